@@ -1,0 +1,32 @@
+"""Find, prove, watch and use the quantities that neural-network training conserves."""
+
+from importlib.metadata import version
+
+from conserved import blocks
+from conserved.impostors import impostors
+from conserved.laws import Dropped, Law, LawSet, Reference
+from conserved.recognize import Component, recognize, register
+from conserved.symmetry import Kind, Leg, Symmetry, View
+from conserved.verdict import Evidence, Status, Verdict, Witness
+
+__version__ = version("conserved")
+
+__all__ = [
+    "Component",
+    "Dropped",
+    "Evidence",
+    "Kind",
+    "Law",
+    "LawSet",
+    "Leg",
+    "Reference",
+    "Status",
+    "Symmetry",
+    "Verdict",
+    "View",
+    "Witness",
+    "blocks",
+    "impostors",
+    "recognize",
+    "register",
+]

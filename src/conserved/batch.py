@@ -1,0 +1,129 @@
+"""All symmetries of a model evaluated together: heads of one parameter at once, and small layers of one shape at once.
+
+Symmetries that differ only in which index they pick (head 0, head 1, …) see one parameter through the same grid, so
+their legs are one tensor with a batch axis and no copy is made. Batches of different parameters but equal shapes are
+concatenated when they are small, where the cost is in launching the operations and not in the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.kind import Kind
+from conserved.symmetry import Symmetry, Tensors, full_precision, working_dtype
+from conserved.view import View
+
+_SMALL = 1 << 15
+"""Legs of at most this many entries are concatenated across parameters."""
+
+Form = Callable[[Kind, Sequence[float], Sequence[Tensor], Sequence[Tensor]], Tensor]
+"""A bilinear quantity of legs, such as the moment map itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """One leg of several symmetries: a representative view, and the grid axes along which they differ."""
+
+    view: View
+    along: tuple[int, ...]
+
+    def matrices(self, tensors: Tensors) -> Float[Tensor, "batch n m"]:
+        face = self.view.face(tensors[self.view.parameter], batch=self.along)
+        return face.reshape(-1, self.view.n, self.view.m)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Symmetries, by their place in the set, whose legs are read together."""
+
+    members: tuple[int, ...]
+    legs: tuple[_Leg, ...]
+
+    @property
+    def entries(self) -> int:
+        return len(self.members) * max(leg.view.n * leg.view.m for leg in self.legs)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to evaluate a fixed list of symmetries with few operations."""
+
+    symmetries: tuple[Symmetry, ...]
+    groups: tuple[tuple[_Batch, ...], ...]
+
+    @staticmethod
+    def of(symmetries: Sequence[Symmetry]) -> Plan:
+        alike: dict[Hashable, list[int]] = defaultdict(list)
+        for place, symmetry in enumerate(symmetries):
+            alike[_same_but_for_picks(symmetry)].append(place)
+        shapes: dict[Hashable, list[_Batch]] = defaultdict(list)
+        for places in alike.values():
+            for batch in _batches(symmetries, places):
+                first = symmetries[batch.members[0]]
+                sizes = tuple((leg.view.n, leg.view.m) for leg in first.legs)
+                lone = None if batch.entries <= _SMALL else batch.members
+                shapes[first.kind, first.degrees, sizes, lone].append(batch)
+        return Plan(tuple(symmetries), tuple(map(tuple, shapes.values())))
+
+    def evaluate(self, form: Form, a: Tensors, b: Tensors, *, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """`form` of every symmetry, in their order."""
+        results: dict[int, Tensor] = {}
+        for group in self.groups:
+            members = [member for batch in group for member in batch.members]
+            first = self.symmetries[members[0]]
+            left = _stacked(group, a, dtype)
+            right = left if a is b else _stacked(group, b, dtype)
+            with full_precision(left[0]):
+                value = form(first.kind, first.degrees, left, right)
+            results.update(zip(members, value.expand(len(members), *value.shape[1:]).unbind(), strict=True))
+        return [results[place] for place in range(len(self.symmetries))]
+
+
+def _stacked(group: tuple[_Batch, ...], tensors: Tensors, dtype: torch.dtype | None) -> list[Tensor]:
+    """Each leg of a group as one (batch, n, m) tensor, in a common precision."""
+    found = [[leg.matrices(tensors) for leg in batch.legs] for batch in group]
+    precision = working_dtype([matrix for legs in found for matrix in legs], dtype)
+    if len(group) == 1:
+        return [matrix.to(precision) for matrix in found[0]]
+    return [
+        torch.cat(
+            [matrix.to(precision).expand(len(b.members), -1, -1) for matrix, b in zip(column, group, strict=True)]
+        )
+        for column in zip(*found, strict=True)
+    ]
+
+
+def _same_but_for_picks(symmetry: Symmetry) -> Hashable:
+    """What symmetries must share to be read through one grid: all but the indices they pick."""
+    legs = tuple(
+        (
+            leg.view.parameter,
+            leg.view.grid,
+            leg.view.axes,
+            tuple("index" if isinstance(p, int) else p for p in leg.view.pick),
+        )
+        for leg in symmetry.legs
+    )
+    return symmetry.kind, symmetry.degrees, legs
+
+
+def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[_Batch]:
+    """One batch if the symmetries go through every index of some grid axes in order, else one batch each."""
+    legs: list[_Leg] = []
+    for column in zip(*(symmetries[place].legs for place in places), strict=True):
+        views = [leg.view for leg in column]
+        picks = [view.pick for view in views]
+        along = tuple(axis for axis in range(len(picks[0])) if len({pick[axis] for pick in picks}) > 1)
+        visited = [tuple(pick[axis] for axis in along) for pick in picks]
+        everything = list(product(*(range(views[0].grid[axis]) for axis in along)))
+        if along and visited != everything:
+            return [_Batch((p,), tuple(_Leg(leg.view, ()) for leg in symmetries[p].legs)) for p in places]
+        legs.append(_Leg(views[0], along))
+    return [_Batch(tuple(places), tuple(legs))]

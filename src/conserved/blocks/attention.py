@@ -1,0 +1,112 @@
+"""Multi-head softmax attention (paper, equations 5 and 7) with its options, and the blog's ReLU attention."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Pairing = Literal["interleaved", "half"]
+
+
+def rotation_angles(length: int, pairs: int, like: Float[Tensor, "..."]) -> Float[Tensor, "length pairs"]:
+    """p·φ_j with φ_j = 10000^(−j/pairs): the angle of position p in plane j."""
+    exponent = torch.arange(pairs, dtype=like.dtype, device=like.device) / pairs
+    position = torch.arange(length, dtype=like.dtype, device=like.device)
+    return position[:, None] * 10000.0**-exponent
+
+
+def rotate(x: Float[Tensor, "*heads length width"], pairing: Pairing) -> Float[Tensor, "*heads length width"]:
+    """x_p R_p for every position p, so that ⟨q_p R_p, k_q R_q⟩ = q_p R_{p−q} k_qᵀ.
+
+    The planes are the columns (2j, 2j+1) when interleaved, as in the paper, or (j, j + width/2) when half-split.
+    """
+    pairs = x.shape[-1] // 2
+    angles = rotation_angles(x.shape[-2], pairs, x)
+    cos, sin = angles.cos(), angles.sin()
+    planes = x.unflatten(-1, (pairs, 2) if pairing == "interleaved" else (2, pairs))
+    axis = -1 if pairing == "interleaved" else -2
+    first, second = planes.unbind(axis)
+    return torch.stack((first * cos + second * sin, second * cos - first * sin), axis).flatten(-2)
+
+
+class Attention(nn.Module):
+    """Σ_i softmax(scale · x Q_i (x K_i)ᵀ) x V_i O_iᵀ over heads i.
+
+    `kv_heads` fewer than `heads` share keys and values between consecutive query heads. `rotary` is False, True or
+    "interleaved" (the paper's pairing), or "half". `qk_norm` normalises queries and keys per head (RMS, with gains
+    shared by all heads) before rotary. `scale` is 1/√head_dim unless given; equation (5) as printed has scale 1.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        head_dim: int | None = None,
+        kv_heads: int | None = None,
+        rotary: bool | Pairing = False,
+        causal: bool = False,
+        bias: bool = False,
+        qk_norm: bool = False,
+        scale: float | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or dim < 1:
+            raise ValueError(f"dim and heads must be at least 1; got dim {dim}, heads {heads}.")
+        if head_dim is None and dim % heads:
+            raise ValueError(f"dim {dim} is not a multiple of heads {heads}; give head_dim.")
+        self.dim = dim
+        self.heads = heads
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        self.head_dim = dim // heads if head_dim is None else head_dim
+        if self.kv_heads < 1 or heads % self.kv_heads:
+            raise ValueError(f"heads {heads} is not a multiple of kv_heads {self.kv_heads}.")
+        if rotary not in (False, True, "interleaved", "half"):
+            raise ValueError(f'rotary must be a bool, "interleaved" or "half"; got {rotary!r}.')
+        self.rotary: Pairing | None = "interleaved" if rotary is True else rotary or None
+        if self.rotary and self.head_dim % 2:
+            raise ValueError(f"Rotary positions turn planes, so head_dim must be even; got {self.head_dim}.")
+        self.causal = causal
+        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.q = nn.Linear(dim, heads * self.head_dim, bias=bias)
+        self.k = nn.Linear(dim, self.kv_heads * self.head_dim, bias=bias)
+        self.v = nn.Linear(dim, self.kv_heads * self.head_dim, bias=bias)
+        self.o = nn.Linear(heads * self.head_dim, dim, bias=bias)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=eps) if qk_norm else None
+
+    def forward(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch length dim"]:
+        q = self._split(self.q(x), self.q_norm)
+        k = self._split(self.k(x), self.k_norm)
+        v = self.v(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-2, -3)
+        if self.rotary:
+            q, k = rotate(q, self.rotary), rotate(k, self.rotary)
+        k, v = (t.repeat_interleave(self.heads // self.kv_heads, -3) for t in (k, v))
+        logits = self.scale * q @ k.mT
+        if self.causal:
+            future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+            logits = logits.masked_fill(future, float("-inf"))
+        return self.o((logits.softmax(-1) @ v).transpose(-2, -3).flatten(-2))
+
+    def _split(
+        self, x: Float[Tensor, "*batch length wide"], norm: nn.Module | None
+    ) -> Float[Tensor, "*batch heads length width"]:
+        heads = x.unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
+        return heads if norm is None else norm(heads)
+
+
+class ReluAttention(nn.Module):
+    """relu(x W_QK xᵀ) x W_V, the layer of the blog post; W_QK is one matrix and not a product."""
+
+    def __init__(self, dim: int, out: int = 1) -> None:
+        super().__init__()
+        if dim < 1 or out < 1:
+            raise ValueError(f"dim and out must be at least 1; got dim {dim}, out {out}.")
+        self.qk = nn.Parameter(torch.randn(dim, dim) * dim**-0.5)
+        self.v = nn.Parameter(torch.randn(dim, out) * dim**-0.5)
+
+    def forward(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch length out"]:
+        return torch.relu(x @ self.qk @ x.mT) @ x @ self.v

@@ -1,0 +1,335 @@
+r"""Kinds of group a symmetry can have: how each acts on a leg, and what that makes of the moment map.
+
+A group element moves the n rows of an n × m leg A. Write ξ·A for its infinitesimal action. The moment map
+of two legs is defined by pairing with every generator,
+
+    ⟨ξ, μ(A, B)⟩ = ⟨ξ·A, B⟩        for all ξ,
+
+so a kind is fully described by `act` (the group) and `contract` (the adjoint of its generator). `contract`
+is written for a leg of degree +1; a leg of degree −1 moves by g^{-T} and contributes −contract(B, A), which
+for the general linear group is −(A Bᵀ)ᵀ.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from conserved.view import View
+
+_CHUNK = 1 << 18
+"""Entries per temporary in a row-wise dot product: one megabyte of float32, so that it stays in cache."""
+
+
+def row_dots(a: Float[Tensor, "*batch n m"], b: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n"]:
+    """Σ_j a_ij b_ij for every row i, in slices that follow memory order so no full-size product is formed."""
+    rows, columns = b.shape[-2:]
+    count = -(-b.numel() // _CHUNK)
+    if count <= 1 or b.device.type != "cpu" or a.shape != b.shape:
+        return (a * b).sum(-1)
+    if b.stride(-2) >= b.stride(-1):
+        size = max(1, rows // count)
+        return torch.cat([(x * y).sum(-1) for x, y in zip(a.split(size, -2), b.split(size, -2), strict=True)], -1)
+    size = max(1, columns // count)
+    parts = [(x * y).sum(-1) for x, y in zip(a.split(size, -1), b.split(size, -1), strict=True)]
+    return torch.stack(parts).sum(0)
+
+
+class Kind(ABC):
+    """A group that acts on the rows of every leg of a symmetry."""
+
+    __slots__ = ()
+    code: ClassVar[str]
+    """Stable tag used in files."""
+    title: ClassVar[str]
+    """What people call the group."""
+    weighted: ClassVar[bool] = False
+    """Whether legs may have degrees other than +1 and −1."""
+    shared: ClassVar[str] = "rows"
+    """What the legs must have in common: "rows" (n), "columns" (m) or "nothing"."""
+    linear: ClassVar[bool] = False
+    """Whether the law is linear in the parameters (then no optimizer of gradients makes it drift)."""
+
+    def lift(self, a: Float[Tensor, "*batch n m"], *, point: bool) -> Float[Tensor, "*batch n k"]:
+        """What generators act on: the leg itself, for every linear action, at points and directions alike."""
+        return a
+
+    @abstractmethod
+    def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
+        """The moment map of one leg of degree +1."""
+
+    @abstractmethod
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+        """Move one leg by the group element `g`."""
+
+    @abstractmethod
+    def element(
+        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
+    ) -> Shaped[Tensor, "*element"]:
+        """A random float64 group element, about `spread` away from the identity."""
+
+    def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
+        """The part of μ(θ, θ) that is not identically zero: the pairing with symmetric generators."""
+        return mu
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, " numbers"]:
+        """The law of one symmetry as a vector without repeated entries."""
+        return law.flatten()
+
+    @abstractmethod
+    def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
+        """One row for each law h_i that equation (10) averages over: a matrix law is one, a neuron's is one."""
+
+    @abstractmethod
+    def numbers(self, n: int, m: int) -> int:
+        """How many conserved numbers the law of one symmetry holds."""
+
+    @abstractmethod
+    def identities(self, n: int, m: int) -> int:
+        """How many scalar gradient identities one symmetry gives."""
+
+    @abstractmethod
+    def group(self, n: int, m: int) -> str:
+        """The group's name, such as GL(64)."""
+
+    @abstractmethod
+    def term(self, view: View, *, latex: bool) -> str:
+        """How the law of one leg reads."""
+
+    def check(self, degrees: tuple[float, ...]) -> None:
+        """Refuse degrees the group has no action for."""
+        if any(degree == 0 for degree in degrees):
+            raise ValueError("A leg of degree 0 does not move; leave it out of the symmetry.")
+        if not self.weighted and any(abs(degree) != 1 for degree in degrees):
+            raise ValueError(f"{self.title} acts with degrees +1 and −1 only; got {degrees}. Use Scaling for others.")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+def _norm_squared(face: str, latex: bool) -> str:
+    return rf"\lVert {face} \rVert^{{2}}" if latex else f"‖{face}‖²"
+
+
+class GeneralLinear(Kind):
+    """GL(n): a query and its key, a value and its output projection, two linear maps in a row."""
+
+    __slots__ = ()
+    code = "general_linear"
+    title = "general linear"
+
+    def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
+        return a @ b.mT
+
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+        return g @ a if degree > 0 else torch.linalg.solve(g.mT, a)
+
+    def element(
+        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
+    ) -> Shaped[Tensor, "*element"]:
+        noise = torch.randn(n, n, generator=generator, dtype=torch.float64)
+        return torch.linalg.matrix_exp(spread * noise / max(n, 1) ** 0.5)
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, " numbers"]:
+        row, column = torch.triu_indices(*law.shape, device=law.device)
+        return law[row, column]
+
+    def units(self, law: Float[Tensor, "n n"]) -> Float[Tensor, "1 size"]:
+        return law.reshape(1, -1)
+
+    def numbers(self, n: int, m: int) -> int:
+        return n * (n + 1) // 2
+
+    def identities(self, n: int, m: int) -> int:
+        return n * n
+
+    def group(self, n: int, m: int) -> str:
+        return f"GL({n})"
+
+    def term(self, view: View, *, latex: bool) -> str:
+        face, t, dot = view.text(latex=latex), r"^{\top}" if latex else "ᵀ", " " if latex else "·"
+        return f"{face}{t}{dot}{face}" if view.transposed else f"{face}{dot}{face}{t}"
+
+
+class ComplexScaling(Kind):
+    r"""(C*)^{n/2}: rows (2j, 2j+1) of a leg are the real and imaginary part of one complex row.
+
+    Rotary position encoding multiplies such a row by a phase, so only complex numbers commute with it. A leg of
+    degree −1 moves by g^{-T}, which is c / |c|²: the same phase, the inverse length. Hence a conserved length
+    and, for each pair, two identities: the trace of its 2 × 2 block of A Bᵀ and the part along J.
+    """
+
+    __slots__ = ()
+    code = "complex_scaling"
+    title = "complex scaling"
+
+    def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
+        a, b = a.unflatten(-2, (-1, 2)), b.unflatten(-2, (-1, 2))
+        a0, a1, b0, b1 = a[..., 0, :], a[..., 1, :], b[..., 0, :], b[..., 1, :]
+        real = row_dots(a0, b0) + row_dots(a1, b1)
+        imaginary = row_dots(a0, b1) - row_dots(a1, b0)
+        return torch.stack((real, imaginary), -1)
+
+    def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
+        return mu[..., 0]
+
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+        pairs = a.unflatten(0, (-1, 2))
+        factor = g if degree > 0 else 1 / g.conj()
+        moved = factor[:, None] * torch.complex(pairs[:, 0], pairs[:, 1])
+        return torch.stack((moved.real, moved.imag), 1).flatten(0, 1)
+
+    def element(
+        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
+    ) -> Shaped[Tensor, "*element"]:
+        logarithm = spread * torch.randn(n // 2, 2, generator=generator, dtype=torch.float64)
+        return torch.exp(torch.complex(logarithm[:, 0], logarithm[:, 1]))
+
+    def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
+        return law.unsqueeze(-1)
+
+    def numbers(self, n: int, m: int) -> int:
+        return n // 2
+
+    def identities(self, n: int, m: int) -> int:
+        return n
+
+    def group(self, n: int, m: int) -> str:
+        return f"(C*)^{n // 2}"
+
+    def term(self, view: View, *, latex: bool) -> str:
+        return _norm_squared(view.text(latex=latex) + ("^{(j)}" if latex else "⁽ʲ⁾"), latex)
+
+
+class Scaling(Kind):
+    """(R₊)^n: row i of a leg of degree p is multiplied by s_i^p. Degrees other than ±1 come from homogeneity."""
+
+    __slots__ = ()
+    code = "scaling"
+    title = "positive scaling"
+    weighted = True
+
+    def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
+        return row_dots(a, b)
+
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+        return g[:, None] ** degree * a
+
+    def element(
+        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
+    ) -> Shaped[Tensor, "*element"]:
+        return torch.exp(spread * torch.randn(n, generator=generator, dtype=torch.float64))
+
+    def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
+        return law.unsqueeze(-1)
+
+    def numbers(self, n: int, m: int) -> int:
+        return n
+
+    def identities(self, n: int, m: int) -> int:
+        return n
+
+    def group(self, n: int, m: int) -> str:
+        return f"(R₊)^{n}"
+
+    def term(self, view: View, *, latex: bool) -> str:
+        return _norm_squared(view.row("i", latex=latex), latex)
+
+
+class OneScale(Kind):
+    """R₊: every entry of a leg of degree p is multiplied by s^p; legs of any shapes."""
+
+    __slots__ = ()
+    code = "one_scale"
+    title = "one scale"
+    weighted = True
+    shared = "nothing"
+
+    def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
+        return row_dots(a, b).sum(-1)
+
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+        return g**degree * a
+
+    def element(
+        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
+    ) -> Shaped[Tensor, "*element"]:
+        return torch.exp(spread * torch.randn((), generator=generator, dtype=torch.float64))
+
+    def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
+        return law[None, None]
+
+    def numbers(self, n: int, m: int) -> int:
+        return 1
+
+    def identities(self, n: int, m: int) -> int:
+        return 1
+
+    def group(self, n: int, m: int) -> str:
+        return "R₊"
+
+    def term(self, view: View, *, latex: bool) -> str:
+        return _norm_squared(view.text(latex=latex), latex)
+
+
+class Translation(Kind):
+    r"""(R^m, +): a leg of degree p gets p·c added to each of its rows. Its law is linear: p times the sum of the rows.
+
+    In homogeneous coordinates a point carries a 1 and a direction (a gradient, an update) a 0, and the generator
+    is linear in that coordinate: ξ·A = 1 ξᵀ at a point, 0 at a direction. With this `lift` the formulas for the
+    law, the identity and the drift are the ones of every other kind.
+    """
+
+    __slots__ = ()
+    code = "translation"
+    title = "translation"
+    weighted = True
+    shared = "columns"
+    linear = True
+
+    def lift(self, a: Float[Tensor, "*batch n m"], *, point: bool) -> Float[Tensor, "*batch n k"]:
+        return a.new_full((1,) * a.ndim, float(point)).expand(*a.shape[:-1], 1)
+
+    def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
+        return (a.mT @ b).flatten(-2)
+
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+        return a + degree * g
+
+    def element(
+        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
+    ) -> Shaped[Tensor, "*element"]:
+        return spread * torch.randn(m, generator=generator, dtype=torch.float64)
+
+    def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
+        return law[None]
+
+    def numbers(self, n: int, m: int) -> int:
+        return m
+
+    def identities(self, n: int, m: int) -> int:
+        return m
+
+    def group(self, n: int, m: int) -> str:
+        return f"(R^{m}, +)"
+
+    def term(self, view: View, *, latex: bool) -> str:
+        if view.n == 1:
+            return view.text(latex=latex)
+        return (r"\sum_{i} " if latex else "Σᵢ ") + view.row("i", latex=latex)
+
+
+KINDS: dict[str, Kind] = {
+    kind.code: kind for kind in (GeneralLinear(), ComplexScaling(), Scaling(), OneScale(), Translation())
+}
+"""Every kind by its code."""

@@ -1,0 +1,1 @@
+"""Experiments on small, real data that is at hand everywhere."""

@@ -1,0 +1,338 @@
+"""All the laws of a model at once: values, identities, drift, the error of equation (10), independence, files."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from conserved.batch import Plan
+from conserved.independence import rank_of_gradients
+from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
+from conserved.table import plain, renderable
+from conserved.verdict import Evidence, Verdict
+from conserved.view import whole
+
+FORMAT = "conserved/laws/1"
+
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Largest relative residual of an identity that rounding explains, by the precision of the backward pass."""
+
+_BALANCED = 1e-6
+"""A law this small against its own terms has no meaningful value to be relative to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """One conserved quantity: what `Symmetry.law` evaluates, with its formula."""
+
+    symmetry: Symmetry
+
+    @property
+    def name(self) -> str:
+        return self.symmetry.name
+
+    @property
+    def numbers(self) -> int:
+        return self.symmetry.numbers
+
+    @property
+    def exact(self) -> bool:
+        return self.symmetry.exact
+
+    @property
+    def formula(self) -> str:
+        return self.symmetry.formula()
+
+    @property
+    def latex(self) -> str:
+        return self.symmetry.latex()
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.formula} ({self.numbers} numbers)>"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A symmetry the architecture has but this model does not keep, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The laws at one moment, to measure later values against: values, and the size of the terms they are made of."""
+
+    values: Mapping[str, Tensor]
+    scales: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class LawSet:
+    """The symmetries of a model and, through them, its conservation laws.
+
+    `parameters` are the model's own tensors, so values follow training. Every method that reads them also takes other
+    tensors of the same names (a checkpoint, an average); a set loaded from a file has none of its own.
+    """
+
+    symmetries: tuple[Symmetry, ...]
+    parameters: Tensors = field(default_factory=dict)
+    unclaimed: tuple[str, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    _plan: Plan = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = [symmetry.name for symmetry in self.symmetries]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"Two symmetries are named {twice!r}; names must be unique.")
+        object.__setattr__(self, "_plan", Plan.of(self.symmetries))
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        """One entry per symmetry."""
+        return tuple(Law(symmetry) for symmetry in self.symmetries)
+
+    @property
+    def numbers(self) -> int:
+        """Conserved numbers, added up law by law; `independent()` says how many of them are independent."""
+        return sum(symmetry.numbers for symmetry in self.symmetries)
+
+    def __len__(self) -> int:
+        return len(self.symmetries)
+
+    def __iter__(self) -> Iterator[Symmetry]:
+        return iter(self.symmetries)
+
+    def __getitem__(self, name: str) -> Symmetry:
+        for symmetry in self.symmetries:
+            if symmetry.name == name:
+                return symmetry
+        raise KeyError(
+            f"No law is named {name!r}. There are {len(self)}; the first is {self.symmetries[0].name!r}."
+            if self.symmetries
+            else f"No law is named {name!r}: the set is empty."
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<LawSet: {len(self)} laws, {self.numbers} conserved numbers, {len(self.unclaimed)} unclaimed parameters>"
+        )
+
+    def select(self, keep: Callable[[Symmetry], bool]) -> LawSet:
+        """The laws for which `keep` says yes."""
+        return LawSet(
+            symmetries=tuple(filter(keep, self.symmetries)),
+            parameters=self.parameters,
+            unclaimed=self.unclaimed,
+            dropped=self.dropped,
+        )
+
+    def values(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """h(θ) of every law by name; gradients are not recorded."""
+        theta = self._theta(parameters)
+        with torch.no_grad():
+            found = self._plan.evaluate(moment_map, theta, theta, dtype=dtype)
+        return self._conserved(found)
+
+    def identities(
+        self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """μ(θ, G) of every symmetry by name. Without `gradients`, those that backward() left on the parameters."""
+        theta = self._theta(parameters)
+        with torch.no_grad():
+            found = self._plan.evaluate(moment_map, theta, self._gradients(theta, gradients), dtype=dtype)
+        return dict(zip((s.name for s in self.symmetries), found, strict=True))
+
+    def residuals(
+        self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> dict[str, float]:
+        """Relative size of every identity's left-hand side, in [0, 1]: ‖μ(θ, G)‖ over the norm of its envelope.
+
+        An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients.
+        """
+        theta = self._theta(parameters)
+        slopes = self._gradients(theta, gradients)
+        norm = torch.linalg.vector_norm
+        with torch.no_grad():
+            values = self._plan.evaluate(moment_map, theta, slopes, dtype=dtype)
+            bounds = self._plan.evaluate(envelope, theta, slopes, dtype=dtype)
+            everything = sum(float(norm(whole(g))) ** 2 for g in slopes.values()) ** 0.5
+        return {
+            symmetry.name: _ratio(float(norm(value)), everything if symmetry.inert else float(norm(bound)))
+            for symmetry, value, bound in zip(self.symmetries, values, bounds, strict=True)
+        }
+
+    def drift(
+        self, updates: Tensors, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """h(θ − U) − h(θ) of every law, exactly, with θ the parameters before the update."""
+        theta = self._theta(parameters)
+        along = partial(moment_map, point=False)
+        with torch.no_grad():
+            first = self._plan.evaluate(moment_map, theta, updates, dtype=dtype)
+            mirror = self._plan.evaluate(along, updates, theta, dtype=dtype)
+            second = self._plan.evaluate(along, updates, updates, dtype=dtype)
+        return self._conserved([uu - tu - ut for tu, ut, uu in zip(first, mirror, second, strict=True)])
+
+    def reference(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> Reference:
+        """The laws now, to be passed to `errors` later."""
+        theta = self._theta(parameters)
+        with torch.no_grad():
+            scales = self._plan.evaluate(envelope, theta, theta, dtype=dtype)
+        values = {name: value.clone() for name, value in self.values(theta, dtype=dtype).items()}
+        return Reference(values, self._conserved(scales))
+
+    def errors(
+        self,
+        reference: Reference,
+        parameters: Tensors | None = None,
+        *,
+        by: Literal["block", "family", "law"] = "block",
+        relative_to: Literal["value", "scale"] = "value",
+        dtype: torch.dtype | None = None,
+    ) -> dict[str, float]:
+        """Equation (10): the mean over laws of ‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, for every block, family or law.
+
+        A law whose reference value is below 1e-6 of the terms it is made of (balanced initialisation, a factor that
+        starts at zero against one that does not) is measured against the size of those terms instead; with
+        `relative_to="scale"` every law is. If the terms are zero as well, the change itself is reported.
+        """
+        current = self.values(parameters, dtype=dtype)
+        groups: dict[str, list[Tensor]] = defaultdict(list)
+        for symmetry in self.symmetries:
+            units = symmetry.kind.units
+            start = units(reference.values[symmetry.name])
+            change = torch.linalg.vector_norm(units(current[symmetry.name]) - start, dim=-1)
+            size = torch.linalg.vector_norm(start, dim=-1)
+            terms = torch.linalg.vector_norm(units(reference.scales[symmetry.name]), dim=-1)
+            if relative_to == "scale":
+                size = terms
+            size = torch.where(size > _BALANCED * terms, size, terms)
+            key = symmetry.name if by == "law" else getattr(symmetry, by)
+            groups[key].append(change / torch.where(size > 0, size, torch.ones_like(size)))
+        return {key: float(torch.cat(parts).mean()) for key, parts in groups.items()}
+
+    def independent(self, parameters: Tensors | None = None, *, exact: bool = False) -> int:
+        """Functionally independent conserved numbers at θ: the rank of all their gradients, in float64.
+
+        `exact=True` leaves out the laws that hold only up to a normalisation's ε.
+        """
+        chosen = [symmetry for symmetry in self.symmetries if symmetry.exact or not exact]
+        return rank_of_gradients(chosen, self._theta(parameters))
+
+    def verify(self, loss_fn: Callable[[], Tensor]) -> Verdict:
+        """Run one backward pass of `loss_fn()` in the model's own precision; hold every identity against rounding."""
+        names = list(dict.fromkeys(name for symmetry in self.symmetries for name in symmetry.parameters))
+        if not names:
+            return Verdict(status=Verdict.INCONCLUSIVE, message="There is no law to verify.")
+        theta = self._theta(None)
+        loss = loss_fn()
+        if not bool(torch.isfinite(loss.detach()).all()):
+            return Verdict(
+                status=Verdict.INCONCLUSIVE, message=f"The loss is {loss.item()}; identities need a finite one."
+            )
+        found = torch.autograd.grad(loss, [theta[name] for name in names], allow_unused=True)
+        if all(g is None or not bool(g.any()) for g in found):
+            return Verdict(status=Verdict.INCONCLUSIVE, message="No gradient reached any parameter of any law.")
+        gradients = {
+            name: torch.zeros_like(theta[name]) if g is None else g for name, g in zip(names, found, strict=True)
+        }
+        residuals = self.residuals(gradients)
+        limits = {
+            s.name: max(TOLERANCE[theta[p].dtype] for p in s.parameters) + s.epsilon**0.5 for s in self.symmetries
+        }
+        broken = sorted(
+            (name for name in residuals if not residuals[name] <= limits[name]), key=lambda n: -residuals[n]
+        )
+        worst = max(residuals, key=lambda name: residuals[name] / limits[name])
+        evidence = tuple(
+            Evidence(what=f"relative residual of {name}", value=residuals[name], limit=limits[name])
+            for name in (broken or [worst])
+        )
+        if broken:
+            message = (
+                f"{len(broken)} of {len(self)} identities do not hold. Either the backward pass is wrong there, or the "
+                "model computes something else with these parameters than its recogniser assumes."
+            )
+            return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence)
+        return Verdict(
+            status=Verdict.VERIFIED, message=f"All {len(self)} gradient identities hold to rounding.", evidence=evidence
+        )
+
+    def summary(self) -> str:
+        """A table by block, as text."""
+        return plain(renderable(self.symmetries, self.unclaimed, [(d.name, d.reason) for d in self.dropped], None))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON; parameter values are not part of it."""
+        return {
+            "format": FORMAT,
+            "symmetries": [symmetry.to_dict() for symmetry in self.symmetries],
+            "unclaimed": list(self.unclaimed),
+            "dropped": [{"name": item.name, "reason": item.reason} for item in self.dropped],
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], parameters: Tensors | None = None) -> LawSet:
+        """The inverse of `to_dict`; `parameters` attaches a model's tensors."""
+        if data.get("format") != FORMAT:
+            raise ValueError(f"Expected a law set in format {FORMAT!r}; got {data.get('format')!r}.")
+        return LawSet(
+            symmetries=tuple(Symmetry.from_dict(item) for item in data["symmetries"]),
+            parameters=parameters or {},
+            unclaimed=tuple(data["unclaimed"]),
+            dropped=tuple(Dropped(item["name"], item["reason"]) for item in data["dropped"]),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the laws (not the weights) as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path, parameters: Tensors | None = None) -> LawSet:
+        """Read what `save` wrote."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except json.JSONDecodeError as problem:
+            raise ValueError(f"{path} is not a JSON file: {problem}.") from problem
+        if not isinstance(data, dict):
+            raise ValueError(f"{path} holds a {type(data).__name__}, not a law set.")
+        return LawSet.from_dict(data, parameters)
+
+    def _theta(self, parameters: Tensors | None) -> Tensors:
+        theta = self.parameters if parameters is None else parameters
+        for symmetry in self.symmetries:
+            for name in symmetry.parameters:
+                if name not in theta:
+                    raise ValueError(
+                        f"{symmetry.name} needs {name}, which is not among the {len(theta)} parameters at hand. "
+                        "Pass the model's named parameters."
+                    )
+        return theta
+
+    def _gradients(self, theta: Tensors, gradients: Tensors | None) -> Tensors:
+        if gradients is not None:
+            return gradients
+        needed = {name for symmetry in self.symmetries for name in symmetry.parameters}
+        missing = sorted(name for name in needed if theta[name].grad is None)
+        if missing:
+            raise ValueError(
+                f"{missing[0]} has no gradient ({len(missing)} of {len(needed)} have none). Call backward() first."
+            )
+        return {name: grad for name in needed if (grad := theta[name].grad) is not None}
+
+    def _conserved(self, found: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {s.name: s.kind.conserved(value) for s, value in zip(self.symmetries, found, strict=True)}
+
+
+def _ratio(value: float, bound: float) -> float:
+    return value / bound if bound > 0 else value

@@ -1,0 +1,43 @@
+"""Mixtures of experts: what the router conserves. The experts speak for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conserved.blocks.experts import MixtureOfExperts
+from conserved.kind import Translation
+from conserved.recognize.registry import Component, reads, register, writes
+from conserved.recognize.site import Site
+from conserved.symmetry import Symmetry
+from conserved.view import View
+
+
+def _router(site: Site) -> Iterator[Symmetry]:
+    """Softmax does not see a shift common to all logits; one active expert has weight 1 whatever the router says.
+
+    A normalised sigmoid is not shift-invariant: with more than one active expert it has no law here, against the
+    paper's Theorem 4.7.
+    """
+    module = site.module
+    assert isinstance(module, MixtureOfExperts)
+    router = site.linear("router")
+    experts, dim = router.shape
+    if module.active == 1:
+        frozen = router.site.view("weight", grid=(1, experts * dim), shape=router.shape)
+        yield router.site.symmetry("frozen", Translation(), plus=[frozen], minus=[])
+    elif module.gate == "softmax":
+        yield router.site.symmetry("shift", Translation(), plus=router.outputs(), minus=[])
+
+
+def _reads(site: Site) -> Iterator[View]:
+    yield from site.linear("router").inputs()
+    for expert in site.children("experts"):
+        yield from reads(expert)
+
+
+def _writes(site: Site) -> Iterator[View]:
+    for expert in site.children("experts"):
+        yield from writes(expert)
+
+
+register(Component(type=MixtureOfExperts, laws=_router, reads=_reads, writes=_writes))

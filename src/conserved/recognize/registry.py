@@ -1,0 +1,155 @@
+"""The table of components that recognisers speak for, and the walk that applies it to a model.
+
+A recogniser is one `Component`: the module class, the symmetries inside it, and the parameters through which it reads
+its input and writes its output. The last two let a norm find its readers and a residual stream its writers without
+either knowing what the other is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from torch import nn
+
+from conserved.laws import Dropped, LawSet
+from conserved.recognize.sharing import settle
+from conserved.recognize.site import Site, Unreadable
+from conserved.symmetry import Symmetry
+from conserved.view import View
+
+ENTRY_POINT = "conserved.recognizers"
+"""Packages list a module here; importing it registers its components."""
+
+LOSSES = ("regression", "cross_entropy")
+
+
+def _no_laws(site: Site) -> Iterable[Symmetry | Dropped]:
+    return ()
+
+
+def _unknown(site: Site) -> Iterable[View]:
+    raise Unreadable(f"{site.path or 'the model'} ({type(site.module).__name__}) does not say how it reads and writes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """What is known about one class of modules.
+
+    `laws` yields the symmetries whose legs lie inside. `reads` are the views of every parameter that is multiplied
+    with the module's input, and of nothing else that sees the input, faced by input feature; `writes` those that make
+    its output, faced by output feature. A `part` (a Linear, a norm) has no say of its own: what holds for it depends
+    on the component it stands in.
+    """
+
+    type: type[nn.Module]
+    laws: Callable[[Site], Iterable[Symmetry | Dropped]] = _no_laws
+    reads: Callable[[Site], Iterable[View]] = _unknown
+    writes: Callable[[Site], Iterable[View]] = _unknown
+    part: bool = False
+
+
+_COMPONENTS: dict[type[nn.Module], Component] = {}
+_PLUGINS_LOADED: list[str] = []
+
+
+def register(component: Component) -> Component:
+    """Make a component known. A second registration of the same class replaces the first."""
+    _COMPONENTS[component.type] = component
+    return component
+
+
+def components() -> tuple[Component, ...]:
+    """Everything that is known, in order of registration."""
+    return tuple(_COMPONENTS.values())
+
+
+def component_of(module: nn.Module) -> Component | None:
+    """The component for a module: its class, or a base class none of whose methods it changes."""
+    cls = type(module)
+    for base in cls.__mro__:
+        component = _COMPONENTS.get(base)
+        if component is not None:
+            return component if _behaves_like(cls, base) else None
+    return None
+
+
+def _behaves_like(cls: type, base: type) -> bool:
+    """Whether `cls` computes what `base` computes: no method of `base` but the constructor is overridden."""
+    return all(
+        getattr(cls, name) is value
+        for name, value in vars(base).items()
+        if callable(value) and name not in ("__init__", "extra_repr", "__repr__")
+    )
+
+
+def reads(site: Site) -> list[View]:
+    """The views through which the module at `site` reads its input."""
+    component = component_of(site.module)
+    return list((component.reads if component else _unknown)(site))
+
+
+def writes(site: Site) -> list[View]:
+    """The views through which the module at `site` writes its output."""
+    component = component_of(site.module)
+    return list((component.writes if component else _unknown)(site))
+
+
+def recognize(model: nn.Module, *, loss: str = "regression") -> LawSet:
+    """Every symmetry of the known components of a model, as laws.
+
+    With the default `loss`, only laws that hold for every loss; `loss="cross_entropy"` adds those of a classifier's
+    head. Symmetries that frozen, shared or non-float parameters take away are listed in `.dropped` with the reason,
+    parameters that no recogniser speaks for in `.unclaimed`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"recognize takes a torch.nn.Module; got {type(model).__name__}.")
+    if loss not in LOSSES:
+        raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
+    _load_plugins()
+    found: list[Symmetry] = []
+    dropped: list[Dropped] = []
+    claimed: set[str] = set()
+    for path, module in model.named_modules(remove_duplicate=False):
+        component = component_of(module)
+        if component is None or component.part:
+            continue
+        site = Site(module, path, loss)
+        try:
+            for item in component.laws(site):
+                (found if isinstance(item, Symmetry) else dropped).append(item)  # type: ignore[arg-type]
+        except Unreadable as problem:
+            dropped.append(Dropped(path or type(module).__name__, str(problem)))
+            continue
+        claimed.update(_own_parameters(site))
+    kept, lost = settle(model, found)
+    names = {id(parameter): name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
+    spoken_for = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in claimed}
+    return LawSet(
+        symmetries=tuple(kept),
+        parameters=dict(model.named_parameters()),
+        unclaimed=tuple(name for key, name in reversed(names.items()) if key not in spoken_for),
+        dropped=tuple(dropped + lost),
+    )
+
+
+def _own_parameters(site: Site) -> set[str]:
+    """Parameters a component speaks for: its own and those of the plain parts directly inside it."""
+    own = {site.join(name) for name, value in site.module._parameters.items() if value is not None}
+    for name, child in site.module._modules.items():
+        if child is None:
+            continue
+        component = component_of(child)
+        if component is not None and component.part:
+            own |= _own_parameters(Site(child, site.join(name), site.loss))
+    return own
+
+
+def _load_plugins() -> None:
+    """Import what other packages announce, once."""
+    if _PLUGINS_LOADED:
+        return
+    _PLUGINS_LOADED.append(ENTRY_POINT)
+    for plugin in entry_points(group=ENTRY_POINT):
+        plugin.load()

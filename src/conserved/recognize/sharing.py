@@ -1,0 +1,129 @@
+"""What sharing, freezing and storage leave of the symmetries that an architecture has.
+
+A parameter that two places of a model use moves in both. A symmetry found at one place survives if the other place has
+one of the same kind on the same view; the two are then one symmetry with all their legs. Otherwise it is lost. The one
+scale inside a larger group counts as a symmetry for this: with an embedding tied to the head, the scale of the residual
+stream survives against the gain of the final norm. A leg that is not trained cannot follow the others, so its symmetry
+is lost as a law too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from conserved.kind import OneScale, Scaling
+from conserved.laws import Dropped
+from conserved.symmetry import Leg, Symmetry
+from conserved.view import View
+
+
+class _Lost(Exception):
+    """A symmetry does not survive; the message says why."""
+
+
+def settle(model: nn.Module, found: Sequence[Symmetry]) -> tuple[list[Symmetry], list[Dropped]]:
+    """Symmetries with each parameter under its one canonical name, and those that were lost."""
+    places = dict(model.named_parameters(remove_duplicate=False))
+    uses: dict[int, list[str]] = defaultdict(list)
+    for place, parameter in places.items():
+        uses[id(parameter)].append(place)
+    canonical = {place: uses[id(parameter)][0] for place, parameter in places.items()}
+    siblings = {place: uses[id(parameter)] for place, parameter in places.items()}
+    candidates = list(found) + [
+        _one_scale(symmetry)
+        for symmetry in found
+        if isinstance(symmetry.kind, Scaling) and any(len(siblings[name]) > 1 for name in symmetry.parameters)
+    ]
+    legs_at: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
+    for number, symmetry in enumerate(candidates):
+        for leg in symmetry.legs:
+            legs_at[_key(symmetry, leg, leg.view.parameter)].append((number, leg.degree))
+
+    kept: dict[frozenset[int], Symmetry] = {}
+    dropped: list[Dropped] = []
+    for number, symmetry in enumerate(found):
+        try:
+            signs = _merged(number, candidates, siblings, legs_at)
+            merged = _united(candidates, signs, canonical)
+            for name in merged.parameters:
+                _trained(name, places[name])
+        except _Lost as reason:
+            dropped.append(Dropped(symmetry.name, str(reason)))
+        else:
+            kept.setdefault(frozenset(signs), merged)
+    return list(kept.values()), dropped
+
+
+def _one_scale(symmetry: Symmetry) -> Symmetry:
+    """The subgroup that scales every row alike."""
+    return replace(symmetry, kind=OneScale(), family=f"{symmetry.family}_scale")
+
+
+def _sees(symmetry: Symmetry, leg: Leg, place: str) -> View:
+    """What a leg sees, at the name `place`; one scale does not care how a whole parameter is faced."""
+    view = replace(leg.view, parameter=place)
+    if isinstance(symmetry.kind, OneScale) and all(chosen is None for chosen in view.pick):
+        return View.of(place, view.shape, axes=tuple(range(len(view.shape))))
+    return view
+
+
+def _key(symmetry: Symmetry, leg: Leg, place: str) -> Hashable:
+    return symmetry.kind, _sees(symmetry, leg, place), abs(leg.degree)
+
+
+def _merged(
+    start: int,
+    found: Sequence[Symmetry],
+    siblings: dict[str, list[str]],
+    legs_at: dict[Hashable, list[tuple[int, float]]],
+) -> dict[int, int]:
+    """The symmetries that must move together with one of them, each with the sign it moves with."""
+    signs = {start: 1}
+    queue = [start]
+    while queue:
+        number = queue.pop()
+        symmetry = found[number]
+        for leg in symmetry.legs:
+            for place in siblings[leg.view.parameter]:
+                if place == leg.view.parameter:
+                    continue
+                partners = legs_at.get(_key(symmetry, leg, place))
+                if not partners:
+                    raise _Lost(f"{leg.view.parameter} is shared with {place}, which does not have this symmetry")
+                partner, degree = partners[0]
+                sign = signs[number] if degree * leg.degree > 0 else -signs[number]
+                if partner not in signs:
+                    signs[partner] = sign
+                    queue.append(partner)
+                elif signs[partner] != sign:
+                    raise _Lost(f"{leg.view.parameter} and {place} are one parameter and would have to move both ways")
+    return signs
+
+
+def _united(found: Sequence[Symmetry], signs: dict[int, int], canonical: dict[str, str]) -> Symmetry:
+    """One symmetry with the legs of several, each view once, under canonical names."""
+    legs: dict[object, Leg] = {}
+    for number, sign in sorted(signs.items()):
+        for leg in found[number].legs:
+            view = _sees(found[number], leg, canonical[leg.view.parameter])
+            moved = Leg(view, sign * leg.degree)
+            if legs.setdefault(view, moved) != moved:
+                raise _Lost(
+                    f"{view} would have to move both ways at once; only rotations are left, which conserve nothing"
+                )
+    first = found[min(signs)]
+    return replace(first, legs=tuple(legs.values()), epsilon=max(found[number].epsilon for number in signs))
+
+
+def _trained(name: str, parameter: nn.Parameter) -> None:
+    if not isinstance(parameter, torch.Tensor) or not parameter.dtype.is_floating_point:
+        raise _Lost(
+            f"{name} is stored as {str(parameter.dtype).removeprefix('torch.')} and is not trained by gradients"
+        )
+    if not parameter.requires_grad:
+        raise _Lost(f"{name} is frozen, so the other legs are not balanced against it")

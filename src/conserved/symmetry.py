@@ -1,0 +1,281 @@
+r"""A symmetry of a model's parameters, its moment map, and the four things that follow from it.
+
+Let a group act on the rows of several legs (views of parameters) and leave the model's function unchanged. For two
+parameter-shaped collections A, B the moment map adds up the legs,
+
+    μ(A, B) = Σ_{+ legs} A_ℓ B_ℓᵀ − Σ_{− legs} (A_ℓ B_ℓᵀ)ᵀ        (or the part of it that the group's generators see).
+
+Everything else is a consequence of bilinearity and of f(g·θ) = f(θ), with θ the parameters, G a gradient of any loss
+of f, and U the update of any optimizer, θ' = θ − U:
+
+    law          h(θ) = μ(θ, θ)                            constant in gradient flow
+    identity     μ(θ, G) = 0                               exact, at every step, for any loss and data
+    drift        h(θ') − h(θ) = −μ(θ,U) − μ(U,θ) + μ(U,U)   exact, for any optimizer
+    act          + legs ← g·leg, − legs ← g^{-T}·leg        leaves f unchanged
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from conserved.kind import KINDS, ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
+from conserved.view import Pick, View
+
+__all__ = [
+    "ComplexScaling",
+    "GeneralLinear",
+    "Kind",
+    "Leg",
+    "OneScale",
+    "Pick",
+    "Scaling",
+    "Symmetry",
+    "Tensors",
+    "Translation",
+    "View",
+    "moment_map",
+]
+
+Tensors = Mapping[str, Tensor]
+"""A parameter-shaped collection: the parameters themselves, their gradients, an optimizer's update."""
+
+
+def moment_map(
+    kind: Kind,
+    degrees: Sequence[float],
+    a: Sequence[Float[Tensor, "..."]],
+    b: Sequence[Float[Tensor, "..."]],
+    *,
+    point: bool = True,
+) -> Float[Tensor, "..."]:
+    """μ(A, B) of legs given as (…, n, m) matrices; leading axes are batched over. `point`: A are parameters."""
+    total: Tensor | None = None
+    for degree, left, right in zip(degrees, a, b, strict=True):
+        left = kind.lift(left, point=point)
+        term = kind.contract(left, right) if degree > 0 else kind.contract(right, left)
+        total = degree * term if total is None else torch.add(total, term, alpha=degree)
+    assert total is not None
+    return total
+
+
+def envelope(
+    kind: Kind, degrees: Sequence[float], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
+) -> Float[Tensor, "..."]:
+    """The moment map with every sign taken as plus: what |μ(A, B)| could be, entry by entry, if nothing cancelled."""
+    return moment_map(kind, [abs(d) for d in degrees], [x.abs() for x in a], [x.abs() for x in b])
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A view and how it moves: degree +1 by g, −1 by g^{-T}, other degrees by that power of a scale."""
+
+    view: View
+    degree: float = 1
+
+    def __str__(self) -> str:
+        sign = "+" if self.degree > 0 else "−"
+        return f"{self.view} ({sign})" if abs(self.degree) == 1 else f"{self.view} ({sign}{abs(self.degree):g})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Symmetry:
+    """A group acting on legs. `block` is the module it lives in, `family` what it is, `part` which one (a head).
+
+    `epsilon` is 0 for an exact symmetry. Otherwise the symmetry holds up to a normalisation's ε: the identity is
+    violated by at most the fraction ε / (s + ε) of its terms, s the mean square of what is normalised.
+    """
+
+    block: str
+    family: str
+    part: str = ""
+    kind: Kind
+    legs: tuple[Leg, ...]
+    epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.legs:
+            raise ValueError(f"{self.name}: a symmetry needs at least one leg.")
+        self.kind.check(tuple(leg.degree for leg in self.legs))
+        for shared, sizes in (
+            ("rows", {leg.view.n for leg in self.legs}),
+            ("columns", {leg.view.m for leg in self.legs}),
+        ):
+            if self.kind.shared == shared and len(sizes) > 1:
+                listing = ", ".join(f"{leg.view}: {leg.view.n} × {leg.view.m}" for leg in self.legs)
+                raise ValueError(
+                    f"{self.name}: legs of a {self.kind.title} must have the same number of {shared}; {listing}."
+                )
+        if isinstance(self.kind, ComplexScaling) and self.n % 2:
+            raise ValueError(f"{self.name}: complex scaling pairs up rows, and {self.n} is odd.")
+
+    @property
+    def name(self) -> str:
+        stem = f"{self.block}.{self.family}" if self.block else self.family
+        return f"{stem}[{self.part}]" if self.part else stem
+
+    @property
+    def n(self) -> int:
+        return self.legs[0].view.n
+
+    @property
+    def m(self) -> int:
+        return self.legs[0].view.m
+
+    @property
+    def exact(self) -> bool:
+        return self.epsilon == 0
+
+    @property
+    def numbers(self) -> int:
+        """Conserved numbers in the law."""
+        return self.kind.numbers(self.n, self.m)
+
+    @property
+    def identities(self) -> int:
+        """Scalar gradient identities."""
+        return self.kind.identities(self.n, self.m)
+
+    @property
+    def inert(self) -> bool:
+        """Whether the identity says that a gradient is itself zero, with nothing to cancel against."""
+        return self.kind.linear and sum(leg.view.n for leg in self.legs) == 1
+
+    @property
+    def degrees(self) -> tuple[float, ...]:
+        return tuple(leg.degree for leg in self.legs)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters it moves, each once, in leg order."""
+        return tuple(dict.fromkeys(leg.view.parameter for leg in self.legs))
+
+    def matrices(self, tensors: Tensors, dtype: torch.dtype | None = None) -> list[Shaped[Tensor, "_ _"]]:
+        """Every leg as an n × m matrix, in one precision of at least float32."""
+        missing = [name for name in self.parameters if name not in tensors]
+        if missing:
+            raise KeyError(f"{self.name} needs {missing[0]}, which is not among the {len(tensors)} tensors given.")
+        found = [leg.view.matrix(tensors[leg.view.parameter]) for leg in self.legs]
+        precision = working_dtype(found, dtype)
+        return [matrix.to(precision) for matrix in found]
+
+    def moment_map(self, a: Tensors, b: Tensors, *, point: bool = True, dtype: torch.dtype | None = None) -> Tensor:
+        """μ(A, B); set `point=False` when A is a direction (a gradient or an update) and not parameters."""
+        left, right = self.matrices(a, dtype), self.matrices(b, dtype)
+        with full_precision(left[0]):
+            return moment_map(self.kind, self.degrees, left, right, point=point)
+
+    def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
+        """h(θ) = μ(θ, θ), the conserved quantity of gradient flow."""
+        return self.kind.conserved(self.moment_map(theta, theta, dtype=dtype))
+
+    def identity(self, theta: Tensors, gradient: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
+        """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model."""
+        return self.moment_map(theta, gradient, dtype=dtype)
+
+    def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
+        """h(θ − U) − h(θ), exactly, from the update alone."""
+        first = self.moment_map(theta, update, dtype=dtype) + self.moment_map(update, theta, point=False, dtype=dtype)
+        second = self.moment_map(update, update, point=False, dtype=dtype)
+        return self.kind.conserved(second - first)
+
+    def act(self, theta: Tensors, g: Tensor) -> dict[str, Tensor]:
+        """The parameters moved by the group element `g`; those that no leg names are passed on as they are."""
+        moved = dict(theta)
+        for leg in self.legs:
+            tensor = moved[leg.view.parameter]
+            matrix = leg.view.matrix(tensor)
+            precision = torch.promote_types(matrix.dtype, torch.float32)
+            element = g.to(matrix.device, torch.promote_types(precision, g.dtype) if g.is_complex() else precision)
+            new = self.kind.act(element, matrix.to(precision), leg.degree)
+            moved[leg.view.parameter] = leg.view.written(tensor, new.to(matrix.dtype))
+        return moved
+
+    def element(self, *, spread: float = 0.3, generator: torch.Generator | None = None) -> Tensor:
+        """A random group element near the identity, in float64."""
+        return self.kind.element(self.n, self.m, spread=spread, generator=generator)
+
+    def formula(self, *, latex: bool = False) -> str:
+        """The law as a formula, in plain text or LaTeX."""
+        pieces: list[str] = []
+        for leg in self.legs:
+            term = self.kind.term(leg.view, latex=latex)
+            weight = "" if abs(leg.degree) == 1 else f"{abs(leg.degree):g}" + (r"\," if latex else "·")
+            minus = "-" if latex else "−"
+            joint = ("" if leg.degree > 0 else minus) if not pieces else (" + " if leg.degree > 0 else f" {minus} ")
+            pieces.append(f"{joint}{weight}{term}")
+        return "".join(pieces)
+
+    def latex(self) -> str:
+        """The law as LaTeX."""
+        return self.formula(latex=True)
+
+    def __repr__(self) -> str:
+        legs = ", ".join(map(str, self.legs))
+        nearly = "" if self.exact else f", up to ε = {self.epsilon:g}"
+        return f"<{self.name}: {self.kind.group(self.n, self.m)} on {legs}; {self.numbers} conserved{nearly}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "block": self.block,
+            "family": self.family,
+            "part": self.part,
+            "kind": self.kind.code,
+            "epsilon": self.epsilon,
+            "legs": [
+                {
+                    "parameter": leg.view.parameter,
+                    "shape": list(leg.view.shape),
+                    "grid": list(leg.view.grid),
+                    "axes": list(leg.view.axes),
+                    "pick": [list(p) if isinstance(p, tuple) else p for p in leg.view.pick],
+                    "degree": leg.degree,
+                }
+                for leg in self.legs
+            ],
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Symmetry:
+        """The inverse of `to_dict`."""
+        if data["kind"] not in KINDS:
+            raise ValueError(f"Unknown kind {data['kind']!r}; expected one of {', '.join(KINDS)}.")
+        return Symmetry(
+            block=str(data["block"]),
+            family=str(data["family"]),
+            part=str(data["part"]),
+            kind=KINDS[data["kind"]],
+            epsilon=float(data["epsilon"]),
+            legs=tuple(
+                Leg(
+                    View(
+                        parameter=str(leg["parameter"]),
+                        shape=tuple(leg["shape"]),
+                        grid=tuple(leg["grid"]),
+                        axes=tuple(leg["axes"]),
+                        pick=tuple(tuple(p) if isinstance(p, list) else p for p in leg["pick"]),
+                    ),
+                    leg["degree"],
+                )
+                for leg in data["legs"]
+            ),
+        )
+
+
+def working_dtype(tensors: Sequence[Shaped[Tensor, "..."]], dtype: torch.dtype | None) -> torch.dtype:
+    """The precision laws are computed in: `dtype` if given, else the legs' common one and at least float32."""
+    if dtype is not None:
+        return dtype
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+
+
+def full_precision(like: Shaped[Tensor, "..."]) -> torch.autocast:
+    """Keeps a surrounding autocast region from computing laws in half precision."""
+    return torch.autocast(like.device.type, enabled=False)

@@ -1,0 +1,107 @@
+"""Verdicts: what was found out about a statement, how well it is known, and what shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
+
+
+class Status(StrEnum):
+    """How well a statement is known."""
+
+    PROVED = "proved"
+    VERIFIED = "verified"
+    REFUTED = "refuted"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One thing that was computed: what, the figure, the figure it was held against, over how many cases.
+
+    `proof` marks an argument that leaves no room for rounding (a ball-arithmetic enclosure, an exact computation).
+    """
+
+    what: str
+    value: float | int | str | None = None
+    limit: float | int | str | None = None
+    samples: int | None = None
+    proof: bool = False
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.value is not None:
+            text += f": {self.value:.3g}" if isinstance(self.value, float) else f": {self.value}"
+        if self.limit is not None:
+            text += f" (limit {self.limit:.3g})" if isinstance(self.limit, float) else f" (limit {self.limit})"
+        if self.samples is not None:
+            text += f", {self.samples} cases"
+        return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """A small example that anyone can recompute by hand: its data, what the statement says, what comes out."""
+
+    data: Mapping[str, Any]
+    claimed: str
+    found: str
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{key} = {value}" for key, value in self.data.items())
+        return f"{values}: claimed {self.claimed}, found {self.found}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Verdict:
+    """A status with its evidence, a sentence that says what to make of it, and a witness if it is a refutation.
+
+    A verdict equals its status: `verdict == Verdict.REFUTED`. `PROVED` is refused without a proof among the evidence.
+    """
+
+    PROVED: ClassVar = Status.PROVED
+    VERIFIED: ClassVar = Status.VERIFIED
+    REFUTED: ClassVar = Status.REFUTED
+    INCONCLUSIVE: ClassVar = Status.INCONCLUSIVE
+
+    status: Status
+    message: str
+    evidence: tuple[Evidence, ...] = ()
+    witness: Witness | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if not self.evidence and self.status is not Status.INCONCLUSIVE:
+            raise ValueError(f"A verdict of {self.status.value} needs evidence.")
+        if self.status is Status.PROVED and not any(item.proof for item in self.evidence):
+            raise ValueError(
+                "Only evidence that is a proof makes a verdict PROVED; floating point can at most make it VERIFIED."
+            )
+
+    @property
+    def holds(self) -> bool:
+        """Whether the statement stands: proved or verified."""
+        return self.status in (Status.PROVED, Status.VERIFIED)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Status):
+            return self.status is other
+        if isinstance(other, Verdict):
+            return (self.status, self.message, self.evidence, self.witness) == (
+                other.status,
+                other.message,
+                other.evidence,
+                other.witness,
+            )
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.status)
+
+    def __bool__(self) -> bool:
+        raise TypeError("A verdict has four outcomes; ask for .holds, or compare with Verdict.REFUTED and so on.")
+
+    def __str__(self) -> str:
+        lines = [f"{self.status.value.upper()}: {self.message}", *(f"  {item}" for item in self.evidence)]
+        return "\n".join(lines if self.witness is None else [*lines, f"  witness: {self.witness}"])

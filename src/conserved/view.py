@@ -1,0 +1,220 @@
+"""A named n × m view of a parameter that applies as well to anything of the parameter's shape.
+
+A view is read in three moves: *reshape* the tensor to a grid, *pick* indices along grid axes, and *face* the
+axes the group acts on. That covers what occurs in real networks without copying:
+
+| parameter | grid | pick | face |
+|---|---|---|---|
+| query weight (H·d_h, d), head h | (H, d_h, d) | h | axis 1 |
+| output weight (d, H·d_h), head h | (d, H, d_h) | h on axis 1 | axis 2 |
+| fused qkv (3·H·d_h, d), key of head h | (3, H, d_h, d) | 1, h | axis 2 |
+| transposed storage (d, 3·H·d_h) | (d, 3, H, d_h) | 1, h | axis 3 |
+| rotary pairs (2j, 2j+1) | (H, d_h/2, 2, d) | h | axes 1, 2 |
+| rotary pairs (j, j + d_h/2) | (H, 2, d_h/2, d) | h | axes 2, 1 |
+| fused experts (E, 2·h, d), up branch of expert e | (E, 2, h, d) | e, 1 | axis 2 |
+| bias (n,) | (n,) | | axis 0, one column |
+
+A bias that rides along with a weight is a leg of one column: the moment map of [W b] is the sum of the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+Pick = int | tuple[int, int] | None
+"""What a view takes along one grid axis: one index, a half-open range, or everything."""
+
+
+def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """The global values of a tensor; a DTensor is gathered, anything else is returned as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Reshape to `grid`, keep `pick` along each grid axis, face `axes`: an n × m matrix."""
+
+    parameter: str
+    shape: tuple[int, ...]
+    grid: tuple[int, ...]
+    axes: tuple[int, ...]
+    pick: tuple[Pick, ...]
+
+    @staticmethod
+    def of(
+        parameter: str,
+        shape: tuple[int, ...],
+        *,
+        grid: tuple[int, ...] | None = None,
+        axes: tuple[int, ...] | int = 0,
+        pick: dict[int, Pick] | None = None,
+    ) -> View:
+        """The usual way to write a view: only what differs from the whole parameter, by grid axis."""
+        grid = tuple(shape) if grid is None else grid
+        chosen = dict(pick or {})
+        unknown = sorted(set(chosen) - set(range(len(grid))))
+        if unknown:
+            raise ValueError(f"{parameter}: there is no grid axis {unknown[0]} to pick from in {grid}.")
+        return View(
+            parameter=parameter,
+            shape=tuple(shape),
+            grid=grid,
+            axes=(axes,) if isinstance(axes, int) else axes,
+            pick=tuple(chosen.get(axis) for axis in range(len(grid))),
+        )
+
+    def __post_init__(self) -> None:
+        if prod(self.shape) != prod(self.grid):
+            raise ValueError(
+                f"{self.parameter}: a grid {self.grid} of {prod(self.grid)} entries cannot hold "
+                f"a parameter of shape {self.shape} with {prod(self.shape)}."
+            )
+        if len(self.pick) != len(self.grid):
+            raise ValueError(f"{self.parameter}: {len(self.pick)} picks for the {len(self.grid)} axes of {self.grid}.")
+        if not self.axes or len(set(self.axes)) != len(self.axes):
+            raise ValueError(f"{self.parameter}: axes {self.axes} must name at least one grid axis, each once.")
+        for axis in self.axes:
+            if not 0 <= axis < len(self.grid) or isinstance(self.pick[axis], int):
+                raise ValueError(f"{self.parameter}: axis {axis} of the grid {self.grid} is not there to act on.")
+        for axis, (size, chosen) in enumerate(zip(self.grid, self.pick, strict=True)):
+            start, stop = _bounds(chosen, size)
+            if not 0 <= start < stop <= size:
+                raise ValueError(f"{self.parameter}: {chosen} is outside axis {axis} of the grid {self.grid}.")
+
+    def _extent(self, axis: int) -> int:
+        start, stop = _bounds(self.pick[axis], self.grid[axis])
+        return stop - start
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """The grid axes that make up the columns."""
+        return tuple(a for a, p in enumerate(self.pick) if a not in self.axes and not isinstance(p, int))
+
+    @property
+    def n(self) -> int:
+        """Rows: the size of what the group acts on."""
+        return prod(self._extent(axis) for axis in self.axes)
+
+    @property
+    def m(self) -> int:
+        """Columns: everything that rides along."""
+        return prod(self._extent(axis) for axis in self.rest)
+
+    def face(self, tensor: Shaped[Tensor, "..."], batch: tuple[int, ...] = ()) -> Shaped[Tensor, "..."]:
+        """The picked entries, batch axes first, then `axes`, then the rest; a view wherever torch can make one.
+
+        Grid axes named in `batch` keep their whole extent whatever they pick: that is how all heads of a
+        parameter are read at once.
+        """
+        tensor = whole(tensor)
+        if tensor.is_meta:
+            raise ValueError(
+                f"{self.parameter} is on the meta device and has no values. Laws can be listed for it; "
+                "to evaluate them, materialise the model (for instance model.to_empty(device='cpu') and load weights)."
+            )
+        if tuple(tensor.shape) != self.shape:
+            raise ValueError(
+                f"{self.parameter} has shape {self.shape}; got a tensor of shape {tuple(tensor.shape)}. "
+                "Parameters, gradients and updates must all have the parameter's own shape."
+            )
+        tensor = tensor.reshape(self.grid)
+        for axis, chosen in enumerate(self.pick):
+            if isinstance(chosen, tuple) and axis not in batch:
+                tensor = tensor.narrow(axis, chosen[0], chosen[1] - chosen[0])
+        fixed = [axis for axis, chosen in enumerate(self.pick) if isinstance(chosen, int) and axis not in batch]
+        tensor = tensor.permute(*fixed, *batch, *self.axes, *self.rest)
+        for axis in fixed:
+            index = self.pick[axis]
+            assert isinstance(index, int)
+            tensor = tensor.select(0, index)
+        return tensor
+
+    def matrix(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:
+        """The n × m matrix this view sees in `tensor`."""
+        return self.face(tensor).reshape(self.n, self.m)
+
+    def written(self, tensor: Float[Tensor, "..."], matrix: Float[Tensor, "n m"]) -> Float[Tensor, "..."]:
+        """A copy of `tensor` in which this view sees `matrix`."""
+        result = whole(tensor).clone(memory_format=torch.contiguous_format)
+        target = self.face(result)
+        target.copy_(matrix.reshape(target.shape))
+        if isinstance(tensor, DTensor):
+            return distribute_tensor(result, tensor.device_mesh, tensor.placements)
+        return result
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the group acts on the columns of the parameter as stored, so that its law reads WᵀW."""
+        columns = [axis for axis in self.rest if self._extent(axis) > 1]
+        return bool(columns) and max(columns) < max(self.axes)
+
+    def text(self, *, latex: bool = False) -> str:
+        """The parameter and the slice of it that is seen, such as o.weight[:,0:64]."""
+        window = _window(self.shape, self.grid, self.pick)
+        if window is None:
+            chosen = (
+                ":" if p is None else "{}:{}".format(*_bounds(p, size))
+                for p, size in zip(self.pick, self.grid, strict=True)
+            )
+            name = f"{self.parameter}.reshape({'×'.join(map(str, self.grid))})[{','.join(chosen)}]"
+        else:
+            while window and window[-1] == ":":
+                window = window[:-1]
+            name = f"{self.parameter}[{','.join(window)}]" if window else self.parameter
+        return _typewriter(name) if latex else name
+
+    def row(self, index: str, *, latex: bool = False) -> str:
+        """One row of the view, as a row, column or entry of the parameter."""
+        face = self.text(latex=latex)
+        place = index if self.m == 1 else f":,{index}" if self.transposed else f"{index},:"
+        return rf"{face}_{{{place}}}" if latex else f"{face}[{place}]"
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def _typewriter(name: str) -> str:
+    escaped = "".join("\\" + c if c in "_%&#${}" else c for c in name)
+    return r"\mathtt{" + escaped + "}"
+
+
+def _bounds(chosen: Pick, size: int) -> tuple[int, int]:
+    if chosen is None:
+        return 0, size
+    return (chosen, chosen + 1) if isinstance(chosen, int) else chosen
+
+
+def _window(shape: tuple[int, ...], grid: tuple[int, ...], pick: tuple[Pick, ...]) -> list[str] | None:
+    """The picked entries as one slice per axis of the stored shape, or None when they are not such slices."""
+    pieces = [(extent, chosen) for extent, chosen in zip(grid, pick, strict=True) if extent != 1]
+    texts: list[str] = []
+    for size in shape:
+        mine: list[tuple[int, Pick]] = []
+        while prod(extent for extent, _ in mine) < size and pieces:
+            mine.append(pieces.pop(0))
+        text = _slice(mine, size) if prod(extent for extent, _ in mine) == size else None
+        if text is None:
+            return None
+        texts.append(text)
+    return texts
+
+
+def _slice(pieces: list[tuple[int, Pick]], size: int) -> str | None:
+    """Picks along the grid axes that make up one stored axis, as one contiguous slice if they are one."""
+    start, span, several = 0, size, False
+    for extent, chosen in pieces:
+        low, high = _bounds(chosen, extent)
+        if high - low < extent:
+            if several:
+                return None
+            start, span = start + low * (span // extent), (high - low) * (span // extent)
+        several = several or high - low > 1
+    if span == size:
+        return ":"
+    return str(start) if span == 1 else f"{start}:{start + span}"
