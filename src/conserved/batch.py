@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.kind import Kind
+from conserved.kind import Degree, Kind
 from conserved.symmetry import Symmetry, Tensors, full_precision, working_dtype
 from conserved.view import View
 
 _SMALL = 1 << 15
 """Legs of at most this many entries are concatenated across parameters."""
 
-Form = Callable[[Kind, Sequence[float], Sequence[Tensor], Sequence[Tensor]], Tensor]
+Form = Callable[[Kind, Sequence[Degree], Sequence[Tensor], Sequence[Tensor]], Tensor]
 """A bilinear quantity of legs, such as the moment map itself."""
 
 

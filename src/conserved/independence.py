@@ -21,7 +21,10 @@ _RELATIVE_RANK = 1e-10
 
 def rank_of_gradients(symmetries: Sequence[Symmetry], theta: Tensors) -> int:
     """Rank of the stacked ∇h of all laws; symmetries that share no parameter are treated apart."""
-    return sum(_rank(part, theta) for part in _components(symmetries))
+    parts = _components(symmetries)
+    for part in parts:
+        _refuse_too_large(part, theta)
+    return sum(_rank(part, theta) for part in parts)
 
 
 def _components(symmetries: Sequence[Symmetry]) -> list[list[Symmetry]]:
@@ -37,16 +40,23 @@ def _components(symmetries: Sequence[Symmetry]) -> list[list[Symmetry]]:
     return [members for _, members in parts]
 
 
-def _rank(symmetries: list[Symmetry], theta: Tensors) -> int:
-    names = list(dict.fromkeys(name for symmetry in symmetries for name in symmetry.parameters))
+def _refuse_too_large(symmetries: list[Symmetry], theta: Tensors) -> None:
     numbers = sum(symmetry.numbers for symmetry in symmetries)
-    entries = sum(prod(theta[name].shape) for name in names)
+    entries = sum(prod(theta[name].shape) for name in _parameters(symmetries))
     if numbers * entries > _LARGEST:
         raise ValueError(
             f"Counting independent laws needs a Jacobian of {numbers:,} laws × {entries:,} parameters "
             f"({numbers * entries * 8 / 1e9:,.0f} GB) for the part around {symmetries[0].name}. "
             "Count them on a narrower model of the same architecture; `numbers` is the count without this check."
         )
+
+
+def _parameters(symmetries: list[Symmetry]) -> list[str]:
+    return list(dict.fromkeys(name for symmetry in symmetries for name in symmetry.parameters))
+
+
+def _rank(symmetries: list[Symmetry], theta: Tensors) -> int:
+    names = _parameters(symmetries)
     point = {}
     for name in names:
         if theta[name].is_meta:
@@ -61,7 +71,7 @@ def _rank(symmetries: list[Symmetry], theta: Tensors) -> int:
         return torch.cat([symmetry.kind.coordinates(symmetry.law(values)) for symmetry in symmetries])
 
     jacobian = torch.func.jacrev(every_number)(point)
-    rows = torch.cat([jacobian[name].reshape(numbers, -1) for name in names], dim=1)
+    rows = torch.cat([jacobian[name].flatten(1) for name in names], dim=1)
     lengths = torch.linalg.vector_norm(rows, dim=1)
     # A law whose gradient vanishes here (all its legs are zero) must stay zero, not be scaled up to a direction.
     alive = lengths > 1e-14 * lengths.max()

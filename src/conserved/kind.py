@@ -21,6 +21,9 @@ from torch import Tensor
 
 from conserved.view import View
 
+Degree = int | float
+"""How a leg moves: +1 by g, −1 by g^{-T}, and where a scale acts by any power of it."""
+
 _CHUNK = 1 << 18
 """Entries per temporary in a row-wise dot product: one megabyte of float32, so that it stays in cache."""
 
@@ -63,7 +66,7 @@ class Kind(ABC):
         """The moment map of one leg of degree +1."""
 
     @abstractmethod
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         """Move one leg by the group element `g`."""
 
     @abstractmethod
@@ -100,7 +103,7 @@ class Kind(ABC):
     def term(self, view: View, *, latex: bool) -> str:
         """How the law of one leg reads."""
 
-    def check(self, degrees: tuple[float, ...]) -> None:
+    def check(self, degrees: tuple[Degree, ...]) -> None:
         """Refuse degrees the group has no action for."""
         if any(degree == 0 for degree in degrees):
             raise ValueError("A leg of degree 0 does not move; leave it out of the symmetry.")
@@ -131,7 +134,7 @@ class GeneralLinear(Kind):
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return a @ b.mT
 
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g @ a if degree > 0 else torch.linalg.solve(g.mT, a)
 
     def element(
@@ -183,7 +186,7 @@ class ComplexScaling(Kind):
     def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
         return mu[..., 0]
 
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         pairs = a.unflatten(0, (-1, 2))
         factor = g if degree > 0 else 1 / g.conj()
         moved = factor[:, None] * torch.complex(pairs[:, 0], pairs[:, 1])
@@ -222,7 +225,7 @@ class Scaling(Kind):
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return row_dots(a, b)
 
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g[:, None] ** degree * a
 
     def element(
@@ -258,7 +261,7 @@ class OneScale(Kind):
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return row_dots(a, b).sum(-1)
 
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g**degree * a
 
     def element(
@@ -303,7 +306,7 @@ class Translation(Kind):
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return (a.mT @ b).flatten(-2)
 
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: float) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return a + degree * g
 
     def element(

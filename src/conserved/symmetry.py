@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.kind import KINDS, ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
+from conserved.kind import KINDS, ComplexScaling, Degree, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.view import Pick, View
 
 __all__ = [
@@ -49,7 +49,7 @@ Tensors = Mapping[str, Tensor]
 
 def moment_map(
     kind: Kind,
-    degrees: Sequence[float],
+    degrees: Sequence[Degree],
     a: Sequence[Float[Tensor, "..."]],
     b: Sequence[Float[Tensor, "..."]],
     *,
@@ -66,7 +66,7 @@ def moment_map(
 
 
 def envelope(
-    kind: Kind, degrees: Sequence[float], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
+    kind: Kind, degrees: Sequence[Degree], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
 ) -> Float[Tensor, "..."]:
     """The moment map with every sign taken as plus: what |μ(A, B)| could be, entry by entry, if nothing cancelled."""
     return moment_map(kind, [abs(d) for d in degrees], [x.abs() for x in a], [x.abs() for x in b])
@@ -77,7 +77,7 @@ class Leg:
     """A view and how it moves: degree +1 by g, −1 by g^{-T}, other degrees by that power of a scale."""
 
     view: View
-    degree: float = 1
+    degree: Degree = 1
 
     def __str__(self) -> str:
         sign = "+" if self.degree > 0 else "−"
@@ -88,8 +88,8 @@ class Leg:
 class Symmetry:
     """A group acting on legs. `block` is the module it lives in, `family` what it is, `part` which one (a head).
 
-    `epsilon` is 0 for an exact symmetry. Otherwise the symmetry holds up to a normalisation's ε: the identity is
-    violated by at most the fraction ε / (s + ε) of its terms, s the mean square of what is normalised.
+    `epsilon` is 0 for an exact symmetry. Otherwise the symmetry holds up to a normalisation's ε: instead of zero the
+    identity is Σ_t ε/(s_t + ε) ⟨y_t, ∂L/∂y_t⟩ over all that is normalised, s_t its mean square and y_t the norm's output.
     """
 
     block: str
@@ -148,7 +148,7 @@ class Symmetry:
         return self.kind.linear and sum(leg.view.n for leg in self.legs) == 1
 
     @property
-    def degrees(self) -> tuple[float, ...]:
+    def degrees(self) -> tuple[Degree, ...]:
         return tuple(leg.degree for leg in self.legs)
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from conserved.kind import OneScale, Scaling
+from conserved.kind import Degree, OneScale, Scaling
 from conserved.laws import Dropped
 from conserved.symmetry import Leg, Symmetry
 from conserved.view import View
@@ -39,7 +39,7 @@ def settle(model: nn.Module, found: Sequence[Symmetry]) -> tuple[list[Symmetry],
         for symmetry in found
         if isinstance(symmetry.kind, Scaling) and any(len(siblings[name]) > 1 for name in symmetry.parameters)
     ]
-    legs_at: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
+    legs_at: dict[Hashable, list[tuple[int, Degree]]] = defaultdict(list)
     for number, symmetry in enumerate(candidates):
         for leg in symmetry.legs:
             legs_at[_key(symmetry, leg, leg.view.parameter)].append((number, leg.degree))
@@ -80,7 +80,7 @@ def _merged(
     start: int,
     found: Sequence[Symmetry],
     siblings: dict[str, list[str]],
-    legs_at: dict[Hashable, list[tuple[int, float]]],
+    legs_at: dict[Hashable, list[tuple[int, Degree]]],
 ) -> dict[int, int]:
     """The symmetries that must move together with one of them, each with the sign it moves with."""
     signs = {start: 1}
