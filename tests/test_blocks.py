@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import reference.blocks as reference
 import torch
 from torch import Tensor
 
+import reference.blocks as reference
 from conserved.blocks import (
     Attention,
     DecoderLM,

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
-from tolerances import AGREE
 from torch import Tensor, nn
-from zoo import LAWFUL, Case, ids, named
 
 from conserved import Leg, Symmetry, Verdict, View, blocks, recognize
 from conserved.kind import GeneralLinear, Scaling
 from conserved.laws import LawSet
+from test_recognize_blocks import gradients
+from tolerances import AGREE
+from zoo import LAWFUL, Case, ids, named
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -190,7 +190,7 @@ class TestFiles:
 
     def test_a_loaded_set_without_parameters_says_what_it_needs(self, tmp_path: Path) -> None:
         recognize(named("SwiGLU").model()).save(tmp_path / "laws.json")
-        with pytest.raises(ValueError, match="gated_neurons needs down.weight"):
+        with pytest.raises(ValueError, match=r"gated_neurons needs down\.weight"):
             LawSet.load(tmp_path / "laws.json").values()
 
     def test_the_file_is_plain_data(self) -> None:

@@ -1,4 +1,4 @@
-"""Spoiling any rule is noticed: each symmetry of each block, with a sign, a leg, a head, an axis or a pairing changed."""
+"""Spoiling any rule is noticed: every symmetry of every block with a sign, leg, head, axis or pairing changed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
-from tolerances import SEEN
 from torch import Tensor
-from zoo import LAWFUL, Case, ids
 
 from conserved import LawSet, Leg, Symmetry
 from conserved.kind import ComplexScaling, GeneralLinear
+from test_recognize_blocks import gradients
+from tolerances import SEEN
+from zoo import LAWFUL, Case, ids
 
 Mutants = Iterator[tuple[str, Symmetry]]
 
 
 def with_leg(symmetry: Symmetry, place: int, leg: Leg) -> Symmetry:
-    legs = symmetry.legs[:place] + (leg,) + symmetry.legs[place + 1 :]
+    legs = (*symmetry.legs[:place], leg, *symmetry.legs[place + 1 :])
     return replace(symmetry, legs=legs)
 
 

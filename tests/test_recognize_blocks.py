@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from scipy.integrate import solve_ivp
-from tolerances import EXACT_STEP, FLOW, FUNCTION_UNCHANGED, IDENTITY, ORDER
 from torch import Tensor, nn
 from torch.func import functional_call
-from zoo import CASES, LAWFUL, Case, ids, named
 
 from conserved import LawSet, impostors
 from conserved.lab.order import descend, slopes
+from tolerances import EXACT_STEP, FLOW, FUNCTION_UNCHANGED, IDENTITY, ORDER
+from zoo import CASES, LAWFUL, Case, ids, named
 
 
 def scales(laws: LawSet, parameters: dict[str, Tensor] | None = None) -> dict[str, float]:
@@ -230,7 +230,7 @@ def test_laws_up_to_epsilon_are_violated_by_exactly_what_they_say(epsilon: float
         return hook
 
     for name in ("query", "key"):
-        model.get_submodule(f"{name[0]}_norm").register_forward_hook(remember(name))  # type: ignore[arg-type]
+        model.get_submodule(f"{name[0]}_norm").register_forward_hook(remember(name))
     case.objective()(model).backward()
     nearly = case.laws(model).select(lambda symmetry: not symmetry.exact)
     values = nearly.identities(gradients(model))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from conserved.kind import Degree, Kind
 from conserved.symmetry import Symmetry, Tensors, full_precision, working_dtype
-from conserved.view import View
+from conserved.view import Reading, View
 
 _SMALL = 1 << 15
 """Legs of at most this many entries are concatenated across parameters."""
@@ -29,14 +29,13 @@ Form = Callable[[Kind, Sequence[Degree], Sequence[Tensor], Sequence[Tensor]], Te
 
 @dataclass(frozen=True, slots=True)
 class _Leg:
-    """One leg of several symmetries: a representative view, and the grid axes along which they differ."""
+    """One leg of several symmetries: a representative view, and how to read it for all of them."""
 
     view: View
-    along: tuple[int, ...]
+    reading: Reading
 
     def matrices(self, tensors: Tensors) -> Float[Tensor, "batch n m"]:
-        face = self.view.face(tensors[self.view.parameter], batch=self.along)
-        return face.reshape(-1, self.view.n, self.view.m)
+        return self.reading.of(tensors[self.view.parameter]).reshape(-1, self.view.n, self.view.m)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,8 @@ class Plan:
 
     symmetries: tuple[Symmetry, ...]
     groups: tuple[tuple[_Batch, ...], ...]
+    needs: dict[str, str]
+    """Every parameter that is read, with the name of a symmetry that reads it."""
 
     @staticmethod
     def of(symmetries: Sequence[Symmetry]) -> Plan:
@@ -70,7 +71,8 @@ class Plan:
                 sizes = tuple((leg.view.n, leg.view.m) for leg in first.legs)
                 lone = None if batch.entries <= _SMALL else batch.members
                 shapes[first.kind, first.degrees, sizes, lone].append(batch)
-        return Plan(tuple(symmetries), tuple(map(tuple, shapes.values())))
+        needs = {name: symmetry.name for symmetry in reversed(symmetries) for name in symmetry.parameters}
+        return Plan(tuple(symmetries), tuple(map(tuple, shapes.values())), needs)
 
     def evaluate(self, form: Form, a: Tensors, b: Tensors, *, dtype: torch.dtype | None = None) -> list[Tensor]:
         """`form` of every symmetry, in their order."""
@@ -91,7 +93,7 @@ def _stacked(group: tuple[_Batch, ...], tensors: Tensors, dtype: torch.dtype | N
     found = [[leg.matrices(tensors) for leg in batch.legs] for batch in group]
     precision = working_dtype([matrix for legs in found for matrix in legs], dtype)
     if len(group) == 1:
-        return [matrix.to(precision) for matrix in found[0]]
+        return [matrix if matrix.dtype == precision else matrix.to(precision) for matrix in found[0]]
     return [
         torch.cat(
             [matrix.to(precision).expand(len(b.members), -1, -1) for matrix, b in zip(column, group, strict=True)]
@@ -124,6 +126,8 @@ def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[_Batch]:
         visited = [tuple(pick[axis] for axis in along) for pick in picks]
         everything = list(product(*(range(views[0].grid[axis]) for axis in along)))
         if along and visited != everything:
-            return [_Batch((p,), tuple(_Leg(leg.view, ()) for leg in symmetries[p].legs)) for p in places]
-        legs.append(_Leg(views[0], along))
+            return [
+                _Batch((p,), tuple(_Leg(leg.view, leg.view.reading()) for leg in symmetries[p].legs)) for p in places
+            ]
+        legs.append(_Leg(views[0], views[0].reading(along)))
     return [_Batch(tuple(places), tuple(legs))]

@@ -95,7 +95,7 @@ def _print_json(record: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool | None) -> None:
     if asked:
         sys.stdout.write(f"conserved {conserved.__version__}\n")
         raise typer.Exit()
@@ -104,8 +104,8 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = None,
 ) -> None:
     pass
 

@@ -231,7 +231,7 @@ class LawSet:
 
     def verify(self, loss_fn: Callable[[], Tensor]) -> Verdict:
         """Run one backward pass of `loss_fn()` in the model's own precision; hold every identity against rounding."""
-        names = list(dict.fromkeys(name for symmetry in self.symmetries for name in symmetry.parameters))
+        names = list(self._plan.needs)
         if not names:
             return Verdict(status=Verdict.INCONCLUSIVE, message="There is no law to verify.")
         theta = self._theta(None)
@@ -310,19 +310,18 @@ class LawSet:
 
     def _theta(self, parameters: Tensors | None) -> Tensors:
         theta = self.parameters if parameters is None else parameters
-        for symmetry in self.symmetries:
-            for name in symmetry.parameters:
-                if name not in theta:
-                    raise ValueError(
-                        f"{symmetry.name} needs {name}, which is not among the {len(theta)} parameters at hand. "
-                        "Pass the model's named parameters."
-                    )
+        for name, symmetry in self._plan.needs.items():
+            if name not in theta:
+                raise ValueError(
+                    f"{symmetry} needs {name}, which is not among the {len(theta)} parameters at hand. "
+                    "Pass the model's named parameters."
+                )
         return theta
 
     def _gradients(self, theta: Tensors, gradients: Tensors | None) -> Tensors:
         if gradients is not None:
             return gradients
-        needed = {name for symmetry in self.symmetries for name in symmetry.parameters}
+        needed = self._plan.needs
         missing = sorted(name for name in needed if theta[name].grad is None)
         if missing:
             raise ValueError(

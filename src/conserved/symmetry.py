@@ -89,7 +89,7 @@ class Symmetry:
     """A group acting on legs. `block` is the module it lives in, `family` what it is, `part` which one (a head).
 
     `epsilon` is 0 for an exact symmetry. Otherwise the symmetry holds up to a normalisation's ε: instead of zero the
-    identity is Σ_t ε/(s_t + ε) ⟨y_t, ∂L/∂y_t⟩ over all that is normalised, s_t its mean square and y_t the norm's output.
+    identity is Σ_t ε/(s_t + ε) ⟨y_t, ∂L/∂y_t⟩ over all that is normalised, with s_t its mean square, y_t the output.
     """
 
     block: str

@@ -19,13 +19,12 @@ A bias that rides along with a weight is a leg of one column: the moment map of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 Pick = int | tuple[int, int] | None
 """What a view takes along one grid axis: one index, a half-open range, or everything."""
@@ -33,7 +32,8 @@ Pick = int | tuple[int, int] | None
 
 def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """The global values of a tensor; a DTensor is gathered, anything else is returned as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    # Asked by attribute: importing the class costs half a second that plain models need not pay.
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,12 @@ class View:
     grid: tuple[int, ...]
     axes: tuple[int, ...]
     pick: tuple[Pick, ...]
+    rest: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    """The grid axes that make up the columns."""
+    n: int = field(init=False, compare=False, repr=False)
+    """Rows: the size of what the group acts on."""
+    m: int = field(init=False, compare=False, repr=False)
+    """Columns: everything that rides along."""
 
     @staticmethod
     def of(
@@ -86,54 +92,42 @@ class View:
             start, stop = _bounds(chosen, size)
             if not 0 <= start < stop <= size:
                 raise ValueError(f"{self.parameter}: {chosen} is outside axis {axis} of the grid {self.grid}.")
+        rest = tuple(a for a, p in enumerate(self.pick) if a not in self.axes and not isinstance(p, int))
+        object.__setattr__(self, "rest", rest)
+        object.__setattr__(self, "n", prod(self._extent(axis) for axis in self.axes))
+        object.__setattr__(self, "m", prod(self._extent(axis) for axis in rest))
 
     def _extent(self, axis: int) -> int:
         start, stop = _bounds(self.pick[axis], self.grid[axis])
         return stop - start
 
-    @property
-    def rest(self) -> tuple[int, ...]:
-        """The grid axes that make up the columns."""
-        return tuple(a for a, p in enumerate(self.pick) if a not in self.axes and not isinstance(p, int))
+    def squeezed(self) -> View:
+        """The same view without grid axes of size one that it does not face; views of equal entries compare equal."""
+        kept = [axis for axis, size in enumerate(self.grid) if size > 1 or axis in self.axes]
+        return View(
+            parameter=self.parameter,
+            shape=self.shape,
+            grid=tuple(self.grid[axis] for axis in kept),
+            axes=tuple(kept.index(axis) for axis in self.axes),
+            pick=tuple(self.pick[axis] for axis in kept),
+        )
 
-    @property
-    def n(self) -> int:
-        """Rows: the size of what the group acts on."""
-        return prod(self._extent(axis) for axis in self.axes)
-
-    @property
-    def m(self) -> int:
-        """Columns: everything that rides along."""
-        return prod(self._extent(axis) for axis in self.rest)
-
-    def face(self, tensor: Shaped[Tensor, "..."], batch: tuple[int, ...] = ()) -> Shaped[Tensor, "..."]:
-        """The picked entries, batch axes first, then `axes`, then the rest; a view wherever torch can make one.
+    def reading(self, batch: tuple[int, ...] = ()) -> Reading:
+        """How to read this view: batch axes first, then `axes`, then the rest.
 
         Grid axes named in `batch` keep their whole extent whatever they pick: that is how all heads of a
         parameter are read at once.
         """
-        tensor = whole(tensor)
-        if tensor.is_meta:
-            raise ValueError(
-                f"{self.parameter} is on the meta device and has no values. Laws can be listed for it; "
-                "to evaluate them, materialise the model (for instance model.to_empty(device='cpu') and load weights)."
-            )
-        if tuple(tensor.shape) != self.shape:
-            raise ValueError(
-                f"{self.parameter} has shape {self.shape}; got a tensor of shape {tuple(tensor.shape)}. "
-                "Parameters, gradients and updates must all have the parameter's own shape."
-            )
-        tensor = tensor.reshape(self.grid)
-        for axis, chosen in enumerate(self.pick):
-            if isinstance(chosen, tuple) and axis not in batch:
-                tensor = tensor.narrow(axis, chosen[0], chosen[1] - chosen[0])
-        fixed = [axis for axis, chosen in enumerate(self.pick) if isinstance(chosen, int) and axis not in batch]
-        tensor = tensor.permute(*fixed, *batch, *self.axes, *self.rest)
-        for axis in fixed:
-            index = self.pick[axis]
-            assert isinstance(index, int)
-            tensor = tensor.select(0, index)
-        return tensor
+        picks = tuple(
+            (axis, p) for axis, p in reversed(list(enumerate(self.pick))) if p is not None and axis not in batch
+        )
+        gone = [axis for axis, chosen in picks if isinstance(chosen, int)]
+        order = tuple(axis - sum(one < axis for one in gone) for axis in (*batch, *self.axes, *self.rest))
+        return Reading(self, picks, order)
+
+    def face(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """The picked entries, `axes` first, then the rest; a view wherever torch can make one."""
+        return self.reading().of(tensor)
 
     def matrix(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:
         """The n × m matrix this view sees in `tensor`."""
@@ -144,9 +138,12 @@ class View:
         result = whole(tensor).clone(memory_format=torch.contiguous_format)
         target = self.face(result)
         target.copy_(matrix.reshape(target.shape))
-        if isinstance(tensor, DTensor):
-            return distribute_tensor(result, tensor.device_mesh, tensor.placements)
-        return result
+        if not hasattr(tensor, "full_tensor"):
+            return result
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(tensor, DTensor)
+        return distribute_tensor(result, tensor.device_mesh, tensor.placements)
 
     @property
     def transposed(self) -> bool:
@@ -177,6 +174,38 @@ class View:
 
     def __str__(self) -> str:
         return self.text()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A view turned into steps: what to pick, last axis first, and how to order the axes that are left."""
+
+    view: View
+    picks: tuple[tuple[int, int | tuple[int, int]], ...]
+    order: tuple[int, ...]
+
+    def of(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """Carry the steps out on a tensor of the parameter's shape."""
+        view = self.view
+        tensor = whole(tensor)
+        if tensor.is_meta:
+            raise ValueError(
+                f"{view.parameter} is on the meta device and has no values. Laws can be listed for it; "
+                "to evaluate them, materialise the model (for instance model.to_empty(device='cpu') and load weights)."
+            )
+        if tensor.shape != view.shape:
+            raise ValueError(
+                f"{view.parameter} has shape {view.shape}; got a tensor of shape {tuple(tensor.shape)}. "
+                "Parameters, gradients and updates must all have the parameter's own shape."
+            )
+        if view.grid != view.shape:
+            tensor = tensor.reshape(view.grid)
+        for axis, chosen in self.picks:
+            if isinstance(chosen, int):
+                tensor = tensor.select(axis, chosen)
+            else:
+                tensor = tensor.narrow(axis, chosen[0], chosen[1] - chosen[0])
+        return tensor.permute(self.order)
 
 
 def _typewriter(name: str) -> str:

@@ -127,8 +127,8 @@ def show(found: Demonstration, console: Console) -> None:
     for family, order in sorted(found.orders.items(), key=lambda item: item[0].startswith("not_")):
         drifts = [run.drift[family] for run in found.runs]
         still = drifts[-1] < _ROUNDING
-        meaning = "conserved exactly" if still else "conserved by the flow" if order > 0.5 else "not conserved"
-        style = "red" if meaning == "not conserved" else "green"
+        meaning = "an exact law" if still else "a law" if order > 0.5 else "not a law"
+        style = "red" if meaning == "not a law" else "green"
         name = family.removeprefix("not_") + (" (spoiled)" if family.startswith("not_") else "")
         cells = [f"{drift:.1e}" for drift in drifts]
         table.add_row(name, *cells, "–" if still else f"{order:.2f}", Text(meaning, style=style))

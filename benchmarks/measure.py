@@ -1,0 +1,58 @@
+"""Side-by-side timing and a saved table: what every benchmark shares."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def side_by_side(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each piece of work, taken in turns so that a noisy moment hits all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for number in range(rounds + 1):
+        for name, call in work.items():
+            start = _now()
+            call()
+            if number > 0:
+                seconds[name].append(_now() - start)
+    return {name: median(taken) for name, taken in seconds.items()}
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what a benchmark ran."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {"device": device, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def commit() -> str:
+    """The commit that was measured, marked if the tree differs from it."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    found = subprocess.run([*git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def save(name: str, record: dict[str, Any]) -> Path:
+    """Write a record as results/NAME_DEVICE_DATE.json."""
+    today = datetime.now(UTC).date().isoformat()
+    hardware = "h200" if "H200" in machine()["device"] else "cuda" if torch.cuda.is_available() else "cpu"
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}_{hardware}_{today}.json"
+    path.write_text(json.dumps({"date": today, "commit": commit(), **machine(), **record}, indent=1) + "\n")
+    return path

@@ -1,0 +1,170 @@
+"""The command: tables for people, JSON for programs, one sentence for mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import conserved
+from conserved.cli import main
+
+MODEL = """
+import torch
+from conserved.blocks import Attention, SwiGLU
+
+def small():
+    return Attention(4, 2)
+
+ready = SwiGLU(3, 4)
+number = 7
+
+def wrong():
+    return 3
+
+def failing(size=2):
+    raise RuntimeError("no weights here")
+
+def meta():
+    with torch.device("meta"):
+        return SwiGLU(3, 4)
+
+def stranger():
+    return torch.nn.Linear(2, 2)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["conserved", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+def test_a_factory_in_a_file_is_listed(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "laws", f"{file}:small") == 0
+    shown = capsys.readouterr().out
+    assert "query_key" in shown
+    assert "q.weight[0:2]·q.weight[0:2]ᵀ − k.weight[0:2]·k.weight[0:2]ᵀ" in shown
+    assert "4 laws hold 12 conserved numbers; 12 are independent at these weights" in shown
+
+
+def test_a_class_of_a_package_takes_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("dim=4", "heads=2", "rotary=half", "bias=True")
+    assert run(monkeypatch, "laws", "conserved.blocks:Attention", *options, "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["numbers"] == record["independent"] == 8
+    assert {law["group"] for law in record["laws"]} == {"(C*)^1", "GL(2)"}
+    assert all(law["formula"] and law["latex"] and law["exact"] for law in record["laws"])
+
+
+def test_a_model_that_is_already_built_is_listed(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "laws", f"{file}:ready", "--latex") == 0
+    assert capsys.readouterr().out.startswith(r"\lVert \mathtt{down.weight}_{:,i} \rVert^{2} - ")
+
+
+def test_a_loss_adds_the_laws_of_the_head(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("vocab=5", "dim=4", "depth=1", "heads=2", "hidden=3")
+    found = []
+    for loss in ("regression", "cross_entropy"):
+        assert run(monkeypatch, "laws", "conserved.blocks:DecoderLM", *sizes, "--loss", loss, "--json") == 0
+        found.append(json.loads(capsys.readouterr().out)["numbers"])
+    assert found[1] - found[0] == 4
+
+
+def test_a_model_without_values_is_listed_and_says_what_was_not_counted(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "laws", f"{file}:meta") == 0
+    shown = capsys.readouterr().out
+    assert "1 laws hold 4 conserved numbers" in shown
+    assert "Independence was not counted" in shown
+
+
+def test_an_unknown_architecture_is_told_how_to_go_on(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "laws", f"{file}:stranger") == 0
+    assert "CONTRIBUTING.md shows how to write a recogniser" in capsys.readouterr().out
+
+
+MISTAKES = [
+    ("nothing", "does not name a model"),
+    ("missing.py:small", "There is no file missing.py"),
+    ("no.such.module:thing", "could not be imported"),
+    ("FILE:absent", "has no 'absent'. It has: torch, Attention, SwiGLU, small"),
+    ("FILE:number", "is a int, neither a model nor a function"),
+    ("FILE:wrong", "returned a int, not a torch.nn.Module"),
+    ("FILE:failing", "failed: RuntimeError: no weights here"),
+    ("FILE:failing sized=1", "unexpected keyword argument 'sized'"),
+    ("FILE:small heads", "is not an option of the form name=value"),
+    ("FILE:ready dim=3", "is a model already"),
+    ("FILE:small --loss hinge", "Unknown loss 'hinge'"),
+    ("conserved.blocks:Attention dim=5 heads=2", "dim 5 is not a multiple of heads 2"),
+]
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_a_mistake_ends_with_one_sentence_and_code_2(
+    words: str, message: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "laws", *words.replace("FILE", str(file)).split()) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_file_that_cannot_be_run_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    assert run(monkeypatch, "laws", f"{tmp_path / 'broken.py'}:f") == 2
+    assert "could not be run: SyntaxError" in capsys.readouterr().err
+
+
+def test_unknown_commands_are_bad_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "lores") == 2
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"conserved {conserved.__version__}\n"
+
+
+@pytest.mark.slow
+def test_the_demonstration_tells_laws_from_impostors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "demo", "--steps", "40", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["verdict"] == "verified"
+    assert record["numbers"] == record["independent"] == 801
+    assert record["orders"]["query_key"] == pytest.approx(1, abs=0.1)
+    assert record["orders"]["not_query_key"] == pytest.approx(0, abs=0.1)
+    assert record["runs"][-1]["drift"]["class_shift"] < 1e-14
+    assert record["runs"][-1]["loss_after"] < record["runs"][-1]["loss_before"]
+
+
+@pytest.mark.slow
+def test_the_demonstration_is_readable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "demo", "--steps", "20") == 0
+    shown = capsys.readouterr().out
+    assert " a law" in shown
+    assert "an exact law" in shown
+    assert "not a law" in shown
+    assert "VERIFIED" in shown

@@ -1,0 +1,56 @@
+"""Laws of parameters that are sharded over processes are those of the whole parameters."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.multiprocessing.spawn import spawn
+
+from conserved import recognize
+from zoo import named
+
+WORLD = 2
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def compare(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    model = named("attention, biases").model()
+    laws = recognize(model)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    placements = {"q": Shard(0), "k": Shard(0), "v": Shard(0), "o": Shard(1)}
+    sharded: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        placement = placements[name[0]] if parameter.ndim > 1 or placements[name[0]] == Shard(0) else Replicate()
+        sharded[name] = distribute_tensor(parameter.detach(), mesh, [placement])
+    local, whole = laws.values(sharded), laws.values()
+    assert all(torch.equal(local[name], whole[name]) for name in whole)
+    symmetry = laws["query_key[1]"]
+    g = symmetry.element(generator=torch.Generator().manual_seed(1))
+    moved = symmetry.act(sharded, g)["q.weight"]
+    assert isinstance(moved, DTensor)
+    assert moved.placements == (Shard(0),)
+    plain = symmetry.act({n: p.detach() for n, p in model.named_parameters()}, g)["q.weight"]
+    assert torch.equal(moved.full_tensor(), plain)
+    (Path(folder) / str(rank)).write_text("agreed")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_laws_of_sharded_parameters_are_those_of_whole_ones(tmp_path: Path) -> None:
+    spawn(compare, args=(free_port(), str(tmp_path)), nprocs=WORLD)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(WORLD)] == ["agreed"] * WORLD

@@ -1,0 +1,291 @@
+"""Models that are frozen, shared, on no device, quantised, broken or unknown: each has a defined outcome."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from conserved import LawSet, blocks, recognize
+from conserved.blocks import Attention, FeedForward, MixtureOfExperts, SwiGLU, TransformerBlock
+from test_recognize_blocks import gradients
+from tolerances import FUNCTION_UNCHANGED, IDENTITY
+from zoo import named
+
+
+def reasons(laws: LawSet) -> dict[str, str]:
+    return {item.name: item.reason for item in laws.dropped}
+
+
+def evaluate(model: nn.Module, theta: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The model at other parameters, by a copy: functional_call does not put a module used twice back together."""
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in copied.named_parameters():
+            parameter.copy_(theta[name])
+        return copied(x)
+
+
+def holds(model: nn.Module, laws: LawSet, x: Tensor) -> None:
+    """Every law of the set is a symmetry of the function and has a vanishing identity."""
+    theta = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    before = evaluate(model, theta, x)
+    for symmetry in laws:
+        after = evaluate(model, symmetry.act(theta, symmetry.element()), x)
+        assert (after - before).norm() <= FUNCTION_UNCHANGED * before.norm(), symmetry
+    model.zero_grad()
+    model(x).sin().sum().backward()
+    assert max(laws.residuals(gradients(model)).values(), default=0) <= IDENTITY[torch.float64]
+
+
+class TestFrozen:
+    """A frozen leg does not follow the others, so the law is not one of this training run."""
+
+    def test_freezing_a_leg_drops_its_laws_and_says_so(self) -> None:
+        model = named("attention").model()
+        model.get_parameter("k.weight").requires_grad_(False)
+        laws = recognize(model)
+        assert {s.family for s in laws} == {"value_output"}
+        assert "k.weight is frozen" in reasons(laws)["query_key[0]"]
+        assert laws.independent() == 6
+        assert laws.unclaimed == ()
+
+    def test_the_dropped_law_really_drifts(self) -> None:
+        model = named("attention").model()
+        full = recognize(model)
+        model.get_parameter("k.weight").requires_grad_(False)
+        start = full.values()["query_key[0]"]
+        step = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        named("attention").objective()(model).backward()
+        step.step()
+        assert (full.values()["query_key[0]"] - start).norm() > 1e-6
+
+    def test_a_wholly_frozen_model_has_no_laws(self) -> None:
+        model = named("pre-norm block").model().requires_grad_(False)
+        laws = recognize(model)
+        assert len(laws) == 0
+        assert len(laws.dropped) > 0
+        assert laws.independent() == 0
+        assert laws.values() == {}
+
+
+class TestShared:
+    """One parameter in two places moves in both."""
+
+    def test_one_module_used_by_two_layers_is_one_symmetry(self) -> None:
+        layer = SwiGLU(3, 4).double()
+        model = nn.Sequential(layer, layer)
+        laws = recognize(model)
+        assert len(laws) == 1
+        assert laws.independent() == 4
+        holds(model, laws, torch.randn(5, 3, dtype=torch.float64))
+
+    def test_two_layers_that_share_a_leg_merge_their_laws(self) -> None:
+        first, second = SwiGLU(3, 4).double(), SwiGLU(3, 4).double()
+        second.down.weight = first.down.weight
+        model = nn.Sequential(first, second)
+        laws = recognize(model)
+        (law,) = laws
+        assert {str(leg) for leg in law.legs} == {"0.down.weight (+)", "0.up.weight (−)", "1.up.weight (−)"}
+        holds(model, laws, torch.randn(5, 3, dtype=torch.float64))
+
+    def test_shared_heads_of_different_kinds_lose_the_law(self) -> None:
+        first, second = Attention(4, 2).double(), Attention(4, 2, rotary=True).double()
+        second.q.weight = first.q.weight
+        model = nn.Sequential(first, second)
+        laws = recognize(model)
+        assert {(s.block, s.family) for s in laws} == {("0", "value_output"), ("1", "value_output")}
+        assert "0.q.weight is shared with 1.q.weight" in reasons(laws)["0.query_key[0]"]
+        holds(model, laws, torch.randn(5, 4, dtype=torch.float64))
+
+    def test_queries_tied_to_keys_keep_no_law(self) -> None:
+        model = Attention(4, 2).double()
+        model.k.weight = model.q.weight
+        laws = recognize(model)
+        assert {s.family for s in laws} == {"value_output"}
+        assert "move both ways" in reasons(laws)["query_key[0]"]
+        holds(model, laws, torch.randn(5, 4, dtype=torch.float64))
+
+    def test_a_parameter_used_by_an_unknown_module_keeps_no_law(self) -> None:
+        known, other = SwiGLU(3, 4), nn.Linear(3, 4, bias=False)
+        other.weight = known.up.weight
+        model = nn.ModuleDict({"ffn": known, "other": other})
+        laws = recognize(model)
+        assert len(laws) == 0
+        assert "shared with other.weight" in reasons(laws)["ffn.gated_neurons"]
+
+    def test_a_tied_embedding_leaves_the_scale_of_the_stream_against_the_final_gain(self) -> None:
+        case = named("decoder, tied")
+        laws = case.laws(case.model())
+        legs = {str(leg) for leg in laws["stream_scale"].legs}
+        assert {"embedding.weight (+)", "norm.weight (−)", "norm.bias (−)"} < legs
+        assert set(reasons(laws)) == {"norm.gain", "embedding.centre[weight]"}
+
+
+class TestNoValues:
+    """Models on the meta device: laws can be listed, not evaluated."""
+
+    def test_laws_are_listed(self) -> None:
+        with torch.device("meta"):
+            model = blocks.DecoderLM(32_000, 4096, 32, 32, 11_008, kv_heads=8)
+        laws = recognize(model)
+        assert len(laws) == 32 * (8 + 8 + 1 + 2) + 2
+        assert "layers.{0–31}.attention" in laws.summary()
+
+    @pytest.mark.parametrize("method", ["values", "reference", "independent"])
+    def test_evaluation_says_what_is_missing(self, method: str) -> None:
+        with torch.device("meta"):
+            model = SwiGLU(3, 4)
+        with pytest.raises(ValueError, match="meta device"):
+            getattr(recognize(model), method)()
+
+
+class TestStorage:
+    """Parameters that are not trained as they are stored."""
+
+    def test_integer_parameters_take_their_laws_with_them(self) -> None:
+        model = SwiGLU(3, 4)
+        model.up.weight = nn.Parameter(torch.ones(4, 3, dtype=torch.int8), requires_grad=False)
+        laws = recognize(model)
+        assert len(laws) == 0
+        assert "stored as int8" in reasons(laws)["gated_neurons"]
+
+    @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+    def test_dynamically_quantised_layers_are_declared_unreadable(self) -> None:
+        model = SwiGLU(3, 4)
+        model.up = torch.ao.nn.quantized.dynamic.Linear(3, 4)  # type: ignore[assignment]
+        laws = recognize(model)
+        assert len(laws) == 0
+        assert "not a plain Linear" in reasons(laws)["SwiGLU"]
+        assert laws.unclaimed == ("gate.weight", "down.weight")
+
+    def test_packed_weights_are_declared_unreadable(self) -> None:
+        model = SwiGLU(3, 4)
+        model.up.weight = nn.Parameter(torch.zeros(6, 1, dtype=torch.uint8), requires_grad=False)
+        assert "stored with shape (6, 1)" in reasons(recognize(model))["SwiGLU"]
+
+    def test_parametrised_weights_are_declared_unreadable(self) -> None:
+        model = SwiGLU(3, 4)
+        parametrize.register_parametrization(model.up, "weight", nn.Identity())
+        laws = recognize(model)
+        assert len(laws) == 0
+        assert "not a plain" in reasons(laws)["SwiGLU"]
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_half_precision_models_are_evaluated_in_float32(self, dtype: torch.dtype) -> None:
+        model = named("pre-norm block").model(dtype=dtype)
+        values = recognize(model).values()
+        single = recognize(named("pre-norm block").model(dtype=dtype).float()).values()
+        assert all(torch.allclose(values[name], single[name], rtol=1e-5, atol=1e-6) for name in values)
+
+
+class TestBroken:
+    """NaN and infinite weights do not pass for numbers."""
+
+    def test_values_and_errors_are_nan(self) -> None:
+        model = named("SwiGLU").model()
+        laws = recognize(model)
+        reference = laws.reference()
+        with torch.no_grad():
+            model.get_parameter("up.weight")[0, 0] = torch.nan
+        assert torch.isnan(laws.values()["gated_neurons"][0])
+        assert torch.isfinite(laws.values()["gated_neurons"][1:]).all()
+        assert laws.errors(reference)[""] != laws.errors(reference)[""]
+
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+    def test_independence_is_refused(self, value: float) -> None:
+        model = named("SwiGLU").model()
+        with torch.no_grad():
+            model.get_parameter("up.weight")[0, 0] = value
+        with pytest.raises(ValueError, match=r"up\.weight holds NaN or infinite values"):
+            recognize(model).independent()
+
+    def test_a_nan_gradient_is_not_verified(self) -> None:
+        model = named("SwiGLU").model()
+        x = torch.ones(3, dtype=torch.float64)
+
+        def loss() -> Tensor:
+            # sqrt at zero: a finite value with an infinite slope, times zero.
+            return model(x).sum() + (0 * model.get_parameter("up.weight")).sqrt().sum()
+
+        assert not recognize(model).verify(loss).holds
+
+
+class TestUnknown:
+    """What no recogniser knows is listed and nothing is claimed about it."""
+
+    @pytest.mark.parametrize("model", [nn.Linear(2, 3), nn.LSTM(2, 3), nn.Sequential(nn.Linear(2, 2), nn.Tanh())])
+    def test_modules_of_other_kinds_have_no_laws_and_all_parameters_unclaimed(self, model: nn.Module) -> None:
+        laws = recognize(model)
+        assert len(laws) == 0
+        assert laws.unclaimed == tuple(name for name, _ in model.named_parameters())
+        assert laws.independent() == 0
+        assert "No recogniser speaks for" in laws.summary()
+
+    def test_a_model_without_parameters_has_an_empty_set(self) -> None:
+        laws = recognize(nn.ReLU())
+        assert (len(laws), laws.unclaimed, laws.numbers, laws.independent()) == (0, (), 0, 0)
+
+    def test_a_subclass_that_changes_the_computation_is_not_taken_for_its_base(self) -> None:
+        class Squared(SwiGLU):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x) + self.up.weight.square().sum()
+
+        laws = recognize(Squared(3, 4))
+        assert len(laws) == 0
+        assert len(laws.unclaimed) == 3
+
+    def test_a_subclass_that_changes_nothing_is_its_base(self) -> None:
+        class Named(SwiGLU):
+            def __init__(self) -> None:
+                super().__init__(3, 4)
+
+        assert recognize(Named()).independent() == 4
+
+    def test_a_block_with_an_unknown_branch_keeps_what_is_safe(self) -> None:
+        class Mystery(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = nn.Linear(4, 4)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.inner(x).tanh()
+
+        block = TransformerBlock(Attention(4, 2), FeedForward(4, 3))
+        block.feedforward = Mystery()  # type: ignore[assignment]
+        laws = recognize(block)
+        assert {s.name for s in laws if "attention" not in s.name} == {"norm1.gain"}
+        assert "does not say how it reads" in reasons(laws)["norm2.gain"]
+        assert laws.unclaimed == ("feedforward.inner.weight", "feedforward.inner.bias")
+
+    @pytest.mark.usefixtures("as_users_run_it")
+    def test_other_things_than_modules_are_refused(self) -> None:
+        with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module; got dict"):
+            recognize({})  # type: ignore[arg-type]
+
+    def test_an_unknown_loss_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="Unknown loss 'hinge'"):
+            recognize(SwiGLU(3, 4), loss="hinge")
+
+
+class TestWrapped:
+    """Wrappers that leave the modules in place leave the laws in place."""
+
+    def test_a_compiled_model(self) -> None:
+        model = torch.compile(SwiGLU(3, 4))
+        assert recognize(model).independent() == 4  # type: ignore[arg-type]
+
+    def test_one_active_expert_of_many_freezes_the_router(self) -> None:
+        laws = recognize(MixtureOfExperts(3, 2, 3, top_k=1))
+        assert laws["router.frozen"].numbers == 9
+        assert laws["router.frozen"].inert
+
+    def test_a_mixture_of_one_has_a_router_that_never_moves(self) -> None:
+        for gate in ("softmax", "sigmoid"):
+            model = MixtureOfExperts(3, 2, 1, gate).double()
+            model(torch.randn(4, 3, dtype=torch.float64)).sum().backward()
+            assert gradients(model)["router.weight"].abs().max() == 0
+            assert recognize(model)["router.frozen"].numbers == 3
