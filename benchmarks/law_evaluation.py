@@ -18,7 +18,7 @@ MODELS = {
     "no positions, RMS norm, SwiGLU": {"positions": "none"},
     "layer norm, biases, GELU": {"positions": "learned", "norm": "layer", "bias": True, "feedforward": "gelu"},
 }
-ROUNDS = 15
+ROUNDS = 25
 
 
 def read(theta: dict[str, Tensor]) -> list[Tensor]:

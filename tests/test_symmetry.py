@@ -273,12 +273,22 @@ def test_autocast_does_not_lower_the_precision() -> None:
     assert torch.equal(found, symmetry.law(theta))
 
 
+LONG = [(1500, 700), (64, 9000), (9000, 64), (700, 1500), (5, 200_001)]
+"""Large enough that the product is taken in slices, with and without remainders."""
+
+
+@pytest.mark.parametrize("shape", LONG, ids=str)
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
-def test_long_row_dots_are_those_of_the_plain_product(transposed: bool) -> None:
-    """Large enough that the product is taken in slices."""
-    a, b = (torch.randn(1500, 700, dtype=torch.float64) for _ in range(2))
+def test_long_row_dots_are_those_of_the_plain_product(shape: tuple[int, int], transposed: bool) -> None:
+    a, b = (torch.randn(shape, dtype=torch.float64) for _ in range(2))
     a, b = (a.mT, b.mT) if transposed else (a, b)
-    assert torch.allclose(row_dots(a, b), (a * b).sum(-1), rtol=1e-12)
+    assert torch.allclose(row_dots(a, b), (a * b).sum(-1), rtol=1e-11, atol=1e-11)
+
+
+def test_long_row_dots_can_be_differentiated() -> None:
+    a, b = (torch.randn(1500, 700, dtype=torch.float64).mT for _ in range(2))
+    slope = torch.func.grad(lambda x: row_dots(x, b).sum())(a)
+    assert torch.allclose(slope, b)
 
 
 def test_weight_decay_shrinks_laws_exponentially() -> None:

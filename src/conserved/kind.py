@@ -24,36 +24,38 @@ from conserved.view import View
 Degree = int | float
 """How a leg moves: +1 by g, −1 by g^{-T}, and where a scale acts by any power of it."""
 
-_CHUNK = 1 << 20
-"""Entries per temporary in a row-wise dot product: four megabytes of float32, so that it stays in cache."""
+_CHUNK = 1 << 19
+"""Entries per temporary in a row-wise dot product: two megabytes of float32, so that it stays in cache."""
 
 _STRIPE = 64
-"""Columns that are summed in one go."""
+"""Stored rows that are summed in one go; a multiple of them is accumulated at a time."""
 
 
 def row_dots(a: Float[Tensor, "*batch n m"], b: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n"]:
-    """Σ_j a_ij b_ij for every row i, in slices that follow memory order so no full-size product is formed."""
-    rows, columns = b.shape[-2:]
+    """Σ_j a_ij b_ij for every row i. On CPUs, in slices that follow memory order, so no full-size product is formed."""
     count = -(-b.numel() // _CHUNK)
     if count <= 1 or b.device.type != "cpu" or a.shape != b.shape:
         return (a * b).sum(-1)
-    if b.stride(-2) >= b.stride(-1):
-        size = max(1, rows // count)
-        return torch.cat([(x * y).sum(-1) for x, y in zip(a.split(size, -2), b.split(size, -2), strict=True)], -1)
-    size = max(_STRIPE, columns // count // _STRIPE * _STRIPE)
-    pairs = zip(a.mT.split(size, -2), b.mT.split(size, -2), strict=True)
-    return torch.stack([_column_sums(x * y) for x, y in pairs]).sum(0)
+    if b.stride(-2) < b.stride(-1):
+        return _column_dots(a.mT, b.mT)
+    size = max(1, b.shape[-2] // count)
+    return torch.cat([(x * y).sum(-1) for x, y in zip(a.split(size, -2), b.split(size, -2), strict=True)], -1)
 
 
-def _column_sums(product: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch n"]:
-    """Σ_k product_kj in two stages.
+def _column_dots(a: Float[Tensor, "*batch m n"], b: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch n"]:
+    """Σ_k a_kj b_kj, accumulated over stripes of stored rows.
 
-    Threads that multiply split the memory into stripes of rows; summing each stripe first keeps every thread on the
-    part it has just written, which is three times faster than reducing across all of it at once.
+    Each thread keeps to its own rows of the accumulator until the end. Summing every product at once would make each
+    read what another core has just written, which takes twice as long.
     """
-    if product.shape[-2] % _STRIPE:
-        return product.sum(-2)
-    return product.unflatten(-2, (-1, _STRIPE)).sum(-2).sum(-2)
+    size = max(_STRIPE, min(4 * _STRIPE, _CHUNK // a.shape[-1] // _STRIPE * _STRIPE))
+    total = a[..., :size, :] * b[..., :size, :]
+    for start in range(size, a.shape[-2], size):
+        x, y = a[..., start : start + size, :], b[..., start : start + size, :]
+        total[..., : x.shape[-2], :].addcmul_(x, y)
+    if total.shape[-2] % _STRIPE:
+        return total.sum(-2)
+    return total.unflatten(-2, (-1, _STRIPE)).sum(-2).sum(-2)
 
 
 class Kind(ABC):
