@@ -193,10 +193,12 @@ class ComplexScaling(Kind):
     title = "complex scaling"
 
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
+        same = a is b
         a, b = a.unflatten(-2, (-1, 2)), b.unflatten(-2, (-1, 2))
         a0, a1, b0, b1 = a[..., 0, :], a[..., 1, :], b[..., 0, :], b[..., 1, :]
         real = row_dots(a0, b0) + row_dots(a1, b1)
-        imaginary = row_dots(a0, b1) - row_dots(a1, b0)
+        # The part along J is antisymmetric: of a leg with itself it is zero.
+        imaginary = torch.zeros_like(real) if same else row_dots(a0, b1) - row_dots(a1, b0)
         return torch.stack((real, imaginary), -1)
 
     def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
