@@ -35,7 +35,11 @@ class _Leg:
     reading: Reading
 
     def matrices(self, tensors: Tensors) -> Float[Tensor, "batch n m"]:
-        return self.reading.of(tensors[self.view.parameter]).reshape(-1, self.view.n, self.view.m)
+        view = self.view
+        faced = self.reading.of(tensors[view.parameter])
+        if view.rows is None:
+            return faced.reshape(-1, view.n, view.m)
+        return view.chosen(faced.flatten(0, len(view.axes) - 1).reshape(1, -1, view.m))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ def _same_but_for_picks(symmetry: Symmetry) -> Hashable:
             leg.view.parameter,
             leg.view.grid,
             leg.view.axes,
+            leg.view.rows,
             tuple("index" if isinstance(p, int) else p for p in leg.view.pick),
         )
         for leg in symmetry.legs

@@ -236,6 +236,7 @@ class Symmetry:
                     "grid": list(leg.view.grid),
                     "axes": list(leg.view.axes),
                     "pick": [list(p) if isinstance(p, tuple) else p for p in leg.view.pick],
+                    "rows": None if leg.view.rows is None else list(leg.view.rows),
                     "degree": leg.degree,
                 }
                 for leg in self.legs
@@ -261,6 +262,7 @@ class Symmetry:
                         grid=tuple(leg["grid"]),
                         axes=tuple(leg["axes"]),
                         pick=tuple(tuple(p) if isinstance(p, list) else p for p in leg["pick"]),
+                        rows=None if leg["rows"] is None else tuple(leg["rows"]),
                     ),
                     leg["degree"],
                 )

@@ -45,6 +45,8 @@ class View:
     grid: tuple[int, ...]
     axes: tuple[int, ...]
     pick: tuple[Pick, ...]
+    rows: tuple[int, ...] | None = None
+    """Which of the faced rows, in which order; all of them if None. Reading such a view copies."""
     rest: tuple[int, ...] = field(init=False, compare=False, repr=False)
     """The grid axes that make up the columns."""
     n: int = field(init=False, compare=False, repr=False)
@@ -60,6 +62,7 @@ class View:
         grid: tuple[int, ...] | None = None,
         axes: tuple[int, ...] | int = 0,
         pick: dict[int, Pick] | None = None,
+        rows: tuple[int, ...] | None = None,
     ) -> View:
         """The usual way to write a view: only what differs from the whole parameter, by grid axis."""
         grid = tuple(shape) if grid is None else grid
@@ -73,6 +76,7 @@ class View:
             grid=grid,
             axes=(axes,) if isinstance(axes, int) else axes,
             pick=tuple(chosen.get(axis) for axis in range(len(grid))),
+            rows=rows,
         )
 
     def __post_init__(self) -> None:
@@ -93,8 +97,11 @@ class View:
             if not 0 <= start < stop <= size:
                 raise ValueError(f"{self.parameter}: {chosen} is outside axis {axis} of the grid {self.grid}.")
         rest = tuple(a for a, p in enumerate(self.pick) if a not in self.axes and not isinstance(p, int))
+        faced = prod(self._extent(axis) for axis in self.axes)
+        if self.rows is not None and (not self.rows or not all(0 <= row < faced for row in self.rows)):
+            raise ValueError(f"{self.parameter}: rows {self.rows} are not among the {faced} that are faced.")
         object.__setattr__(self, "rest", rest)
-        object.__setattr__(self, "n", prod(self._extent(axis) for axis in self.axes))
+        object.__setattr__(self, "n", faced if self.rows is None else len(self.rows))
         object.__setattr__(self, "m", prod(self._extent(axis) for axis in rest))
 
     def _extent(self, axis: int) -> int:
@@ -110,6 +117,7 @@ class View:
             grid=tuple(self.grid[axis] for axis in kept),
             axes=tuple(kept.index(axis) for axis in self.axes),
             pick=tuple(self.pick[axis] for axis in kept),
+            rows=self.rows,
         )
 
     def reading(self, batch: tuple[int, ...] = ()) -> Reading:
@@ -131,13 +139,24 @@ class View:
 
     def matrix(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:
         """The n × m matrix this view sees in `tensor`."""
-        return self.face(tensor).reshape(self.n, self.m)
+        return self.chosen(self.face(tensor).reshape(-1, self.m))
+
+    def chosen(self, matrices: Shaped[Tensor, "*batch faced m"]) -> Shaped[Tensor, "*batch n m"]:
+        """The rows this view keeps of those it faces."""
+        if self.rows is None:
+            return matrices
+        return matrices.index_select(-2, torch.tensor(self.rows, device=matrices.device))
 
     def written(self, tensor: Float[Tensor, "..."], matrix: Float[Tensor, "n m"]) -> Float[Tensor, "..."]:
         """A copy of `tensor` in which this view sees `matrix`."""
         result = whole(tensor).clone(memory_format=torch.contiguous_format)
         target = self.face(result)
-        target.copy_(matrix.reshape(target.shape))
+        if self.rows is None:
+            target.copy_(matrix.reshape(target.shape))
+        else:
+            all_rows = target.reshape(-1, self.m).clone()
+            all_rows[list(self.rows)] = matrix
+            target.copy_(all_rows.reshape(target.shape))
         if not hasattr(tensor, "full_tensor"):
             return result
         from torch.distributed.tensor import DTensor, distribute_tensor
@@ -164,6 +183,8 @@ class View:
             while window and window[-1] == ":":
                 window = window[:-1]
             name = f"{self.parameter}[{','.join(window)}]" if window else self.parameter
+        if self.rows is not None:
+            name += f"[{':,' if self.transposed else ''}({','.join(map(str, self.rows))})]"
         return _typewriter(name) if latex else name
 
     def row(self, index: str, *, latex: bool = False) -> str:

@@ -1,0 +1,288 @@
+"""Any differentiable PyTorch function as a map from a flat parameter vector and one input to a flat output."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+Loss = str | Callable[[Tensor, Tensor], Tensor]
+"""Where output gradients live: "regression" (everywhere), "cross_entropy" (sum zero), or those of a loss(z, y)."""
+
+Inputs = Callable[[torch.Generator], Any] | Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""A function from a generator to one input, or an example whose shapes and types are imitated."""
+
+
+class Unsuitable(ValueError):
+    """The function cannot be studied; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """f(θ, x) with θ one float64 vector: names and shapes of its parts, and the function itself."""
+
+    evaluate: Callable[[dict[str, Tensor], Any], Tensor]
+    start: dict[str, Tensor]
+    sample: Callable[[torch.Generator], Any]
+    loss: Loss
+
+    @property
+    def size(self) -> int:
+        """D, the number of parameters."""
+        return sum(tensor.numel() for tensor in self.start.values())
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.start.values())).device
+
+    def split(self, theta: Float[Tensor, " D"]) -> dict[str, Tensor]:
+        """The named parameters in a flat vector."""
+        pieces = theta.split([tensor.numel() for tensor in self.start.values()])
+        return {n: piece.reshape(t.shape) for (n, t), piece in zip(self.start.items(), pieces, strict=True)}
+
+    def __call__(self, theta: Float[Tensor, " D"], x: Any) -> Float[Tensor, " out"]:
+        return self.evaluate(self.split(theta), x)
+
+    def generic_point(self, generator: torch.Generator) -> Float[Tensor, " D"]:
+        """Random parameters of a size at which activations neither vanish nor saturate.
+
+        Matrices get entries of variance 1/fan-in; vectors, which are gains and biases, scatter around their mean.
+        """
+        parts = []
+        for tensor in self.start.values():
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
+            if tensor.ndim >= 2:
+                fan_in = tensor[0].numel()
+                parts.append((noise / fan_in**0.5).flatten())
+            else:
+                parts.append((tensor.mean() + 0.5 * noise).flatten())
+        return torch.cat(parts)
+
+    def draw(self, theta: Float[Tensor, " D"], generator: torch.Generator) -> tuple[Any, Float[Tensor, " out"]]:
+        """A random input and a random output direction v in the span of the loss's gradients."""
+        x = to_device(self.sample(generator), self.device)
+        with torch.no_grad(), written_out():
+            z = self(theta, x)
+        noise = torch.randn(z.shape, generator=generator, dtype=torch.float64).to(self.device)
+        if self.loss == "regression":
+            return x, noise
+        if self.loss == "cross_entropy":
+            return x, noise
+        assert callable(self.loss)
+        loss = self.loss
+        return x, torch.func.grad(lambda out: loss(out, noise).sum())(z)
+
+
+def function_of(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss,
+    params: Mapping[str, Tensor] | None,
+    device: torch.device | str | None,
+) -> Function:
+    """Check what was given and bring it into the form of a `Function`."""
+    if not callable(loss) and loss not in ("regression", "cross_entropy"):
+        raise Unsuitable(f"Unknown loss {loss!r}; expected regression, cross_entropy or a function of (output, target).")
+    sample = imitating(inputs)
+    if isinstance(f, nn.Module):
+        if params is not None:
+            raise Unsuitable("params= belongs to a callable f(params, x); a module brings its own.")
+        call, start = _module(f, device)
+    else:
+        if not params:
+            raise Unsuitable("A callable f(params, x) needs params=, the tensors to study it at.")
+        start = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
+        call = f
+    if not start:
+        raise Unsuitable("There is no trainable parameter: nothing is trained, so every function of them is conserved.")
+    centred = loss == "cross_entropy"
+
+    def evaluate(values: dict[str, Tensor], x: Any) -> Tensor:
+        return flat_output(call(values, x), centred=centred)
+
+    function = Function(evaluate, start, sample, loss)
+    _refuse_unsuitable(function, f)
+    return function
+
+
+def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Callable[..., Any], dict[str, Tensor]]:
+    """A module as a function of its trainable parameters, each under its first name, wherever it is used."""
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise Unsuitable("The model is on the meta device; give it memory first, for instance with to_empty(device='cpu').")
+    model = copy.deepcopy(module).to(device=device, dtype=torch.float64)
+    canonical: dict[int, str] = {}
+    places: dict[str, str] = {}
+    seen: set[tuple[int, str]] = set()
+    for path, part in model.named_modules():
+        for attribute, parameter in part._parameters.items():
+            if parameter is not None and parameter.requires_grad and (id(part), attribute) not in seen:
+                seen.add((id(part), attribute))
+                place = f"{path}.{attribute}" if path else attribute
+                places[place] = canonical.setdefault(id(parameter), place)
+    owned = dict(model.named_parameters(remove_duplicate=False))
+    start = {name: owned[name].detach().clone() for name in canonical.values()}
+
+    def call(values: dict[str, Tensor], x: Any) -> Any:
+        given = {place: values[name] for place, name in places.items()}
+        args, kwargs = arguments(x)
+        return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
+
+    return call, start
+
+
+def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How one input is passed to a module: a tuple as several arguments, a mapping by keyword, else as the only one."""
+    if isinstance(x, tuple):
+        return x, {}
+    return ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
+
+
+def flat_output(output: Any, *, centred: bool) -> Float[Tensor, " out"]:
+    """All floating-point numbers of an output as one vector; logits are centred over classes for cross-entropy.
+
+    Centring puts the whole pull-back into the function: the gradients of ⟨f − mean f, v⟩ over all v are those of
+    ⟨f, v⟩ over v with sum zero, which is what cross-entropy can reach.
+    """
+    if centred:
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if not isinstance(logits, Tensor):
+            raise Unsuitable("loss='cross_entropy' needs a tensor of logits, or an output with .logits.")
+        return (logits - logits.mean(-1, keepdim=True)).flatten()
+    parts = [tensor.flatten() for tensor in tensors_in(output) if tensor.is_floating_point()]
+    if not parts:
+        raise Unsuitable(f"The function returned {type(output).__name__} without any floating-point tensor.")
+    return torch.cat(parts)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor inside tuples, lists, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value):
+        for entry in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, entry.name))
+
+
+def imitating(inputs: Inputs) -> Callable[[torch.Generator], Any]:
+    """A sampler of inputs: the given one, or one that draws tensors like the example."""
+    if callable(inputs) and not isinstance(inputs, Tensor):
+        return cast("Callable[[torch.Generator], Any]", inputs)
+    example = inputs
+
+    def like(value: Any, generator: torch.Generator) -> Any:
+        if isinstance(value, Tensor):
+            if value.is_floating_point():
+                return torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            if value.dtype == torch.bool:
+                return torch.rand(value.shape, generator=generator) < 0.5
+            low, high = int(value.min()), int(value.max())
+            return torch.randint(low, high + 1, value.shape, generator=generator, dtype=value.dtype)
+        if isinstance(value, tuple):
+            return tuple(like(item, generator) for item in value)
+        if isinstance(value, Mapping):
+            return {key: like(item, generator) for key, item in value.items()}
+        return value
+
+    return lambda generator: like(example, generator)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Tensors of an input on a device, floating-point ones in float64."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float64) if value.is_floating_point() else value.to(device)
+    if isinstance(value, tuple):
+        return tuple(to_device(item, device) for item in value)
+    if isinstance(value, Mapping):
+        return {key: to_device(item, device) for key, item in value.items()}
+    return value
+
+
+class _WrittenOut(TorchFunctionMode):
+    """Replaces fused operators whose derivatives cannot be trusted by their formulas.
+
+    PyTorch's native layer_norm has a wrong third derivative, and brackets of brackets need the third and more.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.layer_norm or func is torch.layer_norm:
+            return _layer_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _layer_norm(
+    x: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = False,
+) -> Tensor:
+    axes = tuple(range(-len(normalized_shape), 0))
+    centred = x - x.mean(axes, keepdim=True)
+    y = centred / torch.sqrt((centred * centred).mean(axes, keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+@contextmanager
+def written_out() -> Iterator[None]:
+    """Run with operators that can be differentiated as often as needed, forwards and backwards."""
+    with sdpa_kernel(SDPBackend.MATH), _WrittenOut():
+        yield
+
+
+def _refuse_unsuitable(function: Function, f: Any) -> None:
+    """Say early, and in words, what would otherwise fail deep inside."""
+    generator = torch.Generator().manual_seed(0)
+    theta = function.generic_point(generator)
+    x = to_device(function.sample(generator), function.device)
+    with written_out():
+        try:
+            with torch.no_grad():
+                first, second = function(theta, x), function(theta, x)
+        except Unsuitable:
+            raise
+        except Exception as problem:
+            raise Unsuitable(f"The function failed on a random input: {type(problem).__name__}: {problem}") from problem
+        if not bool(torch.isfinite(first).all()):
+            raise Unsuitable("The function returned NaN or infinite values at random parameters and a random input.")
+        if not torch.equal(first, second):
+            raise Unsuitable(
+                "The function is random, or changes when it is called: two calls on one input differ. "
+                "Switch off dropout and batch statistics with model.eval()."
+            )
+        _refuse_batch_statistics(f)
+        try:
+            slope = torch.func.grad(lambda t: function(t, x).square().sum())(theta)
+        except Exception as problem:
+            raise Unsuitable(f"The function is not differentiable: {type(problem).__name__}: {problem}") from problem
+    if not bool(torch.isfinite(slope).all()):
+        raise Unsuitable("The gradient is NaN or infinite at random parameters and a random input.")
+    if not bool(slope.any()):
+        raise Unsuitable("The output does not depend on the parameters: its gradient is zero.")
+
+
+def _refuse_batch_statistics(f: Any) -> None:
+    if isinstance(f, nn.Module):
+        for name, module in f.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
+                raise Unsuitable(
+                    f"{name or 'the module'} normalises by the statistics of its batch, so the output for one input "
+                    "depends on the others. Call model.eval() to study it with running statistics."
+                )

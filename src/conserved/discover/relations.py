@@ -1,0 +1,168 @@
+r"""Sparse linear relations between rates of change: the null space of their samples, made readable.
+
+A null space has no preferred basis, but laws have: few terms, small rational coefficients. Gauss–Jordan elimination
+gives such a basis up to relations that say nothing about the function (the squared lengths of a matrix's rows add up
+to the same number as those of its columns); these are taken out again wherever that makes a relation shorter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.discover.features import Feature, Rates
+
+EXACT = 1e-9
+"""A relation violated by less than this, relative to its terms, holds up to rounding."""
+
+NEARLY = 1e-3
+"""A relation violated by less than this holds up to something small, such as a normalisation's ε."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Σ coefficient · rate = 0, and by how much it is violated relative to its terms."""
+
+    terms: dict[Feature, float]
+    violation: float
+
+    @property
+    def exact(self) -> bool:
+        return self.violation < EXACT
+
+
+def relations(rates: Rates) -> list[Relation]:
+    """A sparse basis of all linear relations between the features, modulo the trivial ones, shortest first."""
+    features = rates.features
+    scale = rates.sizes.square().mean(0).sqrt()
+    # Fields have length one: a feature this small is itself rounding, and must not be scaled up to a signal.
+    alive = scale > 1e-12 * scale.max()
+    inert = [f for f, flag in zip(features, alive.tolist(), strict=True) if not flag]
+    matrix = rates.values / torch.where(alive, scale, 1)
+    # A feature whose rate is rounding against its own terms is a relation of one term.
+    silent = alive & (matrix.abs().amax(0) < EXACT)
+    found = [Relation({f: 1.0}, 0.0) for f in inert]
+    found += [Relation({f: 1.0}, float(matrix[:, i].abs().max())) for i, f in enumerate(features) if silent[i]]
+    keep = (alive & ~silent).nonzero().flatten()
+    if len(keep):
+        found += _null_relations([features[i] for i in keep.tolist()], matrix[:, keep], scale[keep], rates.sizes[:, keep])
+    return found
+
+
+def _null_relations(features: list[Feature], matrix: Tensor, scale: Tensor, sizes: Tensor) -> list[Relation]:
+    _, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    small = values < NEARLY * values[0]
+    if not bool(small.any()):
+        return []
+    # Only a drop sets small singular values apart; a spectrum that fades out evenly has no relations in it.
+    first = int(small.nonzero()[0])
+    cuts = [i for i in range(max(first, 1), len(values)) if values[i] < 0.1 * values[i - 1]]
+    if not cuts:
+        return []
+    null = right[cuts[0] :] / scale
+    basis = _reduced(null)
+    rows = _independent(_shortened([row.cpu() for row in basis], _trivial(features)), _trivial(features))
+    return [_relation(features, row, matrix * scale, sizes) for row in rows]
+
+
+def _reduced(rows: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
+    """Gauss–Jordan elimination with complete pivoting on scaled rows."""
+    rows = rows.clone()
+    for place in range(len(rows)):
+        sizes = rows[place:].abs()
+        pivot = int(sizes.argmax())
+        row, column = place + pivot // rows.shape[1], pivot % rows.shape[1]
+        if rows[row, column] == 0:
+            return rows[:place]
+        rows[[place, row]] = rows[[row, place]]
+        rows[place] /= rows[place, column].clone()
+        others = torch.arange(len(rows)) != place
+        rows[others] -= rows[others, column : column + 1] * rows[place]
+    return torch.where(rows.abs() < 1e-6, 0, rows)
+
+
+def _trivial(features: list[Feature]) -> list[Tensor]:
+    """Sums over the rows along two axes of one parameter are the same number, for lengths and for sums alike."""
+    groups: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for place, feature in enumerate(features):
+        groups.setdefault((feature.sort, feature.parameter), {}).setdefault(feature.axis, []).append(place)
+    found = []
+    for axes in groups.values():
+        first, *others = axes.values()
+        for other in others:
+            row = torch.zeros(len(features), dtype=torch.float64)
+            row[first], row[other] = 1, -1
+            found.append(row)
+    return found
+
+
+def _shortened(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
+    """Subtract multiples of trivial relations and of other rows from each row while that leaves fewer terms."""
+    rows = sorted(rows, key=_terms)
+    improved = True
+    while improved:
+        improved = False
+        for place, row in enumerate(rows):
+            for other in (*trivial, *(one for k, one in enumerate(rows) if k != place)):
+                shorter = _less(row, other)
+                if shorter is not None:
+                    rows[place] = row = shorter
+                    improved = True
+        rows = sorted((row for row in rows if bool(row.any())), key=_terms)
+    return rows
+
+
+def _terms(row: Tensor) -> int:
+    return int((row != 0).sum())
+
+
+def _less(row: Tensor, other: Tensor) -> Tensor | None:
+    """`row` minus the multiple of `other` that cancels most, if that has fewer terms."""
+    support = (other != 0) & (row != 0)
+    if int(support.sum()) * 2 <= _terms(other):
+        return None
+    ratios, counts = (row[support] / other[support]).round(decimals=6).unique(return_counts=True)
+    shorter = row - float(ratios[counts.argmax()]) * other
+    shorter = torch.where(shorter.abs() < 1e-5, 0, shorter)
+    return shorter if _terms(shorter) < _terms(row) else None
+
+
+def _independent(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
+    """Shortest rows first, each only if it is independent of the trivial relations and of those before it."""
+    basis: list[Tensor] = []
+
+    def is_new(row: Tensor) -> bool:
+        left = row.clone()
+        for _ in range(2):
+            for one in basis:
+                left = left - (left @ one) * one
+        length = torch.linalg.vector_norm(left)
+        if length < 1e-6 * torch.linalg.vector_norm(row):
+            return False
+        basis.append(left / length)
+        return True
+
+    for relation in trivial:
+        is_new(relation)
+    return [row for row in rows if is_new(row)]
+
+
+def _relation(features: list[Feature], row: Tensor, values: Tensor, sizes: Tensor) -> Relation:
+    entries = row.nonzero().flatten().tolist()
+    smallest = min(abs(float(row[i])) for i in entries)
+    lead = float(row[entries[0]])
+    terms = {features[i]: _rational(float(row[i]) / smallest * (1 if lead > 0 else -1)) for i in entries}
+    weights = torch.tensor(list(terms.values()), dtype=torch.float64, device=values.device)
+    gaps = (values[:, entries] @ weights).abs()
+    bounds = sizes[:, entries] @ weights.abs()
+    return Relation(terms, float((gaps / torch.where(bounds > 0, bounds, 1)).max()))
+
+
+def _rational(value: float) -> float:
+    """The nearby fraction of small numbers, if there is one."""
+    near = float(Fraction(value).limit_denominator(12))
+    return near if abs(near - value) < 1e-4 * max(1, abs(value)) else value
