@@ -1,6 +1,7 @@
 """Find, prove, watch and use the quantities that neural-network training conserves."""
 
 from conserved import blocks
+from conserved.discover import Discovery, discover
 from conserved.impostors import impostors
 from conserved.laws import Dropped, Law, LawSet, Reference
 from conserved.recognize import Component, recognize, register
@@ -11,6 +12,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Component",
+    "Discovery",
     "Dropped",
     "Evidence",
     "Kind",
@@ -24,6 +26,7 @@ __all__ = [
     "View",
     "Witness",
     "blocks",
+    "discover",
     "impostors",
     "recognize",
     "register",

@@ -78,7 +78,9 @@ def rates(function: Function, samples: int, generator: torch.Generator) -> Rates
         values.append(torch.cat([value for value, _ in blocks], 1))
         sizes.append(torch.cat([size for _, size in blocks], 1))
         if not points or len(next(iter(points.values()))) < _WHOLE:
-            points = {name: torch.cat((points[name], t))[:_WHOLE] if points else t[:_WHOLE] for name, t in theta.items()}
+            points = {
+                name: torch.cat((points[name], t))[:_WHOLE] if points else t[:_WHOLE] for name, t in theta.items()
+            }
             fields = {n: torch.cat((fields[n], t))[:_WHOLE] if fields else t[:_WHOLE] for n, t in gradients.items()}
     return Rates(features_of(function), torch.cat(values), torch.cat(sizes), points, fields)
 

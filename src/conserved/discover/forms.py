@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from conserved.discover.features import Feature, Rates
+from conserved.discover.features import Rates
 from conserved.discover.relations import EXACT, Relation
 from conserved.kind import ComplexScaling, GeneralLinear, Kind, Scaling, Translation
 from conserved.symmetry import Leg, Symmetry
@@ -49,7 +49,26 @@ def symmetries(found: Sequence[Relation], rates: Rates, shapes: dict[str, tuple[
     for alike in lengths.values():
         made += _scalings(alike, rates, shapes)
     made += _translations(sums, shapes)
-    return _named(made)
+    return _named([*_inert(rates, shapes), *made])
+
+
+def _inert(rates: Rates, shapes: dict[str, tuple[int, ...]]) -> Iterator[Symmetry]:
+    """Parameters, or rows of them, that no field moves: every entry is conserved."""
+    sizes = rates.sizes.amax(0)
+    still = sizes <= 1e-12 * sizes.max()
+    rows: dict[str, list[int]] = defaultdict(list)
+    for feature, quiet in zip(rates.features, still.tolist(), strict=True):
+        if quiet and feature.sort == "length" and feature.axis == 0:
+            rows[feature.parameter].append(feature.index)
+    for name, found in rows.items():
+        shape = shapes[name] or (1,)
+        size = torch.Size(shape).numel()
+        if len(found) == shape[0]:
+            views = [View.of(name, shape, grid=(1, size))]
+        else:
+            views = [View.of(name, shape, grid=(1, *shape), pick={1: (row, row + 1)}) for row in found]
+        for view in views:
+            yield Symmetry(block="", family="translation", kind=Translation(), legs=(Leg(view),))
 
 
 def _rows(relation: Relation) -> _Rows:
@@ -65,7 +84,9 @@ def _scalings(alike: list[_Rows], rates: Rates, shapes: dict[str, tuple[int, ...
     alike = sorted(alike, key=lambda rows: rows.rows)
     types = alike[0].types
     violation = max(rows.violation for rows in alike)
-    columns = [(t, [rows.rows[k][w] for rows in alike]) for k, t in enumerate(types) for w in range(len(alike[0].rows[k]))]
+    columns = [
+        (t, [rows.rows[k][w] for rows in alike]) for k, t in enumerate(types) for w in range(len(alike[0].rows[k]))
+    ]
     if violation >= EXACT:
         yield _symmetry(Scaling(), columns, shapes, violation)
         return
@@ -187,7 +208,9 @@ def _translations(found: list[Relation], shapes: dict[str, tuple[int, ...]]) -> 
             yield Symmetry(block="", family="translation", kind=Translation(), legs=tuple(legs))
 
 
-def _sum_legs(relation: Relation, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[tuple[LegType, ...], tuple[int, ...]]]:
+def _sum_legs(
+    relation: Relation, shapes: dict[str, tuple[int, ...]]
+) -> Iterator[tuple[tuple[LegType, ...], tuple[int, ...]]]:
     """A relation as legs with one index each; all entries of a parameter with one coefficient are a leg of their own."""
     grouped: dict[LegType, list[int]] = defaultdict(list)
     for feature, coefficient in relation.terms.items():
@@ -235,8 +258,6 @@ def _sum_view(name: str, shape: tuple[int, ...], axis: int, index: int | None = 
 
 def _named(made: list[Symmetry]) -> list[Symmetry]:
     """Numbered within their kind, under the module their parameters share."""
-    from dataclasses import replace
-
     counts: dict[tuple[str, str], int] = defaultdict(int)
     named = []
     for symmetry in made:
@@ -255,6 +276,3 @@ def _common_module(names: tuple[str, ...]) -> str:
             break
         shared.append(steps[0])
     return ".".join(shared)
-
-
-__all__ = ["Feature", "Float", "symmetries"]

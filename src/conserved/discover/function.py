@@ -92,7 +92,9 @@ def function_of(
 ) -> Function:
     """Check what was given and bring it into the form of a `Function`."""
     if not callable(loss) and loss not in ("regression", "cross_entropy"):
-        raise Unsuitable(f"Unknown loss {loss!r}; expected regression, cross_entropy or a function of (output, target).")
+        raise Unsuitable(
+            f"Unknown loss {loss!r}; expected regression, cross_entropy or a function of (output, target)."
+        )
     sample = imitating(inputs)
     if isinstance(f, nn.Module):
         if params is not None:
@@ -118,7 +120,9 @@ def function_of(
 def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Callable[..., Any], dict[str, Tensor]]:
     """A module as a function of its trainable parameters, each under its first name, wherever it is used."""
     if any(parameter.is_meta for parameter in module.parameters()):
-        raise Unsuitable("The model is on the meta device; give it memory first, for instance with to_empty(device='cpu').")
+        raise Unsuitable(
+            "The model is on the meta device; give it memory first, for instance with to_empty(device='cpu')."
+        )
     model = copy.deepcopy(module).to(device=device, dtype=torch.float64)
     canonical: dict[int, str] = {}
     places: dict[str, str] = {}
@@ -281,7 +285,9 @@ def _refuse_unsuitable(function: Function, f: Any) -> None:
 def _refuse_batch_statistics(f: Any) -> None:
     if isinstance(f, nn.Module):
         for name, module in f.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+                module.training or not module.track_running_stats
+            ):
                 raise Unsuitable(
                     f"{name or 'the module'} normalises by the statistics of its batch, so the output for one input "
                     "depends on the others. Call model.eval() to study it with running statistics."

@@ -7,8 +7,10 @@ to the same number as those of its columns); these are taken out again wherever 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -36,20 +38,20 @@ class Relation:
 
 
 def relations(rates: Rates) -> list[Relation]:
-    """A sparse basis of all linear relations between the features, modulo the trivial ones, shortest first."""
+    """A sparse basis of all linear relations between the features that move, modulo the trivial ones."""
     features = rates.features
     scale = rates.sizes.square().mean(0).sqrt()
     # Fields have length one: a feature this small is itself rounding, and must not be scaled up to a signal.
     alive = scale > 1e-12 * scale.max()
-    inert = [f for f, flag in zip(features, alive.tolist(), strict=True) if not flag]
     matrix = rates.values / torch.where(alive, scale, 1)
     # A feature whose rate is rounding against its own terms is a relation of one term.
     silent = alive & (matrix.abs().amax(0) < EXACT)
-    found = [Relation({f: 1.0}, 0.0) for f in inert]
-    found += [Relation({f: 1.0}, float(matrix[:, i].abs().max())) for i, f in enumerate(features) if silent[i]]
+    found = [Relation({f: 1.0}, float(matrix[:, i].abs().max())) for i, f in enumerate(features) if silent[i]]
     keep = (alive & ~silent).nonzero().flatten()
     if len(keep):
-        found += _null_relations([features[i] for i in keep.tolist()], matrix[:, keep], scale[keep], rates.sizes[:, keep])
+        found += _null_relations(
+            [features[i] for i in keep.tolist()], matrix[:, keep], scale[keep], rates.sizes[:, keep]
+        )
     return found
 
 
@@ -101,17 +103,21 @@ def _trivial(features: list[Feature]) -> list[Tensor]:
 
 
 def _shortened(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
-    """Subtract multiples of trivial relations and of other rows from each row while that leaves fewer terms."""
+    """Subtract multiples of other rows and of trivial relations from each row while that leaves fewer terms.
+
+    A relation can hide behind trivial ones (the last neuron's, as the sum over all neurons less the others), so each
+    row is also tried from where a few trivial relations take it.
+    """
     rows = sorted(rows, key=_terms)
     improved = True
     while improved:
         improved = False
-        for place, row in enumerate(rows):
-            for other in (*trivial, *(one for k, one in enumerate(rows) if k != place)):
-                shorter = _less(row, other)
-                if shorter is not None:
-                    rows[place] = row = shorter
-                    improved = True
+        for place in range(len(rows)):
+            others = torch.stack(rows[:place] + rows[place + 1 :]) if len(rows) > 1 else rows[0][None][:0]
+            best = min((_descended(start, others) for start in _starts(rows[place], trivial)), key=_terms)
+            if _terms(best) < _terms(rows[place]):
+                rows[place] = best
+                improved = True
         rows = sorted((row for row in rows if bool(row.any())), key=_terms)
     return rows
 
@@ -120,15 +126,46 @@ def _terms(row: Tensor) -> int:
     return int((row != 0).sum())
 
 
-def _less(row: Tensor, other: Tensor) -> Tensor | None:
-    """`row` minus the multiple of `other` that cancels most, if that has fewer terms."""
+def _starts(row: Tensor, trivial: list[Tensor]) -> Iterator[Tensor]:
+    """The row, and the row with some of the trivial relations it touches taken out."""
+    touching = [relation for relation in trivial if bool(((relation != 0) & (row != 0)).any())][:_FEW]
+    for chosen in product((False, True), repeat=len(touching)):
+        start = row
+        for relation, use in zip(touching, chosen, strict=True):
+            if use:
+                start = _cleaned(start - _commonest_ratio(start, relation) * relation)
+        yield start
+
+
+_FEW = 5
+"""Trivial relations that are tried together."""
+
+
+def _descended(row: Tensor, others: Float[Tensor, "k F"]) -> Tensor:
+    """Subtract multiples of other rows while there are fewer terms each time."""
+    lengths = (others != 0).sum(1)
+    while len(others):
+        overlap = ((others != 0) & (row != 0)).sum(1)
+        candidates = (2 * overlap > lengths).nonzero().flatten().tolist()
+        shorter = [_cleaned(row - _commonest_ratio(row, others[k]) * others[k]) for k in candidates]
+        best = min(shorter, key=_terms, default=row)
+        if _terms(best) >= _terms(row):
+            return row
+        row = best
+    return row
+
+
+def _commonest_ratio(row: Tensor, other: Tensor) -> float:
+    """The multiple of `other` that cancels most entries of `row`."""
     support = (other != 0) & (row != 0)
-    if int(support.sum()) * 2 <= _terms(other):
-        return None
+    if not bool(support.any()):
+        return 0.0
     ratios, counts = (row[support] / other[support]).round(decimals=6).unique(return_counts=True)
-    shorter = row - float(ratios[counts.argmax()]) * other
-    shorter = torch.where(shorter.abs() < 1e-5, 0, shorter)
-    return shorter if _terms(shorter) < _terms(row) else None
+    return float(ratios[counts.argmax()])
+
+
+def _cleaned(row: Tensor) -> Tensor:
+    return torch.where(row.abs() < 1e-5, 0, row)
 
 
 def _independent(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:

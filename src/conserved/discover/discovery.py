@@ -1,0 +1,181 @@
+"""`discover`: how many laws a function has, what they are, and whether those are all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conserved.discover.features import features_of, rates
+from conserved.discover.forms import symmetries
+from conserved.discover.function import Function, Inputs, Loss, function_of
+from conserved.discover.rank import LEAST_GAP, Closure, Progress, closure, refuse_too_large
+from conserved.discover.relations import relations
+from conserved.laws import LawSet
+from conserved.verdict import Evidence, Verdict
+
+_TRUSTED = 1e-4
+"""Derivatives further than this from finite differences are not believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """The laws of a function, and how well they are known.
+
+    `count` is the number of independent laws; `laws` those that were found as formulas, at random parameters.
+    `unexplained` laws exist that no found form explains. `approximate` laws hold up to something small and are not
+    part of the count.
+    """
+
+    parameters: int
+    rank: int
+    ranks: tuple[int, ...]
+    depth: int
+    gap: float
+    laws: LawSet
+    explained: int
+    approximate: int
+    verdict: Verdict
+
+    @property
+    def count(self) -> int:
+        """Independent laws: D − rank."""
+        return self.parameters - self.rank
+
+    @property
+    def unexplained(self) -> int:
+        """Laws that exist and were not found as a formula."""
+        return self.count - self.explained
+
+    @property
+    def complete(self) -> bool:
+        """Whether the laws found are all there are."""
+        return self.verdict.holds and self.explained == self.count
+
+    def __repr__(self) -> str:
+        found = "all found" if self.complete else f"{self.explained} found"
+        return f"<Discovery: {self.count} laws of {self.parameters} parameters, {found}; {self.verdict.status.value}>"
+
+    def summary(self) -> str:
+        """The laws as a table, and what is known about their number."""
+        lines = [self.laws.summary(), "", str(self.verdict)] if len(self.laws) else [str(self.verdict)]
+        return "\n".join(lines)
+
+    def latex(self) -> str:
+        """A table that can be pasted into a paper."""
+        rows = [rf"  ${symmetry.latex()}$ & {symmetry.numbers} \\" for symmetry in self.laws if symmetry.exact]
+        head = [r"\begin{tabular}{lr}", r"  conserved quantity & numbers \\ \hline"]
+        foot = [rf"  independent laws (of {self.parameters} parameters) & {self.count} \\", r"\end{tabular}"]
+        return "\n".join([*head, *rows, r"  \hline", *foot])
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "parameters": self.parameters,
+            "rank": self.rank,
+            "ranks": list(self.ranks),
+            "count": self.count,
+            "depth": self.depth,
+            "gap": self.gap,
+            "explained": self.explained,
+            "unexplained": self.unexplained,
+            "approximate": self.approximate,
+            "complete": self.complete,
+            "verdict": self.verdict.status.value,
+            "message": self.verdict.message,
+            "laws": [
+                {
+                    "name": law.name,
+                    "group": law.symmetry.kind.group(law.symmetry.n, law.symmetry.m),
+                    "formula": law.formula,
+                    "latex": law.latex,
+                    "numbers": law.numbers,
+                    "violation": law.symmetry.epsilon,
+                }
+                for law in self.laws.laws
+            ],
+        }
+
+
+def discover(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss = "regression",
+    depth: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    params: Mapping[str, Tensor] | None = None,
+    forms: bool = True,
+    progress: Progress | None = None,
+) -> Discovery:
+    """Count the conservation laws of any differentiable function, and find them.
+
+    `f` is a module, or a callable f(params, x) with `params=` its tensors. `inputs` draws one input from a generator,
+    or is an example whose shapes and types are imitated. `loss` says where output gradients live: "regression",
+    "cross_entropy", or a loss(output, target). `depth` fixes how deep brackets are nested; by default they are added
+    until a further level brings nothing new. `forms=False` only counts.
+    """
+    say = progress or (lambda message: None)
+    function = function_of(f, inputs, loss=loss, params=params, device=device)
+    refuse_too_large(function.size, function.device)
+    generator = torch.Generator().manual_seed(seed)
+    first = closure(function, depth=depth, generator=generator, progress=say, point="first point: ")
+    reached = len(first.ranks) - 1
+    second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
+    count = function.size - first.rank
+    laws = _found(function, generator, say) if forms and count > 0 else LawSet(symmetries=())
+    theta = function.split(first.theta)
+    laws = LawSet(symmetries=laws.symmetries, parameters=theta)
+    explained = laws.independent(exact=True)
+    everything = laws.independent()
+    return Discovery(
+        parameters=function.size,
+        rank=first.rank,
+        ranks=first.ranks,
+        depth=first.depth,
+        gap=min(first.gap, second.gap),
+        laws=laws,
+        explained=explained,
+        approximate=everything - explained,
+        verdict=_verdict(function, first, second, explained, searched=forms),
+    )
+
+
+def _found(function: Function, generator: torch.Generator, say: Progress) -> LawSet:
+    samples = len(features_of(function)) + 40
+    say(f"looking for forms among {samples - 40} features over {samples} samples")
+    measured = rates(function, samples, generator)
+    shapes = {name: tuple(tensor.shape) for name, tensor in function.start.items()}
+    return LawSet(symmetries=tuple(symmetries(relations(measured), measured, shapes)))
+
+
+def _verdict(function: Function, first: Closure, second: Closure, explained: int, *, searched: bool) -> Verdict:
+    count = function.size - first.rank
+    error = max(first.derivative_error, second.derivative_error)
+    evidence = (
+        Evidence(what="rank by depth of brackets, first point", value=", ".join(map(str, first.ranks))),
+        Evidence(what="rank by depth of brackets, second point", value=", ".join(map(str, second.ranks))),
+        Evidence(what="kept over dropped singular values", value=min(first.gap, second.gap), limit=LEAST_GAP),
+        Evidence(what="derivatives against finite differences", value=error, limit=_TRUSTED),
+    )
+    problem = ""
+    if first.rank != second.rank:
+        problem = "The rank differs between two random points; try another seed, or inputs that are more varied."
+    elif min(first.gap, second.gap) < LEAST_GAP:
+        problem = "No clear gap separates directions from rounding; try a smaller or better conditioned instance."
+    elif not first.settled:
+        problem = "The rank was still growing at the deepest brackets; pass a larger depth."
+    elif error > _TRUSTED:
+        problem = "Higher derivatives disagree with finite differences: some operator's derivative formula is wrong."
+    elif explained > count:
+        problem = "More laws were found than the rank allows; one of the two is wrong. Please report this function."
+    if problem:
+        return Verdict(status=Verdict.INCONCLUSIVE, message=problem, evidence=evidence)
+    message = f"{count} independent laws of {function.size} parameters"
+    if searched and count:
+        message += ", all found." if explained == count else f"; {count - explained} have no form that was looked for."
+    return Verdict(status=Verdict.VERIFIED, message=message, evidence=evidence)
