@@ -157,7 +157,7 @@ def test_quadratic_laws_drift_to_first_order_and_linear_ones_not_at_all(case: Ca
 def test_the_order_test_tells_the_softmax_gate_from_the_sigmoid_gate() -> None:
     """Σ W_i of the paper's Theorem 4.7: rounding under softmax, the same drift at every step under sigmoid."""
     softmax, sigmoid = named("softmax mixture"), named("sigmoid mixture")
-    router = softmax.laws(softmax.model())["router.shift"]
+    router = softmax.laws(softmax.model())["router.shift[weight]"]
 
     def sum_of_rows(model: nn.Module) -> LawSet:
         return LawSet(symmetries=(router,), parameters=dict(model.named_parameters()))
@@ -289,7 +289,7 @@ def test_hand_written_laws_of_the_other_blocks() -> None:
     assert torch.allclose(named("SwiGLU").laws(swiglu).values()["gated_neurons"], expected)
     mixture = named("softmax mixture").model()
     assert torch.allclose(
-        named("softmax mixture").laws(mixture).values()["router.shift"],
+        named("softmax mixture").laws(mixture).values()["router.shift[weight]"],
         dict(mixture.named_parameters())["router.weight"].detach().sum(0),
     )
     blog = named("ReLU attention").model()

@@ -280,12 +280,12 @@ class TestWrapped:
 
     def test_one_active_expert_of_many_freezes_the_router(self) -> None:
         laws = recognize(MixtureOfExperts(3, 2, 3, top_k=1))
-        assert laws["router.frozen"].numbers == 9
-        assert laws["router.frozen"].inert
+        assert laws["router.frozen[weight]"].numbers == 9
+        assert laws["router.frozen[weight]"].inert
 
     def test_a_mixture_of_one_has_a_router_that_never_moves(self) -> None:
         for gate in ("softmax", "sigmoid"):
             model = MixtureOfExperts(3, 2, 1, gate).double()
             model(torch.randn(4, 3, dtype=torch.float64)).sum().backward()
             assert gradients(model)["router.weight"].abs().max() == 0
-            assert recognize(model)["router.frozen"].numbers == 3
+            assert recognize(model)["router.frozen[weight]"].numbers == 3

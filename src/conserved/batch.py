@@ -86,6 +86,9 @@ class Plan:
             first = self.symmetries[members[0]]
             left = _stacked(group, a, dtype)
             right = left if a is b else _stacked(group, b, dtype)
+            if left[0].dtype != right[0].dtype:
+                common = torch.promote_types(left[0].dtype, right[0].dtype)
+                left, right = [x.to(common) for x in left], [x.to(common) for x in right]
             with full_precision(left[0]):
                 value = form(first.kind, first.degrees, left, right)
             results.update(zip(members, value.expand(len(members), *value.shape[1:]).unbind(), strict=True))

@@ -11,11 +11,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from torch import nn
 
 import conserved
+from conserved.discover import Unsuitable
 from conserved.recognize.registry import LOSSES, recognize
 from conserved.table import renderable
 
@@ -28,6 +30,7 @@ app = typer.Typer(
 
 BAD_USAGE = 2
 DOES_NOT_HOLD = 1
+INTERNAL = 70
 
 
 class Usage(Exception):
@@ -52,7 +55,7 @@ def load_model(target: str, options: list[str]) -> nn.Module:
         raise Usage(f"{target} is a {type(factory).__name__}, neither a model nor a function that returns one.")
     try:
         model = factory(**dict(map(_option, options)))
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise Usage(f"{target} failed: {type(problem).__name__}: {problem}") from problem
     if not isinstance(model, nn.Module):
         raise Usage(f"{target} returned a {type(model).__name__}, not a torch.nn.Module.")
@@ -67,17 +70,25 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
+    _importable(path.resolve().parent)
     try:
         spec.loader.exec_module(module)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise Usage(f"{path} could not be run: {type(problem).__name__}: {problem}") from problem
     return module
 
 
+def _importable(folder: Path) -> None:
+    """Let a model's file import its neighbours, as it can when it is run."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
 def _load_module(name: str) -> ModuleType:
+    _importable(Path.cwd())
     try:
         return importlib.import_module(name)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise Usage(f"{name} could not be imported: {type(problem).__name__}: {problem}") from problem
 
 
@@ -162,6 +173,75 @@ def laws(
 
 
 @app.command()
+def discover(
+    target: Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory", metavar="MODEL")],
+    options: Annotated[
+        list[str] | None, typer.Argument(help="arguments of the factory, as name=value", metavar="[NAME=VALUE]…")
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="shape of one input, such as 5,4; or tokens:VOCAB:SHAPE; or NAME of a sampler in the same file"
+        ),
+    ] = None,
+    loss: Annotated[str, typer.Option(help="regression or cross_entropy")] = "regression",
+    depth: Annotated[int | None, typer.Option(min=0, help="how deep brackets are nested")] = None,
+    seed: Annotated[int, typer.Option(help="seed of all samples")] = 0,
+    device: Annotated[str | None, typer.Option(help="where to compute, such as cuda")] = None,
+    count_only: Annotated[bool, typer.Option("--count-only", help="Do not look for formulas.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count the conservation laws of any model, and find them, knowing nothing of its architecture."""
+    model = load_model(target, options or [])
+    errors = Console(stderr=True)
+    found = conserved.discover(
+        model,
+        _inputs(target, inputs),
+        loss=loss,
+        depth=depth,
+        seed=seed,
+        device=device,
+        forms=not count_only,
+        progress=lambda message: errors.print(message, style="dim", highlight=False),
+    )
+    if as_json:
+        _print_json(found.record())
+    elif latex:
+        sys.stdout.write(found.latex() + "\n")
+    else:
+        Console().print(found.summary(), markup=False, highlight=False)
+    if not found.verdict.holds:
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+def _inputs(target: str, text: str | None) -> Any:
+    """What --inputs says: a shape of numbers, a shape of token ids, or a function beside the model."""
+    if text is None:
+        raise Usage("Say what the model takes: --inputs 5,4 for numbers of that shape, or --inputs tokens:VOCAB:SHAPE.")
+    kind, _, rest = text.partition(":")
+    if kind == "tokens":
+        vocab, _, shape = rest.partition(":")
+        if not vocab.isdigit():
+            raise Usage(f"--inputs {text} is not of the form tokens:VOCAB:SHAPE, such as tokens:50:2,8.")
+        size = _shape(shape)
+        return lambda generator: torch.randint(int(vocab), size, generator=generator)
+    if text.isidentifier():
+        place = target.rpartition(":")[0]
+        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        if not callable(getattr(module, text, None)):
+            raise Usage(f"{place} has no function {text!r} to draw inputs with.")
+        return getattr(module, text)
+    return torch.zeros(_shape(text))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not text or not all(size.isdigit() and int(size) > 0 for size in text.split(",")):
+        raise Usage(f"{text!r} is not a shape; write sizes with commas, such as 5,4.")
+    return tuple(map(int, text.split(",")))
+
+
+@app.command()
 def demo(
     seed: Annotated[int, typer.Option(help="seed of the weights and of the text")] = 0,
     steps: Annotated[int, typer.Option(min=2, help="steps at the largest step size")] = 150,
@@ -184,6 +264,10 @@ def main() -> None:
     """Run the command; what a user did wrong ends with one sentence and exit code 2."""
     try:
         app()
-    except Usage as problem:
+    except (Usage, Unsuitable) as problem:
         Console(stderr=True).print(f"conserved: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(BAD_USAGE)
+    except Exception:
+        # Neither "holds" nor "does not hold" nor the user's mistake: the exit code must not say any of them.
+        Console(stderr=True).print_exception()
+        sys.exit(INTERNAL)

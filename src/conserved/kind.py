@@ -71,7 +71,7 @@ class Kind(ABC):
     shared: ClassVar[str] = "rows"
     """What the legs must have in common: "rows" (n), "columns" (m) or "nothing"."""
     linear: ClassVar[bool] = False
-    """Whether the law is linear in the parameters (then no optimizer of gradients makes it drift)."""
+    """Whether the law is linear in the parameters; gradient descent, with momentum or without, does not move it."""
 
     def lift(self, a: Float[Tensor, "*batch n m"], *, point: bool) -> Float[Tensor, "*batch n k"]:
         """What generators act on: the leg itself, for every linear action, at points and directions alike."""
@@ -80,6 +80,10 @@ class Kind(ABC):
     @abstractmethod
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         """The moment map of one leg of degree +1."""
+
+    def bound(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
+        """What |contract(a, b)| could be, entry by entry, if nothing cancelled."""
+        return self.contract(a.abs(), b.abs())
 
     @abstractmethod
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
@@ -199,6 +203,12 @@ class ComplexScaling(Kind):
         real = row_dots(a0, b0) + row_dots(a1, b1)
         # The part along J is antisymmetric: of a leg with itself it is zero.
         imaginary = torch.zeros_like(real) if same else row_dots(a0, b1) - row_dots(a1, b0)
+        return torch.stack((real, imaginary), -1)
+
+    def bound(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
+        a, b = a.abs().unflatten(-2, (-1, 2)), b.abs().unflatten(-2, (-1, 2))
+        real = row_dots(a[..., 0, :], b[..., 0, :]) + row_dots(a[..., 1, :], b[..., 1, :])
+        imaginary = row_dots(a[..., 0, :], b[..., 1, :]) + row_dots(a[..., 1, :], b[..., 0, :])
         return torch.stack((real, imaginary), -1)
 
     def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:

@@ -69,7 +69,13 @@ def envelope(
     kind: Kind, degrees: Sequence[Degree], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
 ) -> Float[Tensor, "..."]:
     """The moment map with every sign taken as plus: what |μ(A, B)| could be, entry by entry, if nothing cancelled."""
-    return moment_map(kind, [abs(d) for d in degrees], [x.abs() for x in a], [x.abs() for x in b])
+    total: Tensor | None = None
+    for degree, left, right in zip(degrees, a, b, strict=True):
+        left = kind.lift(left, point=True)
+        term = abs(degree) * (kind.bound(left, right) if degree > 0 else kind.bound(right, left))
+        total = term if total is None else total + term
+    assert total is not None
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,10 @@ class Symmetry:
     def moment_map(self, a: Tensors, b: Tensors, *, point: bool = True, dtype: torch.dtype | None = None) -> Tensor:
         """μ(A, B); set `point=False` when A is a direction (a gradient or an update) and not parameters."""
         left, right = self.matrices(a, dtype), self.matrices(b, dtype)
+        common = torch.promote_types(left[0].dtype, right[0].dtype)
+        left = [matrix.to(common) for matrix in left]
+        # The same objects where the collections are the same: a leg with itself is known to be symmetric.
+        right = left if a is b else [matrix.to(common) for matrix in right]
         with full_precision(left[0]):
             return moment_map(self.kind, self.degrees, left, right, point=point)
 

@@ -128,8 +128,7 @@ def _short(symmetry: Symmetry) -> str:
     """The formula with parameter names as seen from the block, and long sums cut."""
     text = symmetry.formula()
     if symmetry.block:
-        text = text.replace(f"{symmetry.block}.", "")
-        parent = symmetry.block.rpartition(".")[0]
-        text = text.replace(f"{parent}.", "") if parent else text
+        for prefix in (symmetry.block, symmetry.block.rpartition(".")[0]):
+            text = re.sub(rf"(?<![\w.]){re.escape(prefix)}\.", "", text) if prefix else text
     terms = re.split(r" (?=[+−] )", text)
     return text if len(terms) <= 6 else " ".join([*terms[:3], f"+ … {len(terms) - 4} more …", terms[-1]])

@@ -31,9 +31,11 @@ Pick = int | tuple[int, int] | None
 
 
 def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    """The global values of a tensor; a DTensor is gathered, anything else is returned as it is."""
+    """The global values of a tensor: a DTensor is gathered, a sparse gradient made dense."""
     # Asked by attribute: importing the class costs half a second that plain models need not pay.
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    if hasattr(tensor, "full_tensor"):
+        return tensor.full_tensor()
+    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ Pairing = Literal["interleaved", "half"]
 
 def rotation_angles(length: int, pairs: int, like: Float[Tensor, "..."]) -> Float[Tensor, "length pairs"]:
     """p·φ_j with φ_j = 10000^(−j/pairs): the angle of position p in plane j."""
-    exponent = torch.arange(pairs, dtype=like.dtype, device=like.device) / pairs
-    position = torch.arange(length, dtype=like.dtype, device=like.device)
+    precision = torch.promote_types(like.dtype, torch.float32)
+    exponent = torch.arange(pairs, dtype=precision, device=like.device) / pairs
+    position = torch.arange(length, dtype=precision, device=like.device)
     return position[:, None] * 10000.0**-exponent
 
 
@@ -25,7 +26,7 @@ def rotate(x: Float[Tensor, "*heads length width"], pairing: Pairing) -> Float[T
     """
     pairs = x.shape[-1] // 2
     angles = rotation_angles(x.shape[-2], pairs, x)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     planes = x.unflatten(-1, (pairs, 2) if pairing == "interleaved" else (2, pairs))
     axis = -1 if pairing == "interleaved" else -2
     first, second = planes.unbind(axis)

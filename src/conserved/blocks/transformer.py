@@ -32,7 +32,7 @@ class SinusoidalPositions(nn.Module):
     def forward(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch length dim"]:
         length, dim = x.shape[-2:]
         angles = rotation_angles(length, (dim + 1) // 2, x)
-        return x + torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[:, :dim]
+        return x + torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[:, :dim].to(x.dtype)
 
 
 class LearnedPositions(nn.Module):

@@ -193,17 +193,16 @@ def _translations(found: list[Relation], shapes: dict[str, tuple[int, ...]]) -> 
     for relation in found:
         for types, indices in _sum_legs(relation, shapes):
             families[types].append(indices)
-    for types, indices in families.items():
-        indices = sorted(indices)
-        widths = [_rest(shapes[name], axis) for name, axis, _ in types]
-        everything = [tuple([k] * len(types)) for k in range(widths[0])]
-        if indices == everything and len(set(widths)) == 1:
+    for types, entries in families.items():
+        widths = {_rest(shapes[name], axis) for name, axis, _ in types}
+        together = [(k,) * len(types) for k in range(max(widths))]
+        if len(widths) == 1 and sorted(entries) == together:
             legs = [Leg(_sum_view(name, shapes[name], axis), c) for name, axis, c in types]
             yield Symmetry(block="", family="translation", kind=Translation(), legs=tuple(legs))
             continue
-        for one in indices:
+        for entry in sorted(entries):
             legs = [
-                Leg(_sum_view(name, shapes[name], axis, k), c) for (name, axis, c), k in zip(types, one, strict=True)
+                Leg(_sum_view(name, shapes[name], axis, k), c) for (name, axis, c), k in zip(types, entry, strict=True)
             ]
             yield Symmetry(block="", family="translation", kind=Translation(), legs=tuple(legs))
 
@@ -211,7 +210,7 @@ def _translations(found: list[Relation], shapes: dict[str, tuple[int, ...]]) -> 
 def _sum_legs(
     relation: Relation, shapes: dict[str, tuple[int, ...]]
 ) -> Iterator[tuple[tuple[LegType, ...], tuple[int, ...]]]:
-    """A relation as legs with one index each; all entries of a parameter with one coefficient are a leg of their own."""
+    """A relation as legs with one index each; all entries of a parameter with one coefficient are one leg."""
     grouped: dict[LegType, list[int]] = defaultdict(list)
     for feature, coefficient in relation.terms.items():
         grouped[feature.parameter, feature.axis, coefficient].append(feature.index)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -73,12 +73,9 @@ class Function:
         with torch.no_grad(), written_out():
             z = self(theta, x)
         noise = torch.randn(z.shape, generator=generator, dtype=torch.float64).to(self.device)
-        if self.loss == "regression":
-            return x, noise
-        if self.loss == "cross_entropy":
-            return x, noise
-        assert callable(self.loss)
         loss = self.loss
+        if not callable(loss):
+            return x, noise
         return x, torch.func.grad(lambda out: loss(out, noise).sum())(z)
 
 
@@ -186,7 +183,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def imitating(inputs: Inputs) -> Callable[[torch.Generator], Any]:
     """A sampler of inputs: the given one, or one that draws tensors like the example."""
     if callable(inputs) and not isinstance(inputs, Tensor):
-        return cast("Callable[[torch.Generator], Any]", inputs)
+        return inputs
     example = inputs
 
     def like(value: Any, generator: torch.Generator) -> Any:

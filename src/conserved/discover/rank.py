@@ -12,6 +12,7 @@ A gap below 1e3, or ranks that differ between two random points, leave the count
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -161,13 +162,11 @@ def refuse_too_large(size: int, device: torch.device) -> None:
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[0]
     else:
-        import os
-
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = memory_needed(size)
     if needed > available:
         raise Unsuitable(
             f"Counting the laws of {size:,} parameters needs about {needed / 1e9:,.1f} GB for an orthonormal basis; "
-            f"{available / 1e9:,.1f} GB are free on {device}. Study a narrower model of the same architecture (laws grow "
-            "with the width in a regular way), freeze what is not of interest, or pass a device= with more memory."
+            f"{available / 1e9:,.1f} GB are free on {device}. Study a narrower model of the same architecture, "
+            "freeze what is not of interest, or pass a device= with more memory."
         )

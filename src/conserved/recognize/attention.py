@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import nn
 
 from conserved.blocks.attention import Attention, ReluAttention
 from conserved.kind import ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
-from conserved.recognize.registry import Component, register
+from conserved.laws import Dropped
+from conserved.recognize.norms import epsilon
+from conserved.recognize.registry import Component, register, require
 from conserved.recognize.site import Linear, Site
 from conserved.symmetry import Symmetry
 from conserved.view import View
 
 
-def _attention(site: Site) -> Iterator[Symmetry]:
+def _attention(site: Site) -> Iterator[Symmetry | Dropped]:
     module = site.module
     assert isinstance(module, Attention)
-    if module.q_norm is None:
+    norms = [getattr(module, name) is not None for name in ("q_norm", "k_norm")]
+    if not any(norms):
         yield from _query_key(site, module)
-    else:
+    elif all(norms):
         yield from _normalised_query_key(site, module)
+    else:
+        yield Dropped(site.join("query_key"), "only one of queries and keys is normalised")
     yield from _value_output(site, module)
 
 
@@ -58,13 +62,13 @@ def _normalised_query_key(site: Site, module: Attention) -> Iterator[Symmetry]:
     """
     width = module.head_dim
     for name, family, heads in (("q", "query_scale", module.heads), ("k", "key_scale", module.kv_heads)):
-        epsilon = _epsilon(getattr(module, f"{name}_norm"))
+        small = epsilon(require(site.child(f"{name}_norm"), nn.RMSNorm))
         for head in range(heads):
             legs = site.linear(name).outputs((heads, width), 1, {0: head})
-            yield site.symmetry(family, OneScale(), plus=legs, minus=[], part=str(head), epsilon=epsilon)
+            yield site.symmetry(family, OneScale(), plus=legs, minus=[], part=str(head), epsilon=small)
     rows, axes = _pairs(width, module.rotary)
     planes = axes[:1]
-    gains = [site.child(name).view("weight", grid=rows, axes=planes) for name in ("q_norm", "k_norm")]
+    gains = [site.child(name).view("weight", grid=rows, axes=planes, shape=(width,)) for name in ("q_norm", "k_norm")]
     yield site.symmetry("query_key_gain", Scaling(), plus=gains[:1], minus=gains[1:])
 
 
@@ -87,11 +91,6 @@ def _pairs(width: int, rotary: str | None) -> tuple[tuple[int, ...], tuple[int, 
     if rotary is None:
         return (width,), (0,)
     return ((width // 2, 2), (0, 1)) if rotary == "interleaved" else ((2, width // 2), (1, 0))
-
-
-def _epsilon(norm: nn.Module) -> float:
-    assert isinstance(norm, nn.RMSNorm)
-    return torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
 
 
 def _relu_attention(site: Site) -> Iterator[Symmetry]:

@@ -8,8 +8,8 @@ from torch import nn
 
 from conserved.blocks.transformer import LearnedPositions, SinusoidalPositions
 from conserved.kind import Translation
-from conserved.recognize.registry import Component, register
-from conserved.recognize.site import Site
+from conserved.recognize.registry import Component, register, require
+from conserved.recognize.site import Site, Unreadable
 from conserved.symmetry import Symmetry
 from conserved.view import View
 
@@ -21,6 +21,8 @@ def shift_into_positions(tokens: Site, name: str, positions: Site) -> Iterator[S
     """
     if not isinstance(positions.module, LearnedPositions) or not tokens.has(name):
         return
+    require(positions, LearnedPositions)
+    _table_writes(tokens) if isinstance(tokens.module, nn.Embedding) else require(tokens, nn.Linear)
     table = tokens.view(name)
     rows = tokens.view(name, grid=(1, *table.shape)) if len(table.shape) == 1 else table
     yield tokens.symmetry("positions", Translation(), plus=[rows], minus=[positions.view("weight")])
@@ -43,6 +45,14 @@ def _linear_writes(site: Site) -> list[View]:
 
 
 def _table_writes(site: Site) -> list[View]:
+    require(site, nn.Embedding, LearnedPositions)
+    module = site.module
+    if isinstance(module, nn.Embedding):
+        for option in ("padding_idx", "max_norm"):
+            if getattr(module, option) is not None:
+                raise Unreadable(f"{site.path} has {option}, which changes how its rows are trained")
+        if module.scale_grad_by_freq:
+            raise Unreadable(f"{site.path} has scale_grad_by_freq, which changes how its rows are trained")
     return [site.view("weight", axes=1)]
 
 

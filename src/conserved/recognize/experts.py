@@ -21,12 +21,13 @@ def _router(site: Site) -> Iterator[Symmetry]:
     module = site.module
     assert isinstance(module, MixtureOfExperts)
     router = site.linear("router")
-    experts, dim = router.shape
-    if module.active == 1:
-        frozen = router.site.view("weight", grid=(1, experts * dim), shape=router.shape)
-        yield router.site.symmetry("frozen", Translation(), plus=[frozen], minus=[])
-    elif module.gate == "softmax":
-        yield router.site.symmetry("shift", Translation(), plus=router.outputs(), minus=[])
+    for view in router.outputs():
+        name = view.parameter.rpartition(".")[2]
+        if module.active == 1:
+            frozen = router.site.view(name, grid=(1, view.n * view.m))
+            yield router.site.symmetry("frozen", Translation(), plus=[frozen], minus=[], part=name)
+        elif module.gate == "softmax":
+            yield router.site.symmetry("shift", Translation(), plus=[view], minus=[], part=name)
 
 
 def _reads(site: Site) -> Iterator[View]:

@@ -7,6 +7,7 @@ either knowing what the other is.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -71,17 +72,28 @@ def component_of(module: nn.Module) -> Component | None:
     for base in cls.__mro__:
         component = _COMPONENTS.get(base)
         if component is not None:
-            return component if _behaves_like(cls, base) else None
+            return component if _behaves_like(cls, base) and "forward" not in vars(module) else None
     return None
 
 
 def _behaves_like(cls: type, base: type) -> bool:
     """Whether `cls` computes what `base` computes: no method of `base` but the constructor is overridden."""
     return all(
-        getattr(cls, name) is value
+        inspect.getattr_static(cls, name) is value
         for name, value in vars(base).items()
         if callable(value) and name not in ("__init__", "extra_repr", "__repr__")
     )
+
+
+def require(site: Site, *types: type[nn.Module]) -> Site:
+    """The same site, if the module there computes what one of these classes computes."""
+    component = component_of(site.module)
+    if component is None or component.type not in types:
+        expected = " or ".join(one.__name__ for one in types)
+        raise Unreadable(
+            f"{site.path or 'the model'} ({type(site.module).__name__}) is not known to compute what {expected} does"
+        )
+    return site
 
 
 def reads(site: Site) -> list[View]:
@@ -117,11 +129,12 @@ def recognize(model: nn.Module, *, loss: str = "regression") -> LawSet:
             continue
         site = Site(module, path, loss)
         try:
-            for item in component.laws(site):
-                (found if isinstance(item, Symmetry) else dropped).append(item)  # type: ignore[arg-type]
-        except Unreadable as problem:
+            items = list(component.laws(site))
+        except (Unreadable, ValueError) as problem:
             dropped.append(Dropped(path or type(module).__name__, str(problem)))
             continue
+        found += [item for item in items if isinstance(item, Symmetry)]
+        dropped += [item for item in items if isinstance(item, Dropped)]
         claimed.update(_own_parameters(site))
     kept, lost = settle(model, found)
     names = {id(parameter): name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}

@@ -13,11 +13,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from conserved.kind import Degree, OneScale, Scaling
-from conserved.laws import Dropped
+from conserved.laws import TOLERANCE, Dropped
 from conserved.symmetry import Leg, Symmetry
 from conserved.view import View
 
@@ -49,7 +48,7 @@ def settle(model: nn.Module, found: Sequence[Symmetry]) -> tuple[list[Symmetry],
     for number, symmetry in enumerate(found):
         try:
             signs = _merged(number, candidates, siblings, legs_at)
-            merged = _united(candidates, signs, canonical)
+            merged = _united(number, candidates, signs, canonical)
             for name in merged.parameters:
                 _trained(name, places[name])
         except _Lost as reason:
@@ -95,7 +94,8 @@ def _merged(
                 partners = legs_at.get(_key(symmetry, leg, place))
                 if not partners:
                     raise _Lost(f"{leg.view.parameter} is shared with {place}, which does not have this symmetry")
-                partner, degree = partners[0]
+                same_family = [one for one in partners if found[one[0]].family == symmetry.family]
+                partner, degree = (same_family or partners)[0]
                 sign = signs[number] if degree * leg.degree > 0 else -signs[number]
                 if partner not in signs:
                     signs[partner] = sign
@@ -105,23 +105,30 @@ def _merged(
     return signs
 
 
-def _united(found: Sequence[Symmetry], signs: dict[int, int], canonical: dict[str, str]) -> Symmetry:
-    """One symmetry with the legs of several, each view once, under canonical names."""
-    legs: dict[object, Leg] = {}
+def _united(start: int, found: Sequence[Symmetry], signs: dict[int, int], canonical: dict[str, str]) -> Symmetry:
+    """One symmetry with the legs of several, each view once, under canonical names.
+
+    Two of them may move one place; there the degrees add up. All places of a shared parameter must then move alike.
+    """
+    at_place: dict[View, Degree] = defaultdict(int)
     for number, sign in sorted(signs.items()):
         for leg in found[number].legs:
-            view = _sees(found[number], leg, canonical[leg.view.parameter])
-            moved = Leg(view, sign * leg.degree)
-            if legs.setdefault(view, moved) != moved:
-                raise _Lost(
-                    f"{view} would have to move both ways at once; only rotations are left, which conserve nothing"
-                )
-    first = found[min(signs)]
-    return replace(first, legs=tuple(legs.values()), epsilon=max(found[number].epsilon for number in signs))
+            at_place[_sees(found[number], leg, leg.view.parameter)] += sign * leg.degree
+    legs: dict[View, Degree] = {}
+    for view, degree in at_place.items():
+        renamed = replace(view, parameter=canonical[view.parameter])
+        if legs.setdefault(renamed, degree) != degree:
+            raise _Lost(
+                f"{renamed} would have to move in two ways at once; at most rotations are left, which conserve nothing"
+            )
+    moving = tuple(Leg(view, degree) for view, degree in legs.items() if degree != 0)
+    if not moving or (not found[start].kind.weighted and any(abs(leg.degree) != 1 for leg in moving)):
+        raise _Lost("the places that share its parameters would have to move at different rates")
+    return replace(found[start], legs=moving, epsilon=max(found[number].epsilon for number in signs))
 
 
 def _trained(name: str, parameter: nn.Parameter) -> None:
-    if not isinstance(parameter, torch.Tensor) or not parameter.dtype.is_floating_point:
+    if parameter.dtype not in TOLERANCE:
         raise _Lost(
             f"{name} is stored as {str(parameter.dtype).removeprefix('torch.')} and is not trained by gradients"
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from conserved.kind import Kind
 from conserved.symmetry import Leg, Symmetry
@@ -44,8 +45,20 @@ class Site:
         return f"{self.path}.{name}" if self.path else name
 
     def has(self, name: str) -> bool:
-        """Whether the module has this parameter; a bias set to None is not one."""
-        return self.module._parameters.get(name) is not None
+        """Whether the module has this parameter; a bias set to None is not one.
+
+        Something else under that name (a pruned or parametrised weight, a buffer) would be left out of the laws.
+        """
+        if self.module._parameters.get(name) is not None:
+            return True
+        if getattr(self.module, name, None) is not None:
+            raise Unreadable(f"{self.join(name)} is not a plain parameter (pruned, parametrised or a buffer)")
+        return False
+
+    @property
+    def is_whole_model(self) -> bool:
+        """Whether this is the model itself, perhaps inside a wrapper that passes outputs on."""
+        return all(step in ("", "module", "_orig_mod") for step in self.path.split("."))
 
     def view(
         self,
@@ -60,6 +73,8 @@ class Site:
         parameter = self.module._parameters.get(name)
         if parameter is None:
             raise Unreadable(f"{self.join(name)} is not a plain parameter (parametrised, quantised or replaced)")
+        if is_lazy(parameter):
+            raise Unreadable(f"{self.join(name)} has no shape yet; call the model once so that lazy layers are made")
         found = tuple(parameter.shape)
         if shape is not None and found != shape:
             raise Unreadable(f"{self.join(name)} is stored with shape {found}, not {shape} (quantised or packed)")

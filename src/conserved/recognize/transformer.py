@@ -8,8 +8,8 @@ from conserved.blocks.transformer import DecoderLM, SinusoidalPositions, Transfo
 from conserved.laws import Dropped
 from conserved.recognize.embeddings import class_shift, shift_into_positions
 from conserved.recognize.norms import bias_centre, gain, residual_stream
-from conserved.recognize.registry import Component, register
-from conserved.recognize.site import Site
+from conserved.recognize.registry import Component, register, require
+from conserved.recognize.site import Site, Unreadable
 from conserved.symmetry import Symmetry
 
 
@@ -23,16 +23,21 @@ def _block(site: Site) -> Iterator[Symmetry | Dropped]:
 def _model(site: Site, token_parameter: str) -> Iterator[Symmetry | Dropped]:
     """A stack of pre-norm blocks between an embedding and a head that reads through the final norm."""
     embedding, positions, norm, head = (site.child(name) for name in ("embedding", "positions", "norm", "head"))
-    layers = list(site.children("layers"))
     yield from gain(norm, [head])
-    yield from shift_into_positions(embedding, token_parameter, positions)
-    yield from class_shift(head, site.linear("head").outputs())
-    yield from residual_stream(
-        site,
-        writers=[embedding, positions, *(layer.child(n) for layer in layers for n in ("attention", "feedforward"))],
-        norms=[norm, *(layer.child(n) for layer in layers for n in ("norm1", "norm2"))],
-        fixed=isinstance(positions.module, SinusoidalPositions),
-    )
+    try:
+        yield from shift_into_positions(embedding, token_parameter, positions)
+        layers = [require(layer, TransformerBlock) for layer in site.children("layers")]
+    except Unreadable as problem:
+        yield Dropped(site.join("stream"), str(problem))
+    else:
+        yield from residual_stream(
+            site,
+            writers=[embedding, positions, *(layer.child(n) for layer in layers for n in ("attention", "feedforward"))],
+            norms=[norm, *(layer.child(n) for layer in layers for n in ("norm1", "norm2"))],
+            fixed=isinstance(positions.module, SinusoidalPositions),
+        )
+    if site.is_whole_model:
+        yield from class_shift(head, site.linear("head").outputs())
 
 
 def _decoder(site: Site) -> Iterator[Symmetry | Dropped]:
