@@ -1,7 +1,7 @@
 """Find, prove, watch and use the quantities that neural-network training conserves."""
 
 from conserved import blocks
-from conserved.discover import Discovery, discover
+from conserved.discover import Discovery, discover, find_laws
 from conserved.impostors import impostors
 from conserved.laws import Dropped, Law, LawSet, Reference
 from conserved.recognize import Component, recognize, register
@@ -27,6 +27,7 @@ __all__ = [
     "Witness",
     "blocks",
     "discover",
+    "find_laws",
     "impostors",
     "recognize",
     "register",

@@ -15,6 +15,7 @@ from conserved.discover.function import Function, Inputs, Loss, function_of
 from conserved.discover.rank import LEAST_GAP, Closure, Progress, closure, refuse_too_large
 from conserved.discover.relations import relations
 from conserved.laws import LawSet
+from conserved.symmetry import Symmetry
 from conserved.verdict import Evidence, Verdict
 
 _TRUSTED = 1e-4
@@ -127,9 +128,8 @@ def discover(
     reached = len(first.ranks) - 1
     second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
     count = function.size - first.rank
-    laws = _found(function, generator, say) if forms and count > 0 else LawSet(symmetries=())
-    theta = function.split(first.theta)
-    laws = LawSet(symmetries=laws.symmetries, parameters=theta)
+    found = _symmetries(function, generator, say) if forms and count > 0 else ()
+    laws = LawSet(symmetries=found, parameters=function.split(first.theta))
     explained = laws.independent(exact=True)
     everything = laws.independent()
     return Discovery(
@@ -145,12 +145,33 @@ def discover(
     )
 
 
-def _found(function: Function, generator: torch.Generator, say: Progress) -> LawSet:
-    samples = len(features_of(function)) + 40
-    say(f"looking for forms among {samples - 40} features over {samples} samples")
-    measured = rates(function, samples, generator)
+def find_laws(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss = "regression",
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    params: Mapping[str, Tensor] | None = None,
+    progress: Progress | None = None,
+) -> LawSet:
+    """The laws of a function as formulas, without counting how many there are.
+
+    The count needs memory for a square matrix of the size of the parameters; the formulas need a few gradients, so they
+    are found for layers of real width too. Arguments as for `discover`.
+    """
+    function = function_of(f, inputs, loss=loss, params=params, device=device)
+    generator = torch.Generator().manual_seed(seed)
+    found = _symmetries(function, generator, progress or (lambda message: None))
+    return LawSet(symmetries=found, parameters=function.split(function.generic_point(generator)))
+
+
+def _symmetries(function: Function, generator: torch.Generator, say: Progress) -> tuple[Symmetry, ...]:
+    count = len(features_of(function))
+    say(f"looking for forms among {count} features over {count + 40} samples")
+    measured = rates(function, count + 40, generator)
     shapes = {name: tuple(tensor.shape) for name, tensor in function.start.items()}
-    return LawSet(symmetries=tuple(symmetries(relations(measured), measured, shapes)))
+    return tuple(symmetries(relations(measured), measured, shapes))
 
 
 def _verdict(function: Function, first: Closure, second: Closure, explained: int, *, searched: bool) -> Verdict:
