@@ -112,11 +112,12 @@ def _shortened(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
     improved = True
     while improved:
         improved = False
+        table = torch.stack(rows) if rows else torch.zeros(0, 0)
         for place in range(len(rows)):
-            others = torch.stack(rows[:place] + rows[place + 1 :]) if len(rows) > 1 else rows[0][None][:0]
-            best = min((_descended(start, others) for start in _starts(rows[place], trivial)), key=_terms)
+            starts = _starts(rows[place], trivial)
+            best = min((_descended(start, table, place) for start in starts), key=_terms)
             if _terms(best) < _terms(rows[place]):
-                rows[place] = best
+                rows[place] = table[place] = best
                 improved = True
         rows = sorted((row for row in rows if bool(row.any())), key=_terms)
     return rows
@@ -127,8 +128,8 @@ def _terms(row: Tensor) -> int:
 
 
 def _starts(row: Tensor, trivial: list[Tensor]) -> Iterator[Tensor]:
-    """The row, and the row with some of the trivial relations it touches taken out."""
-    touching = [relation for relation in trivial if bool(((relation != 0) & (row != 0)).any())][:_FEW]
+    """The row, and the row with some of the trivial relations taken out that it has half of one side of."""
+    touching = [relation for relation in trivial if _has_half(row, relation)][:_FEW]
     for chosen in product((False, True), repeat=len(touching)):
         start = row
         for relation, use in zip(touching, chosen, strict=True):
@@ -137,22 +138,35 @@ def _starts(row: Tensor, trivial: list[Tensor]) -> Iterator[Tensor]:
         yield start
 
 
+def _has_half(row: Tensor, relation: Tensor) -> bool:
+    return any(2 * int((side & (row != 0)).sum()) >= int(side.sum()) for side in (relation > 0, relation < 0))
+
+
 _FEW = 5
 """Trivial relations that are tried together."""
 
+_CAREFUL = 64
+"""Up to so many candidates, each step takes the best of them; beyond, all that fit are taken in turn."""
 
-def _descended(row: Tensor, others: Float[Tensor, "k F"]) -> Tensor:
-    """Subtract multiples of other rows while there are fewer terms each time."""
-    lengths = (others != 0).sum(1)
-    while len(others):
-        overlap = ((others != 0) & (row != 0)).sum(1)
+
+def _descended(row: Tensor, table: Float[Tensor, "k F"], place: int) -> Tensor:
+    """Subtract multiples of other rows while that leaves fewer terms."""
+    present = table != 0
+    lengths = present.sum(1)
+    lengths[place] = 2 * table.shape[1] + 1
+    while True:
+        overlap = (present & (row != 0)).sum(1)
         candidates = (2 * overlap > lengths).nonzero().flatten().tolist()
-        shorter = [_cleaned(row - _commonest_ratio(row, others[k]) * others[k]) for k in candidates]
-        best = min(shorter, key=_terms, default=row)
+        if len(candidates) > _CAREFUL:
+            best = row
+            for k in (overlap == lengths).nonzero().flatten().tolist():
+                best = _cleaned(best - _commonest_ratio(best, table[k]) * table[k])
+        else:
+            shorter = (_cleaned(row - _commonest_ratio(row, table[k]) * table[k]) for k in candidates)
+            best = min(shorter, key=_terms, default=row)
         if _terms(best) >= _terms(row):
             return row
         row = best
-    return row
 
 
 def _commonest_ratio(row: Tensor, other: Tensor) -> float:
