@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.discover.fields import gradient_field
-from conserved.discover.function import Function, written_out
+from conserved.discover.fields import gradient_field, stacked
+from conserved.discover.function import Function, to_device, written_out
 
 Sort = Literal["length", "sum"]
 
@@ -114,14 +114,12 @@ def _pairs(
         count = min(chunk, samples - start)
         points = torch.stack([function.generic_point(generator) for _ in range(count)])
         words = [function.draw(theta, generator) for theta in points]
-        stacked = torch.utils._pytree.tree_map(
-            lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *words
-        )
         with written_out():
             try:
-                slopes = torch.func.vmap(field)(points, stacked)
+                slopes = torch.func.vmap(field)(points, stacked(words, function.device))
             except (RuntimeError, NotImplementedError):
-                slopes = torch.stack([field(theta, word) for theta, word in zip(points, words, strict=True)])
+                each = [to_device(word, function.device) for word in words]
+                slopes = torch.stack([field(theta, word) for theta, word in zip(points, each, strict=True)])
         length = torch.linalg.vector_norm(slopes, dim=1, keepdim=True)
         slopes = slopes / torch.where(length > 0, length, 1)
         yield _named(function, points), _named(function, slopes)

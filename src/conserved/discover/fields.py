@@ -23,7 +23,7 @@ from conserved.discover.function import Function, Unsuitable, written_out
 Field = Callable[[Tensor, Any], Tensor]
 """A vector field with a sample as second argument."""
 
-MEMORY = 1 << 30
+MEMORY = {"cpu": 1 << 30, "cuda": 1 << 34}
 """Bytes that one chunk of vectors and what differentiation keeps of them may take."""
 
 
@@ -68,8 +68,14 @@ def draw_words(
         sample = function.draw(theta, generator)
         return sample if level == 0 else (word(level - 1), sample)
 
-    words = [word(depth) for _ in range(count)]
-    return tree_map(lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *words)
+    return stacked([word(depth) for _ in range(count)], function.device)
+
+
+def stacked(samples: list[Any], device: torch.device) -> Any:
+    """Samples as one, with a leading axis; what is not a tensor must be the same in all."""
+    return tree_map(
+        lambda *parts: torch.stack(parts).to(device) if isinstance(parts[0], Tensor) else parts[0], *samples
+    )
 
 
 def vectors(
@@ -99,7 +105,7 @@ def vectors(
 
 def _mapped(field: Field, theta: Tensor, words: Any, count: int, size: int) -> Tensor:
     """A field over stacked samples, vectorised in chunks that fit into memory; one by one where vmap cannot."""
-    chunk = max(1, min(count, MEMORY // (64 * size)))
+    chunk = max(1, min(count, MEMORY.get(theta.device.type, 1 << 30) // (64 * size)))
     with written_out():
         try:
             return torch.func.vmap(field, in_dims=(None, 0), chunk_size=chunk)(theta, words)

@@ -34,6 +34,8 @@ class Function:
     start: dict[str, Tensor]
     sample: Callable[[torch.Generator], Any]
     loss: Loss
+    outputs: int
+    """How many numbers f returns."""
 
     @property
     def size(self) -> int:
@@ -69,13 +71,13 @@ class Function:
 
     def draw(self, theta: Float[Tensor, " D"], generator: torch.Generator) -> tuple[Any, Float[Tensor, " out"]]:
         """A random input and a random output direction v in the span of the loss's gradients."""
-        x = to_device(self.sample(generator), self.device)
-        with torch.no_grad(), written_out():
-            z = self(theta, x)
-        noise = torch.randn(z.shape, generator=generator, dtype=torch.float64).to(self.device)
+        x = to_device(self.sample(generator), torch.device("cpu"))
+        noise = torch.randn(self.outputs, generator=generator, dtype=torch.float64)
         loss = self.loss
         if not callable(loss):
             return x, noise
+        with torch.no_grad(), written_out():
+            z = self(theta, to_device(x, self.device)).cpu()
         return x, torch.func.grad(lambda out: loss(out, noise).sum())(z)
 
 
@@ -109,9 +111,7 @@ def function_of(
     def evaluate(values: dict[str, Tensor], x: Any) -> Tensor:
         return flat_output(call(values, x), centred=centred)
 
-    function = Function(evaluate, start, sample, loss)
-    _refuse_unsuitable(function, f)
-    return function
+    return dataclasses.replace(function := Function(evaluate, start, sample, loss, 0), outputs=_checked(function, f))
 
 
 def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Callable[..., Any], dict[str, Tensor]]:
@@ -248,8 +248,8 @@ def written_out() -> Iterator[None]:
         yield
 
 
-def _refuse_unsuitable(function: Function, f: Any) -> None:
-    """Say early, and in words, what would otherwise fail deep inside."""
+def _checked(function: Function, f: Any) -> int:
+    """Say early, and in words, what would otherwise fail deep inside; returns the size of an output."""
     generator = torch.Generator().manual_seed(0)
     theta = function.generic_point(generator)
     x = to_device(function.sample(generator), function.device)
@@ -277,6 +277,7 @@ def _refuse_unsuitable(function: Function, f: Any) -> None:
         raise Unsuitable("The gradient is NaN or infinite at random parameters and a random input.")
     if not bool(slope.any()):
         raise Unsuitable("The output does not depend on the parameters: its gradient is zero.")
+    return first.numel()
 
 
 def _refuse_batch_statistics(f: Any) -> None:

@@ -26,6 +26,12 @@ from conserved.discover.function import Function, Unsuitable
 CUT = 1e-10
 """Singular values below this, relative to unit vectors, are rounding."""
 
+CLEAR = 1e-7
+"""A block whose smallest singular value is surely above this needs no closer look."""
+
+_LARGEST_SVD = 512
+"""Larger blocks are halved before their singular values are computed."""
+
 LEAST_GAP = 1e3
 """Kept and dropped singular values closer than this decide nothing."""
 
@@ -63,6 +69,16 @@ class Span:
         """Add the span of a block of vectors of at most unit length; returns how many new directions there were."""
         left = self._project_out(self._project_out(block))
         q, r = torch.linalg.qr(left.mT)
+        square = r.shape[0] == r.shape[1]
+        least = 1 / float(torch.linalg.matrix_norm(torch.linalg.inv_ex(r).inverse)) if square else 0.0
+        if least > CLEAR:
+            # ‖R⁻¹‖_F bounds the smallest singular value from below: every vector is clearly a new direction.
+            self.smallest_kept = min(self.smallest_kept, least)
+            self._append(q.mT)
+            return len(block)
+        if len(block) > _LARGEST_SVD:
+            half = len(block) // 2
+            return self.add(block[:half]) + self.add(block[half:])
         _, values, right = torch.linalg.svd(r.mT, full_matrices=False)
         kept = int((values > CUT).sum())
         if kept:
