@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.discover.fields import gradient_field, stacked
-from conserved.discover.function import Function, to_device, written_out
+from conserved.discover.fields import gradient_field, one_of
+from conserved.discover.function import Function, written_out
 
 Sort = Literal["length", "sum"]
 
@@ -113,13 +113,12 @@ def _pairs(
     for start in range(0, samples, chunk):
         count = min(chunk, samples - start)
         points = torch.stack([function.generic_point(generator) for _ in range(count)])
-        words = [function.draw(theta, generator) for theta in points]
+        words = function.draw_many(points[0], count, generator)
         with written_out():
             try:
-                slopes = torch.func.vmap(field)(points, stacked(words, function.device))
+                slopes = torch.func.vmap(field)(points, words)
             except (RuntimeError, NotImplementedError):
-                each = [to_device(word, function.device) for word in words]
-                slopes = torch.stack([field(theta, word) for theta, word in zip(points, each, strict=True)])
+                slopes = torch.stack([field(theta, one_of(words, i)) for i, theta in enumerate(points)])
         length = torch.linalg.vector_norm(slopes, dim=1, keepdim=True)
         slopes = slopes / torch.where(length > 0, length, 1)
         yield _named(function, points), _named(function, slopes)

@@ -65,17 +65,15 @@ def draw_words(
     """Samples for `count` brackets of a depth, stacked."""
 
     def word(level: int) -> Any:
-        sample = function.draw(theta, generator)
-        return sample if level == 0 else (word(level - 1), sample)
+        samples = function.draw_many(theta, count, generator)
+        return samples if level == 0 else (word(level - 1), samples)
 
-    return stacked([word(depth) for _ in range(count)], function.device)
+    return word(depth)
 
 
-def stacked(samples: list[Any], device: torch.device) -> Any:
-    """Samples as one, with a leading axis; what is not a tensor must be the same in all."""
-    return tree_map(
-        lambda *parts: torch.stack(parts).to(device) if isinstance(parts[0], Tensor) else parts[0], *samples
-    )
+def one_of(samples: Any, place: int) -> Any:
+    """One of several stacked samples."""
+    return tree_map(lambda part: part[place] if isinstance(part, Tensor) else part, samples)
 
 
 def vectors(
@@ -113,7 +111,7 @@ def _mapped(field: Field, theta: Tensor, words: Any, count: int, size: int) -> T
             if "out of memory" in str(problem).lower():
                 raise
         try:
-            return torch.stack([field(theta, tree_map(lambda part, i=i: part[i], words)) for i in range(count)])
+            return torch.stack([field(theta, one_of(words, i)) for i in range(count)])
         except (RuntimeError, NotImplementedError) as problem:
             raise Unsuitable(f"The function cannot be differentiated often enough: {problem}") from problem
 
@@ -125,7 +123,7 @@ def derivative_error(function: Function, theta: Float[Tensor, " D"], depth: int,
     best of a few step sizes.
     """
     words = draw_words(function, theta, max(depth - 1, 0), 1, generator)
-    word = tree_map(lambda part: part[0], words)
+    word = one_of(words, 0)
     field = bracket_field(function, max(depth - 1, 0))
     direction = torch.randn(theta.shape, generator=generator, dtype=torch.float64).to(theta.device)
     direction /= torch.linalg.vector_norm(direction)

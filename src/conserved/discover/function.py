@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 """Where output gradients live: "regression" (everywhere), "cross_entropy" (sum zero), or those of a loss(z, y)."""
@@ -32,7 +33,8 @@ class Function:
 
     evaluate: Callable[[dict[str, Tensor], Any], Tensor]
     start: dict[str, Tensor]
-    sample: Callable[[torch.Generator], Any]
+    sample: Callable[[torch.Generator, int], Any]
+    """Draws several inputs, stacked."""
     loss: Loss
     outputs: int
     """How many numbers f returns."""
@@ -69,16 +71,19 @@ class Function:
                 parts.append((tensor.mean() + 0.5 * noise).flatten())
         return torch.cat(parts)
 
-    def draw(self, theta: Float[Tensor, " D"], generator: torch.Generator) -> tuple[Any, Float[Tensor, " out"]]:
-        """A random input and a random output direction v in the span of the loss's gradients."""
-        x = to_device(self.sample(generator), torch.device("cpu"))
-        noise = torch.randn(self.outputs, generator=generator, dtype=torch.float64)
+    def draw_many(self, theta: Float[Tensor, " D"], count: int, generator: torch.Generator) -> Any:
+        """Random inputs, and random output directions v in the span of the loss's gradients, stacked."""
+        x = self.sample(generator, count)
+        noise = torch.randn(count, self.outputs, generator=generator, dtype=torch.float64)
         loss = self.loss
+        x = to_device(x, self.device)
         if not callable(loss):
-            return x, noise
+            return x, noise.to(self.device)
+        each = [tree_map(lambda part, i=i: part[i] if isinstance(part, Tensor) else part, x) for i in range(count)]
         with torch.no_grad(), written_out():
-            z = self(theta, to_device(x, self.device)).cpu()
-        return x, torch.func.grad(lambda out: loss(out, noise).sum())(z)
+            z = torch.stack([self(theta, one) for one in each]).cpu()
+        slopes = [torch.func.grad(lambda out, y=y: loss(out, y).sum())(one) for one, y in zip(z, noise, strict=True)]
+        return x, torch.stack(slopes).to(self.device)
 
 
 def function_of(
@@ -180,27 +185,34 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(getattr(value, entry.name))
 
 
-def imitating(inputs: Inputs) -> Callable[[torch.Generator], Any]:
-    """A sampler of inputs: the given one, or one that draws tensors like the example."""
+def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
+    """A sampler of stacked inputs: many calls of the given one, or tensors like the example."""
     if callable(inputs) and not isinstance(inputs, Tensor):
-        return inputs
+        draw = inputs
+        return lambda generator, count: stacked([draw(generator) for _ in range(count)])
     example = inputs
 
-    def like(value: Any, generator: torch.Generator) -> Any:
+    def like(value: Any, generator: torch.Generator, count: int) -> Any:
         if isinstance(value, Tensor):
+            shape = (count, *value.shape)
             if value.is_floating_point():
-                return torch.randn(value.shape, generator=generator, dtype=torch.float64)
+                return torch.randn(shape, generator=generator, dtype=torch.float64)
             if value.dtype == torch.bool:
-                return torch.rand(value.shape, generator=generator) < 0.5
+                return torch.rand(shape, generator=generator) < 0.5
             low, high = int(value.min()), int(value.max())
-            return torch.randint(low, high + 1, value.shape, generator=generator, dtype=value.dtype)
+            return torch.randint(low, high + 1, shape, generator=generator, dtype=value.dtype)
         if isinstance(value, tuple):
-            return tuple(like(item, generator) for item in value)
+            return tuple(like(item, generator, count) for item in value)
         if isinstance(value, Mapping):
-            return {key: like(item, generator) for key, item in value.items()}
+            return {key: like(item, generator, count) for key, item in value.items()}
         return value
 
-    return lambda generator: like(example, generator)
+    return lambda generator, count: like(example, generator, count)
+
+
+def stacked(samples: list[Any]) -> Any:
+    """Samples as one, with a leading axis; what is not a tensor must be the same in all."""
+    return tree_map(lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *samples)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -252,7 +264,8 @@ def _checked(function: Function, f: Any) -> int:
     """Say early, and in words, what would otherwise fail deep inside; returns the size of an output."""
     generator = torch.Generator().manual_seed(0)
     theta = function.generic_point(generator)
-    x = to_device(function.sample(generator), function.device)
+    many = to_device(function.sample(generator, 1), function.device)
+    x = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, many)
     with written_out():
         try:
             with torch.no_grad():

@@ -68,13 +68,17 @@ class Span:
     def add(self, block: Float[Tensor, "count D"]) -> int:
         """Add the span of a block of vectors of at most unit length; returns how many new directions there were."""
         left = self._project_out(self._project_out(block))
+        size = float(torch.linalg.matrix_norm(left))
+        if size < CUT:
+            self.largest_dropped = max(self.largest_dropped, size)
+            return 0
         q, r = torch.linalg.qr(left.mT)
         square = r.shape[0] == r.shape[1]
         least = 1 / float(torch.linalg.matrix_norm(torch.linalg.inv_ex(r).inverse)) if square else 0.0
         if least > CLEAR:
             # ‖R⁻¹‖_F bounds the smallest singular value from below: every vector is clearly a new direction.
             self.smallest_kept = min(self.smallest_kept, least)
-            self._append(q.mT)
+            self._append(q.mT if least > 1e-2 else self._orthonormal(q.mT))
             return len(block)
         if len(block) > _LARGEST_SVD:
             half = len(block) // 2
@@ -83,12 +87,15 @@ class Span:
         kept = int((values > CUT).sum())
         if kept:
             self.smallest_kept = min(self.smallest_kept, float(values[kept - 1]))
-            # A weak direction was computed with little relative accuracy: project once more before it joins.
-            fresh = self._project_out(right[:kept] @ q.mT)
-            self._append(fresh / torch.linalg.vector_norm(fresh, dim=1, keepdim=True))
+            self._append(self._orthonormal(right[:kept] @ q.mT))
         if kept < len(values):
             self.largest_dropped = max(self.largest_dropped, float(values[kept]))
         return kept
+
+    def _orthonormal(self, fresh: Tensor) -> Tensor:
+        """Unit vectors made from small remainders have kept a part along the basis; take it out before they join."""
+        fresh = self._project_out(fresh)
+        return fresh / torch.linalg.vector_norm(fresh, dim=1, keepdim=True)
 
     def _project_out(self, block: Tensor) -> Tensor:
         return block - (block @ self.basis.mT) @ self.basis
