@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved import LawSet, impostors
 from conserved.lab.order import descend, slopes
+from flow import follow
 from tolerances import EXACT_STEP, FLOW, FUNCTION_UNCHANGED, IDENTITY, ORDER
 from zoo import CASES, LAWFUL, Case, ids, named
 
@@ -77,39 +77,17 @@ def test_the_gradient_identities_hold_in_lower_precision(case: Case, dtype: torc
     assert residuals == {}
 
 
-def flow(case: Case, model: nn.Module, time: float) -> dict[str, Tensor]:
-    """The parameters after following the gradient flow for a time, by an eighth-order adaptive Runge–Kutta method."""
-    objective = case.objective()
-    names = [name for name, _ in model.named_parameters()]
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    shapes = [parameter.shape for parameter in model.parameters()]
-
-    def unpack(vector: Tensor) -> dict[str, Tensor]:
-        return {n: part.reshape(shape) for n, part, shape in zip(names, vector.split(sizes), shapes, strict=True)}
-
-    def loss(vector: Tensor) -> Tensor:
-        return objective(lambda x: functional_call(model, unpack(vector), (x,)))  # type: ignore[arg-type]
-
-    slope = torch.func.grad(loss)
-    start = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    solution = solve_ivp(
-        lambda _, y: -slope(torch.from_numpy(y)).numpy(),
-        (0, time),
-        start.numpy(),
-        method="DOP853",
-        rtol=1e-11,
-        atol=1e-12,
-    )
-    assert solution.success
-    return unpack(torch.from_numpy(solution.y[:, -1].copy()))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LAWFUL, ids=ids)
 def test_laws_are_constant_along_the_gradient_flow(case: Case) -> None:
     model = case.model()
     laws = case.laws(model)
-    after = flow(case, model, time=0.1)
+    objective = case.objective()
+
+    def loss(theta: dict[str, Tensor]) -> Tensor:
+        return objective(lambda x: functional_call(model, theta, (x,)))  # type: ignore[arg-type]
+
+    after = follow(loss, dict(model.named_parameters()), time=0.1)
     before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     moved = sum(float((after[n] - before[n]).square().sum()) for n in before) ** 0.5
     assert moved > 1e-2
