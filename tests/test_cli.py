@@ -168,3 +168,92 @@ def test_the_demonstration_is_readable(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "an exact law" in shown
     assert "not a law" in shown
     assert "VERIFIED" in shown
+
+
+DISCOVER = """
+import torch
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False)
+    def forward(self, x):
+        return self.b(self.a(x))
+
+def points(generator):
+    return torch.randn(2, 3, generator=generator)
+
+def dropout():
+    return nn.Sequential(nn.Linear(3, 3), nn.Dropout())
+"""
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    path = tmp_path / "pair_model.py"
+    path.write_text(DISCOVER)
+    return path
+
+
+class TestDiscoverCommand:
+    """Counting and finding laws from the command line."""
+
+    @pytest.mark.parametrize("inputs", ["2,3", "points"])
+    def test_counts_and_finds(
+        self, inputs: str, pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(monkeypatch, "discover", f"{pair}:Pair", "--inputs", inputs, "--json") == 0
+        streams = capsys.readouterr()
+        record = json.loads(streams.out)
+        assert (record["count"], record["complete"]) == (3, True)
+        assert "brackets of depth 1: rank 9 of 12" in streams.err
+
+    def test_prints_a_table_and_latex(
+        self, pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(monkeypatch, "discover", f"{pair}:Pair", "--inputs", "2,3") == 0
+        assert "3 independent laws of 12 parameters, all found." in capsys.readouterr().out
+        assert run(monkeypatch, "discover", f"{pair}:Pair", "--inputs", "2,3", "--latex") == 0
+        assert capsys.readouterr().out.startswith(r"\begin{tabular}{lr}")
+
+    def test_takes_token_ids(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        sizes = ("vocab=5", "dim=4", "depth=1", "heads=2", "hidden=3")
+        target = ("conserved.blocks:DecoderLM", *sizes, "--inputs", "tokens:5:2,4", "--loss", "cross_entropy")
+        assert run(monkeypatch, "discover", *target, "--count-only", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["count"] == 27
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ("FILE:Pair", "Say what the model takes"),
+            ("FILE:Pair --inputs 2,x", "is not a shape"),
+            ("FILE:Pair --inputs tokens:x:2", "is not of the form tokens:VOCAB:SHAPE"),
+            ("FILE:Pair --inputs nowhere", "has no function 'nowhere'"),
+            ("FILE:Pair --inputs 2,5", "failed on a random input"),
+            ("FILE:dropout --inputs 2,3", "is random"),
+            ("FILE:Pair --inputs 2,3 --loss hinge", "Unknown loss"),
+        ],
+    )
+    def test_mistakes(
+        self, words: str, message: str, pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(monkeypatch, "discover", *words.replace("FILE", str(pair)).split()) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_file_that_exits_is_a_mistake_and_not_a_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "quits.py").write_text("import sys\nsys.exit(0)\n")
+    assert run(monkeypatch, "laws", f"{tmp_path / 'quits.py'}:model") == 2
+    assert "could not be run: SystemExit" in capsys.readouterr().err
+
+
+def test_a_file_can_import_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "neighbour_parts.py").write_text("from conserved.blocks import SwiGLU\n")
+    (tmp_path / "with_neighbour.py").write_text("from neighbour_parts import SwiGLU\nmodel = SwiGLU(3, 4)\n")
+    assert run(monkeypatch, "laws", f"{tmp_path / 'with_neighbour.py'}:model") == 0
+    assert "gated_neurons" in capsys.readouterr().out

@@ -293,6 +293,7 @@ class TestApproximateLaws:
         assert found.complete
         nearly = [s for s in found.laws if not s.exact]
         assert all(1e-8 < s.epsilon < 1e-2 for s in nearly)
+        assert {d for s in nearly for d in s.degrees} == {1}
 
     def test_a_smaller_epsilon_is_a_smaller_violation(self) -> None:
         worst = []

@@ -196,7 +196,9 @@ def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
         if isinstance(value, Tensor):
             shape = (count, *value.shape)
             if value.is_floating_point():
-                return torch.randn(shape, generator=generator, dtype=torch.float64)
+                # Inputs of all sizes: they reach both sides of a kink that lies far from the origin.
+                sizes = torch.randn(count, *(1 for _ in value.shape), generator=generator, dtype=torch.float64).exp()
+                return sizes * torch.randn(shape, generator=generator, dtype=torch.float64)
             if value.dtype == torch.bool:
                 return torch.rand(shape, generator=generator) < 0.5
             low, high = int(value.min()), int(value.max())
@@ -260,12 +262,16 @@ def written_out() -> Iterator[None]:
         yield
 
 
+_TRIES = 8
+"""Inputs after which a zero gradient is believed; one input may leave every ReLU of a layer dead."""
+
+
 def _checked(function: Function, f: Any) -> int:
     """Say early, and in words, what would otherwise fail deep inside; returns the size of an output."""
     generator = torch.Generator().manual_seed(0)
     theta = function.generic_point(generator)
-    many = to_device(function.sample(generator, 1), function.device)
-    x = tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, many)
+    many = to_device(function.sample(generator, _TRIES), function.device)
+    x, *others = (tree_map(lambda p, i=i: p[i] if isinstance(p, Tensor) else p, many) for i in range(_TRIES))
     with written_out():
         try:
             with torch.no_grad():
@@ -284,6 +290,8 @@ def _checked(function: Function, f: Any) -> int:
         _refuse_batch_statistics(f)
         try:
             slope = torch.func.grad(lambda t: function(t, x).square().sum())(theta)
+            for other in others if not bool(slope.any()) else ():
+                slope = slope + torch.func.grad(lambda t, other=other: function(t, other).square().sum())(theta)
         except Exception as problem:
             raise Unsuitable(f"The function is not differentiable: {type(problem).__name__}: {problem}") from problem
     if not bool(torch.isfinite(slope).all()):

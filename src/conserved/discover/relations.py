@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -68,7 +67,9 @@ def _null_relations(features: list[Feature], matrix: Tensor, scale: Tensor, size
     null = right[cuts[0] :] / scale
     basis = _reduced(null)
     rows = _independent(_shortened([row.cpu() for row in basis], _trivial(features)), _trivial(features))
-    return [_relation(features, row, matrix * scale, sizes) for row in rows]
+    found = [_relation(features, row, matrix * scale, sizes) for row in rows]
+    # The worst of many samples: where what is normalised happens to be small, ε weighs more.
+    return [relation for relation in found if relation.violation < 10 * NEARLY]
 
 
 def _reduced(rows: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
@@ -114,8 +115,7 @@ def _shortened(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
         improved = False
         table = torch.stack(rows) if rows else torch.zeros(0, 0)
         for place in range(len(rows)):
-            starts = _starts(rows[place], trivial)
-            best = min((_descended(start, table, place) for start in starts), key=_terms)
+            best = _shortest(rows[place], table, place, trivial)
             if _terms(best) < _terms(rows[place]):
                 rows[place] = table[place] = best
                 improved = True
@@ -127,23 +127,48 @@ def _terms(row: Tensor) -> int:
     return int((row != 0).sum())
 
 
-def _starts(row: Tensor, trivial: list[Tensor]) -> Iterator[Tensor]:
-    """The row, and the row with some of the trivial relations taken out that it has half of one side of."""
-    touching = [relation for relation in trivial if _has_half(row, relation)][:_FEW]
-    for chosen in product((False, True), repeat=len(touching)):
-        start = row
-        for relation, use in zip(touching, chosen, strict=True):
-            if use:
-                start = _cleaned(start - _commonest_ratio(start, relation) * relation)
-        yield start
+def _shortest(row: Tensor, table: Float[Tensor, "k F"], place: int, trivial: list[Tensor]) -> Tensor:
+    """The shortest row within reach, over rows that may be as long or longer on the way."""
+    best = start = _descended(row, table, place)
+    frontier, seen = [start], {_signature(start)}
+    for _ in range(_EFFORT):
+        if not frontier:
+            break
+        current = frontier.pop(0)
+        for neighbour in _neighbours(current, table, place, trivial):
+            further = _descended(neighbour, table, place)
+            if _signature(further) not in seen:
+                seen.add(_signature(further))
+                frontier.append(further)
+                best = min(best, further, key=_terms)
+    return best
+
+
+def _neighbours(row: Tensor, table: Tensor, place: int, trivial: list[Tensor]) -> Iterator[Tensor]:
+    """The row with a trivial relation taken out, or with all rows along one axis exchanged for those they equal."""
+    for relation in trivial:
+        if not _has_half(row, relation):
+            continue
+        yield _cleaned(row - _commonest_ratio(row, relation) * relation)
+        for side in (relation > 0, relation < 0):
+            inside = ((table != 0) & (row != 0) & side).any(1)
+            inside[place] = False
+            exchanged = row
+            for k in inside.nonzero().flatten().tolist():
+                exchanged = _cleaned(exchanged - _commonest_ratio(exchanged, table[k]) * table[k])
+            yield exchanged
+
+
+def _signature(row: Tensor) -> bytes:
+    return row.round(decimals=4).numpy().tobytes()
 
 
 def _has_half(row: Tensor, relation: Tensor) -> bool:
     return any(2 * int((side & (row != 0)).sum()) >= int(side.sum()) for side in (relation > 0, relation < 0))
 
 
-_FEW = 5
-"""Trivial relations that are tried together."""
+_EFFORT = 40
+"""How many rows are looked at from where trivial relations take one."""
 
 _CAREFUL = 64
 """Up to so many candidates, each step takes the best of them; beyond, all that fit are taken in turn."""
@@ -203,17 +228,25 @@ def _independent(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
 
 
 def _relation(features: list[Feature], row: Tensor, values: Tensor, sizes: Tensor) -> Relation:
-    entries = row.nonzero().flatten().tolist()
+    """A row as terms with readable coefficients: no traces of noise, fractions of small numbers where they fit."""
+    entries = (row.abs() > 1e-3 * row.abs().max()).nonzero().flatten().tolist()
     smallest = min(abs(float(row[i])) for i in entries)
-    lead = float(row[entries[0]])
-    terms = {features[i]: _rational(float(row[i]) / smallest * (1 if lead > 0 else -1)) for i in entries}
-    weights = torch.tensor(list(terms.values()), dtype=torch.float64, device=values.device)
-    gaps = (values[:, entries] @ weights).abs()
-    bounds = sizes[:, entries] @ weights.abs()
-    return Relation(terms, float((gaps / torch.where(bounds > 0, bounds, 1)).max()))
+    sign = 1 if float(row[entries[0]]) > 0 else -1
+    raw = [sign * float(row[i]) / smallest for i in entries]
+
+    def violation(weights: list[float]) -> float:
+        factors = torch.tensor(weights, dtype=torch.float64, device=values.device)
+        gaps = (values[:, entries] @ factors).abs()
+        bounds = sizes[:, entries] @ factors.abs()
+        return float((gaps / torch.where(bounds > 0, bounds, 1)).max())
+
+    plain = [_rational(weight) for weight in raw]
+    exact, tidy = violation(raw), violation(plain)
+    weights, size = (plain, tidy) if tidy <= max(10 * exact, EXACT) else (raw, exact)
+    return Relation({features[i]: weight for i, weight in zip(entries, weights, strict=True)}, size)
 
 
 def _rational(value: float) -> float:
     """The nearby fraction of small numbers, if there is one."""
     near = float(Fraction(value).limit_denominator(12))
-    return near if abs(near - value) < 1e-4 * max(1, abs(value)) else value
+    return near if abs(near - value) < 1e-2 * max(1, abs(value)) else value
