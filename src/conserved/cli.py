@@ -148,18 +148,7 @@ def laws(
                 "numbers": found.numbers,
                 "independent": independent,
                 "independent_unknown": reason,
-                "laws": [
-                    {
-                        "name": law.name,
-                        "group": law.symmetry.kind.group(law.symmetry.n, law.symmetry.m),
-                        "formula": law.formula,
-                        "latex": law.latex,
-                        "numbers": law.numbers,
-                        "identities": law.symmetry.identities,
-                        "exact": law.exact,
-                    }
-                    for law in found.laws
-                ],
+                "laws": [law.record() for law in found.laws],
             }
         )
     elif latex:

@@ -55,6 +55,19 @@ class Law:
     def latex(self) -> str:
         return self.symmetry.latex()
 
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "name": self.name,
+            "group": self.symmetry.kind.group(self.symmetry.n, self.symmetry.m),
+            "formula": self.formula,
+            "latex": self.latex,
+            "numbers": self.numbers,
+            "identities": self.symmetry.identities,
+            "exact": self.exact,
+            "epsilon": self.symmetry.epsilon,
+        }
+
     def __repr__(self) -> str:
         return f"<{self.name}: {self.formula} ({self.numbers} numbers)>"
 

@@ -87,17 +87,7 @@ class Discovery:
             "complete": self.complete,
             "verdict": self.verdict.status.value,
             "message": self.verdict.message,
-            "laws": [
-                {
-                    "name": law.name,
-                    "group": law.symmetry.kind.group(law.symmetry.n, law.symmetry.m),
-                    "formula": law.formula,
-                    "latex": law.latex,
-                    "numbers": law.numbers,
-                    "violation": law.symmetry.epsilon,
-                }
-                for law in self.laws.laws
-            ],
+            "laws": [law.record() for law in self.laws.laws],
         }
 
 
