@@ -319,6 +319,8 @@ class TestUnsuitable:
                 "statistics of its batch",
             ),
             (lambda: nn.Linear(3, 3), torch.zeros(2), {}, "failed on a random input"),
+            (lambda: nn.Linear(3, 3), lambda generator: torch.ones(3), {}, "Every input drawn is the same"),
+            (lambda: nn.Embedding(3, 3), torch.zeros(4, dtype=torch.long), {}, "must show their range"),
             (lambda: nn.Linear(3, 3).requires_grad_(False), torch.zeros(3), {}, "no trainable parameter"),
             (lambda: nn.Linear(3, 3), torch.zeros(3), {"loss": "hinge"}, "Unknown loss"),
             (lambda: nn.Linear(3, 3), torch.zeros(3), {"params": {"w": torch.ones(1)}}, "brings its own"),
@@ -353,6 +355,8 @@ class TestUnsuitable:
             "dropout",
             "batch norm in training",
             "wrong input",
+            "one input",
+            "one token",
             "all frozen",
             "unknown loss",
             "params of a module",
@@ -364,7 +368,7 @@ class TestUnsuitable:
             "detached",
         ],
     )
-    def test_says_why(self, build: Callable[[], Any], inputs: Tensor, options: dict[str, Any], message: str) -> None:
+    def test_says_why(self, build: Callable[[], Any], inputs: Any, options: dict[str, Any], message: str) -> None:
         with pytest.raises(Unsuitable, match=message):
             discover(build(), inputs, **options)
 

@@ -272,6 +272,12 @@ def _checked(function: Function, f: Any) -> int:
     theta = function.generic_point(generator)
     many = to_device(function.sample(generator, _TRIES), function.device)
     x, *others = (tree_map(lambda p, i=i: p[i] if isinstance(p, Tensor) else p, many) for i in range(_TRIES))
+    varied = [tensor for tensor in tensors_in(many) if tensor.numel()]
+    if varied and all(bool((tensor == tensor[:1]).all()) for tensor in varied):
+        raise Unsuitable(
+            "Every input drawn is the same, so laws of that one input would be counted. Draw different ones from the "
+            "generator, or pass an example to be imitated; one with token ids must show their range."
+        )
     with written_out():
         try:
             with torch.no_grad():
