@@ -170,7 +170,7 @@ class Unused(nn.Module):
 
 OTHERS = [
     Other(name="attention, additive positions", build=PlainAttention, sample=vectors(4), count=12),
-    # Attention with biases 20 − 4 more for one head of three: 6 + 6 + 3 key biases, norms 6, and the two bias means.
+    # In each block 6 + 6 for the head, 3 key biases and 6 for the norms; and 3 differences between the 4 bias means.
     Other(name="two pre-norm blocks", build=two_blocks, sample=vectors(3, tokens=3), count=45),
     Other(name="post-norm block", build=post_norm, sample=vectors(4, tokens=3), count=26),
     Other(name="low-rank update", build=LowRank, sample=vectors(4, tokens=2), count=3),
@@ -392,7 +392,7 @@ class TestUnsuitable:
         assert not found.complete
 
     def test_too_shallow_brackets_are_not_called_complete(self) -> None:
-        """With plain fields only, three more laws seem to exist than do; no form explains them."""
+        """With plain fields only, four more laws seem to exist than do; no form explains them."""
         case = named("attention")
         found = discover(case.model(), case.sample, depth=0)
         assert found.count == 16
@@ -435,8 +435,8 @@ class TestBrackets:
         words = draw_words(function, theta, 1, 8, generator)
         assert float(bracket_vectors(function, theta, 1, words, 8).abs().max()) < 1e-12
 
-    def test_native_layer_norm_would_give_a_wrong_count(self) -> None:
-        """The reason operators are written out: the fused one has a wrong third derivative."""
+    def test_the_written_out_layer_norm_has_the_right_third_derivative(self) -> None:
+        """Against finite differences; brackets of brackets need it, and fused operators cannot be trusted with it."""
         x = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         direction = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 

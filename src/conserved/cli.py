@@ -28,6 +28,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+Target = Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory", metavar="MODEL")]
+Options = Annotated[
+    list[str] | None, typer.Argument(help="arguments of the factory, as name=value", metavar="[NAME=VALUE]…")
+]
+
 BAD_USAGE = 2
 DOES_NOT_HOLD = 1
 INTERNAL = 70
@@ -123,10 +128,8 @@ def _main(
 
 @app.command()
 def laws(
-    target: Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory", metavar="MODEL")],
-    options: Annotated[
-        list[str] | None, typer.Argument(help="arguments of the factory, as name=value", metavar="[NAME=VALUE]…")
-    ] = None,
+    target: Target,
+    options: Options = None,
     loss: Annotated[str, typer.Option(help=f"what the model is trained with: {' or '.join(LOSSES)}")] = "regression",
     latex: Annotated[bool, typer.Option("--latex", help="Print each law as a line of LaTeX.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -163,10 +166,8 @@ def laws(
 
 @app.command()
 def discover(
-    target: Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory", metavar="MODEL")],
-    options: Annotated[
-        list[str] | None, typer.Argument(help="arguments of the factory, as name=value", metavar="[NAME=VALUE]…")
-    ] = None,
+    target: Target,
+    options: Options = None,
     inputs: Annotated[
         str | None,
         typer.Option(
