@@ -1,6 +1,9 @@
 """Find, prove, watch and use the quantities that neural-network training conserves."""
 
+__version__ = "0.1.0"
+
 from conserved import blocks
+from conserved.certify import Certificate, certify
 from conserved.discover import Discovery, discover, find_laws
 from conserved.impostors import impostors
 from conserved.laws import Dropped, Law, LawSet, Reference
@@ -8,9 +11,8 @@ from conserved.recognize import Component, recognize, register
 from conserved.symmetry import Kind, Leg, Symmetry, View
 from conserved.verdict import Evidence, Status, Verdict, Witness
 
-__version__ = "0.1.0"
-
 __all__ = [
+    "Certificate",
     "Component",
     "Discovery",
     "Dropped",
@@ -26,6 +28,7 @@ __all__ = [
     "View",
     "Witness",
     "blocks",
+    "certify",
     "discover",
     "find_laws",
     "impostors",

@@ -1,0 +1,153 @@
+"""`certify`: from a PyTorch function to a certificate of how many laws it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+import conserved
+from conserved.certify.arithmetic import Array, Floats
+from conserved.certify.certificate import Certificate, Progress, claim, examine, verdict_of
+from conserved.certify.contents import FORMAT, VERSION, Contents, digest
+from conserved.certify.differentiate import Sample, gradient, run
+from conserved.certify.jets import Jet
+from conserved.certify.program import Program
+from conserved.certify.listing import listed
+from conserved.certify.proof import Input
+from conserved.certify.trace import trace
+from conserved.certify.words import choose
+from conserved.discover import find_laws
+from conserved.discover.function import Function, Inputs, Unsuitable, function_of, to_device, written_out
+from conserved.laws import LawSet
+
+_GRID = 2.0**12
+"""θ is rounded to multiples of its inverse, so that a certificate can be read."""
+
+LARGEST = 4096
+"""Parameters beyond which certificates take too long to be worth starting."""
+
+
+def certify(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: str = "regression",
+    bits: int = 128,
+    seed: int = 0,
+    params: Mapping[str, Tensor] | None = None,
+    laws: LawSet | None = None,
+    progress: Progress | None = None,
+) -> Certificate:
+    """Prove how many conservation laws a function has at most, and that those found are laws.
+
+    `f`, `inputs`, `loss`, `seed` and `params` are as for `discover`. `laws` are the laws to list, by default those that
+    `find_laws` finds. Balls have `bits` bits, and more where that does not decide.
+    """
+    say = progress or (lambda message: None)
+    if not isinstance(loss, str):
+        raise Unsuitable(
+            "A certificate carries the function alone. Put a loss of your own into it: certify f(params, (x, y)) that "
+            "returns the loss of one sample, with loss='regression'."
+        )
+    if not 2 <= bits <= 4096:
+        raise Unsuitable(f"bits must lie between 2 and 4096; got {bits}.")
+    function = function_of(f, inputs, loss=loss, params=params, device="cpu")
+    if function.size > LARGEST:
+        raise Unsuitable(
+            f"The function has {function.size:,} parameters; a certificate is made for at most {LARGEST:,}. "
+            "Certify a narrower model of the same architecture, or freeze what is not of interest."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    theta = (function.generic_point(generator) * _GRID).round() / _GRID
+    first = to_device(_one(function, generator), function.device)
+    program = trace(function, theta, first)
+    say(f"traced to {len(program.nodes)} elementary operations")
+    pool = [first, *(to_device(_one(function, generator), function.device) for _ in range(_inputs(program) - 1))]
+    _faithful(function, program, theta, pool[:3], generator)
+    if laws is None:
+        laws = find_laws(f, inputs, loss=loss, seed=seed, params=params, device="cpu", progress=say)
+    point = tuple(theta.tolist())
+    arrays = [_arrays(x) for x in pool]
+    groups = listed(laws, function, program, point, [Input(x) for x in arrays], seed)
+    target = program.size - sum(map(len, groups))
+    samples, words = choose(program, point, arrays, target, seed, say)
+    used = sorted({which for which, _ in samples})
+    contents = Contents(
+        about={
+            "function": type(f).__name__ if isinstance(f, nn.Module) else getattr(f, "__name__", "function"),
+            "loss": loss,
+            "conserved": conserved.__version__,
+            "torch": str(torch.__version__),
+        },
+        parameters={name: tuple(tensor.shape) for name, tensor in function.start.items()},
+        program=program,
+        theta=point,
+        inputs=tuple(Input(arrays[i]) for i in used),
+        samples=tuple((used.index(which), tuple(v)) for which, v in samples),
+        words=tuple(map(tuple, words)),
+        laws=tuple(map(tuple, groups)),
+        bits=bits,
+        seed=seed,
+    )
+    return issue(contents, say)
+
+
+def issue(contents: Contents, progress: Progress | None = None) -> Certificate:
+    """Make the proofs, and the certificate that says what they showed."""
+    findings = examine(contents, progress)
+    tiers = findings.tiers
+    body = {"format": FORMAT, "version": VERSION, **contents.record(), "claim": claim(contents, tiers)}
+    return Certificate(
+        contents=contents, tiers=tiers, verdict=verdict_of(contents, findings), digest=digest(body)
+    )
+
+
+def _one(function: Function, generator: torch.Generator) -> Any:
+    return tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, function.sample(generator, 1))
+
+
+def _inputs(program: Program) -> int:
+    """How many inputs to draw: a few that many v share, or many where each may lie in a region of its own."""
+    if not program.analytic:
+        return max(8, program.size)
+    return max(6, math.ceil(2 * program.size / program.outputs))
+
+
+def _arrays(x: Any) -> tuple[Array, ...]:
+    return tuple(
+        leaf.detach().to(torch.float64 if leaf.is_floating_point() else torch.int64).numpy()
+        for leaf in tree_flatten(x)[0]
+        if isinstance(leaf, Tensor)
+    )
+
+
+def _faithful(
+    function: Function, program: Program, theta: Tensor, pool: list[Any], generator: torch.Generator
+) -> None:
+    """The program must compute what the function computes, and its gradient must be the one training follows."""
+    numbers = Floats()
+    for x in pool:
+        v = torch.randn(function.outputs, generator=generator, dtype=torch.float64)
+        with written_out():
+            value = function(theta, x).detach().numpy()
+            slope = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(theta).numpy()  # type: ignore[misc]
+        point = Jet({0: theta.numpy()})
+        output = run(program, numbers, point, _arrays(x))[program.output]
+        assert isinstance(output, Jet)
+        if not np.allclose(output.value, value, rtol=1e-8, atol=1e-10 * float(np.abs(value).max() + 1)):
+            raise Unsuitable(
+                "The traced program does not give the values of the function: its control flow depends on values, or it "
+                "rounds on purpose. Write it with torch.where and tensors of fixed shape."
+            )
+        mine = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
+        if not np.allclose(mine, slope, rtol=1e-7, atol=1e-9 * float(np.abs(slope).max() + 1)):
+            raise Unsuitable(
+                "Backpropagation does not give the gradient of the function: something in it stops or replaces gradients "
+                "(detach, no_grad, a custom autograd function). Its training follows no function that could be certified."
+            )

@@ -1,0 +1,202 @@
+"""What a certificate carries, and how it is written to and read from JSON. A file is data: nothing in it is executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from conserved.certify.arithmetic import Array
+from conserved.certify.form import Form
+from conserved.certify.program import Malformed, Program, whole_number
+from conserved.certify.proof import Input
+
+FORMAT = "conserved.certificate"
+VERSION = 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contents:
+    """A function, a point, samples, the words whose brackets are independent there, and the laws."""
+
+    about: Mapping[str, str]
+    """For people: what was certified, and with which versions."""
+    parameters: Mapping[str, tuple[int, ...]]
+    """Names and shapes of the pieces of θ."""
+    program: Program
+    theta: tuple[float, ...]
+    inputs: tuple[Input, ...]
+    samples: tuple[tuple[int, tuple[int, ...]], ...]
+    """(which input, direction v of the output)."""
+    words: tuple[tuple[int, ...], ...]
+    """Places of samples; a word (i, j, k) is the bracket [[X_i, X_j], X_k]."""
+    laws: tuple[tuple[Form, ...], ...]
+    """Conserved numbers, those of one symmetry together."""
+    bits: int
+    """Precision to begin with."""
+    seed: int
+    """Of the random points at which laws are enclosed."""
+
+    @property
+    def found(self) -> int:
+        return sum(map(len, self.laws))
+
+    def spelled(self) -> list[list[tuple[Input, tuple[int, ...]]]]:
+        """The words with their samples."""
+        return [[(self.inputs[self.samples[s][0]], self.samples[s][1]) for s in word] for word in self.words]
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON. Reals are hexadecimal floating point, which is exact."""
+        return {
+            "about": dict(self.about),
+            "parameters": [{"name": name, "shape": list(shape)} for name, shape in self.parameters.items()],
+            "program": self.program.record(),
+            "theta": [value.hex() for value in self.theta],
+            "inputs": [
+                [[v if node.discrete else float(v).hex() for v in t.ravel().tolist()] for t, node in self._tensors(x)]
+                for x in self.inputs
+            ],
+            "samples": [{"input": which, "v": list(v)} for which, v in self.samples],
+            "words": [list(word) for word in self.words],
+            "laws": [[_law_record(form) for form in group] for group in self.laws],
+            "bits": self.bits,
+            "seed": self.seed,
+        }
+
+    def _tensors(self, x: Input) -> list[tuple[Array, Any]]:
+        return list(zip(x.tensors, self.program.input_nodes, strict=True))
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """SHA-256 of everything but the digest."""
+    rest = {key: value for key, value in record.items() if key != "digest"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(record: Mapping[str, Any]) -> Contents:
+    """Read and check plain data; raises `Malformed` with the place of the first thing that does not fit."""
+    program = Program.of(_mapping(record.get("program"), "program"))
+    theta = tuple(_each(record.get("theta"), "theta", _real, program.size))
+    parameters: dict[str, tuple[int, ...]] = {}
+    for item in _each(record.get("parameters"), "parameters", lambda value, name: _mapping(value, name)):
+        name = item.get("name")
+        if not isinstance(name, str) or name in parameters:
+            raise Malformed(f"The parameter {name!r} has no name of its own.")
+        parameters[name] = tuple(_each(item.get("shape"), f"shape of {name}", _whole))
+    if sum(math.prod(shape) for shape in parameters.values()) != program.size:
+        raise Malformed("The shapes of the parameters do not add up to the size of θ.")
+    inputs = tuple(_each(record.get("inputs"), "inputs", lambda value, name: _input(value, name, program)))
+
+    def sample(value: Any, name: str) -> tuple[int, tuple[int, ...]]:
+        item = _mapping(value, name)
+        which = whole_number(item.get("input"), f"input of {name}", most=len(inputs) - 1)
+        return which, tuple(_each(item.get("v"), f"v of {name}", _integer, program.outputs))
+
+    samples = tuple(_each(record.get("samples"), "samples", sample))
+
+    def word(value: Any, name: str) -> tuple[int, ...]:
+        places = tuple(_each(value, name, lambda v, n: whole_number(v, n, most=len(samples) - 1)))
+        if not 1 <= len(places) <= 8:
+            raise Malformed(f"{name} has {len(places)} letters; expected 1 to 8.")
+        return places
+
+    return Contents(
+        about={str(k): str(v) for k, v in _mapping(record.get("about"), "about").items()},
+        parameters=parameters,
+        program=program,
+        theta=theta,
+        inputs=inputs,
+        samples=samples,
+        words=tuple(_each(record.get("words"), "words", word)),
+        laws=tuple(
+            tuple(_each(group, name, lambda v, n: _law(v, n, program.size)))
+            for name, group in ((f"laws[{i}]", g) for i, g in enumerate(_each(record.get("laws"), "laws", _anything)))
+        ),
+        bits=whole_number(record.get("bits"), "bits", least=2, most=1 << 20),
+        seed=whole_number(record.get("seed"), "seed", most=1 << 63),
+    )
+
+
+def _law_record(form: Form) -> dict[str, Any]:
+    return {
+        "name": form.name,
+        "formula": form.formula,
+        "quadratic": [[i, j, a.hex()] for i, j, a in form.quadratic],
+        "linear": [[i, b.hex()] for i, b in form.linear],
+    }
+
+
+def _law(value: Any, name: str, size: int) -> Form:
+    item = _mapping(value, name)
+
+    def term(entry: Any, where: str) -> tuple[Any, ...]:
+        *places, coefficient = _each(entry, where, _anything)
+        found = (*(whole_number(p, where, most=size - 1) for p in places), _real(coefficient, where))
+        if len(found) != (3 if "quadratic" in where else 2):
+            raise Malformed(f"{where} has {len(found)} entries.")
+        return found
+
+    quadratic = tuple(_each(item.get("quadratic"), f"{name}.quadratic", term))
+    if {(i, j): a for i, j, a in quadratic} != {(j, i): a for i, j, a in quadratic}:
+        raise Malformed(f"{name}.quadratic is not symmetric, so it is not the derivative of a law.")
+    linear = tuple(_each(item.get("linear"), f"{name}.linear", term))
+    if len({(i, j) for i, j, _ in quadratic}) != len(quadratic) or len({i for i, _ in linear}) != len(linear):
+        raise Malformed(f"{name} lists a term twice.")
+    return Form(name=str(item.get("name")), formula=str(item.get("formula")), quadratic=quadratic, linear=linear)
+
+
+def _input(value: Any, name: str, program: Program) -> Input:
+    tensors = _each(value, name, _anything, len(program.input_nodes))
+    found = []
+    for entries, node in zip(tensors, program.input_nodes, strict=True):
+        numbers = _each(entries, name, _integer if node.discrete else _real, math.prod(node.shape))
+        found.append(np.array(numbers, dtype=np.int64 if node.discrete else np.float64).reshape(node.shape))
+    return Input(tuple(found))
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"{name} is {type(value).__name__}; expected an object.")
+    return value
+
+
+def _each(value: Any, name: str, read_one: Callable[[Any, str], T], count: int | None = None) -> list[T]:
+    if not isinstance(value, list) or (count is not None and len(value) != count):
+        length = f"a list of {count}" if count is not None else "a list"
+        raise Malformed(f"{name} is not {length}.")
+    return [read_one(item, f"{name}[{i}]") for i, item in enumerate(value)]
+
+
+def _anything(value: Any, name: str) -> Any:
+    return value
+
+
+def _whole(value: Any, name: str) -> int:
+    return whole_number(value, name, least=0)
+
+
+def _integer(value: Any, name: str) -> int:
+    return whole_number(value, name, least=-(2**53), most=2**53)
+
+
+def _real(value: Any, name: str) -> float:
+    try:
+        found = float.fromhex(value)
+    except (TypeError, ValueError):
+        raise Malformed(f"{name} is {value!r}; expected a hexadecimal floating-point number.") from None
+    if not math.isfinite(found):
+        raise Malformed(f"{name} is not finite.")
+    return found
+
+
+def parameter_shapes(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Names with their shapes."""
+    return {name: tuple(shape) for name, shape in zip(names, shapes, strict=True)}

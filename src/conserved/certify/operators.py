@@ -1,0 +1,375 @@
+"""One rule for each ATen operator: how it is written in the elementary operators of a program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conserved.certify.trace import Builder, NoRule, Ref, positions
+
+MOVES = frozenset(
+    "view reshape _unsafe_view permute transpose t expand slice select cat stack unsqueeze squeeze split "
+    "split_with_sizes unbind clone alias detach contiguous repeat flip roll unfold diagonal tril triu as_strided "
+    "lift_fresh_copy narrow".split()
+)
+"""Operators that only move data, or fill in zeros."""
+
+
+def _add(b: Builder, x: Any, y: Any, *, alpha: float = 1) -> Ref:
+    return b.add(x, y if alpha == 1 else b.multiply(y, alpha))
+
+
+def _sub(b: Builder, x: Any, y: Any, *, alpha: float = 1) -> Ref:
+    return b.subtract(x, y if alpha == 1 else b.multiply(y, alpha))
+
+
+def _div(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Ref:
+    if rounding_mode is not None:
+        raise NoRule(f"Division with rounding_mode={rounding_mode!r} has no rule in ball arithmetic.")
+    return b.divide(x, y)
+
+
+def _pow(b: Builder, x: Any, exponent: Any) -> Ref:
+    if isinstance(exponent, Tensor) and exponent.numel() == 1:
+        exponent = exponent.item()
+    if not isinstance(exponent, int | float):
+        raise NoRule("A power with an exponent that varies has no rule in ball arithmetic; write exp(y · log x).")
+    if exponent < 0:
+        return b.unary("reciprocal", _pow(b, x, -exponent))
+    if exponent % 1 == 0.5:
+        return _times(b, b.unary("sqrt", x), _pow(b, x, exponent - 0.5))
+    if exponent % 1:
+        raise NoRule(f"The power {exponent} has no rule in ball arithmetic; use multiples of one half.")
+    found: Ref | None = None
+    for _ in range(int(exponent)):
+        found = x if found is None else b.multiply(found, x)
+    return b.constant(torch.ones(x.shape, dtype=torch.float64)) if found is None else found
+
+
+def _times(b: Builder, x: Ref, y: Ref) -> Ref:
+    return b.multiply(x, y)
+
+
+def _mm(b: Builder, x: Any, y: Any) -> Ref:
+    return b.matmul(*(item if isinstance(item, Ref) else b.constant(item) for item in (x, y)))
+
+
+def _addmm(b: Builder, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Ref:
+    product = _mm(b, x, y)
+    product = product if alpha == 1 else b.multiply(product, alpha)
+    return b.add(bias if beta == 1 else b.multiply(bias, beta), product)
+
+
+def _sum(b: Builder, x: Ref, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Ref:
+    return b.sum(x, axes, keepdim)
+
+
+def _mean(b: Builder, x: Ref, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Ref:
+    return b.mean(x, axes, keepdim)
+
+
+def _var(b: Builder, x: Ref, axes: Sequence[int] | None = None, *, correction: float = 1, keepdim: bool = False) -> Ref:
+    centred = b.subtract(x, b.mean(x, axes, True))
+    total = b.sum(b.multiply(centred, centred), axes, keepdim)
+    count = math.prod(x.shape) // math.prod(total.shape)
+    return b.divide(total, b.constant(count - correction))
+
+
+def _softmax(b: Builder, x: Ref, axis: int, half_to_float: bool = False) -> Ref:
+    # Balls do not overflow, so nothing is subtracted before the exponential.
+    powers = b.unary("exp", x)
+    return b.divide(powers, b.sum(powers, [axis], True))
+
+
+def _log_softmax(b: Builder, x: Ref, axis: int, half_to_float: bool = False) -> Ref:
+    return b.subtract(x, b.unary("log", b.sum(b.unary("exp", x), [axis], True)))
+
+
+def _gelu(b: Builder, x: Ref, *, approximate: str = "none") -> Ref:
+    if approximate == "tanh":
+        cubic = b.add(x, b.multiply(b.multiply(x, b.multiply(x, x)), 0.044715))
+        inner = b.unary("tanh", b.multiply(cubic, math.sqrt(2 / math.pi)))
+    else:
+        inner = b.unary("erf", b.multiply(x, math.sqrt(0.5)))
+    return b.multiply(b.multiply(x, 0.5), b.add(inner, 1.0))
+
+
+def _silu(b: Builder, x: Ref) -> Ref:
+    return b.multiply(x, b.unary("sigmoid", x))
+
+
+def _relu(b: Builder, x: Ref) -> Ref:
+    return b.choose(b.greater(x, 0.0), x, 0.0)
+
+
+def _leaky_relu(b: Builder, x: Ref, slope: float = 0.01) -> Ref:
+    return b.choose(b.greater(x, 0.0), x, b.multiply(x, slope))
+
+
+def _elu(b: Builder, x: Ref, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Ref:
+    low = b.multiply(b.subtract(b.unary("exp", b.multiply(x, float(input_scale))), 1.0), float(alpha))
+    return b.multiply(b.choose(b.greater(x, 0.0), x, low), float(scale))
+
+
+def _softplus(b: Builder, x: Ref, beta: float = 1, threshold: float = 20) -> Ref:
+    # PyTorch switches to the identity above the threshold; the smooth function is meant, and differs by e^{−20} there.
+    grown = b.unary("exp", b.multiply(x, float(beta)))
+    return b.multiply(b.unary("log", b.add(grown, 1.0)), 1 / float(beta))
+
+
+def _abs(b: Builder, x: Ref) -> Ref:
+    return b.choose(b.greater(x, 0.0 if not x.discrete else 0), x, b.negative(x))
+
+
+def _maximum(b: Builder, x: Any, y: Any) -> Ref:
+    return b.choose(b.greater(x, y), x, y)
+
+
+def _minimum(b: Builder, x: Any, y: Any) -> Ref:
+    return b.choose(b.greater(x, y), y, x)
+
+
+def _clamp(b: Builder, x: Ref, low: Any = None, high: Any = None) -> Ref:
+    x = x if low is None else _maximum(b, x, low)
+    return x if high is None else _minimum(b, x, high)
+
+
+def _sorted(b: Builder, x: Ref, axis: int, descending: bool) -> tuple[Ref, Ref]:
+    n = len(x.shape)
+    last = [i for i in range(n) if i != axis % n] + [axis % n]
+    moved = b.take([x], positions(x.shape).permute(last))
+    key = moved if descending else b.negative(moved)
+    index = b.node("order", key, shape=key.shape)
+    back = [last.index(i) for i in range(n)]
+    index = b.take([index], positions(index.shape).permute(back))
+    return b.gather(x, b.along(index, x.shape, axis)), index
+
+
+def _sort(b: Builder, x: Ref, *args: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    if args:
+        dim, descending = args[0], args[1] if len(args) > 1 else descending
+    return _sorted(b, x, dim, descending)
+
+
+def _topk(b: Builder, x: Ref, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
+    return tuple(_first(b, item, k, dim) for item in _sorted(b, x, dim, largest))
+
+
+def _first(b: Builder, x: Ref, count: int, axis: int) -> Ref:
+    return b.take([x], positions(x.shape).narrow(axis, 0, count))
+
+
+def _argmax(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Ref:
+    flat = x if dim is not None else b.reshape(x, [-1])
+    index = _first(b, _sorted(b, flat, -1 if dim is None else dim, True)[1], 1, -1 if dim is None else dim)
+    return index if keepdim and dim is not None else _squeezed(b, index, -1 if dim is None else dim)
+
+
+def _squeezed(b: Builder, x: Ref, axis: int) -> Ref:
+    return b.take([x], positions(x.shape).squeeze(axis))
+
+
+def _amax(b: Builder, x: Ref, dim: Sequence[int] = (), keepdim: bool = False) -> Ref:
+    axes = list(dim) or list(range(len(x.shape)))
+    for axis in sorted((a % len(x.shape) for a in axes), reverse=True):
+        x = _first(b, _sorted(b, x, axis, True)[0], 1, axis)
+        x = x if keepdim else _squeezed(b, x, axis)
+    return x
+
+
+def _max_along(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return _amax(b, x)
+    found = tuple(_first(b, item, 1, dim) for item in _sorted(b, x, dim, True))
+    return found if keepdim else tuple(_squeezed(b, item, dim) for item in found)
+
+
+def _gather(b: Builder, x: Any, axis: int, index: Any, *, sparse_grad: bool = False) -> Ref:
+    x, index = (item if isinstance(item, Ref) else b.constant(item) for item in (x, index))
+    return b.gather(x, b.along(index, x.shape, axis))
+
+
+def _scatter(b: Builder, x: Any, axis: int, index: Any, source: Any) -> Ref:
+    x, index = (item if isinstance(item, Ref) else b.constant(item) for item in (x, index))
+    if not isinstance(source, Ref | Tensor):
+        source = torch.full(index.shape, source, dtype=torch.int64 if x.discrete else torch.float64)
+    source = source if isinstance(source, Ref) else b.constant(source)
+    if source.shape != index.shape:
+        source = b.take([source], positions(source.shape)[tuple(slice(0, n) for n in index.shape)])
+    if x.discrete != source.discrete:
+        x, source = b.real(x), b.real(source)
+    return b.node("scatter", x, b.along(index, x.shape, axis), source, shape=x.shape)
+
+
+def _embedding(b: Builder, weight: Any, index: Any, *_: Any, **__: Any) -> Ref:
+    return _rows(b, weight, [index])
+
+
+def _index_select(b: Builder, x: Ref, axis: int, index: Any) -> Ref:
+    if axis % len(x.shape) == 0:
+        return _rows(b, x, [index])
+    if isinstance(index, Ref):
+        raise NoRule("index_select with a computed index along another axis than the first has no rule.")
+    return b.take([x], positions(x.shape).index_select(axis, index))
+
+
+def _index(b: Builder, x: Any, indices: Sequence[Any]) -> Ref:
+    if not any(isinstance(item, Ref) for item in indices):
+        assert isinstance(x, Ref)
+        return b.take([x], torch.ops.aten.index.Tensor(positions(x.shape), list(indices)))
+    return _rows(b, x, indices)
+
+
+def _rows(b: Builder, x: Any, indices: Sequence[Any]) -> Ref:
+    """Rows x[i, j, …] for computed indices of the leading axes."""
+    x = x if isinstance(x, Ref) else b.constant(x)
+    if any(item is None for item in indices):
+        raise NoRule("Indexing with computed indices has a rule only for leading axes.")
+    place: Any = b.constant(0)
+    for axis, index in enumerate(indices):
+        index = index if isinstance(index, Ref) else b.constant(index)
+        place = b.add(b.multiply(place, x.shape[axis]), index)
+    rest = x.shape[len(indices) :]
+    inner = positions(rest)
+    place = b.reshape(b.multiply(place, inner.numel()), [*place.shape, *(1 for _ in rest)])
+    return b.gather(x, b.add(place, b.constant(inner)))
+
+
+def _where(b: Builder, condition: Any, x: Any, y: Any) -> Ref:
+    return b.choose(condition if isinstance(condition, Ref) else b.constant(condition), x, y)
+
+
+def _masked_fill(b: Builder, x: Any, mask: Any, value: Any) -> Ref:
+    return _where(b, mask, value, x)
+
+
+def _equal(b: Builder, x: Any, y: Any) -> Ref:
+    left, right = b.together(x, y)
+    if not left.discrete:
+        raise NoRule("Whether two reals are equal has no rule in ball arithmetic.")
+    return b.node("equal", left, right, shape=left.shape)
+
+
+def _full_like(b: Builder, x: Ref, value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Ref:
+    kind = dtype or (torch.int64 if x.discrete else torch.float64)
+    return b.constant(torch.full(x.shape, value, dtype=kind))
+
+
+def _to_copy(b: Builder, x: Ref, *, dtype: torch.dtype | None = None, **_: Any) -> Ref:
+    # Between floating types a copy is the identity: rounding is no part of the function that is meant.
+    if dtype is None or dtype.is_floating_point:
+        return b.real(x) if dtype is not None else x
+    if not x.discrete:
+        raise NoRule(f"Rounding reals to {dtype} has no rule in ball arithmetic.")
+    return b.opposite(_equal(b, x, 0)) if dtype == torch.bool else x
+
+
+def _pad(b: Builder, x: Ref, pad: Sequence[int], value: float = 0) -> Ref:
+    counted = torch.constant_pad_nd(positions(x.shape) + 1, pad, 0)
+    moved = b.take([x], counted - 1)
+    return moved if not value else b.choose(b.constant((counted > 0).long()), moved, float(value))
+
+
+def _convolution(
+    b: Builder,
+    x: Ref,
+    weight: Ref,
+    bias: Ref | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Ref:
+    if transposed:
+        raise NoRule("Transposed convolution has no rule in ball arithmetic.")
+    axes = len(stride)
+    pads = [amount for amount in reversed(padding) for _ in range(2)]
+    places = torch.constant_pad_nd(positions(x.shape) + 1, pads, 0)
+    kernel = weight.shape[2:]
+    windows = places
+    for axis in range(axes):
+        reach = dilation[axis] * (kernel[axis] - 1) + 1
+        windows = windows.unfold(2 + axis, reach, stride[axis])[..., :: dilation[axis]]
+    batch, channels, *space = windows.shape[: 2 + axes]
+    # (batch, group, position, channel and offset) against (group, channel and offset, filter)
+    windows = windows.reshape(batch, groups, channels // groups, math.prod(space), math.prod(kernel))
+    windows = windows.permute(0, 1, 3, 2, 4).flatten(3)
+    filters = positions(weight.shape).reshape(groups, weight.shape[0] // groups, -1).mT
+    taken = b.take([x], windows - 1)
+    filters = filters.expand(batch, *filters.shape)
+    product = b.matmul(taken, b.take([weight], filters))
+    out = b.take([product], positions(product.shape).mT.reshape(batch, weight.shape[0], *space))
+    return out if bias is None else b.add(out, b.reshape(bias, [-1, *(1 for _ in space)]))
+
+
+def _unary(name: str) -> Callable[[Builder, Ref], Ref]:
+    return lambda b, x: b.unary(name, x)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    **{name: _unary(name) for name in ("exp", "log", "sqrt", "reciprocal", "tanh", "sigmoid", "erf", "sin", "cos")},
+    "rsqrt": lambda b, x: b.unary("reciprocal", b.unary("sqrt", x)),
+    "log1p": lambda b, x: b.unary("log", b.add(x, 1.0)),
+    "expm1": lambda b, x: b.subtract(b.unary("exp", x), 1.0),
+    "square": lambda b, x: b.multiply(x, x),
+    "neg": lambda b, x: b.negative(x),
+    "add": _add,
+    "sub": _sub,
+    "rsub": lambda b, x, y, alpha=1: _sub(b, y, x, alpha=alpha),
+    "mul": lambda b, x, y: b.multiply(x, y),
+    "div": _div,
+    "pow": _pow,
+    "mm": _mm,
+    "bmm": _mm,
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "sum": _sum,
+    "mean": _mean,
+    "var": _var,
+    "_softmax": _softmax,
+    "_log_softmax": _log_softmax,
+    "gelu": _gelu,
+    "silu": _silu,
+    "relu": _relu,
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "softplus": _softplus,
+    "abs": _abs,
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "clamp": _clamp,
+    "sort": _sort,
+    "topk": _topk,
+    "argmax": _argmax,
+    "amax": _amax,
+    "max": _max_along,
+    "gather": _gather,
+    "scatter": _scatter,
+    "embedding": _embedding,
+    "index": _index,
+    "index_select": _index_select,
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "gt": lambda b, x, y: b.greater(x, y),
+    "lt": lambda b, x, y: b.greater(y, x),
+    "ge": lambda b, x, y: b.opposite(b.greater(y, x)),
+    "le": lambda b, x, y: b.opposite(b.greater(x, y)),
+    "eq": _equal,
+    "ne": lambda b, x, y: b.opposite(_equal(b, x, y)),
+    "logical_not": lambda b, x: b.opposite(x),
+    "bitwise_not": lambda b, x: b.opposite(x),
+    "logical_and": lambda b, x, y: b.multiply(x, y),
+    "bitwise_and": lambda b, x, y: b.multiply(x, y),
+    "logical_or": lambda b, x, y: b.greater(b.add(x, y), 0),
+    "bitwise_or": lambda b, x, y: b.greater(b.add(x, y), 0),
+    "full_like": _full_like,
+    "_to_copy": _to_copy,
+    "constant_pad_nd": _pad,
+    "convolution": _convolution,
+}
