@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from rich.console import Console
 from torch import nn
 
 import conserved
+from conserved.certify import Malformed
 from conserved.discover import Unsuitable
 from conserved.recognize.registry import LOSSES, recognize
 from conserved.table import renderable
@@ -31,6 +33,11 @@ app = typer.Typer(
 Target = Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory", metavar="MODEL")]
 Options = Annotated[
     list[str] | None, typer.Argument(help="arguments of the factory, as name=value", metavar="[NAME=VALUE]…")
+]
+
+InputShape = Annotated[
+    str | None,
+    typer.Option(help="shape of one input, such as 5,4; or tokens:VOCAB:SHAPE; or NAME of a sampler in the same file"),
 ]
 
 BAD_USAGE = 2
@@ -168,12 +175,7 @@ def laws(
 def discover(
     target: Target,
     options: Options = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            help="shape of one input, such as 5,4; or tokens:VOCAB:SHAPE; or NAME of a sampler in the same file"
-        ),
-    ] = None,
+    inputs: InputShape = None,
     loss: Annotated[str, typer.Option(help="regression or cross_entropy")] = "regression",
     depth: Annotated[int | None, typer.Option(min=0, help="how deep brackets are nested")] = None,
     seed: Annotated[int, typer.Option(help="seed of all samples")] = 0,
@@ -184,7 +186,6 @@ def discover(
 ) -> None:
     """Count the conservation laws of any model, and find them, knowing nothing of its architecture."""
     model = load_model(target, options or [])
-    errors = Console(stderr=True)
     found = conserved.discover(
         model,
         _inputs(target, inputs),
@@ -193,7 +194,7 @@ def discover(
         seed=seed,
         device=device,
         forms=not count_only,
-        progress=lambda message: errors.print(message, style="dim", highlight=False),
+        progress=_progress(),
     )
     if as_json:
         _print_json(found.record())
@@ -203,6 +204,52 @@ def discover(
         Console().print(found.summary(), markup=False, highlight=False)
     if not found.verdict.holds:
         raise typer.Exit(DOES_NOT_HOLD)
+
+
+@app.command()
+def certify(
+    target: Annotated[str | None, typer.Argument(help="as for discover", metavar="[MODEL]")] = None,
+    options: Options = None,
+    inputs: InputShape = None,
+    loss: Annotated[str, typer.Option(help="regression or cross_entropy")] = "regression",
+    bits: Annotated[int, typer.Option(min=2, max=4096, help="precision to begin with")] = 128,
+    seed: Annotated[int, typer.Option(help="seed of all samples", min=0)] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the certificate to this file")] = None,
+    check: Annotated[Path | None, typer.Option("--check", help="check this certificate; no model is needed")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Prove by ball arithmetic how many conservation laws a model has, or check such a proof."""
+    from conserved.certify import Certificate
+
+    if (check is None) == (target is None):
+        raise Usage("Name a model to certify, or a file with --check FILE.")
+    say = _progress()
+    if check is not None:
+        try:
+            certificate = Certificate.load(check)
+        except OSError as problem:
+            raise Usage(f"{check} cannot be read: {problem.strerror}.") from None
+        certificate = certificate.checked(say)
+    else:
+        assert target is not None
+        model = load_model(target, options or [])
+        certificate = conserved.certify(model, _inputs(target, inputs), loss=loss, bits=bits, seed=seed, progress=say)
+        if output is not None:
+            certificate.save(output)
+    if as_json:
+        _print_json(certificate.outcome())
+    else:
+        Console().print(certificate.summary(), markup=False, highlight=False)
+        if output is not None:
+            Console().print(f"Written to {output}; check it with: conserved certify --check {output}", highlight=False)
+    if not certificate.complete:
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+def _progress() -> Callable[[str], None]:
+    """Lines on standard error, so that what is printed stays the result."""
+    errors = Console(stderr=True)
+    return lambda message: errors.print(message, style="dim", highlight=False)
 
 
 def _inputs(target: str, text: str | None) -> Any:
@@ -254,7 +301,7 @@ def main() -> None:
     """Run the command; what a user did wrong ends with one sentence and exit code 2."""
     try:
         app()
-    except (Usage, Unsuitable) as problem:
+    except (Usage, Unsuitable, Malformed) as problem:
         Console(stderr=True).print(f"conserved: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(BAD_USAGE)
     except Exception:

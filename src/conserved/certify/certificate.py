@@ -1,10 +1,10 @@
-"""Certificates: how many laws a function has at most, which were found, and a check that needs neither model nor PyTorch."""
+"""Certificates: how many laws a function has at most, which were found, and a check that needs no model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,27 @@ class Certificate:
         if problem:
             verdict = Verdict(status=Verdict.REFUTED, message=problem, evidence=(Evidence(what="integrity"),))
         return Certificate(contents=contents, tiers=tiers, verdict=verdict, digest=str(record.get("digest")))
+
+    def checked(self, progress: Progress | None = None) -> Certificate:
+        """The same certificate with the verdict of `check()`."""
+        return replace(self, verdict=self.check(progress))
+
+    def outcome(self) -> dict[str, Any]:
+        """What the certificate says and how well that is known, without the proof's data."""
+        names = [[form.name for form in group] for group in self.contents.laws]
+        formulas = [group[0].formula for group in self.contents.laws]
+        return self._claim() | {
+            "complete": self.complete,
+            "verdict": self.verdict.status.value,
+            "message": self.verdict.message,
+            "evidence": [str(item) for item in self.verdict.evidence],
+            "about": dict(self.contents.about),
+            "laws": [
+                {"formula": formula, "names": group, "evidence": tier.value}
+                for formula, group, tier in zip(formulas, names, self.tiers, strict=True)
+            ],
+            "digest": self.digest,
+        }
 
     def check(self, progress: Progress | None = None) -> Verdict:
         """Redo the whole proof from the contents, with derivatives by this library's own rules in ball arithmetic."""

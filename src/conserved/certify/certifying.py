@@ -17,8 +17,8 @@ from conserved.certify.certificate import Certificate, Progress, claim, examine,
 from conserved.certify.contents import FORMAT, VERSION, Contents, digest
 from conserved.certify.differentiate import Sample, gradient, run
 from conserved.certify.jets import Jet
-from conserved.certify.program import Program
 from conserved.certify.listing import listed
+from conserved.certify.program import Program
 from conserved.certify.proof import Input
 from conserved.certify.trace import trace
 from conserved.certify.words import choose
@@ -103,9 +103,7 @@ def issue(contents: Contents, progress: Progress | None = None) -> Certificate:
     findings = examine(contents, progress)
     tiers = findings.tiers
     body = {"format": FORMAT, "version": VERSION, **contents.record(), "claim": claim(contents, tiers)}
-    return Certificate(
-        contents=contents, tiers=tiers, verdict=verdict_of(contents, findings), digest=digest(body)
-    )
+    return Certificate(contents=contents, tiers=tiers, verdict=verdict_of(contents, findings), digest=digest(body))
 
 
 def _one(function: Function, generator: torch.Generator) -> Any:
@@ -127,27 +125,26 @@ def _arrays(x: Any) -> tuple[Array, ...]:
     )
 
 
-def _faithful(
-    function: Function, program: Program, theta: Tensor, pool: list[Any], generator: torch.Generator
-) -> None:
+def _faithful(function: Function, program: Program, theta: Tensor, pool: list[Any], generator: torch.Generator) -> None:
     """The program must compute what the function computes, and its gradient must be the one training follows."""
     numbers = Floats()
     for x in pool:
         v = torch.randn(function.outputs, generator=generator, dtype=torch.float64)
         with written_out():
             value = function(theta, x).detach().numpy()
-            slope = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(theta).numpy()  # type: ignore[misc]
+            slope = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(theta).numpy()
         point = Jet({0: theta.numpy()})
         output = run(program, numbers, point, _arrays(x))[program.output]
         assert isinstance(output, Jet)
         if not np.allclose(output.value, value, rtol=1e-8, atol=1e-10 * float(np.abs(value).max() + 1)):
             raise Unsuitable(
-                "The traced program does not give the values of the function: its control flow depends on values, or it "
-                "rounds on purpose. Write it with torch.where and tensors of fixed shape."
+                "The traced program does not give the values of the function: its control flow depends on values, or "
+                "it rounds on purpose. Write it with torch.where and tensors of fixed shape."
             )
         mine = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
         if not np.allclose(mine, slope, rtol=1e-7, atol=1e-9 * float(np.abs(slope).max() + 1)):
             raise Unsuitable(
-                "Backpropagation does not give the gradient of the function: something in it stops or replaces gradients "
-                "(detach, no_grad, a custom autograd function). Its training follows no function that could be certified."
+                "Backpropagation does not give the gradient of the function: something in it stops or replaces "
+                "gradients (detach, no_grad, a custom autograd function). Training it follows no function that could "
+                "be certified."
             )

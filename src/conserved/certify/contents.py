@@ -1,11 +1,11 @@
-"""What a certificate carries, and how it is written to and read from JSON. A file is data: nothing in it is executed."""
+"""What a certificate carries, and how it is written to and read from JSON; nothing in a file is executed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -195,8 +195,3 @@ def _real(value: Any, name: str) -> float:
     if not math.isfinite(found):
         raise Malformed(f"{name} is not finite.")
     return found
-
-
-def parameter_shapes(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Names with their shapes."""
-    return {name: tuple(shape) for name, shape in zip(names, shapes, strict=True)}

@@ -6,8 +6,9 @@ rest. Running forwards on θ + ε a and then backwards gives the gradient field 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -39,6 +40,16 @@ def run(program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array]) -> l
     return values
 
 
+def _real(value: Value) -> Jet:
+    assert isinstance(value, Jet)
+    return value
+
+
+def _whole(value: Value) -> Array:
+    assert not isinstance(value, Jet)
+    return value
+
+
 def _forward(
     program: Program, numbers: Numbers, place: int, inputs: list[Value], theta: Jet, x: Sequence[Array]
 ) -> Value:
@@ -52,71 +63,70 @@ def _forward(
         if node.discrete:
             return np.array(node.values, dtype=np.int64).reshape(node.shape)
         return Jet({0: numbers.array(node.values, node.shape)})
-    if op in ("greater", "order"):
-        real = [a.value if isinstance(a, Jet) else a for a in inputs]
-        moving = any(program.moving[i] for i in node.inputs)
-        if not isinstance(inputs[0], Jet):
-            return (real[0] > real[1]).astype(np.int64) if op == "greater" else np.argsort(-real[0], -1, kind="stable")
-        return numbers.greater(node, real[0], real[1], moving) if op == "greater" else numbers.order(node, real[0], moving)
     if op == "real":
-        assert not isinstance(inputs[0], Jet)
-        return Jet({0: numbers.real(inputs[0])})
+        return Jet({0: numbers.real(_whole(inputs[0]))})
     if op in UNARY:
-        assert isinstance(inputs[0], Jet)
-        return apply(numbers, op, inputs[0])
-    return _moved(numbers, node, inputs) if op in _MOVES else _combined(numbers, op, inputs)
-
-
-def _combined(numbers: Numbers, op: str, inputs: list[Value]) -> Value:
-    a, b = inputs if len(inputs) == 2 else (inputs[0], inputs[0])
-    if op == "sum":
-        return a.map(lambda part: part.sum(-1)) if isinstance(a, Jet) else a.sum(-1)
-    if op == "equal":
-        return (a == b).astype(np.int64)  # type: ignore[union-attr]
+        return apply(numbers, op, _real(inputs[0]))
     if op == "matmul":
-        assert isinstance(a, Jet)
-        assert isinstance(b, Jet)
-        return a.product(b, numbers.matmul)
-    if op == "add":
-        return a + b  # type: ignore[operator]
-    return a - b if op == "subtract" else a * b  # type: ignore[operator]
+        return _real(inputs[0]).product(_real(inputs[1]), numbers.matmul)
+    if op in ("greater", "order", "equal"):
+        moving = any(program.moving[i] for i in node.inputs)
+        return _compared(numbers, node, inputs, moving)
+    if op == "choose":
+        return _together(numbers, lambda a, b: np.where(_whole(inputs[0]), a, b), inputs[1], inputs[2])
+    if op == "scatter":
+        return _together(numbers, lambda a, b: _replace(_whole(inputs[1]), a, b), inputs[0], inputs[2])
+    if op == "gather":
+        return _linear(lambda part: part.ravel()[_whole(inputs[1])], inputs[0])
+    if op == "sum":
+        return _linear(lambda part: part.sum(-1), inputs[0])
+    if op == "take":
+        return _taken(numbers, node, inputs)
+    a, b = inputs
+    if isinstance(a, Jet):
+        b = _real(b)
+        return a + b if op == "add" else a - b if op == "subtract" else a * b
+    b = _whole(b)
+    return a + b if op == "add" else a - b if op == "subtract" else a * b
 
 
-_MOVES = ("take", "choose", "gather", "scatter")
+def _compared(numbers: Numbers, node: Node, inputs: list[Value], moving: bool) -> Array:
+    if isinstance(inputs[0], Jet):
+        a = inputs[0].value
+        if node.op == "order":
+            return numbers.order(node, a, moving)
+        return numbers.greater(node, a, _real(inputs[1]).value, moving)
+    first, *rest = map(_whole, inputs)
+    if node.op == "order":
+        return np.argsort(-first, axis=-1, kind="stable")
+    return np.asarray(first > rest[0] if node.op == "greater" else first == rest[0]).astype(np.int64)
 
 
-def _moved(numbers: Numbers, node: Node, inputs: list[Value]) -> Value:
-    """Operators that only move entries: linear in each real input, so applied to every coefficient."""
-    if node.op in ("choose", "scatter"):
-        first, index, second = (inputs[1], inputs[0], inputs[2]) if node.op == "choose" else inputs
-        assert not isinstance(index, Jet)
-        move = np.where if node.op == "choose" else _replace
-        if not isinstance(first, Jet) or not isinstance(second, Jet):
-            return move(index, first, second)  # type: ignore[operator]
-        zeros = numbers.zeros
-        keys = first.parts.keys() | second.parts.keys()
-        return Jet(
-            {
-                key: move(
-                    index,
-                    first.parts[key] if key in first.parts else zeros(first.value.shape),
-                    second.parts[key] if key in second.parts else zeros(second.value.shape),
-                )
-                for key in keys
-            }
-        )
-    if node.op == "gather":
-        a, index = inputs
-        assert not isinstance(index, Jet)
-        return a.map(lambda part: part.ravel()[index]) if isinstance(a, Jet) else a.ravel()[index]
+def _linear(move: Callable[[Array], Array], a: Value) -> Value:
+    """A linear map, applied to every coefficient of a jet."""
+    return a.map(move) if isinstance(a, Jet) else move(a)
+
+
+def _together(numbers: Numbers, move: Callable[[Array, Array], Array], a: Value, b: Value) -> Value:
+    """A map that is linear in two operands together; a coefficient that one of them lacks is zero."""
+    if not isinstance(a, Jet):
+        return move(a, _whole(b))
+    b = _real(b)
+    none = numbers.zeros(a.value.shape), numbers.zeros(b.value.shape)
+    keys = a.parts.keys() | b.parts.keys()
+    return Jet({key: move(a.parts.get(key, none[0]), b.parts.get(key, none[1])) for key in keys})
+
+
+def _taken(numbers: Numbers, node: Node, inputs: list[Value]) -> Value:
+    """Entries of the inputs, joined; the place −1 is the zero put at the end."""
     places = node.places
     assert places is not None
-    jets = [item for item in inputs if isinstance(item, Jet)]
-    if not jets:
-        flat = np.concatenate([*(np.ravel(item) for item in inputs), np.zeros(1, np.int64)])  # type: ignore[arg-type]
+    if not isinstance(inputs[0], Jet):
+        flat = np.concatenate([*(_whole(item).ravel() for item in inputs), np.zeros(1, np.int64)])
         return flat[places].reshape(node.shape)
-    parts = {}
+    jets = [_real(item) for item in inputs]
     zero = numbers.zeros((1,))
+    parts = {}
     for key in {key for jet in jets for key in jet.parts}:
         pieces = [j.parts[key].ravel() if key in j.parts else numbers.zeros((j.value.size,)) for j in jets]
         parts[key] = np.concatenate([*pieces, zero])[places].reshape(node.shape)
@@ -158,54 +168,39 @@ def _backward(numbers: Numbers, node: Node, g: Jet, values: list[Value], place: 
     if op == "subtract":
         return [g, -g]
     if op == "sum":
-        assert isinstance(inputs[0], Jet)
-        shape = inputs[0].value.shape
+        shape = _real(inputs[0]).value.shape
         return [g.map(lambda part: np.broadcast_to(part[..., None], shape))]
     if op in UNARY:
-        value = values[place]
-        assert isinstance(inputs[0], Jet)
-        assert isinstance(value, Jet)
-        return [g * slope(numbers, op, inputs[0], value)]
-    if op in ("multiply", "matmul"):
-        a, b = inputs
-        assert isinstance(a, Jet)
-        assert isinstance(b, Jet)
-        if op == "multiply":
-            return [g * b, g * a]
-        turned = lambda part: np.swapaxes(part, -1, -2)  # noqa: E731
-        return [g.product(b.map(turned), numbers.matmul), a.map(turned).product(g, numbers.matmul)]
+        return [g * slope(numbers, op, _real(inputs[0]), _real(values[place]))]
+    if op == "multiply":
+        return [g * _real(inputs[1]), g * _real(inputs[0])]
+    if op == "matmul":
+        a, b = (_real(item).map(lambda part: np.swapaxes(part, -1, -2)) for item in inputs)
+        return [g.product(b, numbers.matmul), a.product(g, numbers.matmul)]
     return _moved_back(numbers, node, g, inputs)
 
 
 def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[Value]) -> list[Jet | None]:
-    if node.op == "choose":
-        chosen = inputs[0]
-        assert not isinstance(chosen, Jet)
-        zeros = numbers.zeros(node.shape)
-        return [None, g.map(lambda p: np.where(chosen, p, zeros)), g.map(lambda p: np.where(chosen, zeros, p))]
-    sizes = [item.value.size if isinstance(item, Jet) else item.size for item in inputs]
+    """The transposes of operators that move entries."""
     shapes = [item.value.shape if isinstance(item, Jet) else item.shape for item in inputs]
+    if node.op == "choose":
+        chosen, none = _whole(inputs[0]), numbers.zeros(node.shape)
+        return [None, g.map(lambda p: np.where(chosen, p, none)), g.map(lambda p: np.where(chosen, none, p))]
     if node.op == "scatter":
-        index = inputs[1]
-        assert not isinstance(index, Jet)
-        none = numbers.zeros(shapes[2])
-        return [
-            g.map(lambda p: _replace(index, p, none)),
-            None,
-            g.map(lambda p: p.ravel()[index.ravel()].reshape(shapes[2])),
-        ]
+        index, none = _whole(inputs[1]), numbers.zeros(shapes[2])
+        return [g.map(lambda p: _replace(index, p, none)), None, g.map(lambda p: p.ravel()[index])]
     if node.op == "gather":
-        index = inputs[1]
-        assert not isinstance(index, Jet)
-        return [g.map(lambda p: _added(numbers, index.ravel(), p, sizes[0]).reshape(shapes[0])), None]
-    assert node.places is not None
-    places, total = node.places, sum(sizes)
-    whole = g.map(lambda p: _added(numbers, places, p, total + 1))
-    ends = np.cumsum([0, *sizes])
-    return [
-        whole.map(lambda p, low=low, high=high, shape=shape: p[low:high].reshape(shape))  # type: ignore[misc]
-        for low, high, shape in zip(ends[:-1], ends[1:], shapes, strict=True)
-    ]
+        index = _whole(inputs[1]).ravel()
+        return [g.map(lambda p: _added(numbers, index, p, prod(shapes[0])).reshape(shapes[0])), None]
+    places = node.places
+    assert places is not None
+    ends = np.cumsum([0, *map(prod, shapes)]).tolist()
+    joined = g.map(lambda p: _added(numbers, places, p, ends[-1] + 1))
+    return [joined.map(_piece(*span)) for span in zip(ends[:-1], ends[1:], shapes, strict=True)]
+
+
+def _piece(low: int, high: int, shape: tuple[int, ...]) -> Callable[[Array], Array]:
+    return lambda part: part[low:high].reshape(shape)
 
 
 def _added(numbers: Numbers, places: Array, part: Array, size: int) -> Array:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.certify.trace import Builder, NoRule, Ref, positions
+from conserved.certify.builder import Builder, NoRule, Ref, positions
 
-MOVES = frozenset(
-    "view reshape _unsafe_view permute transpose t expand slice select cat stack unsqueeze squeeze split "
-    "split_with_sizes unbind clone alias detach contiguous repeat flip roll unfold diagonal tril triu as_strided "
-    "lift_fresh_copy narrow".split()
+MOVES = (
+    *("view", "reshape", "_unsafe_view", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "as_strided"),
+    *("slice", "select", "narrow", "split", "split_with_sizes", "unbind", "cat", "stack", "repeat", "flip", "roll"),
+    *("unfold", "diagonal", "tril", "triu", "clone", "alias", "detach", "contiguous", "lift_fresh_copy"),
 )
 """Operators that only move data, or fill in zeros."""
 
@@ -41,17 +41,13 @@ def _pow(b: Builder, x: Any, exponent: Any) -> Ref:
     if exponent < 0:
         return b.unary("reciprocal", _pow(b, x, -exponent))
     if exponent % 1 == 0.5:
-        return _times(b, b.unary("sqrt", x), _pow(b, x, exponent - 0.5))
+        return b.multiply(b.unary("sqrt", x), _pow(b, x, exponent - 0.5))
     if exponent % 1:
         raise NoRule(f"The power {exponent} has no rule in ball arithmetic; use multiples of one half.")
     found: Ref | None = None
     for _ in range(int(exponent)):
         found = x if found is None else b.multiply(found, x)
     return b.constant(torch.ones(x.shape, dtype=torch.float64)) if found is None else found
-
-
-def _times(b: Builder, x: Ref, y: Ref) -> Ref:
-    return b.multiply(x, y)
 
 
 def _mm(b: Builder, x: Any, y: Any) -> Ref:

@@ -19,8 +19,8 @@ list of places in the flattened inputs (−1 for a zero), so that one rule and i
     gather        out[i] = a[index[i]], with a computed index into the flattened a
     scatter       a with a[index[i]] replaced by b[i]
 
-Values are real or discrete (whole numbers: token ids, masks, indices). Discrete values never move with θ; where they are
-decided by comparing reals that do, the program is piecewise analytic.
+Values are real or discrete (whole numbers: token ids, masks, indices). Discrete values never move with θ; where they
+are decided by comparing reals that do, the program is piecewise analytic.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
     shape = tuple(whole_number(s, f"shape of {name}", least=1) for s in _sequence(item.get("shape"), name))
     if prod(shape) > _LARGEST:
         raise Malformed(f"{name} has {prod(shape):,} entries, more than {_LARGEST:,}.")
-    places, values = None, ()
+    places: Places | None = None
+    values: tuple[float, ...] | tuple[int, ...] = ()
     discrete = bool(item.get("discrete", False))
     if op == "take":
         places = np.array(_sequence(item.get("places"), name), dtype=np.int64)
@@ -232,7 +233,7 @@ def checked(node: Node, inputs: Sequence[Node], name: str, size: int) -> Node:
     elif op == "take":
         assert node.places is not None
         total = sum(prod(item) for item in shapes)
-        fits = len(node.places) == entries and -1 <= int(node.places.min()) and int(node.places.max()) < total
+        fits = len(node.places) == entries and int(node.places.min()) >= -1 and int(node.places.max()) < total
         fits, discrete = fits and len(set(kinds)) == 1, kinds[0]
     elif op in UNARY:
         fits, discrete = shapes == [shape] and not kinds[0], False

@@ -4,9 +4,9 @@ r"""The two proofs of a certificate: that vectors are independent, and that a la
 the row-sum norm then M P is invertible, so M has full row rank. P is a floating-point pseudo-inverse of the midpoints;
 nothing is trusted about how it was found.
 
-**Laws.** A symbolic argument (`symbols`) proves that the output does not move along ∇h, for all values of the real inputs
-and all θ between the same decisions. Where that argument finds no proof, ⟨∇h, X⟩ is enclosed at random points instead:
-evidence, not proof.
+**Laws.** A symbolic argument (`symbols`) proves that the output does not move along ∇h, for all values of the real
+inputs and all θ between the same decisions. Where that argument finds no proof, ⟨∇h, X⟩ is enclosed at random points
+instead: evidence, not proof.
 """
 
 from __future__ import annotations

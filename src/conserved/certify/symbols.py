@@ -239,7 +239,8 @@ class Symbols(Numbers):
         """Whether it is zero, squares of roots replaced by what they are roots of."""
         above = symbol.above
         while above:
-            root = next((letter for key in above for letter in key if letter in self.roots and key.count(letter) > 1), None)
+            twice = (letter for key in above for letter in key if letter in self.roots and key.count(letter) > 1)
+            root = next(twice, None)
             if root is None:
                 return False
             above = self._squares_replaced(above, root)
@@ -251,7 +252,8 @@ class Symbols(Numbers):
         highest = max(key.count(root) // 2 for key in above)
         powers = [(_ONE, _ONE)]
         for _ in range(highest):
-            powers.append(tuple(self._times(p, q) for p, q in zip(powers[-1], (inside.above, inside.below), strict=True)))  # type: ignore[arg-type]
+            a, b = powers[-1]
+            powers.append((self._times(a, inside.above), self._times(b, inside.below)))
         found: Polynomial = {}
         for key, value in above.items():
             count = key.count(root)

@@ -68,7 +68,7 @@ def choose(
     seed: int,
     say: Callable[[str], None],
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
-    """Samples (which input, v) and words (places of samples) whose brackets look independent; at most `target` words."""
+    """Samples (which input, v) and at most `target` words (places of samples) whose brackets look independent."""
     rng = np.random.default_rng(seed)
     point = Jet({0: np.array(theta)})
     choice = Choice(program.size)

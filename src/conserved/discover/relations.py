@@ -7,7 +7,7 @@ to the same number as those of its columns); these are taken out again wherever 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -56,27 +56,45 @@ def relations(rates: Rates) -> list[Relation]:
 
 def _null_relations(features: list[Feature], matrix: Tensor, scale: Tensor, sizes: Tensor) -> list[Relation]:
     _, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    small = values < NEARLY * values[0]
-    if not bool(small.any()):
-        return []
-    # Only a drop sets small singular values apart; a spectrum that fades out evenly has no relations in it.
-    first = int(small.nonzero()[0])
-    cuts = [i for i in range(max(first, 1), len(values)) if values[i] < 0.1 * values[i - 1]]
-    if not cuts:
-        return []
-    null = right[cuts[0] :] / scale
-    basis = _reduced(null)
-    rows = _independent(_shortened([row.cpu() for row in basis], _trivial(features)), _trivial(features))
+    exact, nearly = (_first_drop(values, limit) for limit in (EXACT, NEARLY))
+    trivial = _trivial(features)
+    rows = [row.cpu() for row in _reduced(right[exact:] / scale, _FINE)]
+    rows = _independent(_shortened(rows, trivial, _FINE), trivial)
+    if nearly < exact:
+        # The exact relations are known; what else nearly vanishes is looked for modulo them, and with a coarser eye.
+        rest = torch.cat([*(row[None].to(right) for row in rows), right[nearly:exact] / scale])
+        rest = _reduced(rest, _COARSE, settled=len(rows))[len(rows) :]
+        rows = _independent([*rows, *_shortened([row.cpu() for row in rest], trivial, _COARSE, rows)], trivial)
     found = [_relation(features, row, matrix * scale, sizes) for row in rows]
     # The worst of many samples: where what is normalised happens to be small, ε weighs more.
     return [relation for relation in found if relation.violation < 10 * NEARLY]
 
 
-def _reduced(rows: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
-    """Gauss–Jordan elimination with complete pivoting on scaled rows."""
+def _first_drop(values: Float[Tensor, " F"], limit: float) -> int:
+    """Where small singular values begin. Only a drop sets them apart: a spectrum that fades out has no relations."""
+    small = (values < limit * values[0]).nonzero().flatten()
+    first = int(small[0]) if len(small) else len(values)
+    cuts = (i for i in range(max(first, 1), len(values)) if values[i] < 0.1 * values[i - 1])
+    return next(cuts, len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class _Grain:
+    """How finely coefficients are told apart: what counts as zero, and how many decimals of a ratio are compared."""
+
+    zero: float
+    decimals: int
+
+
+_FINE = _Grain(1e-5, 6)
+_COARSE = _Grain(1e-2, 1)
+
+
+def _reduced(rows: Float[Tensor, "k F"], grain: _Grain, settled: int = 0) -> Float[Tensor, "k F"]:
+    """Gauss–Jordan elimination with complete pivoting on scaled rows; the first `settled` rows are pivots first."""
     rows = rows.clone()
     for place in range(len(rows)):
-        sizes = rows[place:].abs()
+        sizes = rows[place : settled if place < settled else None].abs()
         pivot = int(sizes.argmax())
         row, column = place + pivot // rows.shape[1], pivot % rows.shape[1]
         if rows[row, column] == 0:
@@ -85,7 +103,7 @@ def _reduced(rows: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         rows[place] /= rows[place, column].clone()
         others = torch.arange(len(rows)) != place
         rows[others] -= rows[others, column : column + 1] * rows[place]
-    return torch.where(rows.abs() < 1e-6, 0, rows)
+    return torch.where(rows.abs() < 0.1 * grain.zero, 0, rows)
 
 
 def _trivial(features: list[Feature]) -> list[Tensor]:
@@ -103,19 +121,19 @@ def _trivial(features: list[Feature]) -> list[Tensor]:
     return found
 
 
-def _shortened(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
+def _shortened(rows: list[Tensor], trivial: list[Tensor], grain: _Grain, known: Sequence[Tensor] = ()) -> list[Tensor]:
     """Subtract multiples of other rows and of trivial relations from each row while that leaves fewer terms.
 
     A relation can hide behind trivial ones (the last neuron's, as the sum over all neurons less the others), so each
-    row is also tried from where a few trivial relations take it.
+    row is also tried from where a few trivial relations take it. Rows already `known` may be subtracted too.
     """
     rows = sorted(rows, key=_terms)
     improved = True
     while improved:
         improved = False
-        table = torch.stack(rows) if rows else torch.zeros(0, 0)
+        table = torch.stack([*rows, *known]) if rows else torch.zeros(0, 0)
         for place in range(len(rows)):
-            best = _shortest(rows[place], table, place, trivial)
+            best = _shortest(rows[place], table, place, trivial, grain)
             if _terms(best) < _terms(rows[place]):
                 rows[place] = table[place] = best
                 improved = True
@@ -127,16 +145,16 @@ def _terms(row: Tensor) -> int:
     return int((row != 0).sum())
 
 
-def _shortest(row: Tensor, table: Float[Tensor, "k F"], place: int, trivial: list[Tensor]) -> Tensor:
+def _shortest(row: Tensor, table: Float[Tensor, "k F"], place: int, trivial: list[Tensor], grain: _Grain) -> Tensor:
     """The shortest row within reach, over rows that may be as long or longer on the way."""
-    best = start = _descended(row, table, place)
+    best = start = _descended(row, table, place, grain)
     frontier, seen = [start], {_signature(start)}
     for _ in range(_EFFORT):
         if not frontier:
             break
         current = frontier.pop(0)
-        for neighbour in _neighbours(current, table, place, trivial):
-            further = _descended(neighbour, table, place)
+        for neighbour in _neighbours(current, table, place, trivial, grain):
+            further = _descended(neighbour, table, place, grain)
             if _signature(further) not in seen:
                 seen.add(_signature(further))
                 frontier.append(further)
@@ -144,18 +162,18 @@ def _shortest(row: Tensor, table: Float[Tensor, "k F"], place: int, trivial: lis
     return best
 
 
-def _neighbours(row: Tensor, table: Tensor, place: int, trivial: list[Tensor]) -> Iterator[Tensor]:
+def _neighbours(row: Tensor, table: Tensor, place: int, trivial: list[Tensor], grain: _Grain) -> Iterator[Tensor]:
     """The row with a trivial relation taken out, or with all rows along one axis exchanged for those they equal."""
     for relation in trivial:
         if not _has_half(row, relation):
             continue
-        yield _cleaned(row - _commonest_ratio(row, relation) * relation)
+        yield _less(row, relation, grain)
         for side in (relation > 0, relation < 0):
             inside = ((table != 0) & (row != 0) & side).any(1)
             inside[place] = False
             exchanged = row
             for k in inside.nonzero().flatten().tolist():
-                exchanged = _cleaned(exchanged - _commonest_ratio(exchanged, table[k]) * table[k])
+                exchanged = _less(exchanged, table[k], grain)
             yield exchanged
 
 
@@ -174,7 +192,7 @@ _CAREFUL = 64
 """Up to so many candidates, each step takes the best of them; beyond, all that fit are taken in turn."""
 
 
-def _descended(row: Tensor, table: Float[Tensor, "k F"], place: int) -> Tensor:
+def _descended(row: Tensor, table: Float[Tensor, "k F"], place: int, grain: _Grain) -> Tensor:
     """Subtract multiples of other rows while that leaves fewer terms."""
     present = table != 0
     lengths = present.sum(1)
@@ -185,26 +203,23 @@ def _descended(row: Tensor, table: Float[Tensor, "k F"], place: int) -> Tensor:
         if len(candidates) > _CAREFUL:
             best = row
             for k in (overlap == lengths).nonzero().flatten().tolist():
-                best = _cleaned(best - _commonest_ratio(best, table[k]) * table[k])
+                best = _less(best, table[k], grain)
         else:
-            shorter = (_cleaned(row - _commonest_ratio(row, table[k]) * table[k]) for k in candidates)
+            shorter = (_less(row, table[k], grain) for k in candidates)
             best = min(shorter, key=_terms, default=row)
         if _terms(best) >= _terms(row):
             return row
         row = best
 
 
-def _commonest_ratio(row: Tensor, other: Tensor) -> float:
-    """The multiple of `other` that cancels most entries of `row`."""
+def _less(row: Tensor, other: Tensor, grain: _Grain) -> Tensor:
+    """`row` less the multiple of `other` that cancels most of its entries."""
     support = (other != 0) & (row != 0)
     if not bool(support.any()):
-        return 0.0
-    ratios, counts = (row[support] / other[support]).round(decimals=6).unique(return_counts=True)
-    return float(ratios[counts.argmax()])
-
-
-def _cleaned(row: Tensor) -> Tensor:
-    return torch.where(row.abs() < 1e-5, 0, row)
+        return row
+    ratios, counts = (row[support] / other[support]).round(decimals=grain.decimals).unique(return_counts=True)
+    left = row - float(ratios[counts.argmax()]) * other
+    return torch.where(left.abs() < grain.zero, 0, left)
 
 
 def _independent(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
