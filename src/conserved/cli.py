@@ -241,7 +241,8 @@ def certify(
     else:
         Console().print(certificate.summary(), markup=False, highlight=False)
         if output is not None:
-            Console().print(f"Written to {output}; check it with: conserved certify --check {output}", highlight=False)
+            message = f"Written to {output}; check it with: conserved certify --check {output}"
+            Console().print(message, markup=False, highlight=False, soft_wrap=True)
     if not certificate.complete:
         raise typer.Exit(DOES_NOT_HOLD)
 

@@ -257,8 +257,9 @@ def verdict_of(contents: Contents, findings: Findings) -> Verdict:
         what = f"‖I − MP‖ for the gradients of {found} laws"
         evidence.append(Evidence(what=what, value=findings.laws.bound, limit=1.0, proof=findings.laws.proved))
     if by_tier[Status.PROVED]:
-        what = "laws proved by a symbolic argument"
-        evidence.append(Evidence(what=what, value=by_tier[Status.PROVED], samples=findings.patterns, proof=True))
+        patterns = "" if findings.patterns == 1 else f", for {findings.patterns} patterns of tokens and decisions"
+        what = f"laws proved by a symbolic argument{patterns}"
+        evidence.append(Evidence(what=what, value=by_tier[Status.PROVED], proof=True))
     if by_tier[Status.VERIFIED]:
         what = f"{by_tier[Status.VERIFIED]} laws enclosed around zero at random points, {ENCLOSURE_BITS} bits"
         evidence.append(Evidence(what=what, value=findings.enclosed))

@@ -87,7 +87,7 @@ def _forward(
         b = _real(b)
         return a + b if op == "add" else a - b if op == "subtract" else a * b
     b = _whole(b)
-    return a + b if op == "add" else a - b if op == "subtract" else a * b
+    return np.asarray(a + b if op == "add" else a - b if op == "subtract" else a * b)
 
 
 def _compared(numbers: Numbers, node: Node, inputs: list[Value], moving: bool) -> Array:
@@ -104,7 +104,7 @@ def _compared(numbers: Numbers, node: Node, inputs: list[Value], moving: bool) -
 
 def _linear(move: Callable[[Array], Array], a: Value) -> Value:
     """A linear map, applied to every coefficient of a jet."""
-    return a.map(move) if isinstance(a, Jet) else move(a)
+    return a.map(move) if isinstance(a, Jet) else np.asarray(move(a))
 
 
 def _together(numbers: Numbers, move: Callable[[Array, Array], Array], a: Value, b: Value) -> Value:

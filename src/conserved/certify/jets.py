@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from conserved.certify.arithmetic import Array, Numbers
 
 
@@ -23,7 +25,7 @@ class Jet:
     def __add__(self, other: Jet) -> Jet:
         parts = dict(self.parts)
         for key, part in other.parts.items():
-            parts[key] = parts[key] + part if key in parts else part
+            parts[key] = np.asarray(parts[key] + part) if key in parts else part
         return Jet(parts)
 
     def __neg__(self) -> Jet:
@@ -41,13 +43,13 @@ class Jet:
         for left, a in self.parts.items():
             for right, b in other.parts.items():
                 if not left & right:
-                    term = times(a, b)
-                    parts[left | right] = parts[left | right] + term if left | right in parts else term
+                    term = np.asarray(times(a, b))
+                    parts[left | right] = np.asarray(parts[left | right] + term) if left | right in parts else term
         return Jet(parts)
 
     def map(self, linear: Callable[[Array], Array]) -> Jet:
         """A linear map of every coefficient."""
-        return Jet({key: linear(part) for key, part in self.parts.items()})
+        return Jet({key: np.asarray(linear(part)) for key, part in self.parts.items()})
 
     @property
     def value(self) -> Array:

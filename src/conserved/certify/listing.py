@@ -39,7 +39,7 @@ def listed(
         g, k = places[place]
         if encloses_zero(enclosure(groups[g][k], sampled)):
             kept.setdefault(g, []).append(groups[g][k])
-    return list(kept.values())
+    return sorted(kept.values(), key=lambda group: group[0].formula)
 
 
 def _gradient(form: Form, theta: tuple[float, ...]) -> Array:

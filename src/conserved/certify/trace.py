@@ -22,6 +22,12 @@ from conserved.certify.program import Node, Program
 from conserved.discover.function import Function, Unsuitable, written_out
 
 
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's own, but for two that would compare values where the function meant is smooth."""
+    smooth = (torch.ops.aten._safe_softmax.default, torch.ops.aten.softplus.default)
+    return {target: rule for target, rule in core_aten_decompositions().items() if target not in smooth}
+
+
 def trace(function: Function, theta: Tensor, x: Any) -> Program:
     """The program of f for inputs of the shapes of x."""
     leaves, spec = tree_flatten(x)
@@ -36,7 +42,7 @@ def trace(function: Function, theta: Tensor, x: Any) -> Program:
     inputs = [leaves[i] for i in tensors]
     with written_out():
         try:
-            decomposed = make_fx(call, decomposition_table=dict(core_aten_decompositions()))(theta, *inputs)
+            decomposed = make_fx(call, decomposition_table=_decompositions())(theta, *inputs)
             # Decompositions write in place, so mutations are removed after them.
             graph = make_fx(torch.func.functionalize(decomposed, remove="mutations"))(theta, *inputs).graph
         except Exception as problem:

@@ -7,7 +7,7 @@ to the same number as those of its columns); these are taken out again wherever 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -59,12 +59,13 @@ def _null_relations(features: list[Feature], matrix: Tensor, scale: Tensor, size
     exact, nearly = (_first_drop(values, limit) for limit in (EXACT, NEARLY))
     trivial = _trivial(features)
     rows = [row.cpu() for row in _reduced(right[exact:] / scale, _FINE)]
-    rows = _independent(_shortened(rows, trivial, _FINE), trivial)
+    rows = _independent(_shortened(rows, trivial, _FINE), trivial, _FINE)
     if nearly < exact:
-        # The exact relations are known; what else nearly vanishes is looked for modulo them, and with a coarser eye.
-        rest = torch.cat([*(row[None].to(right) for row in rows), right[nearly:exact] / scale])
-        rest = _reduced(rest, _COARSE, settled=len(rows))[len(rows) :]
-        rows = _independent([*rows, *_shortened([row.cpu() for row in rest], trivial, _COARSE, rows)], trivial)
+        # Vectors that nearly vanish are known up to how nearly: their coefficients are told apart no more finely.
+        blur = float(values[nearly] / values[nearly - 1])
+        grain = _FINE if blur < _FINE.zero else _COARSE
+        wide = [row.cpu() for row in _reduced(right[nearly:] / scale, grain)]
+        rows = rows + _independent(_shortened(wide, trivial, grain), [*trivial, *rows], grain)
     found = [_relation(features, row, matrix * scale, sizes) for row in rows]
     # The worst of many samples: where what is normalised happens to be small, ε weighs more.
     return [relation for relation in found if relation.violation < 10 * NEARLY]
@@ -90,11 +91,11 @@ _FINE = _Grain(1e-5, 6)
 _COARSE = _Grain(1e-2, 1)
 
 
-def _reduced(rows: Float[Tensor, "k F"], grain: _Grain, settled: int = 0) -> Float[Tensor, "k F"]:
-    """Gauss–Jordan elimination with complete pivoting on scaled rows; the first `settled` rows are pivots first."""
+def _reduced(rows: Float[Tensor, "k F"], grain: _Grain) -> Float[Tensor, "k F"]:
+    """Gauss–Jordan elimination with complete pivoting on scaled rows."""
     rows = rows.clone()
     for place in range(len(rows)):
-        sizes = rows[place : settled if place < settled else None].abs()
+        sizes = rows[place:].abs()
         pivot = int(sizes.argmax())
         row, column = place + pivot // rows.shape[1], pivot % rows.shape[1]
         if rows[row, column] == 0:
@@ -121,17 +122,17 @@ def _trivial(features: list[Feature]) -> list[Tensor]:
     return found
 
 
-def _shortened(rows: list[Tensor], trivial: list[Tensor], grain: _Grain, known: Sequence[Tensor] = ()) -> list[Tensor]:
+def _shortened(rows: list[Tensor], trivial: list[Tensor], grain: _Grain) -> list[Tensor]:
     """Subtract multiples of other rows and of trivial relations from each row while that leaves fewer terms.
 
     A relation can hide behind trivial ones (the last neuron's, as the sum over all neurons less the others), so each
-    row is also tried from where a few trivial relations take it. Rows already `known` may be subtracted too.
+    row is also tried from where a few trivial relations take it.
     """
     rows = sorted(rows, key=_terms)
     improved = True
     while improved:
         improved = False
-        table = torch.stack([*rows, *known]) if rows else torch.zeros(0, 0)
+        table = torch.stack(rows) if rows else torch.zeros(0, 0)
         for place in range(len(rows)):
             best = _shortest(rows[place], table, place, trivial, grain)
             if _terms(best) < _terms(rows[place]):
@@ -222,8 +223,8 @@ def _less(row: Tensor, other: Tensor, grain: _Grain) -> Tensor:
     return torch.where(left.abs() < grain.zero, 0, left)
 
 
-def _independent(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
-    """Shortest rows first, each only if it is independent of the trivial relations and of those before it."""
+def _independent(rows: list[Tensor], known: list[Tensor], grain: _Grain) -> list[Tensor]:
+    """Shortest rows first, each only if it is independent of the known relations and of those before it."""
     basis: list[Tensor] = []
 
     def is_new(row: Tensor) -> bool:
@@ -232,12 +233,12 @@ def _independent(rows: list[Tensor], trivial: list[Tensor]) -> list[Tensor]:
             for one in basis:
                 left = left - (left @ one) * one
         length = torch.linalg.vector_norm(left)
-        if length < 1e-6 * torch.linalg.vector_norm(row):
+        if length < 10 * grain.zero * torch.linalg.vector_norm(row):
             return False
         basis.append(left / length)
         return True
 
-    for relation in trivial:
+    for relation in known:
         is_new(relation)
     return [row for row in rows if is_new(row)]
 
