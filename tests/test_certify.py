@@ -227,6 +227,26 @@ class TestNothingFalse:
         assert not any("router" in form.formula for group in found.contents.laws for form in group)
 
 
+def test_a_mask_that_is_an_input_is_a_pattern_of_its_own() -> None:
+    """Whole numbers compared as reals decide nothing about θ, and the argument still needs what they gave."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair = FeedForward(2, 1, "linear")
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.pair(x).masked_fill((mask.double() > 0.5)[:, None], 0.0)
+
+    def inputs(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(3, 2, generator=generator, dtype=torch.float64)
+        return x, torch.randint(2, (3,), generator=generator)
+
+    found = conserved.certify(Masked().double(), inputs)
+    assert found.complete
+    assert found.verdict == Verdict.PROVED
+
+
 class TestUnsuitable:
     CASES: tuple[tuple[str, Callable[[], Any], str], ...] = (
         (

@@ -14,7 +14,7 @@ import numpy as np
 
 from conserved.certify.arithmetic import Array, Numbers
 from conserved.certify.jets import Jet, apply, slope
-from conserved.certify.program import UNARY, Node, Program
+from conserved.certify.program import UNARY, Malformed, Node, Program
 
 Value = Jet | Array
 """A real value is a jet, a discrete one an array of whole numbers."""
@@ -134,6 +134,8 @@ def _taken(numbers: Numbers, node: Node, inputs: list[Value]) -> Value:
 
 
 def _replace(index: Array, a: Array, b: Array) -> Array:
+    if len(np.unique(index)) != index.size:
+        raise Malformed("An entry is scattered to twice; which one stays is left open.")
     found = a.ravel().copy()
     found[index.ravel()] = b.ravel()
     return found.reshape(a.shape)

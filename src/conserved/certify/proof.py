@@ -142,14 +142,19 @@ def prove_independent_laws(forms: Sequence[Form], theta: Sequence[float], bits: 
 
 def decisions_at(program: Program, theta: Sequence[float], x: Input, bits: int) -> dict[Node, Array]:
     """What every comparison of reals gives at (θ, x), certified."""
-    if program.analytic:
+    compared = [
+        place
+        for place, node in enumerate(program.nodes)
+        if node.op in ("greater", "order") and not program.nodes[node.inputs[0]].discrete
+    ]
+    if not compared:
         return {}
     while True:
         with precision(bits):
             numbers = Balls()
             try:
                 values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
-                return {program.nodes[place]: values[place] for place in program.decisions}  # type: ignore[misc]
+                return {program.nodes[place]: values[place] for place in compared}  # type: ignore[misc]
             except Undecided:
                 if 2 * bits > MOST_BITS:
                     raise
