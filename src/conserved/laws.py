@@ -198,8 +198,8 @@ class LawSet:
         along = partial(moment_map, point=False)
         with torch.no_grad():
             first = self._plan.evaluate(moment_map, theta, updates, dtype=dtype)
-            mirror = self._plan.evaluate(along, updates, theta, dtype=dtype)
-            second = self._plan.evaluate(along, updates, updates, dtype=dtype)
+            mirror = self._plan.evaluate(along, updates, theta, points=(False, True), dtype=dtype)
+            second = self._plan.evaluate(along, updates, updates, points=(False, False), dtype=dtype)
         return self._conserved([uu - tu - ut for tu, ut, uu in zip(first, mirror, second, strict=True)])
 
     def reference(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> Reference:

@@ -16,7 +16,7 @@ from torch import nn
 
 from conserved.laws import Dropped, LawSet
 from conserved.recognize.sharing import settle
-from conserved.recognize.site import Site, Unreadable
+from conserved.recognize.site import Norm, Site, Unreadable, own_forward, qualified_name
 from conserved.symmetry import Symmetry
 from conserved.view import View
 
@@ -41,17 +41,25 @@ class Component:
     `laws` yields the symmetries whose legs lie inside. `reads` are the views of every parameter that is multiplied
     with the module's input, and of nothing else that sees the input, faced by input feature; `writes` those that make
     its output, faced by output feature. A `part` (a Linear, a norm) has no say of its own: what holds for it depends
-    on the component it stands in.
+    on the component it stands in. A `norm` reads a normalisation over the last axis.
+
+    `type` is the class or, so that its package need not be imported, its qualified name.
     """
 
-    type: type[nn.Module]
+    type: type[nn.Module] | str
     laws: Callable[[Site], Iterable[Symmetry | Dropped]] = _no_laws
     reads: Callable[[Site], Iterable[View]] = _unknown
     writes: Callable[[Site], Iterable[View]] = _unknown
     part: bool = False
+    norm: Callable[[Site], Norm] | None = None
+
+    @property
+    def name(self) -> str:
+        """The qualified name of its class."""
+        return self.type if isinstance(self.type, str) else qualified_name(self.type)
 
 
-_COMPONENTS: dict[type[nn.Module], Component] = {}
+_COMPONENTS: dict[type[nn.Module] | str, Component] = {}
 _PLUGINS_LOADED: list[str] = []
 
 
@@ -70,9 +78,9 @@ def component_of(module: nn.Module) -> Component | None:
     """The component for a module: its class, or a base class none of whose methods it changes."""
     cls = type(module)
     for base in cls.__mro__:
-        component = _COMPONENTS.get(base)
+        component = _COMPONENTS.get(base) or _COMPONENTS.get(qualified_name(base))
         if component is not None:
-            return component if _behaves_like(cls, base) and "forward" not in vars(module) else None
+            return component if _behaves_like(cls, base) and not own_forward(module) else None
     return None
 
 
@@ -85,11 +93,12 @@ def _behaves_like(cls: type, base: type) -> bool:
     )
 
 
-def require(site: Site, *types: type[nn.Module]) -> Site:
+def require(site: Site, *types: type[nn.Module] | str) -> Site:
     """The same site, if the module there computes what one of these classes computes."""
     component = component_of(site.module)
-    if component is None or component.type not in types:
-        expected = " or ".join(one.__name__ for one in types)
+    names = [one if isinstance(one, str) else qualified_name(one) for one in types]
+    if component is None or component.name not in names:
+        expected = " or ".join(name.rpartition(".")[2] for name in names)
         raise Unreadable(
             f"{site.path or 'the model'} ({type(site.module).__name__}) is not known to compute what {expected} does"
         )

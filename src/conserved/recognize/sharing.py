@@ -66,8 +66,8 @@ def _one_scale(symmetry: Symmetry) -> Symmetry:
 def _sees(symmetry: Symmetry, leg: Leg, place: str) -> View:
     """What a leg sees, at the name `place`; one scale does not care how a whole parameter is faced."""
     view = replace(leg.view, parameter=place).squeezed()
-    if isinstance(symmetry.kind, OneScale) and all(chosen is None for chosen in view.pick):
-        return View.of(place, view.shape, axes=tuple(range(len(view.shape))))
+    if isinstance(symmetry.kind, OneScale) and view.rows is None and all(chosen is None for chosen in view.pick):
+        return View.of(place, view.shape, axes=tuple(range(len(view.shape))), offset=view.offset)
     return view
 
 
