@@ -28,6 +28,14 @@ def shift_into_positions(tokens: Site, name: str, positions: Site) -> Iterator[S
     yield tokens.symmetry("positions", Translation(), plus=[rows], minus=[positions.view("weight")])
 
 
+def shift_between(tokens: Site, others: Site) -> Iterator[Symmetry]:
+    """Two tables that give every token exactly one row each: a vector can move from all of one into the other."""
+    part = others.path.rpartition(".")[2]
+    yield tokens.symmetry(
+        "positions", Translation(), plus=[tokens.view("weight")], minus=[others.view("weight")], part=part
+    )
+
+
 def class_shift(head: Site, outputs: list[View]) -> Iterator[Symmetry]:
     """Cross-entropy does not see a shift common to all logits: the sum over classes of weights and of biases."""
     if head.loss == "cross_entropy":
@@ -46,14 +54,20 @@ def _linear_writes(site: Site) -> list[View]:
 
 def _table_writes(site: Site) -> list[View]:
     require(site, nn.Embedding, LearnedPositions)
+    trained_as_looked_up(site)
+    return [site.view("weight", axes=1)]
+
+
+def trained_as_looked_up(site: Site, *, padding_allowed: bool = False) -> Site:
+    """The same site, unless its table is trained differently from how it is used."""
     module = site.module
     if isinstance(module, nn.Embedding):
-        for option in ("padding_idx", "max_norm"):
+        for option in ("max_norm",) if padding_allowed else ("padding_idx", "max_norm"):
             if getattr(module, option) is not None:
                 raise Unreadable(f"{site.path} has {option}, which changes how its rows are trained")
         if module.scale_grad_by_freq:
             raise Unreadable(f"{site.path} has scale_grad_by_freq, which changes how its rows are trained")
-    return [site.view("weight", axes=1)]
+    return site
 
 
 def _writes_nothing(site: Site) -> list[View]:

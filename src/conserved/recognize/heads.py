@@ -32,7 +32,7 @@ class Heads:
     | H queries, then G keys, then G values (Phi-3) | (H + 2G, width) | start + h |
     """
 
-    map: Linear
+    affine: Linear
     grid: tuple[int, ...]
     at: tuple[tuple[int, ...], ...]
     span: tuple[int, int] | None = None
@@ -40,11 +40,16 @@ class Heads:
 
     @staticmethod
     def row(
-        map: Linear, heads: int, width: int, *, groups: int | None = None, side: Literal["outputs", "inputs"] = "outputs"
+        affine: Linear,
+        heads: int,
+        width: int,
+        *,
+        groups: int | None = None,
+        side: Literal["outputs", "inputs"] = "outputs",
     ) -> Heads:
         """Heads one after the other; with `groups`, as that many groups of equally many heads."""
         sizes = (heads,) if groups is None else (groups, heads // groups)
-        return Heads(map=map, grid=(*sizes, width), at=tuple(product(*indices(sizes))), side=side)
+        return Heads(affine=affine, grid=(*sizes, width), at=tuple(product(*indices(sizes))), side=side)
 
     @property
     def width(self) -> int:
@@ -59,15 +64,18 @@ class Heads:
     def views(self, head: int, pairing: Pairing | None = None) -> list[View]:
         """One head's rows of the weight, and of the bias where outputs are meant; rotary planes side by side."""
         last = len(self.grid) - 1
-        grid, axes, pick, rows = self.grid, (last,), self._pick(head), None
+        grid: tuple[int, ...] = self.grid
+        axes: tuple[int, ...] = (last,)
+        rows: tuple[int, ...] | None = None
+        pick = self._pick(head)
         if pairing is not None and self.span is None:
             pairs, axes = planes(self.grid[-1], pairing)
             grid, axes = (*self.grid[:-1], *pairs), tuple(last + axis for axis in axes)
         elif pairing is not None:
             rows = paired(self.width, pairing)
         if self.side == "outputs":
-            return self.map.outputs(grid, axes, pick, rows)
-        return self.map.inputs(grid, axes, pick, rows)
+            return self.affine.outputs(grid, axes, pick, rows)
+        return self.affine.inputs(grid, axes, pick, rows)
 
     def _pick(self, head: int) -> dict[int, Pick]:
         pick: dict[int, Pick] = dict(enumerate(self.at[head]))
@@ -75,13 +83,13 @@ class Heads:
 
     def biases(self) -> Iterator[tuple[str, View]]:
         """The bias as one row for all heads where they are everything the map makes, else a row for each head."""
-        name, grid = self.map.bias, (1, *self.grid)
+        name, grid = self.affine.bias, (1, *self.grid)
         if self.span is None and list(self.at) == list(product(*indices(self.grid[:-1]))):
-            yield "", self.map.site.view(name, grid=grid)
+            yield "", self.affine.site.view(name, grid=grid)
             return
         for head in range(len(self.at)):
             pick = {1 + axis: chosen for axis, chosen in self._pick(head).items()}
-            yield str(head), self.map.site.view(name, grid=grid, pick=pick)
+            yield str(head), self.affine.site.view(name, grid=grid, pick=pick)
 
 
 def indices(sizes: Sequence[int]) -> list[range]:
@@ -114,10 +122,11 @@ def query_key(
     if turned:
         yield from scores(site, queries.within(0, turned), keys.within(0, turned), pairing)
     if turned < width:
-        rest = [heads.within(turned, width) for heads in (queries, keys)]
-        yield from scores(site, *rest, None, family="query_key_unturned" if turned else "query_key")
+        unturned = keys.within(turned, width)
+        family = "query_key_unturned" if turned else "query_key"
+        yield from scores(site, queries.within(turned, width), unturned, None, family=family)
         if not shift_seen:
-            yield from inert_bias(rest[1])
+            yield from inert_bias(unturned)
 
 
 def scores(
@@ -137,17 +146,15 @@ def scores(
 
 def inert_bias(keys: Heads) -> Iterator[Symmetry]:
     """q·b_k is the same for every key, and softmax does not see a shift of a whole row: b_k has no gradient."""
-    if keys.map.site.has(keys.map.bias):
+    if keys.affine.site.has(keys.affine.bias):
         for part, view in keys.biases():
-            yield keys.map.site.symmetry("inert_bias", Translation(), plus=[view], minus=[], part=part)
+            yield keys.affine.site.symmetry("inert_bias", Translation(), plus=[view], minus=[], part=part)
 
 
 def forgotten_scales(site: Site, family: str, heads: Heads, norm: Norm) -> Iterator[Symmetry]:
     """A norm on each head forgets the head's scale, up to its ε."""
     for head in range(len(heads.at)):
-        yield site.symmetry(
-            family, OneScale(), plus=heads.views(head), minus=[], part=str(head), epsilon=norm.epsilon
-        )
+        yield site.symmetry(family, OneScale(), plus=heads.views(head), minus=[], part=str(head), epsilon=norm.epsilon)
 
 
 def query_key_gain(site: Site, query: Norm, key: Norm, pairing: Pairing | None) -> Iterator[Symmetry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,10 +29,15 @@ def norm_at(site: Site) -> Norm:
 
 def gain(norm: Site, readers: Iterable[Site]) -> Iterator[Symmetry | Dropped]:
     """γ_j and β_j can be scaled against column j of every map that reads the norm's output."""
+    yield from gain_against(norm, lambda: [view for reader in readers for view in reads(reader)])
+
+
+def gain_against(norm: Site, columns: Callable[[], Iterable[View]]) -> Iterator[Symmetry | Dropped]:
+    """The same, for readers that are given as views."""
     try:
         found = norm_at(norm)
         plus = found.gain() + found.bias()
-        minus = [view for reader in readers for view in reads(reader)]
+        minus = list(columns())
     except Unreadable as problem:
         yield Dropped(norm.join("gain"), str(problem))
         return
@@ -58,7 +63,11 @@ class Writer:
         if component is not None and component.norm is not None:
             norm = component.norm(site)
             return Writer(views=norm.gain() + norm.bias(), shiftable=norm.bias())
-        views = writes(site)
+        return Writer.made_by(writes(site), dropout=dropout)
+
+    @staticmethod
+    def made_by(views: list[View], *, dropout: float = 0.0) -> Writer:
+        """What these views write."""
         return Writer(views=views, shiftable=[] if dropout else views, dropout=dropout)
 
 
@@ -73,46 +82,6 @@ def centre(model: Site, writers: Iterable[Writer]) -> Iterator[Symmetry | Droppe
             block = writer.views[0].parameter.rpartition(".")[0]
             reason = f"dropout of {writer.dropout:g} acts between it and the norm that would not see its mean"
             yield Dropped(f"{block}.centre", reason)
-
-
-def bias_centre(
-    block: Site, first: Site, between: Site, second: Site, *, dropout: float = 0.0
-) -> Iterator[Symmetry | Dropped]:
-    """Two branches in a row add constants to the stream; the norm between them forgets their mean.
-
-    So c·**1** can move from the bias of the one to the bias of the other, whatever reads the stream afterwards.
-    """
-    try:
-        if not norm_at(between).centres:
-            return
-        biases = [_biases(branch) for branch in (first, second)]
-    except Unreadable as problem:
-        yield Dropped(block.join("bias_centre"), str(problem))
-        return
-    if all(len(found) == 1 for found in biases):
-        if dropout:
-            yield Dropped(block.join("bias_centre"), f"dropout of {dropout:g} follows the two biases")
-        else:
-            yield block.symmetry("bias_centre", Translation(), plus=biases[0], minus=biases[1])
-
-
-def bias_shift(block: Site, first: Site, second: Site, *, dropout: float = 0.0) -> Iterator[Symmetry | Dropped]:
-    """Two branches side by side add their biases to one sum: any vector can move from the one to the other."""
-    try:
-        biases = [_biases(branch) for branch in (first, second)]
-    except Unreadable as problem:
-        yield Dropped(block.join("bias_shift"), str(problem))
-        return
-    if all(len(found) == 1 for found in biases):
-        rows = [View.of(v.parameter, v.shape, grid=(1, *v.shape)) for found in biases for v in found]
-        if dropout:
-            yield Dropped(block.join("bias_shift"), f"dropout of {dropout:g} follows the two biases")
-        else:
-            yield block.symmetry("bias_shift", Translation(), plus=rows[:1], minus=rows[1:])
-
-
-def _biases(branch: Site) -> list[View]:
-    return [view for view in writes(branch) if len(view.shape) == 1]
 
 
 def residual_stream(
