@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import float64
 from conserved import LawSet, recognize
 
-VOCAB, LENGTH = 5, 4
+VOCAB, LENGTH, BATCH = 5, 4, int(__import__("os").environ.get("B", "3"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,17 @@ class Family:
         return recognize(model, loss=self.loss)
 
     @property
-    def sample(self) -> Callable[[torch.Generator], Tensor]:
+    def sample(self) -> Callable[[torch.Generator], Any]:
         if "image_size" in self.options:
             size = self.options["image_size"]
-            return lambda generator: torch.randn(1, 1, size, size, generator=generator, dtype=torch.float64)
+            return lambda generator: torch.randn(BATCH, 1, size, size, generator=generator, dtype=torch.float64)
+        if "type_vocab_size" in self.options:
+            return lambda generator: {
+                "input_ids": torch.randint(VOCAB, (BATCH, LENGTH), generator=generator),
+                "token_type_ids": torch.randint(2, (BATCH, LENGTH), generator=generator),
+            }
         first = 1 if self.options.get("pad_token_id", 0) == 0 and "pad_token_id" in self.options else 0
-        return lambda generator: torch.randint(first, VOCAB, (1, LENGTH), generator=generator)
+        return lambda generator: torch.randint(first, VOCAB, (BATCH, LENGTH), generator=generator)
 
 
 def generic(model: nn.Module, size: float = 0.6) -> nn.Module:
@@ -63,8 +68,8 @@ def generic(model: nn.Module, size: float = 0.6) -> nn.Module:
     return model.eval()
 
 
-def logits(model: nn.Module, x: Tensor) -> Tensor:
+def logits(model: nn.Module, x: Any) -> Tensor:
     """What the model computes, in float64 throughout."""
     with float64.kept():
-        output = model(x)
+        output = model(**x) if isinstance(x, dict) else model(x)
     return output if isinstance(output, Tensor) else output[0] if not hasattr(output, "logits") else output.logits

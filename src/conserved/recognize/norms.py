@@ -99,7 +99,8 @@ def residual_stream(
         yield model.symmetry("stream_scale", OneScale(), plus=views, minus=[], epsilon=largest)
 
 
-def _layer_norm(site: Site) -> Norm:
+def layer_norm(site: Site) -> Norm:
+    """How to read torch.nn.LayerNorm, and classes that compute the same."""
     module = site.module
     assert isinstance(module, nn.LayerNorm)
     _one_axis(site, module.normalized_shape)
@@ -122,5 +123,5 @@ def _one_axis(site: Site, shape: Sequence[int]) -> None:
         raise Unreadable(f"{site.path} normalises over {len(shape)} axes at once")
 
 
-register(Component(type=nn.LayerNorm, part=True, norm=_layer_norm))
+register(Component(type=nn.LayerNorm, part=True, norm=layer_norm))
 register(Component(type=nn.RMSNorm, part=True, norm=_rms_norm))

@@ -62,6 +62,9 @@ class Component:
 _COMPONENTS: dict[type[nn.Module] | str, Component] = {}
 _PLUGINS_LOADED: list[str] = []
 
+_TRANSPARENT = (nn.ModuleDict, nn.ParameterDict, nn.ParameterList)
+"""Containers that compute nothing: what is in them belongs to the module that holds them."""
+
 
 def register(component: Component) -> Component:
     """Make a component known. A second registration of the same class replaces the first."""
@@ -145,7 +148,7 @@ def recognize(model: nn.Module, *, loss: str = "regression") -> LawSet:
         found += [item for item in items if isinstance(item, Symmetry)]
         dropped += [item for item in items if isinstance(item, Dropped)]
         claimed.update(_own_parameters(site))
-    kept, lost = settle(model, found)
+    kept, lost = settle(model, list({(symmetry.kind, symmetry.legs): symmetry for symmetry in found}.values()))
     names = {id(parameter): name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
     spoken_for = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in claimed}
     return LawSet(
@@ -163,7 +166,7 @@ def _own_parameters(site: Site) -> set[str]:
         if child is None:
             continue
         component = component_of(child)
-        if component is not None and component.part:
+        if isinstance(child, _TRANSPARENT) or (component is not None and component.part):
             own |= _own_parameters(Site(child, site.join(name), site.loss))
     return own
 

@@ -47,10 +47,13 @@ def pre_norm_layer(layer: Site, branches: Sequence[Branch], *, parallel: bool = 
         if branch.after is not None:
             yield from forgotten(branch)
     for first, second in pairwise(branches):
-        yield from _common_bias(layer, first, second, parallel=parallel)
+        part = second.norm.path.rpartition(".")[2] if len(branches) > 2 else ""
+        yield from _common_bias(layer, first, second, parallel=parallel, part=part)
 
 
-def _common_bias(layer: Site, first: Branch, second: Branch, *, parallel: bool) -> Iterator[Symmetry | Dropped]:
+def _common_bias(
+    layer: Site, first: Branch, second: Branch, *, parallel: bool, part: str
+) -> Iterator[Symmetry | Dropped]:
     """Two branches add constants to the stream. Side by side, any vector can move from one bias to the other.
 
     In a row, the norm between them reads the first: if it centres, c·**1** can still move.
@@ -71,7 +74,7 @@ def _common_bias(layer: Site, first: Branch, second: Branch, *, parallel: bool) 
         return
     if parallel:
         biases = [View.of(bias.parameter, bias.shape, grid=(1, *bias.shape)) for bias in biases]
-    yield layer.symmetry(family, Translation(), plus=biases[:1], minus=biases[1:])
+    yield layer.symmetry(family, Translation(), plus=biases[:1], minus=biases[1:], part=part)
 
 
 def forgotten(branch: Branch) -> Iterator[Symmetry | Dropped]:

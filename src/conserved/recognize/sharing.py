@@ -94,8 +94,10 @@ def _merged(
                 partners = legs_at.get(_key(symmetry, leg, place))
                 if not partners:
                     raise _Lost(f"{leg.view.parameter} is shared with {place}, which does not have this symmetry")
+                # Something that moves along already suffices: two tables may both be able to follow a third.
+                along = [one for one in partners if one[0] in signs]
                 same_family = [one for one in partners if found[one[0]].family == symmetry.family]
-                partner, degree = (same_family or partners)[0]
+                partner, degree = (along or same_family or partners)[0]
                 sign = signs[number] if degree * leg.degree > 0 else -signs[number]
                 if partner not in signs:
                     signs[partner] = sign

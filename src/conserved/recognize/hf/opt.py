@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conserved.kind import GeneralLinear
+from conserved.kind import GeneralLinear, Translation
 from conserved.laws import Dropped
 from conserved.recognize.embeddings import shift_between
 from conserved.recognize.feedforward import neurons
@@ -83,6 +83,7 @@ def _model(site: Site) -> Iterator[Symmetry | Dropped]:
     module: Any = site.module
     tokens, positions = site.child("embed_tokens"), site.child("embed_positions")
     yield from inert_padding(tokens)
+    yield from _unused_positions(positions)
     projection = site.optional("project_in")
     try:
         if module.layerdrop:
@@ -110,6 +111,14 @@ def _model(site: Site) -> Iterator[Symmetry | Dropped]:
             yield from gain(final, [site.child("project_out")])
     elif not module.config.do_layer_norm_before:
         yield from _chained(site, layers, [view for source in sources for view in source.views])
+
+
+def _unused_positions(positions: Site) -> Iterator[Symmetry]:
+    """Positions are looked up from `offset` on; the row before that belongs to padding, which is masked."""
+    module: Any = positions.module
+    shape = tuple(positions.view("weight").shape)
+    view = positions.view("weight", grid=(1, *shape), pick={1: (0, module.offset)})
+    yield positions.symmetry("unused", Translation(), plus=[view], minus=[])
 
 
 def _chained(site: Site, layers: list[Site], start: list[View]) -> Iterator[Symmetry | Dropped]:

@@ -110,7 +110,6 @@ def _model(site: Site) -> Iterator[Symmetry | Dropped]:
     yield from pre_norm_stack(site, sources, branches, site.child("layernorm"))
 
 
-register(Component(type=nn.Conv2d, part=True))
 register(Component(type=named("vit", "ViTPatchEmbeddings"), part=True))
 register(Component(type=named("vit", "ViTEmbeddings"), part=True))
 register(Component(type=named("vit", "ViTPooler"), part=True))
