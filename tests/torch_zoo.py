@@ -13,7 +13,7 @@ class Attending(nn.Module):
 
     def __init__(self, **options: object) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, **options)  # type: ignore[arg-type]
+        self.attention = nn.MultiheadAttention(4, 2, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attention(x, x, x, need_weights=False)[0]

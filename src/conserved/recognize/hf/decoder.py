@@ -12,7 +12,14 @@ from typing import Any
 from conserved.laws import Dropped
 from conserved.recognize.feedforward import gated_neurons
 from conserved.recognize.heads import Heads, forgotten_scales, query_key, query_key_gain, value_output
-from conserved.recognize.hf.parts import config_of, inert_padding, named, softmax_attention, token_table
+from conserved.recognize.hf.parts import (
+    config_of,
+    inert_padding,
+    named,
+    softmax_attention,
+    token_table,
+    turned_features,
+)
 from conserved.recognize.norms import norm_at
 from conserved.recognize.registry import Component, register, require
 from conserved.recognize.residual import Branch, pre_norm_layer, pre_norm_stack
@@ -79,7 +86,7 @@ def _projections(site: Site, heads: int, groups: int, width: int) -> tuple[Heads
 def _turned(site: Site, width: int) -> int:
     """How many features of a head carry rotary positions; all of them unless the config has a fraction."""
     parameters = getattr(config_of(site), "rope_parameters", None) or {}
-    return int(width * parameters.get("partial_rotary_factor", 1.0))
+    return turned_features(width, parameters.get("partial_rotary_factor", 1.0))
 
 
 def _reads_attention(site: Site) -> Iterator[View]:

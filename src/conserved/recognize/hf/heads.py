@@ -8,6 +8,8 @@ from typing import Any
 from conserved.laws import Dropped
 from conserved.recognize.embeddings import class_shift
 from conserved.recognize.hf.decoder import FAMILIES
+from conserved.recognize.hf.opt import final_norm as final_norm_of_opt
+from conserved.recognize.hf.opt import projected_pair
 from conserved.recognize.hf.parts import config_of, named
 from conserved.recognize.norms import gain
 from conserved.recognize.registry import Component, component_of, register
@@ -15,7 +17,7 @@ from conserved.recognize.site import Site, Unreadable
 from conserved.symmetry import Symmetry
 
 _FINAL_NORM = {
-    "model": ("norm", "decoder.final_layer_norm"),
+    "model": ("norm",),
     "transformer": ("norm", "ln_f"),
     "gpt_neox": ("final_layer_norm",),
     "vit": ("layernorm",),
@@ -29,16 +31,12 @@ def _final_norm(site: Site) -> Site | None:
         base = site.optional(name)
         if base is None:
             continue
-        if component_of(base.module) is None and base.optional("decoder") is None:
+        if component_of(base.module) is None:
             raise Unreadable(f"{base.path} ({type(base.module).__name__}) is not known, so what its end is like is not")
         decoder = base.optional("decoder")
-        if decoder is not None and decoder.optional("project_out") is not None:
-            return None
-        for norm in norms:
-            try:
-                return base.child(norm)
-            except Unreadable:
-                continue
+        if decoder is not None:
+            return final_norm_of_opt(decoder)
+        return next((base.child(norm) for norm in norms if base.optional(norm) is not None), None)
     return None
 
 
@@ -49,6 +47,8 @@ def head(site: Site, name: str) -> Iterator[Symmetry | Dropped]:
     norm = _final_norm(site)
     if norm is not None:
         yield from gain(norm, [reader])
+    if site.optional("model") is not None and site.child("model").optional("decoder") is not None:
+        yield from projected_pair(site.child("model.decoder"), reader)
     if not site.is_whole_model:
         return
     if getattr(config_of(site), "final_logit_softcapping", None) is None:

@@ -8,7 +8,7 @@ from typing import Any
 from conserved.laws import Dropped
 from conserved.recognize.feedforward import neurons
 from conserved.recognize.heads import Heads, query_key, value_output
-from conserved.recognize.hf.parts import inert_padding, named, softmax_attention, token_table
+from conserved.recognize.hf.parts import inert_padding, named, softmax_attention, token_table, turned_features
 from conserved.recognize.registry import Component, register, require
 from conserved.recognize.residual import Branch, pre_norm_layer, pre_norm_stack
 from conserved.recognize.site import Site, Unreadable
@@ -25,7 +25,8 @@ def _attention(site: Site) -> Iterator[Symmetry]:
         Heads(affine=fused, grid=(heads, 3, width), at=tuple((head, which) for head in range(heads)))
         for which in range(3)
     )
-    yield from query_key(site, queries, keys, turned=module.rotary_ndims)
+    turned = turned_features(width, module.rotary_ndims / width)
+    yield from query_key(site, queries, keys, turned=turned)
     yield from value_output(site, values, Heads.row(output, heads, width, side="inputs"))
 
 

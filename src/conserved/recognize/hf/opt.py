@@ -113,6 +113,23 @@ def _model(site: Site) -> Iterator[Symmetry | Dropped]:
         yield from _chained(site, layers, [view for source in sources for view in source.views])
 
 
+def final_norm(decoder: Site) -> Site | None:
+    """The norm at the end of the decoder, if its output is what comes out."""
+    if decoder.optional("project_out") is not None:
+        return None
+    final = decoder.optional("final_layer_norm")
+    layers = list(decoder.children("layers"))
+    behind = final is None and layers and not getattr(layers[-1].module, "do_layer_norm_before", True)
+    return layers[-1].child("final_layer_norm") if behind else final
+
+
+def projected_pair(decoder: Site, head: Site) -> Iterator[Symmetry]:
+    """Where the decoder ends with a projection, it and the head are two linear maps in a row."""
+    if decoder.optional("project_out") is not None:
+        outputs = decoder.linear("project_out").outputs()
+        yield head.symmetry("linear_pair", GeneralLinear(), plus=outputs, minus=reads(head))
+
+
 def _unused_positions(positions: Site) -> Iterator[Symmetry]:
     """Positions are looked up from `offset` on; the row before that belongs to padding, which is masked."""
     module: Any = positions.module

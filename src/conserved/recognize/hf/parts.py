@@ -43,6 +43,11 @@ def softmax_attention(site: Site) -> Site:
     return site
 
 
+def turned_features(width: int, fraction: float) -> int:
+    """How many features of a head carry rotary positions: two for each frequency, of which there are ⌈n/2⌉."""
+    return 2 * ((int(width * fraction) + 1) // 2)
+
+
 def rms_norm(epsilon: str, offset: float = 0.0) -> Callable[[Site], Norm]:
     """How to read an RMS norm whose ε is the attribute `epsilon`, with `offset` added to its weight."""
 
