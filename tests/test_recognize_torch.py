@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def random(model: nn.Module) -> nn.Module:
         nn.init.normal_(parameter, std=0.6)
     for module in model.modules():
         if hasattr(module, "eps"):
-            module.eps = 1e-30 if isinstance(module, nn.BatchNorm1d) else 0.0
+            setattr(module, "eps", 1e-30 if isinstance(module, nn.BatchNorm1d) else 0.0)  # noqa: B010
     return model
 
 
@@ -122,7 +123,7 @@ class TestChains:
         model = random(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.4), nn.Linear(3, 2)))
         assert [symmetry.kind.code for symmetry in checked(model, self.x)] == ["scaling"]
 
-    SAFE: dict[str, Callable[[], nn.Module]] = {
+    SAFE: ClassVar[dict[str, Callable[[], nn.Module]]] = {
         "a norm over positions": lambda: nn.Sequential(nn.Conv1d(1, 4, 1), nn.LayerNorm(4), nn.Conv1d(4, 2, 1)),
         "a map over positions": lambda: nn.Sequential(nn.Conv1d(1, 4, 1), nn.ReLU(), nn.Linear(4, 4)),
         "pooled features": lambda: nn.Sequential(nn.Linear(4, 4), nn.MaxPool1d(1), nn.Linear(4, 2)),

@@ -1,4 +1,4 @@
-"""Modules of the structure of timm's vision transformer, under timm's names, for machines where timm cannot be imported.
+"""Modules of the structure of timm's vision transformer, under timm's names, for where timm cannot be imported.
 
 timm imports torchvision, whose wheels do not load beside every build of torch. Attribute names and computations are
 those of timm 1.0 (`timm.models.vision_transformer`, `timm.layers`); the classes are found by their qualified names.

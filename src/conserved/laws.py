@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from conserved.backward import coarsest, gradients_of, precision_of
 from conserved.batch import Plan
 from conserved.independence import rank_of_gradients
 from conserved.judging import judged, together
-from conserved.precision import coarsest, of_backward
 from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
 from conserved.table import plain, renderable
 from conserved.verdict import Verdict
@@ -283,13 +283,12 @@ class LawSet:
                 f"{away[0]} is on the meta device, where gradients have no values. Laws of a model without weights, or "
                 "with weights offloaded by accelerate, can be listed; to verify them, load the weights."
             )
-        precision = of_backward(loss)
-        found = torch.autograd.grad(loss, [theta[name] for name in names], allow_unused=True)
-        if all(g is None or not bool(g.any()) for g in found):
+        precision = precision_of(loss)
+        reached_by = gradients_of(loss, theta)
+        found = {name: reached_by[name] for name in names}
+        if all(g is None or not bool(g.any()) for g in found.values()):
             return Verdict(status=Verdict.INCONCLUSIVE, message="No gradient reached any parameter of any law.")
-        gradients = {
-            name: torch.zeros_like(theta[name]) if g is None else g for name, g in zip(names, found, strict=True)
-        }
+        gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in found.items()}
         residuals = self.residuals(gradients)
         reached = {name for name in names if bool(gradients[name].any())}
         parts = {
