@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -198,6 +199,39 @@ def test_nothing_false_is_claimed_about_lookalikes(name: str) -> None:
     model = lookalikes()[name]()
     laws = checked(family, model)
     assert laws.unclaimed or laws.dropped
+
+
+class Seeing(nn.Module):
+    """A model that puts a trained picture in front of its tokens, as those of text and images do."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        self.language = family.build()
+        self.picture = nn.Parameter(torch.randn(1, 2, 4, dtype=torch.float64))
+
+    def forward(self, x: Any) -> Any:
+        tokens = self.language.get_input_embeddings()(x)  # type: ignore[operator]
+        return self.language(inputs_embeds=torch.cat((self.picture.expand(len(x), -1, -1), tokens), 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "law"),
+    [
+        ("Llama", "language.model.stream_scale"),
+        ("GPT-2", "language.transformer.wte.positions[wpe]"),
+        ("OPT, norm last", "language.model.decoder.sum_scale"),
+        ("BERT, masked", "language.bert.embeddings.sum_scale"),
+    ],
+)
+def test_a_model_that_is_fed_vectors_loses_the_laws_of_its_tables_alone(family: str, law: str) -> None:
+    options: dict[str, Any] = {"max_position_embeddings": 6} if family != "GPT-2" else {"n_positions": 6}
+    one = named(family)
+    changed = replace(one, options={k: v for k, v in one.options.items() if k != "type_vocab_size"} | options)
+    model = Seeing(changed)
+    laws = checked(changed, model)
+    assert "inside a Seeing" in reasons(laws)[law]
+    assert laws.unclaimed == ("picture",)
+    assert numbers(laws, "query_key") > 0
 
 
 def test_an_attention_function_of_the_users_own_is_not_taken_for_softmax() -> None:

@@ -8,7 +8,8 @@ from torch import nn
 
 from conserved.blocks.transformer import LearnedPositions, SinusoidalPositions
 from conserved.kind import Translation
-from conserved.recognize.registry import Component, register, require
+from conserved.laws import Dropped
+from conserved.recognize.registry import Component, register, require, stranger_above
 from conserved.recognize.site import Site, Unreadable
 from conserved.symmetry import Symmetry
 from conserved.view import View
@@ -28,9 +29,13 @@ def shift_into_positions(tokens: Site, name: str, positions: Site) -> Iterator[S
     yield tokens.symmetry("positions", Translation(), plus=[rows], minus=[positions.view("weight")])
 
 
-def shift_between(tokens: Site, others: Site) -> Iterator[Symmetry]:
+def shift_between(tokens: Site, others: Site) -> Iterator[Symmetry | Dropped]:
     """Two tables that give every token exactly one row each: a vector can move from all of one into the other."""
     part = others.path.rpartition(".")[2]
+    stranger = stranger_above(tokens)
+    if stranger:
+        yield Dropped(f"{tokens.join('positions')}[{part}]", stranger)
+        return
     yield tokens.symmetry(
         "positions", Translation(), plus=[tokens.view("weight")], minus=[others.view("weight")], part=part
     )

@@ -16,7 +16,7 @@ from torch import nn
 
 from conserved.laws import Dropped, LawSet
 from conserved.recognize.sharing import settle
-from conserved.recognize.site import Norm, Site, Unreadable, own_forward, qualified_name
+from conserved.recognize.site import Norm, Site, Unreadable, own_forward, passes_on, qualified_name
 from conserved.symmetry import Symmetry
 from conserved.view import View
 
@@ -61,6 +61,8 @@ class Component:
 
 _COMPONENTS: dict[type[nn.Module] | str, Component] = {}
 _PLUGINS_LOADED: list[str] = []
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 _TRANSPARENT = (nn.ModuleDict, nn.ParameterDict, nn.ParameterList)
 """Containers that compute nothing: what is in them belongs to the module that holds them."""
@@ -108,6 +110,18 @@ def require(site: Site, *types: type[nn.Module] | str) -> Site:
     return site
 
 
+def stranger_above(site: Site) -> str:
+    """Why a module may be given other inputs than its recogniser thinks of; empty if everything around it is known.
+
+    A model of tokens inside one that also sees images, or that learns a prompt, gets vectors that no table holds.
+    """
+    for module in site.above():
+        known = component_of(module) is not None or passes_on(module) or isinstance(module, _CONTAINERS)
+        if not known:
+            return f"it is inside a {type(module).__name__}, which may give it vectors that are not in its tables"
+    return ""
+
+
 def reads(site: Site) -> list[View]:
     """The views through which the module at `site` reads its input."""
     component = component_of(site.module)
@@ -139,7 +153,7 @@ def recognize(model: nn.Module, *, loss: str = "regression") -> LawSet:
         component = component_of(module)
         if component is None or component.part:
             continue
-        site = Site(module, path, loss)
+        site = Site(module, path, loss, model)
         try:
             items = list(component.laws(site))
         except (Unreadable, ValueError) as problem:
@@ -167,7 +181,7 @@ def _own_parameters(site: Site) -> set[str]:
             continue
         component = component_of(child)
         if isinstance(child, _TRANSPARENT) or (component is not None and component.part):
-            own |= _own_parameters(Site(child, site.join(name), site.loss))
+            own |= _own_parameters(Site(child, site.join(name), site.loss, site.model))
     return own
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from conserved.kind import OneScale, Translation
 from conserved.laws import Dropped
 from conserved.recognize.norms import Writer, centre, gain_against, norm_at, residual_stream
-from conserved.recognize.registry import reads, writes
+from conserved.recognize.registry import reads, stranger_above, writes
 from conserved.recognize.site import Norm, Site, Unreadable
 from conserved.symmetry import Symmetry
 from conserved.view import View
@@ -95,6 +95,10 @@ def pre_norm_stack(
     model: Site, sources: Sequence[Writer], branches: Sequence[Branch], final: Site, *, fixed: bool = False
 ) -> Iterator[Symmetry | Dropped]:
     """The residual stream of a whole model: what starts it, every branch, and the norm at its end."""
+    stranger = stranger_above(model)
+    if stranger and not fixed:
+        yield Dropped(model.join("stream_scale"), stranger)
+        fixed = True
     try:
         norms: list[Norm] = [norm_at(branch.norm) for branch in branches] + [norm_at(final)]
         writers = [*sources, *(branch.writer() for branch in branches)]

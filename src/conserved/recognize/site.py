@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -23,6 +22,26 @@ def qualified_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+_WRAPPERS = (
+    "torch._dynamo.eval_frame.OptimizedModule",
+    "torch.nn.parallel.distributed.DistributedDataParallel",
+    "torch.nn.parallel.data_parallel.DataParallel",
+    "peft.tuners.lora.model.LoraModel",
+)
+
+
+def passes_on(module: nn.Module) -> bool:
+    """Whether a wrapper hands its inputs and outputs on as they are.
+
+    PEFT wraps a model twice; its outer wrapper does so around the inner one of LoRA, and not with trained prompts.
+    """
+    name = qualified_name(type(module))
+    if name.startswith("peft.peft_model."):
+        inner = module._modules.get("base_model")
+        return inner is not None and passes_on(inner)
+    return name in _WRAPPERS
+
+
 def own_forward(module: nn.Module) -> bool:
     """Whether this one module computes something else than its class does.
 
@@ -40,11 +59,12 @@ def own_forward(module: nn.Module) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A module and its dotted path. `loss` is what the model is trained with, as in `conserved.discover`."""
+    """A module and its dotted path in `model`. `loss` is what that is trained with, as in `conserved.discover`."""
 
     module: nn.Module
     path: str
     loss: str
+    model: nn.Module | None = None
 
     def child(self, name: str) -> Site:
         """A submodule by name; dotted names go further down."""
@@ -54,7 +74,7 @@ class Site:
             if child is None:
                 raise Unreadable(f"{self.join(name)} is not a submodule here")
             module = child
-        return Site(module, self.join(name), self.loss)
+        return Site(module, self.join(name), self.loss, self.model)
 
     def optional(self, name: str) -> Site | None:
         """A submodule that may be absent or None."""
@@ -80,10 +100,19 @@ class Site:
             raise Unreadable(f"{self.join(name)} is not a plain parameter (pruned, parametrised or a buffer)")
         return False
 
+    def above(self) -> Iterator[nn.Module]:
+        """The modules this one is inside of, from the whole model down."""
+        module = self.model
+        for step in self.path.split(".") if self.path else ():
+            if module is None:
+                return
+            yield module
+            module = module._modules.get(step)
+
     @property
     def is_whole_model(self) -> bool:
-        """Whether this is the model itself, perhaps inside wrappers that pass outputs on (torch.compile, DDP, PEFT)."""
-        return re.fullmatch(r"((module|_orig_mod|base_model\.model)(\.|$))*", self.path) is not None
+        """Whether this is the model itself, perhaps inside wrappers that pass outputs on (torch.compile, DDP, LoRA)."""
+        return all(passes_on(module) for module in self.above())
 
     def view(
         self,

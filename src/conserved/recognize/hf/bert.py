@@ -13,7 +13,7 @@ from conserved.recognize.feedforward import neurons
 from conserved.recognize.heads import Heads, query_key, value_output
 from conserved.recognize.hf.parts import inert_padding, named, softmax_attention, token_table
 from conserved.recognize.norms import Writer, centre, gain, norm_at
-from conserved.recognize.registry import Component, register, require
+from conserved.recognize.registry import Component, register, require, stranger_above
 from conserved.recognize.residual import post_norm_sum
 from conserved.recognize.site import Site, Unreadable
 from conserved.symmetry import Symmetry
@@ -69,7 +69,11 @@ def _embeddings(site: Site) -> Iterator[Symmetry | Dropped]:
     if norm.centres:
         yield from centre(site, tables)
     views = [view for table in tables for view in table.views]
-    yield site.symmetry("sum_scale", OneScale(), plus=views, minus=[], epsilon=norm.epsilon)
+    stranger = stranger_above(site)
+    if stranger:
+        yield Dropped(site.join("sum_scale"), stranger)
+    else:
+        yield site.symmetry("sum_scale", OneScale(), plus=views, minus=[], epsilon=norm.epsilon)
 
 
 def _model(site: Site) -> Iterator[Symmetry | Dropped]:

@@ -12,7 +12,7 @@ from conserved.recognize.feedforward import neurons
 from conserved.recognize.heads import Heads, query_key, value_output
 from conserved.recognize.hf.parts import inert_padding, named, softmax_attention, token_table
 from conserved.recognize.norms import Writer, gain, norm_at
-from conserved.recognize.registry import Component, reads, register, require, writes
+from conserved.recognize.registry import Component, reads, register, require, stranger_above, writes
 from conserved.recognize.residual import Branch, post_norm_sum, pre_norm_layer, pre_norm_stack
 from conserved.recognize.site import Site, Unreadable
 from conserved.symmetry import Symmetry
@@ -110,7 +110,10 @@ def _model(site: Site) -> Iterator[Symmetry | Dropped]:
         if site.optional("project_out") is not None:
             yield from gain(final, [site.child("project_out")])
     elif not module.config.do_layer_norm_before:
-        yield from _chained(site, layers, [view for source in sources for view in source.views])
+        stranger = stranger_above(site)
+        if stranger:
+            yield Dropped(site.join("sum_scale"), stranger)
+        yield from _chained(site, layers, [] if stranger else [v for source in sources for v in source.views])
 
 
 def final_norm(decoder: Site) -> Site | None:
