@@ -218,7 +218,7 @@ class TestBroken:
 class TestUnknown:
     """What no recogniser knows is listed and nothing is claimed about it."""
 
-    @pytest.mark.parametrize("model", [nn.Linear(2, 3), nn.LSTM(2, 3), nn.Sequential(nn.Linear(2, 2), nn.Tanh())])
+    @pytest.mark.parametrize("model", [nn.Linear(2, 3), nn.LSTM(2, 3), nn.ModuleList([nn.Bilinear(2, 2, 3)])])
     def test_modules_of_other_kinds_have_no_laws_and_all_parameters_unclaimed(self, model: nn.Module) -> None:
         laws = recognize(model)
         assert len(laws) == 0

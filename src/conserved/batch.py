@@ -34,12 +34,10 @@ class _Leg:
     view: View
     reading: Reading
 
-    def matrices(self, tensors: Tensors) -> Float[Tensor, "batch n m"]:
+    def matrices(self, tensors: Tensors, *, point: bool) -> Float[Tensor, "batch n m"]:
         view = self.view
-        faced = self.reading.of(tensors[view.parameter])
-        if view.rows is None:
-            return faced.reshape(-1, view.n, view.m)
-        return view.chosen(faced.flatten(0, len(view.axes) - 1).reshape(1, -1, view.m))
+        faced = self.reading.of(tensors[view.parameter]).reshape(-1, view.faced, view.m)
+        return view.shifted(view.chosen(faced), point=point)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +76,26 @@ class Plan:
         needs = {name: symmetry.name for symmetry in reversed(symmetries) for name in symmetry.parameters}
         return Plan(tuple(symmetries), tuple(map(tuple, shapes.values())), needs)
 
-    def evaluate(self, form: Form, a: Tensors, b: Tensors, *, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """`form` of every symmetry, in their order."""
+    def evaluate(
+        self,
+        form: Form,
+        a: Tensors,
+        b: Tensors,
+        *,
+        points: tuple[bool, bool] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> list[Tensor]:
+        """`form` of every symmetry, in their order.
+
+        `points` says which of A and B are parameters and not directions; by default A is, and B if it is A.
+        """
+        first_is, second_is = (True, a is b) if points is None else points
         results: dict[int, Tensor] = {}
         for group in self.groups:
             members = [member for batch in group for member in batch.members]
             first = self.symmetries[members[0]]
-            left = _stacked(group, a, dtype)
-            right = left if a is b else _stacked(group, b, dtype)
+            left = _stacked(group, a, dtype, point=first_is)
+            right = left if a is b else _stacked(group, b, dtype, point=second_is)
             if left[0].dtype != right[0].dtype:
                 common = torch.promote_types(left[0].dtype, right[0].dtype)
                 left, right = [x.to(common) for x in left], [x.to(common) for x in right]
@@ -95,9 +105,9 @@ class Plan:
         return [results[place] for place in range(len(self.symmetries))]
 
 
-def _stacked(group: tuple[_Batch, ...], tensors: Tensors, dtype: torch.dtype | None) -> list[Tensor]:
+def _stacked(group: tuple[_Batch, ...], tensors: Tensors, dtype: torch.dtype | None, *, point: bool) -> list[Tensor]:
     """Each leg of a group as one (batch, n, m) tensor, in a common precision."""
-    found = [[leg.matrices(tensors) for leg in batch.legs] for batch in group]
+    found = [[leg.matrices(tensors, point=point) for leg in batch.legs] for batch in group]
     precision = working_dtype([matrix for legs in found for matrix in legs], dtype)
     if len(group) == 1:
         return [matrix if matrix.dtype == precision else matrix.to(precision) for matrix in found[0]]
@@ -117,6 +127,7 @@ def _same_but_for_picks(symmetry: Symmetry) -> Hashable:
             leg.view.grid,
             leg.view.axes,
             leg.view.rows,
+            leg.view.offset,
             tuple("index" if isinstance(p, int) else p for p in leg.view.pick),
         )
         for leg in symmetry.legs

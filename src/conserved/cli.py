@@ -18,8 +18,10 @@ from rich.console import Console
 from torch import nn
 
 import conserved
+from conserved import configured
 from conserved.certify import Malformed
 from conserved.discover import Unsuitable
+from conserved.optional import Missing
 from conserved.recognize.registry import LOSSES, recognize
 from conserved.table import renderable
 
@@ -30,9 +32,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Target = Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory", metavar="MODEL")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="path/to/file.py:factory or package.module:factory; transformers:SomeConfig or path/to/config.json",
+        metavar="MODEL",
+    ),
+]
 Options = Annotated[
-    list[str] | None, typer.Argument(help="arguments of the factory, as name=value", metavar="[NAME=VALUE]…")
+    list[str] | None,
+    typer.Argument(help="arguments of the factory or entries of the config, as name=value", metavar="[NAME=VALUE]…"),
 ]
 
 InputShape = Annotated[
@@ -49,11 +58,19 @@ class Usage(Exception):
     """The command was called with something it cannot use; the message says what to do."""
 
 
-def load_model(target: str, options: list[str]) -> nn.Module:
-    """The model that `path/to/file.py:factory` or `package.module:factory` names, built with `name=value` options."""
+def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.Module:
+    """The model that `path/to/file.py:factory` or `package.module:factory` names, built with `name=value` options.
+
+    A config of transformers is a factory too, and so is a config.json; without `weights` they take no memory.
+    """
+    given = dict(map(_option, options))
+    if configured.is_config_file(target):
+        return configured.from_file(target, given, empty=not weights)
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
-        raise Usage(f"{target!r} does not name a model. Write path/to/file.py:factory or package.module:factory.")
+        raise Usage(
+            f"{target!r} does not name a model. Write path/to/file.py:factory, package.module:factory or a config.json."
+        )
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
@@ -66,7 +83,12 @@ def load_model(target: str, options: list[str]) -> nn.Module:
     if not callable(factory):
         raise Usage(f"{target} is a {type(factory).__name__}, neither a model nor a function that returns one.")
     try:
-        model = factory(**dict(map(_option, options)))
+        if getattr(factory, "__module__", "").startswith("transformers."):
+            model = configured.from_class(factory, given, empty=not weights) or factory(**given)
+        else:
+            model = factory(**given)
+    except configured.BadConfig:
+        raise
     except (Exception, SystemExit) as problem:
         raise Usage(f"{target} failed: {type(problem).__name__}: {problem}") from problem
     if not isinstance(model, nn.Module):
@@ -144,7 +166,7 @@ def laws(
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
     if loss not in LOSSES:
         raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
-    found = recognize(load_model(target, options or []), loss=loss)
+    found = recognize(load_model(target, options or [], weights=False), loss=loss)
     independent: int | None = None
     reason = ""
     try:
@@ -302,7 +324,7 @@ def main() -> None:
     """Run the command; what a user did wrong ends with one sentence and exit code 2."""
     try:
         app()
-    except (Usage, Unsuitable, Malformed) as problem:
+    except (Usage, Unsuitable, Malformed, Missing, configured.BadConfig) as problem:
         Console(stderr=True).print(f"conserved: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(BAD_USAGE)
     except Exception:

@@ -162,18 +162,32 @@ class Symmetry:
         """Names of the parameters it moves, each once, in leg order."""
         return tuple(dict.fromkeys(leg.view.parameter for leg in self.legs))
 
-    def matrices(self, tensors: Tensors, dtype: torch.dtype | None = None) -> list[Shaped[Tensor, "_ _"]]:
-        """Every leg as an n × m matrix, in one precision of at least float32."""
+    def matrices(
+        self, tensors: Tensors, dtype: torch.dtype | None = None, *, point: bool = True
+    ) -> list[Shaped[Tensor, "_ _"]]:
+        """Every leg of parameters (a `point`) or of a direction as an n × m matrix, in one precision, ≥ float32."""
         missing = [name for name in self.parameters if name not in tensors]
         if missing:
             raise KeyError(f"{self.name} needs {missing[0]}, which is not among the {len(tensors)} tensors given.")
-        found = [leg.view.matrix(tensors[leg.view.parameter]) for leg in self.legs]
+        found = [leg.view.matrix(tensors[leg.view.parameter], point=point) for leg in self.legs]
         precision = working_dtype(found, dtype)
         return [matrix.to(precision) for matrix in found]
 
-    def moment_map(self, a: Tensors, b: Tensors, *, point: bool = True, dtype: torch.dtype | None = None) -> Tensor:
-        """μ(A, B); set `point=False` when A is a direction (a gradient or an update) and not parameters."""
-        left, right = self.matrices(a, dtype), self.matrices(b, dtype)
+    def moment_map(
+        self,
+        a: Tensors,
+        b: Tensors,
+        *,
+        point: bool = True,
+        other: bool | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """μ(A, B); set `point=False` when A is a direction (a gradient or an update) and not parameters.
+
+        `other` says the same of B, which by default is a point if it is A and A is one.
+        """
+        second_is = (point and a is b) if other is None else other
+        left, right = self.matrices(a, dtype, point=point), self.matrices(b, dtype, point=second_is)
         common = torch.promote_types(left[0].dtype, right[0].dtype)
         left = [matrix.to(common) for matrix in left]
         # The same objects where the collections are the same: a leg with itself is known to be symmetric.
@@ -191,16 +205,17 @@ class Symmetry:
 
     def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ − U) − h(θ), exactly, from the update alone."""
-        first = self.moment_map(theta, update, dtype=dtype) + self.moment_map(update, theta, point=False, dtype=dtype)
+        first = self.moment_map(theta, update, dtype=dtype)
+        mirror = self.moment_map(update, theta, point=False, other=True, dtype=dtype)
         second = self.moment_map(update, update, point=False, dtype=dtype)
-        return self.kind.conserved(second - first)
+        return self.kind.conserved(second - first - mirror)
 
     def act(self, theta: Tensors, g: Tensor) -> dict[str, Tensor]:
         """The parameters moved by the group element `g`; those that no leg names are passed on as they are."""
         moved = dict(theta)
         for leg in self.legs:
             tensor = moved[leg.view.parameter]
-            matrix = leg.view.matrix(tensor)
+            matrix = leg.view.matrix(tensor, point=True)
             precision = torch.promote_types(matrix.dtype, torch.float32)
             element = g.to(matrix.device, torch.promote_types(precision, g.dtype) if g.is_complex() else precision)
             new = self.kind.act(element, matrix.to(precision), leg.degree)
@@ -247,6 +262,7 @@ class Symmetry:
                     "axes": list(leg.view.axes),
                     "pick": [list(p) if isinstance(p, tuple) else p for p in leg.view.pick],
                     "rows": None if leg.view.rows is None else list(leg.view.rows),
+                    "offset": leg.view.offset,
                     "degree": leg.degree,
                 }
                 for leg in self.legs
@@ -273,6 +289,7 @@ class Symmetry:
                         axes=tuple(leg["axes"]),
                         pick=tuple(tuple(p) if isinstance(p, list) else p for p in leg["pick"]),
                         rows=None if leg["rows"] is None else tuple(leg["rows"]),
+                        offset=float(leg["offset"]),
                     ),
                     leg["degree"],
                 )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -64,35 +64,57 @@ def renderable(
     independent: int | None,
 ) -> Group:
     """The table with its totals, and what was left out and why, for a rich console."""
-    parts: list[RenderableType] = [*_listing(rows(symmetries)), Text()] if symmetries else []
+    parts: list[RenderableType] = [_Listing(rows(symmetries)), Text()] if symmetries else []
     parts.append(Text(totals(symmetries, independent), style="bold"))
     if dropped:
         parts.append(Text(f"\nNot conserved in this model ({len(dropped)}):"))
-        parts += [Text(f"  {name}: {reason}") for name, reason in dropped[:20]]
-        parts += [Text(f"  … and {len(dropped) - 20:,} more")] if len(dropped) > 20 else []
+        parts += _cut(_folded([f"{name}: {reason}" for name, reason in dropped]))
     if unclaimed:
         parts.append(Text(f"\nNo recogniser speaks for {len(unclaimed)} parameters:"))
-        parts += [Text(f"  {name}") for name in unclaimed[:20]]
-        parts += [Text(f"  … and {len(unclaimed) - 20:,} more")] if len(unclaimed) > 20 else []
+        parts += _cut(_folded(unclaimed))
         parts.append(
             Text("Nothing is claimed about them. CONTRIBUTING.md shows how to write a recogniser in 20 lines.")
         )
     return Group(*parts)
 
 
-def _listing(table: Sequence[Row]) -> Iterator[RenderableType]:
-    """Two lines a row, so that formulas have room on a narrow terminal."""
-    cells = [("where", "law", "group", "×", "numbers")]
-    cells += [(row.block, row.family, row.group, f"{row.copies:,}", f"{row.numbers:,}") for row in table]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for place, (where, law, group, copies, numbers) in enumerate(cells):
-        line = f"{where:<{widths[0]}}  {law:<{widths[1]}}  {group:<{widths[2]}}  {copies:>{widths[3]}}"
-        line += f"  {numbers:>{widths[4]}}"
-        yield Text(line, style="bold" if place == 0 else "")
-        if place > 0:
-            row = table[place - 1]
-            nearly = "" if row.epsilon == 0 else f"  (up to ε = {row.epsilon:g})"
-            yield Padding(Text(row.formula + nearly, style="cyan"), (0, 0, 0, 4))
+def _folded(lines: Sequence[str]) -> list[str]:
+    """Lines that differ in numbers only, such as those of equal layers, as one."""
+    alike: dict[str, list[str]] = {}
+    for line in lines:
+        alike.setdefault(_pattern(line), []).append(line)
+    return [_range(members) for members in alike.values()]
+
+
+def _cut(lines: Sequence[str], most: int = 20) -> list[RenderableType]:
+    """The first lines, indented, and how many more there are."""
+    rest = [f"… and {len(lines) - most:,} more"] if len(lines) > most else []
+    return [Padding(Text(line), (0, 0, 0, 2)) for line in [*lines[:most], *rest]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """Two lines a row, so that formulas have room on a narrow terminal; three where a module's path is too long."""
+
+    table: Sequence[Row]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        cells = [("where", "law", "group", "×", "numbers")]
+        cells += [(row.block, row.family, row.group, f"{row.copies:,}", f"{row.numbers:,}") for row in self.table]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        narrow = sum(widths) + 2 * (len(widths) - 1) > options.max_width
+        above = ""
+        for place, (where, law, group, copies, numbers) in enumerate(cells):
+            if narrow and where != above:
+                yield Text(where, style="bold" if place == 0 else "")
+                above = where
+            first = "    " if narrow else f"{where:<{widths[0]}}  "
+            line = f"{first}{law:<{widths[1]}}  {group:<{widths[2]}}  {copies:>{widths[3]}}  {numbers:>{widths[4]}}"
+            yield Text(line, style="bold" if place == 0 else "")
+            if place > 0:
+                row = self.table[place - 1]
+                nearly = "" if row.epsilon == 0 else f"  (up to ε = {row.epsilon:g})"
+                yield Padding(Text(row.formula + nearly, style="cyan"), (0, 0, 0, 8 if narrow else 4))
 
 
 def plain(content: Group, width: int = 120) -> str:
@@ -129,6 +151,7 @@ def _short(symmetry: Symmetry) -> str:
     text = symmetry.formula()
     if symmetry.block:
         for prefix in (symmetry.block, symmetry.block.rpartition(".")[0]):
-            text = re.sub(rf"(?<![\w.]){re.escape(prefix)}\.", "", text) if prefix else text
+            # A layer's number is not taken from its path: "0.norm" would not say whose norm it is.
+            text = re.sub(rf"(?<![\w.]){re.escape(prefix)}\.(?!\d)", "", text) if prefix else text
     terms = re.split(r" (?=[+−] )", text)
     return text if len(terms) <= 6 else " ".join([*terms[:3], f"+ … {len(terms) - 4} more …", terms[-1]])

@@ -59,6 +59,7 @@ class Verdict:
     """A status with its evidence, a sentence that says what to make of it, and a witness if it is a refutation.
 
     A verdict equals its status: `verdict == Verdict.REFUTED`. `PROVED` is refused without a proof among the evidence.
+    `parts` are the verdicts on the single statements that one on many is made of, by name.
     """
 
     PROVED: ClassVar = Status.PROVED
@@ -70,6 +71,7 @@ class Verdict:
     message: str
     evidence: tuple[Evidence, ...] = ()
     witness: Witness | None = field(default=None)
+    parts: Mapping[str, Verdict] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.evidence and self.status is not Status.INCONCLUSIVE:

@@ -49,8 +49,12 @@ class View:
     pick: tuple[Pick, ...]
     rows: tuple[int, ...] | None = None
     """Which of the faced rows, in which order; all of them if None. Reading such a view copies."""
+    offset: float = 0.0
+    """Added to every entry of a point, and to no direction: a norm that multiplies by 1 + γ is seen as 1 + γ."""
     rest: tuple[int, ...] = field(init=False, compare=False, repr=False)
     """The grid axes that make up the columns."""
+    faced: int = field(init=False, compare=False, repr=False)
+    """Rows before `rows` chooses among them."""
     n: int = field(init=False, compare=False, repr=False)
     """Rows: the size of what the group acts on."""
     m: int = field(init=False, compare=False, repr=False)
@@ -65,6 +69,7 @@ class View:
         axes: tuple[int, ...] | int = 0,
         pick: dict[int, Pick] | None = None,
         rows: tuple[int, ...] | None = None,
+        offset: float = 0.0,
     ) -> View:
         """The usual way to write a view: only what differs from the whole parameter, by grid axis."""
         grid = tuple(shape) if grid is None else grid
@@ -79,6 +84,7 @@ class View:
             axes=(axes,) if isinstance(axes, int) else axes,
             pick=tuple(chosen.get(axis) for axis in range(len(grid))),
             rows=rows,
+            offset=offset,
         )
 
     def __post_init__(self) -> None:
@@ -103,6 +109,7 @@ class View:
         if self.rows is not None and (not self.rows or not all(0 <= row < faced for row in self.rows)):
             raise ValueError(f"{self.parameter}: rows {self.rows} are not among the {faced} that are faced.")
         object.__setattr__(self, "rest", rest)
+        object.__setattr__(self, "faced", faced)
         object.__setattr__(self, "n", faced if self.rows is None else len(self.rows))
         object.__setattr__(self, "m", prod(self._extent(axis) for axis in rest))
 
@@ -120,6 +127,7 @@ class View:
             axes=tuple(kept.index(axis) for axis in self.axes),
             pick=tuple(self.pick[axis] for axis in kept),
             rows=self.rows,
+            offset=self.offset,
         )
 
     def reading(self, batch: tuple[int, ...] = ()) -> Reading:
@@ -139,18 +147,23 @@ class View:
         """The picked entries, `axes` first, then the rest; a view wherever torch can make one."""
         return self.reading().of(tensor)
 
-    def matrix(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:
-        """The n × m matrix this view sees in `tensor`."""
-        return self.chosen(self.face(tensor).reshape(-1, self.m))
+    def matrix(self, tensor: Shaped[Tensor, "..."], *, point: bool = False) -> Shaped[Tensor, "n m"]:
+        """The n × m matrix this view sees in `tensor`; of a `point` (parameters) with the offset added."""
+        return self.shifted(self.chosen(self.face(tensor).reshape(-1, self.m)), point=point)
+
+    def shifted(self, matrices: Shaped[Tensor, "*batch n m"], *, point: bool) -> Shaped[Tensor, "*batch n m"]:
+        """With the offset, for points; as they are, for directions."""
+        return matrices + self.offset if point and self.offset else matrices
 
     def chosen(self, matrices: Shaped[Tensor, "*batch faced m"]) -> Shaped[Tensor, "*batch n m"]:
-        """The rows this view keeps of those it faces."""
+        """The rows this view keeps of those it faces; leading axes are batched over."""
         if self.rows is None:
             return matrices
         return matrices.index_select(-2, torch.tensor(self.rows, device=matrices.device))
 
     def written(self, tensor: Float[Tensor, "..."], matrix: Float[Tensor, "n m"]) -> Float[Tensor, "..."]:
-        """A copy of `tensor` in which this view sees `matrix`."""
+        """A copy of the point `tensor` in which this view sees `matrix`."""
+        matrix = matrix - self.offset if self.offset else matrix
         result = whole(tensor).clone(memory_format=torch.contiguous_format)
         target = self.face(result)
         if self.rows is None:
@@ -186,8 +199,9 @@ class View:
                 window = window[:-1]
             name = f"{self.parameter}[{','.join(window)}]" if window else self.parameter
         if self.rows is not None:
-            name += f"[{':,' if self.transposed else ''}({','.join(map(str, self.rows))})]"
-        return _typewriter(name) if latex else name
+            name += f"[{':,' if self.transposed else ''}({_listed(self.rows)})]"
+        name = _typewriter(name) if latex else name
+        return f"({self.offset:g} + {name})" if self.offset else name
 
     def row(self, index: str, *, latex: bool = False) -> str:
         """One row of the view, as a row, column or entry of the parameter."""
@@ -234,6 +248,12 @@ class Reading:
 def _typewriter(name: str) -> str:
     escaped = "".join("\\" + c if c in "_%&#${}" else c for c in name)
     return r"\mathtt{" + escaped + "}"
+
+
+def _listed(rows: tuple[int, ...]) -> str:
+    """Row numbers, the middle of a long list left out."""
+    shown = map(str, rows if len(rows) <= 8 else rows[:4])
+    return ",".join(shown) + ("" if len(rows) <= 8 else f",…,{rows[-1]}")
 
 
 def _bounds(chosen: Pick, size: int) -> tuple[int, int]:

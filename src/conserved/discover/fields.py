@@ -134,5 +134,5 @@ def derivative_error(function: Function, theta: Float[Tensor, " D"], depth: int,
         for step in (1e-3, 1e-4, 1e-5):
             rise = field(theta + step * direction, word) - field(theta - step * direction, word)
             errors.append(float(torch.linalg.vector_norm(rise / (2 * step) - exact)))
-    scale = max(size, float(torch.linalg.vector_norm(field(theta, word))) * 1e-3)
+        scale = max(size, float(torch.linalg.vector_norm(field(theta, word))) * 1e-3)
     return min(errors) / scale if scale > 0 else 0.0

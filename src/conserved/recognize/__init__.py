@@ -1,6 +1,17 @@
 """From a model to its symmetries: the registry, and one recogniser file per family of components."""
 
-from conserved.recognize import attention, embeddings, experts, feedforward, norms, transformer
+from conserved.recognize import (
+    attention,
+    embeddings,
+    experts,
+    feedforward,
+    hf,
+    lora,
+    norms,
+    timm,
+    torch_nn,
+    transformer,
+)
 from conserved.recognize.registry import Component, component_of, components, reads, recognize, register, writes
 from conserved.recognize.site import Linear, Site, Unreadable
 
@@ -15,10 +26,14 @@ __all__ = [
     "embeddings",
     "experts",
     "feedforward",
+    "hf",
+    "lora",
     "norms",
     "reads",
     "recognize",
     "register",
+    "timm",
+    "torch_nn",
     "transformer",
     "writes",
 ]

@@ -8,7 +8,8 @@ from torch import nn
 
 from conserved.blocks.transformer import LearnedPositions, SinusoidalPositions
 from conserved.kind import Translation
-from conserved.recognize.registry import Component, register, require
+from conserved.laws import Dropped
+from conserved.recognize.registry import Component, register, require, stranger_above
 from conserved.recognize.site import Site, Unreadable
 from conserved.symmetry import Symmetry
 from conserved.view import View
@@ -26,6 +27,18 @@ def shift_into_positions(tokens: Site, name: str, positions: Site) -> Iterator[S
     table = tokens.view(name)
     rows = tokens.view(name, grid=(1, *table.shape)) if len(table.shape) == 1 else table
     yield tokens.symmetry("positions", Translation(), plus=[rows], minus=[positions.view("weight")])
+
+
+def shift_between(tokens: Site, others: Site) -> Iterator[Symmetry | Dropped]:
+    """Two tables that give every token exactly one row each: a vector can move from all of one into the other."""
+    part = others.path.rpartition(".")[2]
+    stranger = stranger_above(tokens)
+    if stranger:
+        yield Dropped(f"{tokens.join('positions')}[{part}]", stranger)
+        return
+    yield tokens.symmetry(
+        "positions", Translation(), plus=[tokens.view("weight")], minus=[others.view("weight")], part=part
+    )
 
 
 def class_shift(head: Site, outputs: list[View]) -> Iterator[Symmetry]:
@@ -46,14 +59,20 @@ def _linear_writes(site: Site) -> list[View]:
 
 def _table_writes(site: Site) -> list[View]:
     require(site, nn.Embedding, LearnedPositions)
+    trained_as_looked_up(site)
+    return [site.view("weight", axes=1)]
+
+
+def trained_as_looked_up(site: Site, *, padding_allowed: bool = False) -> Site:
+    """The same site, unless its table is trained differently from how it is used."""
     module = site.module
     if isinstance(module, nn.Embedding):
-        for option in ("padding_idx", "max_norm"):
+        for option in ("max_norm",) if padding_allowed else ("padding_idx", "max_norm"):
             if getattr(module, option) is not None:
                 raise Unreadable(f"{site.path} has {option}, which changes how its rows are trained")
         if module.scale_grad_by_freq:
             raise Unreadable(f"{site.path} has scale_grad_by_freq, which changes how its rows are trained")
-    return [site.view("weight", axes=1)]
+    return site
 
 
 def _writes_nothing(site: Site) -> list[View]:

@@ -12,22 +12,26 @@ from conserved.symmetry import Symmetry
 from conserved.view import View
 
 
-def _router(site: Site) -> Iterator[Symmetry]:
+def router_laws(router: Site, outputs: list[View], *, active: int | None, softmax: bool) -> Iterator[Symmetry]:
     """Softmax does not see a shift common to all logits; one active expert has weight 1 whatever the router says.
 
     A normalised sigmoid is not shift-invariant: with more than one active expert it has no law here, against the
-    paper's Theorem 4.7.
+    paper's Theorem 4.7. `active` is None where the scores of the active experts are not renormalised.
     """
+    for view in outputs:
+        name = view.parameter.rpartition(".")[2]
+        if active == 1:
+            frozen = router.view(name, grid=(1, view.n * view.m))
+            yield router.symmetry("frozen", Translation(), plus=[frozen], minus=[], part=name)
+        elif softmax:
+            yield router.symmetry("shift", Translation(), plus=[view], minus=[], part=name)
+
+
+def _router(site: Site) -> Iterator[Symmetry]:
     module = site.module
     assert isinstance(module, MixtureOfExperts)
     router = site.linear("router")
-    for view in router.outputs():
-        name = view.parameter.rpartition(".")[2]
-        if module.active == 1:
-            frozen = router.site.view(name, grid=(1, view.n * view.m))
-            yield router.site.symmetry("frozen", Translation(), plus=[frozen], minus=[], part=name)
-        elif module.gate == "softmax":
-            yield router.site.symmetry("shift", Translation(), plus=[view], minus=[], part=name)
+    yield from router_laws(router.site, router.outputs(), active=module.active, softmax=module.gate == "softmax")
 
 
 def _reads(site: Site) -> Iterator[View]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from conserved.laws import Dropped, LawSet
 from conserved.recognize.sharing import settle
-from conserved.recognize.site import Site, Unreadable
+from conserved.recognize.site import Norm, Site, Unreadable, own_forward, passes_on, qualified_name
 from conserved.symmetry import Symmetry
 from conserved.view import View
 
@@ -41,18 +41,31 @@ class Component:
     `laws` yields the symmetries whose legs lie inside. `reads` are the views of every parameter that is multiplied
     with the module's input, and of nothing else that sees the input, faced by input feature; `writes` those that make
     its output, faced by output feature. A `part` (a Linear, a norm) has no say of its own: what holds for it depends
-    on the component it stands in.
+    on the component it stands in. A `norm` reads a normalisation over the last axis.
+
+    `type` is the class or, so that its package need not be imported, its qualified name.
     """
 
-    type: type[nn.Module]
+    type: type[nn.Module] | str
     laws: Callable[[Site], Iterable[Symmetry | Dropped]] = _no_laws
     reads: Callable[[Site], Iterable[View]] = _unknown
     writes: Callable[[Site], Iterable[View]] = _unknown
     part: bool = False
+    norm: Callable[[Site], Norm] | None = None
+
+    @property
+    def name(self) -> str:
+        """The qualified name of its class."""
+        return self.type if isinstance(self.type, str) else qualified_name(self.type)
 
 
-_COMPONENTS: dict[type[nn.Module], Component] = {}
+_COMPONENTS: dict[type[nn.Module] | str, Component] = {}
 _PLUGINS_LOADED: list[str] = []
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+
+_TRANSPARENT = (nn.ModuleDict, nn.ParameterDict, nn.ParameterList)
+"""Containers that compute nothing: what is in them belongs to the module that holds them."""
 
 
 def register(component: Component) -> Component:
@@ -70,9 +83,9 @@ def component_of(module: nn.Module) -> Component | None:
     """The component for a module: its class, or a base class none of whose methods it changes."""
     cls = type(module)
     for base in cls.__mro__:
-        component = _COMPONENTS.get(base)
+        component = _COMPONENTS.get(base) or _COMPONENTS.get(qualified_name(base))
         if component is not None:
-            return component if _behaves_like(cls, base) and "forward" not in vars(module) else None
+            return component if _behaves_like(cls, base) and not own_forward(module) else None
     return None
 
 
@@ -85,15 +98,28 @@ def _behaves_like(cls: type, base: type) -> bool:
     )
 
 
-def require(site: Site, *types: type[nn.Module]) -> Site:
+def require(site: Site, *types: type[nn.Module] | str) -> Site:
     """The same site, if the module there computes what one of these classes computes."""
     component = component_of(site.module)
-    if component is None or component.type not in types:
-        expected = " or ".join(one.__name__ for one in types)
+    names = [one if isinstance(one, str) else qualified_name(one) for one in types]
+    if component is None or component.name not in names:
+        expected = " or ".join(name.rpartition(".")[2] for name in names)
         raise Unreadable(
             f"{site.path or 'the model'} ({type(site.module).__name__}) is not known to compute what {expected} does"
         )
     return site
+
+
+def stranger_above(site: Site) -> str:
+    """Why a module may be given other inputs than its recogniser thinks of; empty if everything around it is known.
+
+    A model of tokens inside one that also sees images, or that learns a prompt, gets vectors that no table holds.
+    """
+    for module in site.above():
+        known = component_of(module) is not None or passes_on(module) or isinstance(module, _CONTAINERS)
+        if not known:
+            return f"it is inside a {type(module).__name__}, which may give it vectors that are not in its tables"
+    return ""
 
 
 def reads(site: Site) -> list[View]:
@@ -127,7 +153,7 @@ def recognize(model: nn.Module, *, loss: str = "regression") -> LawSet:
         component = component_of(module)
         if component is None or component.part:
             continue
-        site = Site(module, path, loss)
+        site = Site(module, path, loss, model)
         try:
             items = list(component.laws(site))
         except (Unreadable, ValueError) as problem:
@@ -136,7 +162,7 @@ def recognize(model: nn.Module, *, loss: str = "regression") -> LawSet:
         found += [item for item in items if isinstance(item, Symmetry)]
         dropped += [item for item in items if isinstance(item, Dropped)]
         claimed.update(_own_parameters(site))
-    kept, lost = settle(model, found)
+    kept, lost = settle(model, list({(symmetry.kind, symmetry.legs): symmetry for symmetry in found}.values()))
     names = {id(parameter): name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
     spoken_for = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in claimed}
     return LawSet(
@@ -154,8 +180,8 @@ def _own_parameters(site: Site) -> set[str]:
         if child is None:
             continue
         component = component_of(child)
-        if component is not None and component.part:
-            own |= _own_parameters(Site(child, site.join(name), site.loss))
+        if isinstance(child, _TRANSPARENT) or (component is not None and component.part):
+            own |= _own_parameters(Site(child, site.join(name), site.loss, site.model))
     return own
 
 

@@ -66,8 +66,8 @@ def _one_scale(symmetry: Symmetry) -> Symmetry:
 def _sees(symmetry: Symmetry, leg: Leg, place: str) -> View:
     """What a leg sees, at the name `place`; one scale does not care how a whole parameter is faced."""
     view = replace(leg.view, parameter=place).squeezed()
-    if isinstance(symmetry.kind, OneScale) and all(chosen is None for chosen in view.pick):
-        return View.of(place, view.shape, axes=tuple(range(len(view.shape))))
+    if isinstance(symmetry.kind, OneScale) and view.rows is None and all(chosen is None for chosen in view.pick):
+        return View.of(place, view.shape, axes=tuple(range(len(view.shape))), offset=view.offset)
     return view
 
 
@@ -94,8 +94,10 @@ def _merged(
                 partners = legs_at.get(_key(symmetry, leg, place))
                 if not partners:
                     raise _Lost(f"{leg.view.parameter} is shared with {place}, which does not have this symmetry")
+                # Something that moves along already suffices: two tables may both be able to follow a third.
+                along = [one for one in partners if one[0] in signs]
                 same_family = [one for one in partners if found[one[0]].family == symmetry.family]
-                partner, degree = (same_family or partners)[0]
+                partner, degree = (along or same_family or partners)[0]
                 sign = signs[number] if degree * leg.degree > 0 else -signs[number]
                 if partner not in signs:
                     signs[partner] = sign

@@ -1,4 +1,4 @@
-"""Whole transformers: which norm is read by what, and everything that writes into the residual stream."""
+"""Whole transformers made of the blocks of this package."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from conserved.blocks.transformer import DecoderLM, SinusoidalPositions, TransformerBlock, VisionTransformer
 from conserved.laws import Dropped
 from conserved.recognize.embeddings import class_shift, shift_into_positions
-from conserved.recognize.norms import bias_centre, gain, residual_stream
+from conserved.recognize.norms import Writer, gain
 from conserved.recognize.registry import Component, register, require
+from conserved.recognize.residual import Branch, pre_norm_layer, pre_norm_stack
 from conserved.recognize.site import Site, Unreadable
 from conserved.symmetry import Symmetry
 
 
+def _branches(layer: Site) -> list[Branch]:
+    pairs = (("norm1", "attention"), ("norm2", "feedforward"))
+    return [Branch(norm=layer.child(norm), body=layer.child(body)) for norm, body in pairs]
+
+
 def _block(site: Site) -> Iterator[Symmetry | Dropped]:
-    attention, feedforward, norm2 = (site.child(name) for name in ("attention", "feedforward", "norm2"))
-    yield from gain(site.child("norm1"), [attention])
-    yield from gain(norm2, [feedforward])
-    yield from bias_centre(site, attention, norm2, feedforward)
+    yield from pre_norm_layer(site, _branches(site))
 
 
 def _model(site: Site, token_parameter: str) -> Iterator[Symmetry | Dropped]:
@@ -27,15 +30,13 @@ def _model(site: Site, token_parameter: str) -> Iterator[Symmetry | Dropped]:
     try:
         yield from shift_into_positions(embedding, token_parameter, positions)
         layers = [require(layer, TransformerBlock) for layer in site.children("layers")]
+        sources = [Writer.of(embedding), Writer.of(positions)]
     except Unreadable as problem:
         yield Dropped(site.join("stream"), str(problem))
     else:
-        yield from residual_stream(
-            site,
-            writers=[embedding, positions, *(layer.child(n) for layer in layers for n in ("attention", "feedforward"))],
-            norms=[norm, *(layer.child(n) for layer in layers for n in ("norm1", "norm2"))],
-            fixed=isinstance(positions.module, SinusoidalPositions),
-        )
+        branches = [branch for layer in layers for branch in _branches(layer)]
+        fixed = isinstance(positions.module, SinusoidalPositions)
+        yield from pre_norm_stack(site, sources, branches, norm, fixed=fixed)
     if site.is_whole_model:
         yield from class_shift(head, site.linear("head").outputs())
 

@@ -1,0 +1,94 @@
+"""Models of the transformers library from a config alone: a class with options, or a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from conserved.optional import require
+
+_WHY = "Building a model from its config"
+
+_AUTO = (
+    "AutoModelForMaskedLM",
+    "AutoModelForCausalLM",
+    "AutoModelForImageClassification",
+    "AutoModelForSequenceClassification",
+    "AutoModel",
+)
+"""Which class is built for a config that does not name one: the first that knows it."""
+
+
+class BadConfig(ValueError):
+    """A config cannot be used; the message says what to do."""
+
+
+def is_config_file(place: str) -> bool:
+    """Whether a name is that of a config.json, or of a folder with one."""
+    path = Path(place)
+    return path.suffix == ".json" or (path / "config.json").is_file()
+
+
+def from_file(place: str, options: Mapping[str, Any], *, empty: bool = True) -> nn.Module:
+    """The model that a local config.json describes, with some of its entries replaced."""
+    library: Any = require("transformers", _WHY)
+    path = Path(place)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise BadConfig(f"There is no file {path}.")
+    try:
+        config = library.AutoConfig.from_pretrained(str(path), local_files_only=True)
+    except (ValueError, OSError, KeyError) as problem:
+        raise BadConfig(f"{path} is not a config that transformers {library.__version__} knows: {problem}") from problem
+    return _built(library, _changed(config, options), empty=empty)
+
+
+def from_class(found: Any, options: Mapping[str, Any], *, empty: bool = True) -> nn.Module | None:
+    """The model of a config class or of a model class of transformers; None if `found` is neither."""
+    library: Any = require("transformers", _WHY)
+    if not isinstance(found, type):
+        return None
+    if issubclass(found, library.PreTrainedConfig):
+        return _built(library, _configured(found, options), empty=empty)
+    config_class = getattr(found, "config_class", None)
+    if issubclass(found, library.PreTrainedModel) and isinstance(config_class, type):
+        return _made(found, _configured(config_class, options), empty=empty)
+    return None
+
+
+def _configured(cls: Any, options: Mapping[str, Any]) -> Any:
+    unknown = [name for name in options if not hasattr(cls(), name)]
+    if unknown:
+        raise BadConfig(f"{cls.__name__} has no option {unknown[0]!r}.")
+    return cls(**options)
+
+
+def _changed(config: Any, options: Mapping[str, Any]) -> Any:
+    """A config with some entries replaced, built anew so that what depends on them follows."""
+    unknown = [name for name in options if not hasattr(config, name)]
+    if unknown:
+        raise BadConfig(f"{type(config).__name__} has no option {unknown[0]!r}.")
+    return type(config)(**(config.to_diff_dict() | dict(options))) if options else config
+
+
+def _built(library: Any, config: Any, *, empty: bool) -> nn.Module:
+    """The class the config names, or else the first that knows it."""
+    for name in getattr(config, "architectures", None) or ():
+        if hasattr(library, name):
+            return _made(getattr(library, name), config, empty=empty)
+    for name in _AUTO:
+        auto = getattr(library, name)
+        if type(config) in auto._model_mapping:
+            return _made(auto._model_mapping[type(config)], config, empty=empty)
+    raise BadConfig(f"transformers {library.__version__} has no model for {type(config).__name__}.")
+
+
+def _made(cls: Any, config: Any, *, empty: bool) -> nn.Module:
+    with torch.device("meta") if empty else nullcontext():
+        model: nn.Module = cls(config)
+    return model.eval()

@@ -1,0 +1,60 @@
+"""From the residuals of gradient identities to verdicts: one for each, and one on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from conserved.verdict import Evidence, Verdict
+
+
+def judged(name: str, residual: float, limit: float, *, silent: bool, nearly: bool) -> Verdict:
+    """What one identity's residual says; nothing, if no gradient reached any of its legs.
+
+    Of a law that holds `nearly`, up to a norm's ε, a residual over the limit refutes nothing: with inputs small against
+    √ε it is what the law says. It is not verified either.
+    """
+    if silent:
+        return Verdict(status=Verdict.INCONCLUSIVE, message=f"No gradient reached the parameters of {name}.")
+    evidence = (Evidence(what=f"relative residual of {name}", value=residual, limit=limit),)
+    if residual <= limit:
+        message = f"The gradient identity of {name} holds."
+        return Verdict(status=Verdict.VERIFIED, message=message, evidence=evidence)
+    if nearly and residual == residual:
+        message = f"The gradient identity of {name} is further off than √ε; ε may explain it, or it is no law."
+        return Verdict(status=Verdict.INCONCLUSIVE, message=message, evidence=evidence)
+    message = f"The gradient identity of {name} does not hold."
+    return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence)
+
+
+def together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: int) -> Verdict:
+    """The verdict on all identities: the broken ones as evidence, worst first, or else the one nearest its limit."""
+
+    def excess(verdict: Verdict) -> float:
+        evidence = verdict.evidence[0]
+        assert isinstance(evidence.value, float)
+        assert isinstance(evidence.limit, float)
+        return evidence.value / evidence.limit if evidence.value == evidence.value else float("inf")
+
+    judged = sorted((verdict for verdict in parts.values() if verdict.evidence), key=excess, reverse=True)
+    broken = [verdict for verdict in judged if verdict == Verdict.REFUTED]
+    unsure = [verdict for verdict in judged if verdict == Verdict.INCONCLUSIVE]
+    evidence = tuple(verdict.evidence[0] for verdict in broken or unsure or judged[:1])
+    if unsure and not broken:
+        message = (
+            f"{len(unsure)} of {len(parts)} identities are further off than the √ε of the norms they hold up to. Small "
+            "inputs of those norms explain that; verify with a smaller ε or larger weights to be sure. The rest holds."
+        )
+        return Verdict(status=Verdict.INCONCLUSIVE, message=message, evidence=evidence, parts=parts)
+    if broken:
+        message = (
+            f"{len(broken)} of {len(parts)} identities do not hold. Either the backward pass is wrong there, or the "
+            "model computes something else with these parameters than its recogniser assumes."
+        )
+        return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence, parts=parts)
+    rounding = f"the rounding of {str(precision).removeprefix('torch.')}"
+    message = f"All {len(judged)} gradient identities hold to {rounding}" + (f", {nearly} up to ε." if nearly else ".")
+    if len(judged) < len(parts):
+        message += f" No gradient reached the parameters of {len(parts) - len(judged)} more."
+    return Verdict(status=Verdict.VERIFIED, message=message, evidence=evidence, parts=parts)

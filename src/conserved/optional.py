@@ -1,0 +1,24 @@
+"""The gate through which every optional package is imported."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+EXTRAS = {"transformers": "hf", "peft": "hf", "accelerate": "hf", "safetensors": "hf", "timm": "timm"}
+"""Which extra of this package brings an optional one."""
+
+
+class Missing(ImportError):
+    """An optional package is not installed, or cannot be imported; the message says what to do."""
+
+
+def require(package: str, why: str) -> ModuleType:
+    """An optional package, or an error that names the extra to install and why it is needed."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as problem:
+        root = package.partition(".")[0]
+        extra = EXTRAS.get(root)
+        remedy = f"pip install 'conserved[{extra}]'" if extra else f"pip install {root}"
+        raise Missing(f"{why} needs {root}, which cannot be imported ({problem}). Install it: {remedy}.") from problem

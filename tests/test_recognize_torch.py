@@ -1,0 +1,168 @@
+"""Layers of torch.nn: every law that is recognised holds, and there are as many as there can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from conserved import LawSet, Verdict, discover, recognize
+from test_recognize_blocks import gradients
+from test_unusual_models import reasons
+from tolerances import FUNCTION_UNCHANGED, IDENTITY
+from torch_zoo import SEEDS, TORCH_CASES, encoder
+from zoo import Case, ids
+
+
+def built(case: Case) -> nn.Module:
+    return case.model().eval()
+
+
+@pytest.mark.parametrize("case", TORCH_CASES, ids=ids)
+def test_all_identities_hold_and_nothing_is_left_unspoken_for(case: Case) -> None:
+    model = built(case)
+    laws = case.laws(model)
+    case.objective()(model).backward()
+    wrong = {name: r for name, r in laws.residuals(gradients(model)).items() if not r <= IDENTITY[torch.float64]}
+    assert wrong == {}
+    assert laws.unclaimed == ()
+    assert laws.independent() == case.conserved
+
+
+@pytest.mark.parametrize("case", TORCH_CASES, ids=ids)
+def test_the_model_computes_the_same_after_any_group_element(case: Case) -> None:
+    model = built(case)
+    theta = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    generator = torch.Generator().manual_seed(5)
+    x = case.sample(generator)
+    seen = (lambda z: z.log_softmax(-1)) if case.loss == "cross_entropy" else (lambda z: z)
+    before = seen(functional_call(model, theta, (x,)))
+    for symmetry in case.laws(model):
+        moved = symmetry.act(theta, symmetry.element(generator=generator))
+        after = seen(functional_call(model, moved, (x,)))
+        assert (after - before).norm() <= FUNCTION_UNCHANGED * before.norm(), symmetry
+
+
+@pytest.mark.parametrize("case", TORCH_CASES, ids=ids)
+def test_there_are_as_many_laws_as_the_lie_closure_has(case: Case) -> None:
+    seed = SEEDS.get(case.name, 0)
+    found = discover(built(case), case.sample, loss=case.loss, forms=False, seed=seed)
+    assert found.verdict == Verdict.VERIFIED, found.verdict
+    assert found.count == case.conserved
+
+
+def names(laws: LawSet) -> set[str]:
+    return {symmetry.name for symmetry in laws}
+
+
+def checked(model: nn.Module, *inputs: Tensor) -> LawSet:
+    """The laws of a model, after making sure that each of them holds."""
+    laws = recognize(model)
+    out = model(*inputs)
+    (out.sin() * torch.linspace(0.3, 1.7, out.numel(), dtype=out.dtype).view(out.shape)).sum().backward()
+    wrong = {name: r for name, r in laws.residuals(gradients(model)).items() if not r <= 1e-11}
+    assert wrong == {}
+    return laws
+
+
+def random(model: nn.Module) -> nn.Module:
+    for parameter in model.double().parameters():
+        nn.init.normal_(parameter, std=0.6)
+    for module in model.modules():
+        if hasattr(module, "eps"):
+            setattr(module, "eps", 1e-30 if isinstance(module, nn.BatchNorm1d) else 0.0)  # noqa: B010
+    return model
+
+
+class TestStacks:
+    x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def test_norms_behind_branches_chain_from_layer_to_layer(self) -> None:
+        laws = checked(random(encoder(layers=2)), self.x)
+        assert {"layers.0.sum_scale[norm2]", "layers.1.sum_scale[norm1]", "layers.1.sum_scale[norm2]"} <= names(laws)
+        assert "layers.0.sum_scale[norm1]" not in names(laws)
+
+    def test_a_final_norm_forgets_the_mean_of_every_writer(self) -> None:
+        with_norm = checked(random(encoder(layers=2, norm=True, norm_first=True)), self.x)
+        without = checked(random(encoder(layers=2, norm_first=True)), self.x)
+        centred = {name for name in names(with_norm) if ".centre" in name}
+        assert len(centred) == 8
+        assert not centred & names(without)
+
+    @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+    def test_the_encoders_last_norm_is_read_by_every_cross_attention(self) -> None:
+        model = random(nn.Transformer(4, 2, 1, 2, 3, dropout=0.0))
+        laws = checked(model, self.x, self.x[:3])
+        readers = [leg.view.parameter for leg in laws["encoder.norm.gain"].legs if leg.degree < 0]
+        assert readers == [f"decoder.layers.{layer}.multihead_attn.in_proj_weight" for layer in (0, 0, 1, 1)]
+
+    def test_dropout_takes_the_laws_it_breaks(self) -> None:
+        layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.3)
+        laws = checked(random(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)), self.x)
+        assert not any(symmetry.family == "centre" for symmetry in laws)
+        assert "dropout of 0.3" in reasons(laws)["layers.0.linear2.centre"]
+
+
+class TestChains:
+    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def test_statistics_of_a_batch_forget_each_channels_scale_and_bias(self) -> None:
+        model = random(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)))
+        laws = checked(model, self.x)
+        assert names(laws) == {"1.forgotten_scales", "1.inert_bias", "3.neurons"}
+
+    def test_running_statistics_forget_nothing(self) -> None:
+        model = random(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))).eval()
+        assert names(checked(model, self.x)) == {"3.neurons"}
+
+    def test_dropout_leaves_scalings_of_a_linear_pair(self) -> None:
+        model = random(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.4), nn.Linear(3, 2)))
+        assert [symmetry.kind.code for symmetry in checked(model, self.x)] == ["scaling"]
+
+    SAFE: ClassVar[dict[str, Callable[[], nn.Module]]] = {
+        "a norm over positions": lambda: nn.Sequential(nn.Conv1d(1, 4, 1), nn.LayerNorm(4), nn.Conv1d(4, 2, 1)),
+        "a map over positions": lambda: nn.Sequential(nn.Conv1d(1, 4, 1), nn.ReLU(), nn.Linear(4, 4)),
+        "pooled features": lambda: nn.Sequential(nn.Linear(4, 4), nn.MaxPool1d(1), nn.Linear(4, 2)),
+        "grouped channels": lambda: nn.Sequential(nn.Conv1d(1, 4, 1), nn.ReLU(), nn.Conv1d(4, 4, 1, groups=2)),
+        "an activation that is not homogeneous": lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)),
+        "a softmax": lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 2)),
+    }
+
+    @pytest.mark.parametrize("name", SAFE)
+    def test_nothing_is_claimed_across(self, name: str) -> None:
+        assert len(checked(random(self.SAFE[name]()), self.x[:, None])) == 0
+
+    def test_a_chain_inside_an_unknown_model_is_recognised_and_the_rest_is_listed(self) -> None:
+        class Unknown(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inside = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4))
+                self.mix = nn.Bilinear(4, 4, 2)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.mix(x, self.inside(x))
+
+        laws = checked(random(Unknown()), self.x)
+        assert names(laws) == {"inside.2.neurons"}
+        assert laws.unclaimed == ("mix.weight", "mix.bias")
+        assert "recogniser" in laws.summary()
+
+
+def test_packed_projections_are_cut_where_the_heads_are() -> None:
+    model = random(nn.MultiheadAttention(4, 2, add_bias_kv=True))
+    values = recognize(model).values()
+    p = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for head, rows in enumerate((slice(0, 2), slice(2, 4))):
+        q, k, v = (
+            torch.cat((p["in_proj_weight"][start:][rows], p["in_proj_bias"][start:][rows, None]), 1)
+            for start in (0, 4, 8)
+        )
+        extra_k, extra_v = (p[name][0, 0, rows, None] for name in ("bias_k", "bias_v"))
+        out = p["out_proj.weight"][:, rows]
+        expected = q @ q.T - k @ k.T - extra_k @ extra_k.T
+        assert torch.allclose(values[f"query_key[{head}]"], expected)
+        assert torch.allclose(values[f"value_output[{head}]"], v @ v.T + extra_v @ extra_v.T - out.T @ out)
