@@ -187,6 +187,7 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "expand": lambda p, x: p[:, :1].expand(3, 4) * x,
     "slice": lambda p, x: p[1:, ::2] * x[1:, 1::2],
     "select": lambda p, x: p[1] * x[:, 0].sum(),
+    "nothing": lambda p, x: torch.cat([p[:, :0], p * x], 1),
     "cat": lambda p, x: torch.cat([p, x, p * x], 1),
     "stack": lambda p, x: torch.stack([p, x], 1),
     "unsqueeze": lambda p, x: p.unsqueeze(1) * x,

@@ -168,7 +168,7 @@ def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
     inputs = tuple(
         whole_number(i, f"an input of {name}", most=len(before) - 1) for i in _sequence(item.get("inputs"), name)
     )
-    shape = tuple(whole_number(s, f"shape of {name}", least=1) for s in _sequence(item.get("shape"), name))
+    shape = tuple(whole_number(s, f"shape of {name}") for s in _sequence(item.get("shape"), name))
     if prod(shape) > _LARGEST:
         raise Malformed(f"{name} has {prod(shape):,} entries, more than {_LARGEST:,}.")
     places: Places | None = None
@@ -223,17 +223,17 @@ def checked(node: Node, inputs: Sequence[Node], name: str, size: int) -> Node:
     elif op == "matmul":
         a, b = shapes
         fits, discrete = (
-            len(a) == len(b) >= 2 and (*a[:-1], b[-1]) == shape and a[:-2] == b[:-2] and a[-1] == b[-2],
+            len(a) == len(b) >= 2 and (*a[:-1], b[-1]) == shape and a[:-2] == b[:-2] and a[-1] == b[-2] > 0,
             False,
         )
         fits = fits and not any(kinds)
     elif op == "sum":
         fits, discrete = shapes[0][:-1] == shape, kinds[0]
-        fits = fits and len(shapes[0]) > 0
+        fits = fits and len(shapes[0]) > 0 and shapes[0][-1] > 0
     elif op == "take":
         assert node.places is not None
         total = sum(prod(item) for item in shapes)
-        fits = len(node.places) == entries and int(node.places.min()) >= -1 and int(node.places.max()) < total
+        fits = len(node.places) == entries and bool(((node.places >= -1) & (node.places < total)).all())
         fits, discrete = fits and len(set(kinds)) == 1, kinds[0]
     elif op in UNARY:
         fits, discrete = shapes == [shape] and not kinds[0], False
