@@ -1,0 +1,48 @@
+"""Models of the transformers library with a proof that their recognised laws are all there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.func import functional_call
+
+import conserved
+import float64
+from conserved import Certificate, Verdict
+from hf_zoo import Family, named
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_users_run_it")]
+
+
+def certified(family: Family) -> Certificate:
+    """A certificate of the model's logits as they are computed in float64 throughout, listing the recognised laws."""
+    model = family.build()
+
+    def f(values: dict[str, Tensor], x: Any) -> Tensor:
+        with float64.kept():
+            result = functional_call(model, values, (), x) if isinstance(x, dict) else functional_call(model, values, x)
+        logits: Tensor = result.logits
+        return logits
+
+    params = dict(model.named_parameters())
+    return conserved.certify(f, family.sample, loss=family.loss, params=params, laws=family.laws(model))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Llama, tied", "Qwen 3", "Gemma 2", "Phi-3", "Mixtral, one active expert", "BERT, masked"],
+)
+def test_the_recognised_laws_are_laws_and_there_are_no_others(name: str) -> None:
+    """Of BERT with its masked head float64 cannot count the laws; balls can."""
+    found = certified(named(name))
+    assert (found.at_most, found.found) == (named(name).conserved, named(name).conserved)
+    assert found.verdict == Verdict.PROVED
+
+
+def test_where_one_more_law_is_possible_that_is_what_is_said() -> None:
+    """OPT with norms behind its branches: 47 laws are proved; whether there is a 48th stays open."""
+    found = certified(named("OPT, norm last"))
+    assert (found.at_most, found.found, found.complete) == (48, 47, False)
+    assert found.verdict == Verdict.PROVED
