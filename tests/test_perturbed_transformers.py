@@ -249,6 +249,16 @@ def test_an_attention_function_of_the_users_own_is_not_taken_for_softmax() -> No
     assert numbers(laws, "query_key") == numbers(laws, "value_output") == 0
 
 
+def test_a_class_that_is_laid_out_differently_is_listed_and_the_rest_is_kept() -> None:
+    """As another version of the library might be: the name is known, an attribute is not there."""
+    family = named("Llama")
+    model = family.build()
+    del model.get_submodule("model.layers.0.self_attn").num_key_value_groups
+    laws = recognize(model)
+    assert "not laid out as its recogniser expects" in reasons(laws)["model.layers.0.self_attn"]
+    assert numbers(laws, "gated_neurons") == 3
+
+
 def test_a_wrong_match_does_not_pass_verify() -> None:
     """If the model did something else with the weights than its class says, one backward pass would show it."""
     family = named("Llama")
