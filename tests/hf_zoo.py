@@ -206,6 +206,8 @@ FAMILIES = [
     family("GPT-2, tied", "GPT2LMHeadModel", "GPT2Config", GPT2 | {"tie_word_embeddings": True}, 42),
     causal("GPT-NeoX", "GPTNeoX", TINY | HALF_TURNED | {"num_attention_heads": 1}, 50),
     causal("GPT-NeoX, in a row", "GPTNeoX", TINY | HALF_TURNED | {"use_parallel_residual": False}, 39),
+    family("GPT-2 tagger", "GPT2ForTokenClassification", "GPT2Config", GPT2 | {"num_labels": 3}, 55, seed=None),
+    family("GPT-NeoX classifier", "GPTNeoXForSequenceClassification", "GPTNeoXConfig", TINY, 50, seed=None),
     causal("OPT", "OPT", OPT, 65),
     causal("OPT, norm last", "OPT", OPT | SMOOTH | {"do_layer_norm_before": False}, 47, seed=None),
     causal("OPT, projected embedding", "OPT", OPT | SMOOTH | {"word_embed_proj_dim": 3}, 68),

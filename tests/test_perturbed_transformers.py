@@ -49,6 +49,9 @@ CHANGES: list[tuple[str, str, dict[str, Any], dict[str, int]]] = [
     ("no biases", "GPT-NeoX", {"attention_bias": False}, {"inert_bias": 0, "bias_shift": 0, "value_output": 10}),
     ("branches side by side", "GPT-NeoX", {}, {"bias_shift": 4, "bias_centre": 0}),
     ("branches in a row", "GPT-NeoX", {"use_parallel_residual": False}, {"bias_shift": 0, "bias_centre": 1}),
+    ("fraction that Llama does not read", "Llama", HALF_TURNED, {"query_key": 1, "query_key_unturned": 0}),
+    ("experts one by one", "Mixtral", {"experts_implementation": "eager"}, {"gated_neurons": 6, "shift": 4}),
+    ("four heads on two", "Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}, {"query_key": 2}),
     ("one key head", "Llama", {}, {"query_key": 1, "value_output": 3}),
     ("two key heads", "Llama", {"num_key_value_heads": 2}, {"query_key": 2, "value_output": 6}),
     ("SiLU", "Llama", {}, {"gated_neurons": 3, "gates": 0}),
@@ -244,6 +247,16 @@ def test_an_attention_function_of_the_users_own_is_not_taken_for_softmax() -> No
     laws = recognize(model)
     assert "computes attention with 'mine'" in reasons(laws)["model.layers.0.self_attn"]
     assert numbers(laws, "query_key") == numbers(laws, "value_output") == 0
+
+
+def test_a_class_that_is_laid_out_differently_is_listed_and_the_rest_is_kept() -> None:
+    """As another version of the library might be: the name is known, an attribute is not there."""
+    family = named("Llama")
+    model = family.build()
+    del model.get_submodule("model.layers.0.self_attn").num_key_value_groups
+    laws = recognize(model)
+    assert "not laid out as its recogniser expects" in reasons(laws)["model.layers.0.self_attn"]
+    assert numbers(laws, "gated_neurons") == 3
 
 
 def test_a_wrong_match_does_not_pass_verify() -> None:

@@ -290,3 +290,30 @@ class TestWrapped:
             model(torch.randn(4, 3, dtype=torch.float64)).sum().backward()
             assert gradients(model)["router.weight"].abs().max() == 0
             assert recognize(model)["router.frozen[weight]"].numbers == 3
+
+
+def test_a_package_that_announces_recognisers_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry point is a module; importing it registers what it knows."""
+    from conserved import Component, register
+    from conserved.recognize import registry
+
+    class Foreign(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+    loaded: list[str] = []
+
+    class Announced:
+        def load(self) -> None:
+            loaded.append("foreign")
+            register(Component(type=Foreign))
+
+    monkeypatch.setattr(registry, "_PLUGINS_LOADED", [])
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Announced()] if group == registry.ENTRY_POINT else [])
+    try:
+        assert recognize(Foreign()).unclaimed == ()
+        recognize(Foreign())
+    finally:
+        registry._COMPONENTS.pop(Foreign, None)
+    assert loaded == ["foreign"]

@@ -159,6 +159,11 @@ def recognize(model: nn.Module, *, loss: str = "regression") -> LawSet:
         except (Unreadable, ValueError) as problem:
             dropped.append(Dropped(path or type(module).__name__, str(problem)))
             continue
+        except AttributeError as problem:
+            # Another version of its package: the class has the name that is known, and not the parts.
+            reason = f"its {type(module).__name__} is not laid out as its recogniser expects ({problem})"
+            dropped.append(Dropped(path or type(module).__name__, reason))
+            continue
         found += [item for item in items if isinstance(item, Symmetry)]
         dropped += [item for item in items if isinstance(item, Dropped)]
         claimed.update(_own_parameters(site))

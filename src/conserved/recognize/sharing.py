@@ -33,22 +33,24 @@ def settle(model: nn.Module, found: Sequence[Symmetry]) -> tuple[list[Symmetry],
         uses[id(parameter)].append(place)
     canonical = {place: uses[id(parameter)][0] for place, parameter in places.items()}
     siblings = {place: uses[id(parameter)] for place, parameter in places.items()}
+    shared = [any(len(siblings[name]) > 1 for name in symmetry.parameters) for symmetry in found]
     candidates = list(found) + [
         _one_scale(symmetry)
-        for symmetry in found
-        if isinstance(symmetry.kind, Scaling) and any(len(siblings[name]) > 1 for name in symmetry.parameters)
+        for symmetry, somewhere in zip(found, shared, strict=True)
+        if isinstance(symmetry.kind, Scaling) and somewhere
     ]
     legs_at: dict[Hashable, list[tuple[int, Degree]]] = defaultdict(list)
     for number, symmetry in enumerate(candidates):
         for leg in symmetry.legs:
-            legs_at[_key(symmetry, leg, leg.view.parameter)].append((number, leg.degree))
+            if len(siblings[leg.view.parameter]) > 1:
+                legs_at[_key(symmetry, leg, leg.view.parameter)].append((number, leg.degree))
 
     kept: dict[frozenset[int], Symmetry] = {}
     dropped: list[Dropped] = []
     for number, symmetry in enumerate(found):
         try:
-            signs = _merged(number, candidates, siblings, legs_at)
-            merged = _united(number, candidates, signs, canonical)
+            signs = _merged(number, candidates, siblings, legs_at) if shared[number] else {number: 1}
+            merged = _united(number, candidates, signs, canonical) if shared[number] else symmetry
             for name in merged.parameters:
                 _trained(name, places[name])
         except _Lost as reason:

@@ -23,7 +23,7 @@ from conserved.recognize.hf.parts import (
 from conserved.recognize.norms import norm_at
 from conserved.recognize.registry import Component, register, require
 from conserved.recognize.residual import Branch, pre_norm_layer, pre_norm_stack
-from conserved.recognize.site import Linear, Site, Unreadable
+from conserved.recognize.site import Linear, Site, Unreadable, qualified_name
 from conserved.symmetry import Symmetry
 from conserved.view import View
 
@@ -84,7 +84,9 @@ def _projections(site: Site, heads: int, groups: int, width: int) -> tuple[Heads
 
 
 def _turned(site: Site, width: int) -> int:
-    """How many features of a head carry rotary positions; all of them unless the config has a fraction."""
+    """How many features of a head carry rotary positions: all of them, but in Phi-3 the fraction its config has."""
+    if qualified_name(type(site.module)) != named("phi3", "Phi3Attention"):
+        return width
     parameters = getattr(config_of(site), "rope_parameters", None) or {}
     return turned_features(width, parameters.get("partial_rotary_factor", 1.0))
 

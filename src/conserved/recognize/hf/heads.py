@@ -75,8 +75,17 @@ for _family, _prefix in (FAMILIES | {"deepseek_v3": "DeepseekV3"}).items():
     register(Component(type=named(_family, f"{_prefix}ForCausalLM"), laws=_language))
 for _name in ("gpt2.GPT2LMHeadModel", "gpt_neox.GPTNeoXForCausalLM", "opt.OPTForCausalLM"):
     register(Component(type=named(*_name.split(".")), laws=_language))
-for _name in ("gpt2.GPT2ForSequenceClassification", "opt.OPTForSequenceClassification"):
+for _name in (
+    "gpt2.GPT2ForSequenceClassification",
+    "gpt_neox.GPTNeoXForSequenceClassification",
+    "opt.OPTForSequenceClassification",
+):
     register(Component(type=named(*_name.split(".")), laws=_score))
 for _name in ("GenericForSequenceClassification", "GenericForTokenClassification"):
     register(Component(type=f"transformers.modeling_layers.{_name}", laws=_score))
-register(Component(type=named("vit", "ViTForImageClassification"), laws=_classifier))
+for _name in (
+    "gpt2.GPT2ForTokenClassification",
+    "gpt_neox.GPTNeoXForTokenClassification",
+    "vit.ViTForImageClassification",
+):
+    register(Component(type=named(*_name.split(".")), laws=_classifier))
