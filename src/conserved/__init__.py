@@ -1,5 +1,7 @@
 """Find, prove, watch and use the quantities that neural-network training conserves."""
 
+from typing import TYPE_CHECKING
+
 from conserved import blocks
 from conserved.discover import Discovery, discover, find_laws
 from conserved.impostors import impostors
@@ -7,6 +9,9 @@ from conserved.laws import Dropped, Law, LawSet, Reference
 from conserved.recognize import Component, recognize, register
 from conserved.symmetry import Kind, Leg, Symmetry, View
 from conserved.verdict import Evidence, Status, Verdict, Witness
+
+if TYPE_CHECKING:
+    from conserved.track import Monitor
 
 __version__ = "0.1.0"
 
@@ -19,6 +24,7 @@ __all__ = [
     "Law",
     "LawSet",
     "Leg",
+    "Monitor",
     "Reference",
     "Status",
     "Symmetry",
@@ -32,3 +38,12 @@ __all__ = [
     "recognize",
     "register",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load what only training runs need when it is first asked for."""
+    if name == "Monitor":
+        from conserved.track import Monitor
+
+        return Monitor
+    raise AttributeError(f"module 'conserved' has no attribute {name!r}")

@@ -13,6 +13,7 @@ for the general linear group is −(A Bᵀ)ᵀ.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -58,6 +59,37 @@ def _column_dots(a: Float[Tensor, "*batch m n"], b: Float[Tensor, "*batch m n"])
     return total.unflatten(-2, (-1, _STRIPE)).sum(-2).sum(-2)
 
 
+def row_grams(
+    sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> list[Float[Tensor, "*batch n"]]:
+    """Σ_j a_ij b_ij for every row i and every listed pair (a, b) of the sources, in one pass over them.
+
+    The sources are read in slices that follow memory order, so that a slice that several pairs need is read once and
+    no full-size product or conversion is formed.
+    """
+    first = sources[0]
+    if first.numel() <= _slice_entries(first):
+        whole = [source.to(dtype) for source in sources]
+        return [(whole[i] * whole[j]).sum(-1) for i, j in pairs]
+    across = first.stride(-2) < first.stride(-1)
+    along, length = (-1, first.shape[-1]) if across else (-2, first.shape[-2])
+    size = max(1, _slice_entries(first) * length // max(first.numel(), 1))
+    if across and size < length:
+        size = max(size // _STRIPE * _STRIPE, 1)
+    found: list[list[Tensor]] = [[] for _ in pairs]
+    for start in range(0, length, size):
+        here = [source.narrow(along, start, min(size, length - start)).to(dtype) for source in sources]
+        for parts, (i, j) in zip(found, pairs, strict=True):
+            parts.append(row_dots(here[i], here[j]))
+    if across:
+        return [sum(parts[1:], parts[0]) for parts in found]
+    return [parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in found]
+
+
+def _slice_entries(like: Shaped[Tensor, "..."]) -> int:
+    return _CHUNK if like.device.type == "cpu" else 8 * _CHUNK
+
+
 class Kind(ABC):
     """A group that acts on the rows of every leg of a symmetry."""
 
@@ -70,6 +102,8 @@ class Kind(ABC):
     """Whether legs may have degrees other than +1 and −1."""
     shared: ClassVar[str] = "rows"
     """What the legs must have in common: "rows" (n), "columns" (m) or "nothing"."""
+    together: ClassVar[bool] = False
+    """Whether the law of one symmetry is one law h_i of equation (10); otherwise each of its numbers is."""
     linear: ClassVar[bool] = False
     """Whether the law is linear in the parameters; gradient descent, with momentum or without, does not move it."""
 
@@ -99,9 +133,38 @@ class Kind(ABC):
         """The part of μ(θ, θ) that is not identically zero: the pairing with symmetric generators."""
         return mu
 
-    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, " numbers"]:
-        """The law of one symmetry as a vector without repeated entries."""
-        return law.flatten()
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*out"] | None:
+        """The pairing of μ(θ, V) with antisymmetric generators, an angular momentum; None where there are none."""
+        return None
+
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        """For one leg of degree +1, what `polar` turns into ½(μ(A, B) + μ(B, A)), for every listed pair of directions.
+
+        `polar` is linear and does not depend on the leg, so legs are added up first.
+        """
+        return row_grams(sources, pairs, dtype)
+
+    def polar(self, pairing: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:
+        """The symmetric bilinear form whose value on (θ, θ) is the law, from a sum of what `pairings` gives."""
+        return pairing
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        """The law as a vector without repeated entries; leading axes are batched over."""
+        return law
+
+    def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
+        """How often each coordinate occurs among the entries of the law."""
+        return torch.ones(self.numbers(n, m))
+
+    def sizes(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
+        """The entries of a law that are sums of squares row by row: its diagonal, or all of it."""
+        return law
+
+    def reach(self, sizes: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
+        """Upper bounds of all coordinates of a law whose legs have these sizes, if nothing cancelled."""
+        return sizes
 
     @abstractmethod
     def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
@@ -110,6 +173,10 @@ class Kind(ABC):
     @abstractmethod
     def numbers(self, n: int, m: int) -> int:
         """How many conserved numbers the law of one symmetry holds."""
+
+    def terms(self, n: int, m: int) -> int:
+        """How many products one n × m leg adds to one number of the law."""
+        return m
 
     @abstractmethod
     def identities(self, n: int, m: int) -> int:
@@ -150,6 +217,7 @@ class GeneralLinear(Kind):
     __slots__ = ()
     code = "general_linear"
     title = "general linear"
+    together = True
 
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return a @ b.mT
@@ -163,9 +231,33 @@ class GeneralLinear(Kind):
         noise = torch.randn(n, n, generator=generator, dtype=torch.float64)
         return torch.linalg.matrix_exp(spread * noise / max(n, 1) ** 0.5)
 
-    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, " numbers"]:
-        row, column = torch.triu_indices(*law.shape, device=law.device)
-        return law[row, column]
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*out"] | None:
+        return mu - mu.mT
+
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        cast = [source.to(dtype) for source in sources]
+        return [cast[i] @ cast[j].mT for i, j in pairs]
+
+    def polar(self, pairing: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:
+        return (pairing + pairing.mT) / 2
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        row, column = torch.triu_indices(*law.shape[-2:], device=law.device)
+        return law[..., row, column]
+
+    def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
+        row, column = torch.triu_indices(n, n)
+        return torch.where(row == column, 1.0, 2.0)
+
+    def sizes(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
+        return law.diagonal(dim1=-2, dim2=-1)
+
+    def reach(self, sizes: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
+        # |Σ_k a_ik a_jk| ≤ ‖a_i‖ ‖a_j‖.
+        root = sizes.sqrt()
+        return self.coordinates(root.unsqueeze(-1) * root.unsqueeze(-2))
 
     def units(self, law: Float[Tensor, "n n"]) -> Float[Tensor, "1 size"]:
         return law.reshape(1, -1)
@@ -214,6 +306,14 @@ class ComplexScaling(Kind):
     def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
         return mu[..., 0]
 
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*out"] | None:
+        return mu[..., 1]
+
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        return [dots.unflatten(-1, (-1, 2)).sum(-1) for dots in row_grams(sources, pairs, dtype)]
+
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         pairs = a.unflatten(0, (-1, 2))
         factor = g if degree > 0 else 1 / g.conj()
@@ -231,6 +331,9 @@ class ComplexScaling(Kind):
 
     def numbers(self, n: int, m: int) -> int:
         return n // 2
+
+    def terms(self, n: int, m: int) -> int:
+        return 2 * m
 
     def identities(self, n: int, m: int) -> int:
         return n
@@ -292,6 +395,17 @@ class OneScale(Kind):
         x, y = a.flatten(-2), b.flatten(-2)
         return x @ y if x.ndim == 1 else (x.unsqueeze(-2) @ y.unsqueeze(-1))[..., 0, 0]
 
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        return [dots.sum(-1) for dots in row_grams(sources, pairs, dtype)]
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        return law.unsqueeze(-1)
+
+    def sizes(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
+        return law.unsqueeze(-1)
+
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g**degree * a
 
@@ -305,6 +419,9 @@ class OneScale(Kind):
 
     def numbers(self, n: int, m: int) -> int:
         return 1
+
+    def terms(self, n: int, m: int) -> int:
+        return n * m
 
     def identities(self, n: int, m: int) -> int:
         return 1
@@ -327,6 +444,7 @@ class Translation(Kind):
     __slots__ = ()
     code = "translation"
     title = "translation"
+    together = True
     weighted = True
     shared = "columns"
     linear = True
@@ -336,6 +454,13 @@ class Translation(Kind):
 
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return (a.mT @ b).flatten(-2)
+
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        """A direction's lift is zero, and so is every pairing of directions."""
+        zero = sources[0].new_zeros((*sources[0].shape[:-2], sources[0].shape[-1]), dtype=dtype)
+        return [zero] * len(pairs)
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return a + degree * g
@@ -350,6 +475,9 @@ class Translation(Kind):
 
     def numbers(self, n: int, m: int) -> int:
         return m
+
+    def terms(self, n: int, m: int) -> int:
+        return n
 
     def identities(self, n: int, m: int) -> int:
         return m

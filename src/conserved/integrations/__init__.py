@@ -1,0 +1,1 @@
+"""Ways into other people's training loops."""
