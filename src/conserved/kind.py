@@ -133,7 +133,7 @@ class Kind(ABC):
         """The part of μ(θ, θ) that is not identically zero: the pairing with symmetric generators."""
         return mu
 
-    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*out"] | None:
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
         """The pairing of μ(θ, V) with antisymmetric generators, an angular momentum; None where there are none."""
         return None
 
@@ -231,7 +231,7 @@ class GeneralLinear(Kind):
         noise = torch.randn(n, n, generator=generator, dtype=torch.float64)
         return torch.linalg.matrix_exp(spread * noise / max(n, 1) ** 0.5)
 
-    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*out"] | None:
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
         return mu - mu.mT
 
     def pairings(
@@ -306,7 +306,7 @@ class ComplexScaling(Kind):
     def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
         return mu[..., 0]
 
-    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*out"] | None:
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
         return mu[..., 1]
 
     def pairings(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-Scalar = float | Tensor
+Scalar = int | float | Tensor
 """A coefficient: a number, or a tensor of one number that stays on its device."""
 
 

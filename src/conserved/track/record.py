@@ -98,7 +98,7 @@ class StepRecord:
                 Entry(
                     law=law.name,
                     step=self.step,
-                    first_order=sum(causes.values()),
+                    first_order=sum(causes.values(), 0.0),
                     causes=causes,
                     **dict(zip(FIELDS, row, strict=False)),
                 )
