@@ -58,6 +58,12 @@ def image_loss(model: nn.Module, seed: int = 0) -> Tensor:
     return F.cross_entropy(model(batch), torch.arange(len(batch)) % 3)
 
 
+def noise_loss(model: nn.Module, seed: int = 0) -> Tensor:
+    """Targets that cannot be learnt, so that gradients keep their size."""
+    targets = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return F.mse_loss(model(images(seed)), targets)
+
+
 def train(
     model: nn.Module,
     optimizer: Optimizer | Iterable[Optimizer],

@@ -42,6 +42,8 @@ class _Watched:
     rule: Rule
     sums: list[GroupSums]
     steps: int = 0
+    depth: int = 0
+    """How many `step` methods are under way: one that calls its base class's announces itself twice."""
     groups: list[dict[str, Any]] = field(default_factory=list)
     moved: set[str] = field(default_factory=set)
     skipped: Tensor | None = None
@@ -143,7 +145,7 @@ class OptimizerWatch:
         """Forget the last step."""
         self._copies.clear()
         for watched in self._watched:
-            watched.steps, watched.skipped = 0, None
+            watched.steps, watched.depth, watched.skipped = 0, 0, None
             watched.moved = set()
 
     def expand(self, name: str, *, causes: bool = True) -> Expansion:
@@ -199,7 +201,8 @@ class OptimizerWatch:
 
     def _starting(self, watched: _Watched) -> Callable[..., None]:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if not self._sampled():
+            watched.depth += 1
+            if watched.depth > 1 or not self._sampled():
                 return
             if not self.stepped:
                 self._before_step()
@@ -211,6 +214,9 @@ class OptimizerWatch:
 
     def _ended(self, watched: _Watched) -> Callable[..., None]:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            watched.depth -= 1
+            if watched.depth > 0:
+                return
             if len(watched.sums) != len(optimizer.param_groups):
                 self._find_places()
             watched.steps += 1
