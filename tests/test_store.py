@@ -132,6 +132,8 @@ sys.path.insert(0, {here!r})
 import torch
 import store_writer
 torch.set_num_threads(1)
+# What the first optimizer of a process imports takes a second; every child would pay it again.
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).zero_grad()
 for attempt in range({kills}):
     read, write = os.pipe()
     child = os.fork()
