@@ -141,6 +141,11 @@ class Monitor:
         self._watch.clear()
         self._receive(wait=False)
 
+    @property
+    def pending(self) -> bool:
+        """Whether an optimizer has made a step that `step()` has not accounted for."""
+        return self._watch.stepped
+
     def before_clipping(self) -> None:
         """Tell clipping by value or by tensor apart from a wrong gradient: call it between backward and clipping.
 

@@ -19,12 +19,13 @@ class TensorBoard(Sink):
     def __init__(self, folder: str | Path | None = None, *, writer: Any = None, laws: bool = False) -> None:
         if (folder is None) == (writer is None):
             raise ValueError("Give either a folder for new event files or the writer of a run.")
+        if writer is None:
+            require("tensorboard", "the TensorBoard sink writes its event files", extra="tensorboard")
         self._folder, self._laws = folder, laws
         self._writer, self._own = writer, writer is None
 
     def begin(self, run: Run) -> None:
         if self._own:
-            require("tensorboard", "the TensorBoard sink writes its event files", extra="tensorboard")
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(self._folder), purge_step=run.step + 1 if run.step else None)

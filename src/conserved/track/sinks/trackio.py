@@ -13,12 +13,12 @@ class Trackio(Sink):
     """Logs the scalars of every step to a trackio project on this machine."""
 
     def __init__(self, *, project: str = "conserved", laws: bool = False, **options: Any) -> None:
+        self._trackio = require("trackio", "the trackio sink logs through it", extra="trackio")
         self._project, self._laws, self._options = project, laws, options
         self._run: Any = None
 
     def begin(self, run: Run) -> None:
-        trackio = require("trackio", "the trackio sink logs through it", extra="trackio")
-        self._run = trackio.init(project=self._project, name=run.name, config=dict(run.config), **self._options)
+        self._run = self._trackio.init(project=self._project, name=run.name, config=dict(run.config), **self._options)
 
     def write(self, record: StepRecord) -> None:
         scalars = {f"conserved/{name}": value for name, value in record.scalars(laws=self._laws).items()}

@@ -13,14 +13,15 @@ class WeightsAndBiases(Sink):
     """Logs the scalars of every step to a run of its own, or to one that is under way."""
 
     def __init__(self, *, project: str = "conserved", run: Any = None, laws: bool = False, **options: Any) -> None:
+        if run is None:
+            self._wandb = require("wandb", "the Weights & Biases sink logs through it", extra="wandb")
         self._project, self._given, self._laws = project, run, laws
         self._options = {"mode": "offline"} | options
         self._run = run
 
     def begin(self, run: Run) -> None:
         if self._given is None:
-            wandb = require("wandb", "the Weights & Biases sink logs through it", extra="wandb")
-            self._run = wandb.init(project=self._project, name=run.name, config=dict(run.config), **self._options)
+            self._run = self._wandb.init(project=self._project, name=run.name, config=dict(run.config), **self._options)
         # The step of another logger may run ahead of ours; a metric of our own keeps the two apart.
         self._run.define_metric("conserved/*", step_metric="conserved/step")
 
