@@ -13,7 +13,6 @@ import pytest
 import torch
 from rich.console import Console
 
-import conserved.require
 from conserved import Monitor
 from conserved.require import MissingExtra, require
 from conserved.track import LiveTable, Sink, StepRecord, TensorBoard, Trackio, WeightsAndBiases
@@ -164,7 +163,7 @@ def test_a_missing_package_is_named_with_its_extra(
     def absent(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(conserved.require.importlib, "import_module", absent)
+    monkeypatch.setattr("importlib.import_module", absent)
     with pytest.raises(MissingExtra, match=rf'pip install "conserved\[{extra}\]"'):
         build()
 

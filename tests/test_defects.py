@@ -169,7 +169,7 @@ def test_weights_tied_after_the_fact_by_their_name() -> None:
     def after(number: int) -> None:
         monitor.step()
         if number + 2 == WHEN:
-            model.get_submodule("head").weight = model.get_submodule("embedding").weight  # type: ignore[assignment]
+            model.get_submodule("head").weight = model.get_submodule("embedding").weight
 
     train(model, optimizer, exact_text_loss, STEPS, after=after)
     found = broken(monitor)

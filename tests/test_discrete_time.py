@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,12 @@ from torch import nn
 from conserved import Monitor
 from conserved.track import Entry
 from tolerances import ORDER
-from training import decoder, exact_text_loss, noise_loss, train, vision
+from training import decoder, exact_text_loss, noise_loss, stepping, train, vision
 
 FLOW_TIME = 0.4
 
 
-def fitted(x: list[float], y: list[float]) -> float:
+def fitted(x: Sequence[float], y: Sequence[float]) -> float:
     """The exponent p of y ∝ x^p, by least squares."""
     a = torch.tensor(x, dtype=torch.float64).log()
     b = torch.tensor(y, dtype=torch.float64).log()
@@ -85,6 +86,10 @@ def stochastic(schedule: Callable[[int], float], steps: int) -> Monitor:
     return monitor
 
 
+def constant(size: float) -> Callable[[int], float]:
+    return lambda _: size
+
+
 def spread(entries: list[Entry]) -> dict[int, float]:
     """The total drift of all laws by step."""
     total: dict[int, float] = {}
@@ -96,7 +101,7 @@ def spread(entries: list[Entry]) -> dict[int, float]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 def test_at_a_constant_step_the_drift_grows_as_the_square_of_the_step_times_their_number() -> None:
-    runs = {size: spread(stochastic(lambda _, size=size: size, 160).ledger()) for size in (0.0005, 0.001, 0.002)}
+    runs = {size: spread(stochastic(constant(size), 160).ledger()) for size in (0.0005, 0.001, 0.002)}
     counts = [20, 40, 80, 160]
     for size, drift in runs.items():
         assert fitted(counts, [drift[count] for count in counts]) == pytest.approx(1, abs=ORDER), size
@@ -150,7 +155,8 @@ def test_with_weight_decay_laws_decay_as_e_to_minus_two_lambda_t(decoupled: bool
     for size in sizes:
         torch.manual_seed(0)
         model = decoder(positions="none").double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=size, weight_decay=0.0 if decoupled else decay)
+        optimizer: torch.optim.Optimizer
+        optimizer = torch.optim.SGD(model.parameters(), lr=size, weight_decay=decay)
         if decoupled:
             # Adam with β = 0 and ε far above the gradients is descent with step lr/ε, decoupled decay λ·ε beside it.
             big = 1e8
@@ -158,7 +164,7 @@ def test_with_weight_decay_laws_decay_as_e_to_minus_two_lambda_t(decoupled: bool
                 model.parameters(), lr=size * big, betas=(0.0, 0.0), eps=big, weight_decay=decay / big
             )
         monitor = Monitor(model, optimizer)
-        train(model, optimizer, same_batch, round(time / size), after=lambda _, m=monitor: m.step())
+        train(model, optimizer, same_batch, round(time / size), after=stepping(monitor))
         for row in monitor.decay():
             assert row.predicted == pytest.approx(math.exp(-(1 if monitor.laws[row.law].kind.linear else 2) * 0.2))
             assert row.observed == pytest.approx(row.predicted, rel=0.1)
@@ -172,7 +178,8 @@ def test_legs_that_decay_differently_have_no_decay_law() -> None:
     model = decoder().double()
     gains = [p for p in model.parameters() if p.ndim == 1]
     rest = [p for p in model.parameters() if p.ndim > 1]
-    optimizer = torch.optim.SGD([{"params": gains, "weight_decay": 0.0}, {"params": rest}], lr=0.1, weight_decay=0.1)
+    groups: list[dict[str, Any]] = [{"params": gains, "weight_decay": 0.0}, {"params": rest}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, weight_decay=0.1)
     monitor = Monitor(model, optimizer)
     train(model, optimizer, exact_text_loss, 2, after=lambda _: monitor.step())
     assert not [row for row in monitor.decay() if row.law.endswith("gain")]

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved import Monitor, blocks
-from conserved.track import GENERIC, Monitor as SameMonitor
+from conserved.track import GENERIC
+from conserved.track import Monitor as SameMonitor
 from training import LENGTH, VOCABULARY, decoder, exact_text_loss, sentences, text_loss, train, without_epsilon
 
 EXACT = 1e-13
@@ -30,18 +31,22 @@ def test_groups_with_rates_of_their_own_are_accounted_for(cls: Any) -> None:
     gains = [p for p in model.parameters() if p.ndim == 1]
     keys = [model.get_parameter("layers.0.attention.k.weight")]
     rest = [p for p in model.parameters() if p.ndim > 1 and p is not keys[0]]
-    groups = [{"params": gains, "lr": 0.01, "weight_decay": 0.0}, {"params": keys, "lr": 0.002}, {"params": rest}]
+    groups: list[dict[str, Any]] = [
+        {"params": gains, "lr": 0.01, "weight_decay": 0.0},
+        {"params": keys, "lr": 0.002},
+        {"params": rest},
+    ]
     optimizer = cls(groups, lr=0.004, weight_decay=0.01)
     monitor = Monitor(model, optimizer)
     train(model, optimizer, exact_text_loss, 6, after=lambda _: monitor.step())
     assert worst(monitor) < EXACT
     rates = {entry.law for entry in monitor.ledger() if abs(entry.causes.get("rates", 0.0)) > 1e-9}
+    group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
     mixed = {
         symmetry.name
         for symmetry in monitor.laws
-        if len({id(next(g for g in groups if any(monitor.laws.parameters[n] is p for p in g["params"])))  # type: ignore[attr-defined]
-                for n in symmetry.parameters}) > 1
-    }  # fmt: skip
+        if len({group_of[id(monitor.laws.parameters[name])] for name in symmetry.parameters}) > 1
+    }
     assert rates == mixed
     assert "layers.0.attention.query_key[0]" in rates
     assert "layers.0.attention.value_output[0]" not in rates
@@ -173,7 +178,7 @@ def test_every_implementation_of_an_optimizer_follows_its_rule(cls: Any, options
 @pytest.mark.usefixtures("as_users_run_it")
 def test_a_compiled_model_is_watched_through_its_own_parameters() -> None:
     model = decoder().double()
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled: Any = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.AdamW(compiled.parameters(), lr=0.003)
     monitor = Monitor(compiled, optimizer)
     assert all(not symmetry.name.startswith("_orig_mod") for symmetry in monitor.laws)

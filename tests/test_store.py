@@ -92,9 +92,9 @@ def test_json_lines_hold_the_ledger(tmp_path: Path) -> None:
     monitor = watched(tmp_path / "run.jsonl")
     found = lines(tmp_path / "run.jsonl")
     assert [line["step"] for line in found] == [1, 2, 3, 4]
-    assert [
-        (line["step"], law["law"], law["residual"], law["causes"]) for line in found for law in line["laws"]
-    ] == [(entry.step, entry.law, entry.residual, dict(entry.causes)) for entry in monitor.ledger()]
+    assert [(line["step"], law["law"], law["residual"], law["causes"]) for line in found for law in line["laws"]] == [
+        (entry.step, entry.law, entry.residual, dict(entry.causes)) for entry in monitor.ledger()
+    ]
     assert found[2]["alarms"]
     assert found[0]["errors"] == pytest.approx(monitor.records[0].errors())
 
@@ -207,7 +207,10 @@ def test_killing_the_process_at_random_loses_at_most_the_step_in_flight(tmp_path
 @pytest.mark.slow
 def test_two_writers_and_a_reader_share_a_store(tmp_path: Path) -> None:
     store, steps = tmp_path / "runs.db", 30
-    with launch(store, "one", tmp_path / "one.pt", steps) as one, launch(store, "two", tmp_path / "two.pt", steps) as two:
+    with (
+        launch(store, "one", tmp_path / "one.pt", steps) as one,
+        launch(store, "two", tmp_path / "two.pt", steps) as two,
+    ):
         while one.poll() is None or two.poll() is None:
             if store.exists():
                 with RunStore(store) as reader:
@@ -229,5 +232,3 @@ def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
     monitor = Monitor(model, optimizer, sinks=SQLite(path), where="*query_key*")
     with pytest.raises(sqlite3.DatabaseError):
         monitor.step()
-
-

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conserved import blocks
+from conserved import Monitor, blocks
 
 VOCABULARY, LENGTH = 11, 6
 
 
 def decoder(**options: Any) -> nn.Module:
     """Grouped rotary attention, RMS norm, SwiGLU; exact norms unless asked for others."""
-    chosen = {"max_length": LENGTH, "kv_heads": 1, "positions": "rotary-half"} | options
+    chosen: dict[str, Any] = {"max_length": LENGTH, "kv_heads": 1, "positions": "rotary-half"} | options
     return without_epsilon(blocks.DecoderLM(VOCABULARY, 8, 1, 2, 6, **chosen))
 
 
@@ -81,6 +81,11 @@ def train(
         for one in optimizers:
             one.step()
         after(number)
+
+
+def stepping(monitor: Monitor) -> Callable[[int], None]:
+    """What a plain loop does after every step."""
+    return lambda number: monitor.step()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ for the general linear group is −(A Bᵀ)ᵀ.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -27,6 +28,12 @@ Degree = int | float
 
 _CHUNK = 1 << 19
 """Entries per temporary in a row-wise dot product: two megabytes of float32, so that it stays in cache."""
+
+_SLICE = 1 << 17
+"""Entries of a tensor that are read at a time where several are paired: half a megabyte of float32 each."""
+
+_DEVICE_SLICE = 1 << 22
+"""The same on other devices, where only the memory for temporaries is at stake."""
 
 _STRIPE = 64
 """Stored rows that are summed in one go; a multiple of them is accumulated at a time."""
@@ -59,35 +66,93 @@ def _column_dots(a: Float[Tensor, "*batch m n"], b: Float[Tensor, "*batch m n"])
     return total.unflatten(-2, (-1, _STRIPE)).sum(-2).sum(-2)
 
 
+def in_cache(like: Shaped[Tensor, "..."]) -> bool:
+    """Whether work is best cut into slices that fit a cache (processors) or into few launches (other devices)."""
+    return like.device.type == "cpu"
+
+
 def row_grams(
     sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
 ) -> list[Float[Tensor, "*batch n"]]:
     """Σ_j a_ij b_ij for every row i and every listed pair (a, b) of the sources, in one pass over them.
 
-    The sources are read in slices that follow memory order, so that a slice that several pairs need is read once and
-    no full-size product or conversion is formed.
+    The sources are read in slices that follow memory order and stay in cache, so that a slice that several pairs need
+    is fetched once, and no full-size product or conversion is formed.
     """
     first = sources[0]
-    if first.numel() <= _slice_entries(first):
-        whole = [source.to(dtype) for source in sources]
-        return [(whole[i] * whole[j]).sum(-1) for i, j in pairs]
+    if first.numel() <= _SLICE and in_cache(first):
+        small = [source.to(dtype) for source in sources]
+        return [(small[i] * small[j]).sum(-1) for i, j in pairs]
     across = first.stride(-2) < first.stride(-1)
-    along, length = (-1, first.shape[-1]) if across else (-2, first.shape[-2])
-    size = max(1, _slice_entries(first) * length // max(first.numel(), 1))
-    if across and size < length:
-        size = max(size // _STRIPE * _STRIPE, 1)
-    found: list[list[Tensor]] = [[] for _ in pairs]
-    for start in range(0, length, size):
-        here = [source.narrow(along, start, min(size, length - start)).to(dtype) for source in sources]
-        for parts, (i, j) in zip(found, pairs, strict=True):
-            parts.append(row_dots(here[i], here[j]))
+    if not in_cache(first):
+        return _device_grams(sources, pairs, dtype, across=across)
     if across:
-        return [sum(parts[1:], parts[0]) for parts in found]
-    return [parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in found]
+        return _column_grams([source.mT for source in sources], pairs, dtype)
+    found: list[list[Tensor]] = [[] for _ in pairs]
+    product: Tensor | None = None
+    for here in _slices(sources, -2, dtype):
+        if product is None or product.shape != here[0].shape:
+            product = torch.empty_like(here[0], memory_format=torch.contiguous_format)
+        for parts, (i, j) in zip(found, pairs, strict=True):
+            parts.append(torch.mul(here[i], here[j], out=product).sum(-1))
+    return [torch.cat(parts, -1) for parts in found]
 
 
-def _slice_entries(like: Shaped[Tensor, "..."]) -> int:
-    return _CHUNK if like.device.type == "cpu" else 8 * _CHUNK
+def _column_grams(
+    sources: Sequence[Float[Tensor, "*batch m n"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> list[Float[Tensor, "*batch n"]]:
+    """Σ_k a_kj b_kj, accumulated entry by entry over slices of stored rows and summed at the end."""
+    totals: list[Tensor] = []
+    for here in _slices(sources, -2, dtype):
+        if totals:
+            for total, (i, j) in zip(totals, pairs, strict=True):
+                total[..., : here[i].shape[-2], :].addcmul_(here[i], here[j])
+        else:
+            totals = [here[i] * here[j] for i, j in pairs]
+    return [total.sum(-2) for total in totals]
+
+
+def _device_grams(
+    sources: Sequence[Float[Tensor, "*batch n m"]],
+    pairs: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    *,
+    across: bool,
+) -> list[Float[Tensor, "*batch n"]]:
+    """As few launches as there can be: where rows lie in memory one after the other, all pairs are one product."""
+    if across:
+        sums: list[Tensor] = []
+        for here in _slices(sources, -1, dtype):
+            found = [(here[i] * here[j]).sum(-1) for i, j in pairs]
+            sums = [total + one for total, one in zip(sums, found, strict=True)] if sums else found
+        return sums
+    parts = []
+    for here in _slices(sources, -2, dtype):
+        stacked = torch.stack(here, -2)
+        parts.append(stacked @ stacked.mT)
+    grams = parts[0] if len(parts) == 1 else torch.cat(parts, -3)
+    return [grams[..., i, j] for i, j in pairs]
+
+
+def dots(
+    sources: Sequence[Float[Tensor, "*batch m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> list[Float[Tensor, "*batch"]]:
+    """Σ_j a_j b_j for every listed pair of the sources, slice by slice."""
+    totals: list[Tensor] = []
+    for here in _slices(sources, -1, dtype):
+        found = [(here[i].unsqueeze(-2) @ here[j].unsqueeze(-1))[..., 0, 0] for i, j in pairs]
+        totals = [total + one for total, one in zip(totals, found, strict=True)] if totals else found
+    return totals
+
+
+def _slices(sources: Sequence[Tensor], along: int, dtype: torch.dtype) -> Iterator[list[Tensor]]:
+    """The sources together, a slice at a time, in the working precision."""
+    first = sources[0]
+    length = first.shape[along]
+    entries = _SLICE if in_cache(first) else _DEVICE_SLICE
+    size = max(1, entries * length // max(first.numel(), 1))
+    for start in range(0, length, size):
+        yield [source.narrow(along, start, min(size, length - start)).to(dtype) for source in sources]
 
 
 class Kind(ABC):
@@ -207,6 +272,12 @@ class Kind(ABC):
         return hash(type(self))
 
 
+@cache
+def _upper(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    row, column = torch.triu_indices(n, n, device=device)
+    return row, column
+
+
 def _norm_squared(face: str, latex: bool) -> str:
     return rf"\lVert {face} \rVert^{{2}}" if latex else f"‖{face}‖²"
 
@@ -238,13 +309,17 @@ class GeneralLinear(Kind):
         self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
     ) -> list[Float[Tensor, "*law"]]:
         cast = [source.to(dtype) for source in sources]
-        return [cast[i] @ cast[j].mT for i, j in pairs]
+        if in_cache(cast[0]):
+            return [cast[i] @ cast[j].mT for i, j in pairs]
+        stacked, n = torch.cat(cast, -2), cast[0].shape[-2]
+        gram = stacked @ stacked.mT
+        return [gram[..., i * n : (i + 1) * n, j * n : (j + 1) * n] for i, j in pairs]
 
     def polar(self, pairing: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:
         return (pairing + pairing.mT) / 2
 
     def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
-        row, column = torch.triu_indices(*law.shape[-2:], device=law.device)
+        row, column = _upper(law.shape[-1], law.device)
         return law[..., row, column]
 
     def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
@@ -312,7 +387,7 @@ class ComplexScaling(Kind):
     def pairings(
         self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
     ) -> list[Float[Tensor, "*law"]]:
-        return [dots.unflatten(-1, (-1, 2)).sum(-1) for dots in row_grams(sources, pairs, dtype)]
+        return [rows.unflatten(-1, (-1, 2)).sum(-1) for rows in row_grams(sources, pairs, dtype)]
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         pairs = a.unflatten(0, (-1, 2))
@@ -398,7 +473,8 @@ class OneScale(Kind):
     def pairings(
         self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
     ) -> list[Float[Tensor, "*law"]]:
-        return [dots.sum(-1) for dots in row_grams(sources, pairs, dtype)]
+        turned = sources[0].stride(-2) < sources[0].stride(-1)
+        return dots([(one.mT if turned else one).flatten(-2) for one in sources], pairs, dtype)
 
     def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
         return law.unsqueeze(-1)
@@ -461,6 +537,13 @@ class Translation(Kind):
         """A direction's lift is zero, and so is every pairing of directions."""
         zero = sources[0].new_zeros((*sources[0].shape[:-2], sources[0].shape[-1]), dtype=dtype)
         return [zero] * len(pairs)
+
+    def column_sizes(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*batch m"]]:
+        """Upper bounds of the sums of absolute values of every column: Σ|a_i| ≤ (n Σ a_i²)^½."""
+        squares = row_grams([source.mT for source in sources], [(k, k) for k in range(len(sources))], dtype)
+        return [(sources[0].shape[-2] * square).sqrt() for square in squares]
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return a + degree * g

@@ -15,7 +15,9 @@ from conserved.track import Monitor, Sink
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 else:
-    TrainerCallback = require("transformers", "ConservationCallback is one of its callbacks", extra="hf").TrainerCallback
+    TrainerCallback = require(
+        "transformers", "ConservationCallback is one of its callbacks", extra="hf"
+    ).TrainerCallback
 
 STATE = "conservation.pt"
 """Beside the Trainer's own files in every checkpoint."""
@@ -43,12 +45,13 @@ class ConservationCallback(TrainerCallback):
         """The model and the optimizer are ready, and restored if training resumes."""
         precision = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         folder = Path(args.output_dir)
+        options: dict[str, Any] = {"precision": precision, "run": args.run_name or folder.name} | self._options
         self.monitor = Monitor(
             kwargs["model"],
             kwargs["optimizer"],
             self._laws,
             sinks=folder / "conserved.db" if self._sinks is None else self._sinks,
-            **({"precision": precision, "run": args.run_name or folder.name} | self._options),
+            **options,
         )
         saved = folder / f"checkpoint-{state.global_step}" / STATE
         if state.global_step and saved.exists():

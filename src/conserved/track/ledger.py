@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.batch import Batch, BatchLeg, Plan
-from conserved.kind import Degree, Kind
+from conserved.kind import Degree, Kind, Translation
 from conserved.symmetry import Symmetry, Tensors, full_precision, moment_map, working_dtype
 from conserved.track.combination import Scalar
 from conserved.track.expansion import Expansion, Slot, StepWeights, Weights
@@ -76,6 +76,28 @@ class _Sums:
             assert minus is not None
             return -minus, minus
         return (plus, plus) if minus is None else (plus - minus, plus + minus)
+
+
+def _side_by_side(held: Sequence[_Sums]) -> list[_Sums]:
+    """Batches of the same legs as one, so that what follows is done once for all of them."""
+    if len(held) == 1 or len({(len(one.plus), len(one.minus)) for one in held}) > 1:
+        return list(held)
+
+    def joined(side: str) -> list[list[Tensor]]:
+        rows = [getattr(one, side) for one in held]
+        return [[torch.cat(forms) for forms in zip(*legs, strict=True)] for legs in zip(*rows, strict=True)]
+
+    first = held[0]
+    return [
+        _Sums(
+            first.weights,
+            first.rate,
+            first.slots,
+            plus=joined("plus"),
+            minus=joined("minus"),
+            absolute=joined("absolute"),
+        )
+    ]
 
 
 def _over_legs(legs: list[list[Tensor]]) -> Tensor | None:
@@ -147,7 +169,8 @@ class Ledger:
             chosen = [legs[j].to(dtype) for _, j in held.slots]
             forms = [moment_map(kind, (1,), (chosen[0],), (direction,)) for direction in chosen]
             shown = [0] if expansion.gradient is None else [0, _index(expansion.gradient)]
-            absolute = [torch.linalg.vector_norm(legs[j], 1, -2, dtype=dtype) for j in shown]
+            assert isinstance(kind, Translation)
+            absolute = kind.column_sizes([legs[j] for j in shown], dtype)
             held.absolute.append([abs(degree) * form for form in absolute])
         else:
             forms = kind.pairings(legs, held.slots, dtype)
@@ -195,6 +218,7 @@ def _weighed(forms: Tensor, slots: tuple[Slot, ...], weights: Weights) -> Tensor
 def _accounted(kind: Kind, held: Sequence[_Sums]) -> Account:
     """The account of batches whose legs all step with the same coefficients."""
     weights, slots, rate = held[0].weights, held[0].slots, held[0].rate
+    held = _side_by_side(held)
     sums = [one.signed() for one in held]
     forms = _cat([kind.coordinates(kind.polar(difference)) for difference, _ in sums], 1)
     if kind.linear:

@@ -288,7 +288,7 @@ class Monitor:
         """With some steps left out, the laws before a step are not those after the last one that was looked at."""
         if self.every > 1:
             for running, account in zip(self._running, self._evaluate(Expansion.of), strict=True):
-                running.previous, running.sizes = account.law, account.sizes
+                running.previous, running.sizes = account.law.clone(), account.sizes.clone()
 
     def _evaluate(self, expand: Callable[..., Expansion]) -> list[Account]:
         return self._ledger.account(lambda name: expand(self._theta[name]))
@@ -361,12 +361,15 @@ class Monitor:
             sink.begin(header)
 
     def _raise(self, found: tuple[Alarm, ...]) -> None:
-        """Tell of every alarm once per law; all of them are in the records."""
+        """Tell of every law's first alarm of a kind, the worst of a step for all; all of them are in the records."""
         self.alarms += found
-        for alarm in found:
-            if (alarm.code, alarm.law) not in self._told and _writes():
-                self._told.add((alarm.code, alarm.law))
-                LOGGER.warning(alarm.message)
+        fresh = [alarm for alarm in found if (alarm.code, alarm.law) not in self._told]
+        self._told |= {(alarm.code, alarm.law) for alarm in fresh}
+        for code in dict.fromkeys(alarm.code for alarm in fresh) if _writes() else ():
+            alike = [alarm for alarm in fresh if alarm.code == code]
+            worst = max(alike, key=lambda alarm: alarm.value if alarm.value == alarm.value else float("inf"))
+            others = f" The same holds for {len(alike) - 1} other laws." if len(alike) > 1 else ""
+            LOGGER.warning("%s%s", worst.message, others)
 
 
 def _law_name(symmetry: Symmetry) -> LawName:

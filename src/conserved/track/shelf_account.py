@@ -146,7 +146,8 @@ def settled(
     sizes = torch.maximum(account.sizes, running.sizes)
     bound = scales.rounding * shelf.kind.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
     running.accounted += explained
-    running.previous, running.sizes = account.law, account.sizes
+    # Copies: what an account holds are views of everything it was computed from.
+    running.previous, running.sizes = account.law.clone(), account.sizes.clone()
     running.rounded += bound.amax(-1).square()
     running.moved += account.moved
     running.steepest = torch.maximum(
