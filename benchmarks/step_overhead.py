@@ -31,9 +31,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 BATCH: dict[str, dict[str, int]] = {
     "cpu": {"micro": 4, "length": 512, "accumulate": 2},
-    "cuda": {"micro": 16, "length": 1024, "accumulate": 4},
+    "cuda": {"micro": 8, "length": 1024, "accumulate": 32},
 }
-"""Sequences, tokens in each, and how many such batches make a step: 4,096 tokens and 65,536 tokens."""
+"""Sequences, tokens in each, and how many such batches make a step: 4,096 tokens and 262,144 tokens."""
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3),
@@ -60,6 +60,22 @@ class Run:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
             logits = self.model(rows[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / self.batch["accumulate"]
+
+    def alone(self) -> float:
+        """Seconds from the end of a step of one batch to the end of what is done after it, the device included."""
+        self.loss(self.text[0]).backward()
+        self.optimizer.step()
+        self._wait()
+        start = time.perf_counter()
+        self.after()
+        self._wait()
+        taken = time.perf_counter() - start
+        self.optimizer.zero_grad()
+        return taken
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def step(self) -> None:
         """One training step."""
@@ -145,6 +161,7 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
             runs["wandb.watch"] = another()
             runs["wandb.watch"].after = wandb_watched(runs["wandb.watch"])
     seconds = side_by_side({way: run.step for way, run in runs.items()}, rounds)
+    alone = {way: median(run.alone() for _ in range(4)) for way, run in runs.items()}
     held = {way: monitor.memory() for way, monitor in monitors.items()}
     if device == "cuda":
         base = torch.cuda.memory_allocated()
@@ -158,6 +175,8 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
         "seconds": seconds,
         "overhead": {way: taken / seconds["none"] - 1 for way, taken in seconds.items()},
         "host_seconds": {way: median(run.spent[1:]) for way, run in runs.items()},
+        "alone_seconds": alone,
+        "alone_share": {way: taken / seconds["none"] for way, taken in alone.items()},
         "held_bytes": held,
         "held_share": {way: (one["laws"] + one["copies"]) / one["parameters"] for way, one in held.items()},
         "peak_bytes": memory,
@@ -169,20 +188,27 @@ def main() -> None:
     """Run every optimizer on this machine, print the overheads and save them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=0, help="timed steps of each way (5 on a processor, 20 on a GPU)")
+    parser.add_argument("--rounds", type=int, default=6, help="timed steps of each way")
     parser.add_argument("--accumulate", type=int, default=0, help="batches that make a step")
     parser.add_argument("--optimizer", choices=[*OPTIMIZERS], action="append", help="only these")
     chosen = parser.parse_args()
     logging.getLogger("conserved").setLevel(logging.ERROR)
     kind = torch.device(chosen.device).type
     batch = BATCH[kind] | ({"accumulate": chosen.accumulate} if chosen.accumulate else {})
-    rounds = chosen.rounds or (20 if kind == "cuda" else 5)
     table = Table(title=f"one training step with every law watched, on {chosen.device}")
-    for heading in ("optimizer", "way of watching", "step (ms)", "overhead", "host (ms)", "held / parameters"):
+    for heading in (
+        "optimizer",
+        "way of watching",
+        "step (ms)",
+        "overhead",
+        "alone (ms)",
+        "alone",
+        "held / parameters",
+    ):
         table.add_column(heading, justify="left" if heading in ("optimizer", "way of watching") else "right")
     record = {}
     for name in chosen.optimizer or OPTIMIZERS:
-        found = record[name] = measured(name, SHAPES[kind], batch, chosen.device, rounds)
+        found = record[name] = measured(name, SHAPES[kind], batch, chosen.device, chosen.rounds)
         print(f"{name}: {found['parameters']:,} parameters, {found['laws']} laws, {found['tokens']:,} tokens a step")
         for way, taken in found["seconds"].items():
             share = f"{found['held_share'][way]:.2%}" if way in found["held_share"] else "–"
@@ -191,11 +217,12 @@ def main() -> None:
                 way,
                 f"{1e3 * taken:.1f}",
                 f"{found['overhead'][way]:+.2%}",
-                f"{1e3 * found['host_seconds'][way]:.1f}",
+                f"{1e3 * found['alone_seconds'][way]:.1f}",
+                f"{found['alone_share'][way]:.2%}",
                 share,
             )
     Console(width=110).print(table)
-    print(f"saved {save('step_overhead', {'optimizers': record, 'batch': batch, 'rounds': rounds})}")
+    print(f"saved {save('step_overhead', {'optimizers': record, 'batch': batch, 'rounds': chosen.rounds})}")
 
 
 if __name__ == "__main__":

@@ -154,18 +154,11 @@ class OptimizerWatch:
 
     def gradient_norm(self) -> Tensor:
         """The norm of all watched gradients together, without waiting for the device."""
-        norms = []
-        for watched in self._watched:
-            for name in watched.moved:
-                gradient = self._theta[name].grad
-                if gradient is not None:
-                    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-                    norm = torch.linalg.vector_norm(values.detach())
-                    norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        first = next(iter(self._theta.values()))
-        if not norms:
-            return torch.zeros((), device=first.device)
-        return torch.linalg.vector_norm(torch.stack([norm.to(first.device, torch.float32) for norm in norms]))
+        gradients = [self._theta[name].grad for watched in self._watched for name in sorted(watched.moved)]
+        present = [gradient.detach() for gradient in gradients if gradient is not None]
+        values = [one.coalesce().values() if one.is_sparse else one for one in present]
+        norm = torch.nn.utils.get_total_norm(values)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def _update(self, name: str) -> Update | None:
         watched, group = self._place[name]
