@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from conserved import Monitor, Symmetry, blocks, impostors, recognize
 from conserved.track import GENERIC, ParameterStep, StepMissed, Update, register_rule
 from conserved.track.combination import Combination
+from conserved.track.record import By
 from conserved.track.rules import Rule
 from training import (
     OPTIMIZERS,
@@ -29,6 +30,8 @@ from training import (
     train,
     vision,
 )
+
+BY: tuple[By, ...] = ("block", "layer", "family", "law")
 
 
 def heavy_ball(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
@@ -101,12 +104,26 @@ def test_errors_of_every_step_are_those_of_the_law_set() -> None:
     model = vision().double()
     optimizer = heavy_ball(model)
     monitor = Monitor(model, optimizer)
-    for by in ("block", "family", "law"):
+    for by in BY:
         train(model, optimizer, image_loss, 2, after=lambda _: monitor.step())
         monitor.flush()
         expected = monitor.errors(by=by)
         assert monitor.records[-1].errors(by) == pytest.approx(expected, rel=1e-9)
         assert max(expected.values()) > 0
+
+
+def test_errors_by_layer_average_over_the_blocks_of_a_layer() -> None:
+    model = blocks.DecoderLM(11, 8, 2, 2, 6, max_length=6).double()
+    optimizer = heavy_ball(model)
+    monitor = Monitor(model, optimizer)
+    train(model, optimizer, exact_text_loss, 2, after=stepping(monitor))
+    errors = monitor.errors(by="layer")
+    assert set(errors) == {"layers.0", "layers.1", "norm", ""}
+    first = [law for law in monitor.laws if law.block.startswith("layers.0")]
+    by_law = monitor.errors(by="law")
+    units = {law.name: 1 if law.kind.together else law.numbers for law in first}
+    expected = sum(by_law[name] * count for name, count in units.items()) / sum(units.values())
+    assert errors["layers.0"] == pytest.approx(expected)
 
 
 def test_a_copy_of_the_model_is_measured_against_the_same_reference() -> None:

@@ -16,6 +16,7 @@ import torch
 
 from conserved import Monitor
 from conserved.track import JsonLines, RunStore, SQLite
+from conserved.track.record import By
 from conserved.track.sinks.jsonl import lines
 from training import decoder, exact_text_loss, train
 
@@ -51,7 +52,8 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
         assert store.entries("one") == monitor.ledger()
         law = monitor.laws.symmetries[0].name
         assert store.entries("one", law=law, step=2) == monitor.ledger(law=law, step=2)
-        for by in ("block", "family", "law"):
+        kinds: tuple[By, ...] = ("block", "family", "law")
+        for by in kinds:
             found = store.errors("one", by=by)
             for record in monitor.records:
                 assert found[record.step] == pytest.approx(record.errors(by))

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from conserved.track.alarms import STANDARD, Growth, Watchman
 from conserved.track.combination import Combination
 from conserved.track.expansion import Expansion
 from conserved.track.ledger import Account, Ledger
-from conserved.track.record import FIELDS, Alarm, Entry, LawName, StepRecord
+from conserved.track.record import FIELDS, Alarm, By, Entry, LawName, StepRecord, averaged
 from conserved.track.rules import Rule, Update
 from conserved.track.selection import Selection, Where, inner_optimizer, unwrapped
 from conserved.track.shelf_account import Running, Scales, begun, settled
@@ -173,10 +173,10 @@ class Monitor:
             if law is None or entry.law == law
         ]
 
-    def errors(
-        self, parameters: Tensors | nn.Module | None = None, *, by: Literal["block", "family", "law"] = "block"
-    ) -> dict[str, float]:
+    def errors(self, parameters: Tensors | nn.Module | None = None, *, by: By = "block") -> dict[str, float]:
         """Equation (10) now, against the reference; of an averaged or otherwise copied model if one is given."""
+        if by not in get_args(By):
+            raise ValueError(f"by is one of {', '.join(get_args(By))}; got {by!r}.")
         theta: Tensors | None = parameters if not isinstance(parameters, nn.Module) else None
         if isinstance(parameters, nn.Module):
             theta = dict(unwrapped(parameters).named_parameters())
@@ -185,7 +185,8 @@ class Monitor:
             {name: value.to(like.device) for name, value in self.reference.values.items()},
             {name: value.to(like.device) for name, value in self.reference.scales.items()},
         )
-        return self.laws.errors(reference, theta, by=by, dtype=self._dtype)
+        found = self.laws.errors(reference, theta, by="law", dtype=self._dtype)
+        return averaged(self._names, [found[law.name] for law in self._names], by)
 
     def bounds(self) -> list[DriftBound]:
         """Equation (9) for every law, with C_h and C_L from the run, beside what happened and what was predicted."""

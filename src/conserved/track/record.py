@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -73,6 +73,28 @@ class LawName:
     family: str
     units: int
 
+    @property
+    def layer(self) -> str:
+        """The block up to its first number: "layers.0" of "layers.0.attention"; the block itself if it has none."""
+        steps = self.block.split(".")
+        numbered = next((place for place, step in enumerate(steps) if step.isdigit()), len(steps))
+        return ".".join(steps[: numbered + 1])
+
+
+By = Literal["block", "layer", "family", "law"]
+"""What equation (10) is averaged over."""
+
+
+def averaged(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[str, float]:
+    """Equation (10) for groups of laws, from the mean of each."""
+    total: dict[str, float] = defaultdict(float)
+    count: dict[str, int] = defaultdict(int)
+    for law, error in zip(laws, errors, strict=True):
+        key = law.name if by == "law" else getattr(law, by)
+        total[key] += error * law.units
+        count[key] += law.units
+    return {key: total[key] / count[key] for key in total}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecord:
@@ -110,15 +132,9 @@ class StepRecord:
         values: list[float] = self.numbers[:, FIELDS.index(name)].tolist()
         return values
 
-    def errors(self, by: str = "block") -> dict[str, float]:
-        """Equation (10): the mean over laws, for every block, family or law."""
-        total: dict[str, float] = defaultdict(float)
-        count: dict[str, int] = defaultdict(int)
-        for law, error in zip(self.laws, self.column("error"), strict=True):
-            key = law.name if by == "law" else getattr(law, by)
-            total[key] += error * law.units
-            count[key] += law.units
-        return {key: total[key] / count[key] for key in total}
+    def errors(self, by: By = "block") -> dict[str, float]:
+        """Equation (10): the mean over laws, for every block, layer, family or law."""
+        return averaged(self.laws, self.column("error"), by)
 
     def scalars(self, *, laws: bool = False) -> dict[str, float]:
         """Named numbers for a dashboard: by block and over all; with `laws`, those of every law as well."""

@@ -36,6 +36,8 @@ class ParameterStep:
     state: Mapping[str, Any]
     group: Mapping[str, Any]
     before: Tensor | None = None
+    count: float | None = None
+    """How many steps the optimizer has made with it, where that is known without asking the device."""
 
     @property
     def slope(self) -> Combination:
@@ -133,7 +135,7 @@ def _adam(step: ParameterStep, *, decoupled: bool = False) -> Update:
     lr, decay = group["lr"], group["weight_decay"]
     decoupled = decoupled or bool(group.get("decoupled_weight_decay", False))
     beta1, beta2 = group["betas"]
-    count = _number(state["step"])
+    count = _number(state["step"]) if step.count is None else step.count
     first, second = 1 - beta1**count, 1 - beta2**count
     theta, slope = Combination.of(step.parameter), step.slope
     mean = Combination.of(state["exp_avg"]) / first

@@ -46,6 +46,10 @@ class _Watched:
     """How many `step` methods are under way: one that calls its base class's announces itself twice."""
     groups: list[dict[str, Any]] = field(default_factory=list)
     moved: set[str] = field(default_factory=set)
+    counts: dict[str, float] = field(default_factory=dict)
+    """The step counts of parameters whose optimizer keeps them on the device, followed on the host."""
+    counted: int = 0
+    """The identity of the state they were read from: loading a checkpoint replaces it."""
     skipped: Tensor | None = None
     """One if a fused optimizer found infinities in the gradients and left everything as it was."""
 
@@ -174,9 +178,19 @@ class OptimizerWatch:
                 state=watched.optimizer.state[parameter],
                 group=watched.groups[group],
                 before=before,
+                count=self._count(watched, name),
             )
         )
         return update if watched.skipped is None else _unless(watched.skipped, update, parameter)
+
+    def _count(self, watched: _Watched, name: str) -> float | None:
+        """The number of steps, read from the device once; a scaler that skips steps leaves no way to follow it."""
+        count = watched.optimizer.state[self._theta[name]].get("step")
+        if not isinstance(count, Tensor) or count.device.type == "cpu" or watched.skipped is not None:
+            return None
+        if name not in watched.counts:
+            watched.counts[name] = float(count)
+        return watched.counts[name]
 
     def _keeps(self, name: str) -> bool:
         watched, group = self._place[name]
@@ -223,6 +237,10 @@ class OptimizerWatch:
                 for name, (owner, _) in self._place.items()
                 if owner is watched and (self._theta[name].grad is not None or name in self._copies)
             }
+            if watched.skipped is not None or watched.counted != id(optimizer.state):
+                watched.counts, watched.counted = {}, id(optimizer.state)
+            for name in watched.moved & watched.counts.keys():
+                watched.counts[name] += 1
             for sums, group in zip(watched.sums, watched.groups, strict=True):
                 lr = group["lr"]
                 sums.time = sums.time + lr
