@@ -230,11 +230,12 @@ def test_a_reading_that_grows_raises_an_alarm() -> None:
     assert [record.readings["logit"] for record in monitor.records] == [2.0] * 4
 
 
-def test_clipping_by_value_is_a_cause_if_the_monitor_is_told_and_a_residual_if_not() -> None:
+@pytest.mark.parametrize("maximize", [False, True], ids=["descent", "ascent"])
+def test_clipping_by_value_is_a_cause_if_the_monitor_is_told_and_a_residual_if_not(maximize: bool) -> None:
     for told in (True, False):
         torch.manual_seed(0)
         model = decoder(positions="none").double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, maximize=maximize)
         monitor = Monitor(model, optimizer, loss="cross_entropy")
         for number in range(4):
             optimizer.zero_grad()

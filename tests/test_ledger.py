@@ -33,7 +33,8 @@ def test_the_ledger_adds_up_over_500_steps_of_every_optimizer(kind: str) -> None
     assert list(runs) == [case.name for case in OPTIMIZERS]
     for case in OPTIMIZERS:
         found = runs[case.name]
-        assert found["entries"] == STEPS * found["laws"], case.name
+        assert found["steps"] == (STEPS // 5 if case.variant else STEPS), case.name
+        assert found["entries"] == found["steps"] * found["laws"], case.name
         assert found["residual"] <= ADDS_UP, (case.name, found["residual"])
         assert found["total"] <= ADDS_UP, (case.name, found["total"])
         assert found["excess"] <= 1, (case.name, found["excess"])

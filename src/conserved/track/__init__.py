@@ -1,6 +1,6 @@
 """An exact account of what every optimizer step does to the laws of a model."""
 
-from conserved.track.alarms import Growth, faster_than_account, residual_above_rounding
+from conserved.track.alarms import STANDARD, Growth, faster_than_account, residual_above_rounding
 from conserved.track.combination import Combination
 from conserved.track.monitor import Monitor
 from conserved.track.record import Alarm, Entry, StepRecord
@@ -11,6 +11,7 @@ from conserved.track.watch import StepMissed
 
 __all__ = [
     "GENERIC",
+    "STANDARD",
     "Alarm",
     "AngularMomentum",
     "Combination",

@@ -116,18 +116,19 @@ class Ledger:
         plan = Plan.of(self.symmetries)
         self._batches = plan.batches
         self._uses: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        grouped: dict[tuple[Kind, int, int], list[int]] = defaultdict(list)
+        grouped: dict[tuple[Kind, int, int, torch.device], list[int]] = defaultdict(list)
         self._dtypes: list[torch.dtype] = []
         for number, batch in enumerate(self._batches):
             first = self.symmetries[batch.members[0]]
-            grouped[first.kind, first.n, _columns(first)].append(number)
+            device = theta[first.parameters[0]].device
+            grouped[first.kind, first.n, _columns(first), device].append(number)
             self._dtypes.append(working_dtype([theta[leg.view.parameter] for leg in batch.legs], dtype))
             for position, leg in enumerate(batch.legs):
                 self._uses[leg.view.parameter].append((number, position))
         self._members = list(grouped.values())
         self.shelves = tuple(
             Shelf(kind, n, m, tuple(place for number in numbers for place in self._batches[number].members))
-            for (kind, n, m), numbers in grouped.items()
+            for (kind, n, m, _), numbers in grouped.items()
         )
         self.parameters = tuple(self._uses)
         self._like = theta[self.parameters[0]]

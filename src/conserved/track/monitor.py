@@ -18,11 +18,10 @@ from conserved.laws import LawSet, Reference
 from conserved.recognize import recognize
 from conserved.symmetry import Symmetry, Tensors
 from conserved.track.alarms import STANDARD, Growth, Watchman
-from conserved.track.combination import Combination
 from conserved.track.expansion import Expansion
 from conserved.track.ledger import Account, Ledger
 from conserved.track.record import FIELDS, Alarm, By, Entry, LawName, StepRecord, averaged
-from conserved.track.rules import Rule, Update
+from conserved.track.rules import Rule
 from conserved.track.selection import Selection, Where, inner_optimizer, unwrapped
 from conserved.track.shelf_account import Running, Scales, begun, settled
 from conserved.track.sinks import Run, Sink, opened
@@ -100,7 +99,7 @@ class Monitor:
         )
         self._ledger = Ledger(self.laws.symmetries, self._theta, dtype=dtype)
         self.reference = _on_host(self.laws.reference(dtype=dtype))
-        accounts = self._evaluate(Expansion.of)
+        accounts = self._laws_now()
         like = [account.law for account in accounts]
         self._scales = [
             Scales.of(
@@ -150,17 +149,10 @@ class Monitor:
         """Tell clipping by value or by tensor apart from a wrong gradient: call it between backward and clipping.
 
         Clipping all gradients by one factor, as `clip_grad_norm_` does, moves no law to first order and needs no call.
+        With a gradient scaler, call it after `unscale_`.
         """
-        if not self._sampled():
-            return
-
-        def raw(parameter: Tensor) -> Expansion:
-            gradient = parameter.grad
-            direction = Combination() if gradient is None else Combination.of(gradient)
-            expansion = Expansion.of(parameter, Update(gradient=direction, rate=0.0))
-            return expansion
-
-        self._unclipped = [account.slope for account in self._evaluate(raw)]
+        if self._sampled():
+            self._unclipped = [account.slope for account in self._ledger.account(self._watch.unclipped)]
 
     def ledger(self, *, law: str | None = None, step: int | None = None) -> list[Entry]:
         """The account of the steps in memory, by step and law; of one law or one step if asked."""
@@ -288,11 +280,11 @@ class Monitor:
     def _before_step(self) -> None:
         """With some steps left out, the laws before a step are not those after the last one that was looked at."""
         if self.every > 1:
-            for running, account in zip(self._running, self._evaluate(Expansion.of), strict=True):
+            for running, account in zip(self._running, self._laws_now(), strict=True):
                 running.previous, running.sizes = account.law.clone(), account.sizes.clone()
 
-    def _evaluate(self, expand: Callable[..., Expansion]) -> list[Account]:
-        return self._ledger.account(lambda name: expand(self._theta[name]))
+    def _laws_now(self) -> list[Account]:
+        return self._ledger.account(lambda name: Expansion.of(self._theta[name]))
 
     def _account(self) -> None:
         skipped = not self._watch.stepped
@@ -314,13 +306,14 @@ class Monitor:
                     )
                 )
             causes = tuple(dict.fromkeys(cause for _, by_cause in rows for cause in by_cause))
+            host = rows[0][0]["moved"].device
             numbers = torch.cat(
                 [
                     torch.stack(
                         [fields[name] for name in FIELDS]
                         + [by_cause.get(cause, torch.zeros_like(fields["moved"])) for cause in causes],
                         dim=-1,
-                    )
+                    ).to(host, non_blocking=True)
                     for fields, by_cause in rows
                 ]
             )

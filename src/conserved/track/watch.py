@@ -156,6 +156,16 @@ class OptimizerWatch:
         """The last step of a parameter."""
         return Expansion.of(self._theta[name], self._update(name), causes=causes)
 
+    def unclipped(self, name: str) -> Expansion:
+        """A parameter that has not moved, and its gradient as it is now."""
+        watched, group = self._place[name]
+        parameter = self._theta[name]
+        if parameter.grad is None:
+            return Expansion.of(parameter)
+        gradient = Combination.of(parameter.grad)
+        uphill = bool(watched.optimizer.param_groups[group].get("maximize", False))
+        return Expansion.of(parameter, Update(gradient=-gradient if uphill else gradient, rate=0.0))
+
     def gradient_norm(self) -> Tensor:
         """The norm of all watched gradients together, without waiting for the device."""
         gradients = [self._theta[name].grad for watched in self._watched for name in sorted(watched.moved)]
