@@ -21,6 +21,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/law_evaluation.py
 	$(BIN)/python benchmarks/law_count.py
 	$(BIN)/python benchmarks/certificates.py
+	$(BIN)/python benchmarks/step_overhead.py
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "conserved needs Python 3.11 or newer; set PYTHON=python3.11")'

@@ -1,6 +1,6 @@
 """Find, prove, watch and use the quantities that neural-network training conserves."""
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING
 
 from conserved import blocks
 from conserved.certify import Certificate, certify
@@ -10,6 +10,10 @@ from conserved.laws import Dropped, Law, LawSet, Reference
 from conserved.recognize import Component, recognize, register
 from conserved.symmetry import Kind, Leg, Symmetry, View
 from conserved.verdict import Evidence, Status, Verdict, Witness
+from conserved.version import __version__
+
+if TYPE_CHECKING:
+    from conserved.track import Monitor
 
 __all__ = [
     "Certificate",
@@ -21,12 +25,14 @@ __all__ = [
     "Law",
     "LawSet",
     "Leg",
+    "Monitor",
     "Reference",
     "Status",
     "Symmetry",
     "Verdict",
     "View",
     "Witness",
+    "__version__",
     "blocks",
     "certify",
     "discover",
@@ -35,3 +41,12 @@ __all__ = [
     "recognize",
     "register",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load what only training runs need when it is first asked for."""
+    if name == "Monitor":
+        from conserved.track import Monitor
+
+        return Monitor
+    raise AttributeError(f"module 'conserved' has no attribute {name!r}")

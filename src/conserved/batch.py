@@ -28,7 +28,7 @@ Form = Callable[[Kind, Sequence[Degree], Sequence[Tensor], Sequence[Tensor]], Te
 
 
 @dataclass(frozen=True, slots=True)
-class _Leg:
+class BatchLeg:
     """One leg of several symmetries: a representative view, and how to read it for all of them."""
 
     view: View
@@ -41,11 +41,11 @@ class _Leg:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Batch:
     """Symmetries, by their place in the set, whose legs are read together."""
 
     members: tuple[int, ...]
-    legs: tuple[_Leg, ...]
+    legs: tuple[BatchLeg, ...]
 
     @property
     def entries(self) -> int:
@@ -57,7 +57,7 @@ class Plan:
     """How to evaluate a fixed list of symmetries with few operations."""
 
     symmetries: tuple[Symmetry, ...]
-    groups: tuple[tuple[_Batch, ...], ...]
+    groups: tuple[tuple[Batch, ...], ...]
     needs: dict[str, str]
     """Every parameter that is read, with the name of a symmetry that reads it."""
 
@@ -66,7 +66,7 @@ class Plan:
         alike: dict[Hashable, list[int]] = defaultdict(list)
         for place, symmetry in enumerate(symmetries):
             alike[_same_but_for_picks(symmetry)].append(place)
-        shapes: dict[Hashable, list[_Batch]] = defaultdict(list)
+        shapes: dict[Hashable, list[Batch]] = defaultdict(list)
         for places in alike.values():
             for batch in _batches(symmetries, places):
                 first = symmetries[batch.members[0]]
@@ -75,6 +75,11 @@ class Plan:
                 shapes[first.kind, first.degrees, sizes, lone].append(batch)
         needs = {name: symmetry.name for symmetry in reversed(symmetries) for name in symmetry.parameters}
         return Plan(tuple(symmetries), tuple(map(tuple, shapes.values())), needs)
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """Every batch of every group: each symmetry is a member of exactly one."""
+        return tuple(batch for group in self.groups for batch in group)
 
     def evaluate(
         self,
@@ -105,7 +110,7 @@ class Plan:
         return [results[place] for place in range(len(self.symmetries))]
 
 
-def _stacked(group: tuple[_Batch, ...], tensors: Tensors, dtype: torch.dtype | None, *, point: bool) -> list[Tensor]:
+def _stacked(group: tuple[Batch, ...], tensors: Tensors, dtype: torch.dtype | None, *, point: bool) -> list[Tensor]:
     """Each leg of a group as one (batch, n, m) tensor, in a common precision."""
     found = [[leg.matrices(tensors, point=point) for leg in batch.legs] for batch in group]
     precision = working_dtype([matrix for legs in found for matrix in legs], dtype)
@@ -135,9 +140,9 @@ def _same_but_for_picks(symmetry: Symmetry) -> Hashable:
     return symmetry.kind, symmetry.degrees, legs
 
 
-def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[_Batch]:
+def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[Batch]:
     """One batch if the symmetries go through every index of some grid axes in order, else one batch each."""
-    legs: list[_Leg] = []
+    legs: list[BatchLeg] = []
     for column in zip(*(symmetries[place].legs for place in places), strict=True):
         views = [leg.view for leg in column]
         picks = [view.pick for view in views]
@@ -146,7 +151,7 @@ def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[_Batch]:
         everything = list(product(*(range(views[0].grid[axis]) for axis in along)))
         if along and visited != everything:
             return [
-                _Batch((p,), tuple(_Leg(leg.view, leg.view.reading()) for leg in symmetries[p].legs)) for p in places
+                Batch((p,), tuple(BatchLeg(leg.view, leg.view.reading()) for leg in symmetries[p].legs)) for p in places
             ]
-        legs.append(_Leg(views[0], views[0].reading(along)))
-    return [_Batch(tuple(places), tuple(legs))]
+        legs.append(BatchLeg(views[0], views[0].reading(along)))
+    return [Batch(tuple(places), tuple(legs))]

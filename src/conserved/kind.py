@@ -13,6 +13,8 @@ for the general linear group is −(A Bᵀ)ᵀ.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -26,6 +28,12 @@ Degree = int | float
 
 _CHUNK = 1 << 19
 """Entries per temporary in a row-wise dot product: two megabytes of float32, so that it stays in cache."""
+
+_SLICE = 1 << 17
+"""Entries of a tensor that are read at a time where several are paired: half a megabyte of float32 each."""
+
+_DEVICE_SLICE = 1 << 22
+"""The same on other devices, where only the memory for temporaries is at stake."""
 
 _STRIPE = 64
 """Stored rows that are summed in one go; a multiple of them is accumulated at a time."""
@@ -58,6 +66,95 @@ def _column_dots(a: Float[Tensor, "*batch m n"], b: Float[Tensor, "*batch m n"])
     return total.unflatten(-2, (-1, _STRIPE)).sum(-2).sum(-2)
 
 
+def in_cache(like: Shaped[Tensor, "..."]) -> bool:
+    """Whether work is best cut into slices that fit a cache (processors) or into few launches (other devices)."""
+    return like.device.type == "cpu"
+
+
+def row_grams(
+    sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> list[Float[Tensor, "*batch n"]]:
+    """Σ_j a_ij b_ij for every row i and every listed pair (a, b) of the sources, in one pass over them.
+
+    The sources are read in slices that follow memory order and stay in cache, so that a slice that several pairs need
+    is fetched once, and no full-size product or conversion is formed.
+    """
+    first = sources[0]
+    if first.numel() <= _SLICE and in_cache(first):
+        small = [source.to(dtype) for source in sources]
+        return [(small[i] * small[j]).sum(-1) for i, j in pairs]
+    across = first.stride(-2) < first.stride(-1)
+    if not in_cache(first):
+        return _device_grams(sources, pairs, dtype, across=across)
+    if across:
+        return _column_grams([source.mT for source in sources], pairs, dtype)
+    found: list[list[Tensor]] = [[] for _ in pairs]
+    product: Tensor | None = None
+    for here in _slices(sources, -2, dtype):
+        if product is None or product.shape != here[0].shape:
+            product = torch.empty_like(here[0], memory_format=torch.contiguous_format)
+        for parts, (i, j) in zip(found, pairs, strict=True):
+            parts.append(torch.mul(here[i], here[j], out=product).sum(-1))
+    return [torch.cat(parts, -1) for parts in found]
+
+
+def _column_grams(
+    sources: Sequence[Float[Tensor, "*batch m n"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> list[Float[Tensor, "*batch n"]]:
+    """Σ_k a_kj b_kj, accumulated entry by entry over slices of stored rows and summed at the end."""
+    totals: list[Tensor] = []
+    for here in _slices(sources, -2, dtype):
+        if totals:
+            for total, (i, j) in zip(totals, pairs, strict=True):
+                total[..., : here[i].shape[-2], :].addcmul_(here[i], here[j])
+        else:
+            totals = [here[i] * here[j] for i, j in pairs]
+    return [total.sum(-2) for total in totals]
+
+
+def _device_grams(
+    sources: Sequence[Float[Tensor, "*batch n m"]],
+    pairs: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    *,
+    across: bool,
+) -> list[Float[Tensor, "*batch n"]]:
+    """As few launches as there can be: where rows lie in memory one after the other, all pairs are one product."""
+    if across:
+        sums: list[Tensor] = []
+        for here in _slices(sources, -1, dtype):
+            found = [(here[i] * here[j]).sum(-1) for i, j in pairs]
+            sums = [total + one for total, one in zip(sums, found, strict=True)] if sums else found
+        return sums
+    parts = []
+    for here in _slices(sources, -2, dtype):
+        stacked = torch.stack(here, -2)
+        parts.append(stacked @ stacked.mT)
+    grams = parts[0] if len(parts) == 1 else torch.cat(parts, -3)
+    return [grams[..., i, j] for i, j in pairs]
+
+
+def dots(
+    sources: Sequence[Float[Tensor, "*batch m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> list[Float[Tensor, "*batch"]]:
+    """Σ_j a_j b_j for every listed pair of the sources, slice by slice."""
+    totals: list[Tensor] = []
+    for here in _slices(sources, -1, dtype):
+        found = [(here[i].unsqueeze(-2) @ here[j].unsqueeze(-1))[..., 0, 0] for i, j in pairs]
+        totals = [total + one for total, one in zip(totals, found, strict=True)] if totals else found
+    return totals
+
+
+def _slices(sources: Sequence[Tensor], along: int, dtype: torch.dtype) -> Iterator[list[Tensor]]:
+    """The sources together, a slice at a time, in the working precision."""
+    first = sources[0]
+    length = first.shape[along]
+    entries = _SLICE if in_cache(first) else _DEVICE_SLICE
+    size = max(1, entries * length // max(first.numel(), 1))
+    for start in range(0, length, size):
+        yield [source.narrow(along, start, min(size, length - start)).to(dtype) for source in sources]
+
+
 class Kind(ABC):
     """A group that acts on the rows of every leg of a symmetry."""
 
@@ -70,6 +167,8 @@ class Kind(ABC):
     """Whether legs may have degrees other than +1 and −1."""
     shared: ClassVar[str] = "rows"
     """What the legs must have in common: "rows" (n), "columns" (m) or "nothing"."""
+    together: ClassVar[bool] = False
+    """Whether the law of one symmetry is one law h_i of equation (10); otherwise each of its numbers is."""
     linear: ClassVar[bool] = False
     """Whether the law is linear in the parameters; gradient descent, with momentum or without, does not move it."""
 
@@ -99,9 +198,38 @@ class Kind(ABC):
         """The part of μ(θ, θ) that is not identically zero: the pairing with symmetric generators."""
         return mu
 
-    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, " numbers"]:
-        """The law of one symmetry as a vector without repeated entries."""
-        return law.flatten()
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
+        """The pairing of μ(θ, V) with antisymmetric generators, an angular momentum; None where there are none."""
+        return None
+
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        """For one leg of degree +1, what `polar` turns into ½(μ(A, B) + μ(B, A)), for every listed pair of directions.
+
+        `polar` is linear and does not depend on the leg, so legs are added up first.
+        """
+        return row_grams(sources, pairs, dtype)
+
+    def polar(self, pairing: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:
+        """The symmetric bilinear form whose value on (θ, θ) is the law, from a sum of what `pairings` gives."""
+        return pairing
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        """The law as a vector without repeated entries; leading axes are batched over."""
+        return law
+
+    def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
+        """How often each coordinate occurs among the entries of the law."""
+        return torch.ones(self.numbers(n, m))
+
+    def sizes(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
+        """The entries of a law that are sums of squares row by row: its diagonal, or all of it."""
+        return law
+
+    def reach(self, sizes: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
+        """Upper bounds of all coordinates of a law whose legs have these sizes, if nothing cancelled."""
+        return sizes
 
     @abstractmethod
     def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
@@ -110,6 +238,10 @@ class Kind(ABC):
     @abstractmethod
     def numbers(self, n: int, m: int) -> int:
         """How many conserved numbers the law of one symmetry holds."""
+
+    def terms(self, n: int, m: int) -> int:
+        """How many products one n × m leg adds to one number of the law."""
+        return m
 
     @abstractmethod
     def identities(self, n: int, m: int) -> int:
@@ -140,6 +272,12 @@ class Kind(ABC):
         return hash(type(self))
 
 
+@cache
+def _upper(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    row, column = torch.triu_indices(n, n, device=device)
+    return row, column
+
+
 def _norm_squared(face: str, latex: bool) -> str:
     return rf"\lVert {face} \rVert^{{2}}" if latex else f"‖{face}‖²"
 
@@ -150,6 +288,7 @@ class GeneralLinear(Kind):
     __slots__ = ()
     code = "general_linear"
     title = "general linear"
+    together = True
 
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return a @ b.mT
@@ -163,9 +302,37 @@ class GeneralLinear(Kind):
         noise = torch.randn(n, n, generator=generator, dtype=torch.float64)
         return torch.linalg.matrix_exp(spread * noise / max(n, 1) ** 0.5)
 
-    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, " numbers"]:
-        row, column = torch.triu_indices(*law.shape, device=law.device)
-        return law[row, column]
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
+        return mu - mu.mT
+
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        cast = [source.to(dtype) for source in sources]
+        if in_cache(cast[0]):
+            return [cast[i] @ cast[j].mT for i, j in pairs]
+        stacked, n = torch.cat(cast, -2), cast[0].shape[-2]
+        gram = stacked @ stacked.mT
+        return [gram[..., i * n : (i + 1) * n, j * n : (j + 1) * n] for i, j in pairs]
+
+    def polar(self, pairing: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:
+        return (pairing + pairing.mT) / 2
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        row, column = _upper(law.shape[-1], law.device)
+        return law[..., row, column]
+
+    def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
+        row, column = torch.triu_indices(n, n)
+        return torch.where(row == column, 1.0, 2.0)
+
+    def sizes(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
+        return law.diagonal(dim1=-2, dim2=-1)
+
+    def reach(self, sizes: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
+        # |Σ_k a_ik a_jk| ≤ ‖a_i‖ ‖a_j‖.
+        root = sizes.sqrt()
+        return self.coordinates(root.unsqueeze(-1) * root.unsqueeze(-2))
 
     def units(self, law: Float[Tensor, "n n"]) -> Float[Tensor, "1 size"]:
         return law.reshape(1, -1)
@@ -214,6 +381,14 @@ class ComplexScaling(Kind):
     def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
         return mu[..., 0]
 
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
+        return mu[..., 1]
+
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        return [rows.unflatten(-1, (-1, 2)).sum(-1) for rows in row_grams(sources, pairs, dtype)]
+
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         pairs = a.unflatten(0, (-1, 2))
         factor = g if degree > 0 else 1 / g.conj()
@@ -231,6 +406,9 @@ class ComplexScaling(Kind):
 
     def numbers(self, n: int, m: int) -> int:
         return n // 2
+
+    def terms(self, n: int, m: int) -> int:
+        return 2 * m
 
     def identities(self, n: int, m: int) -> int:
         return n
@@ -292,6 +470,18 @@ class OneScale(Kind):
         x, y = a.flatten(-2), b.flatten(-2)
         return x @ y if x.ndim == 1 else (x.unsqueeze(-2) @ y.unsqueeze(-1))[..., 0, 0]
 
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        turned = sources[0].stride(-2) < sources[0].stride(-1)
+        return dots([(one.mT if turned else one).flatten(-2) for one in sources], pairs, dtype)
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        return law.unsqueeze(-1)
+
+    def sizes(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
+        return law.unsqueeze(-1)
+
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g**degree * a
 
@@ -305,6 +495,9 @@ class OneScale(Kind):
 
     def numbers(self, n: int, m: int) -> int:
         return 1
+
+    def terms(self, n: int, m: int) -> int:
+        return n * m
 
     def identities(self, n: int, m: int) -> int:
         return 1
@@ -327,6 +520,7 @@ class Translation(Kind):
     __slots__ = ()
     code = "translation"
     title = "translation"
+    together = True
     weighted = True
     shared = "columns"
     linear = True
@@ -336,6 +530,20 @@ class Translation(Kind):
 
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return (a.mT @ b).flatten(-2)
+
+    def pairings(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*law"]]:
+        """A direction's lift is zero, and so is every pairing of directions."""
+        zero = sources[0].new_zeros((*sources[0].shape[:-2], sources[0].shape[-1]), dtype=dtype)
+        return [zero] * len(pairs)
+
+    def column_sizes(
+        self, sources: Sequence[Float[Tensor, "*batch n m"]], dtype: torch.dtype
+    ) -> list[Float[Tensor, "*batch m"]]:
+        """Upper bounds of the sums of absolute values of every column: Σ|a_i| ≤ (n Σ a_i²)^½."""
+        squares = row_grams([source.mT for source in sources], [(k, k) for k in range(len(sources))], dtype)
+        return [(sources[0].shape[-2] * square).sqrt() for square in squares]
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return a + degree * g
@@ -350,6 +558,9 @@ class Translation(Kind):
 
     def numbers(self, n: int, m: int) -> int:
         return m
+
+    def terms(self, n: int, m: int) -> int:
+        return n
 
     def identities(self, n: int, m: int) -> int:
         return m

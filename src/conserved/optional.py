@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-EXTRAS = {"transformers": "hf", "peft": "hf", "accelerate": "hf", "safetensors": "hf", "timm": "timm"}
+EXTRAS = {
+    **dict.fromkeys(("transformers", "peft", "accelerate", "safetensors"), "hf"),
+    **{name: name for name in ("timm", "lightning", "tensorboard", "trackio", "wandb")},
+}
 """Which extra of this package brings an optional one."""
 
 

@@ -16,7 +16,8 @@ of f, and U the update of any optimizer, θ' = θ − U:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -305,6 +306,18 @@ def working_dtype(tensors: Sequence[Shaped[Tensor, "..."]], dtype: torch.dtype |
     return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
-def full_precision(like: Shaped[Tensor, "..."]) -> torch.autocast:
-    """Keeps a surrounding autocast region from computing laws in half precision."""
-    return torch.autocast(like.device.type, enabled=False)
+@contextmanager
+def full_precision(like: Shaped[Tensor, "..."]) -> Iterator[None]:
+    """Keeps a surrounding autocast region, or TF32, from computing laws in less than the working precision."""
+    with torch.autocast(like.device.type, enabled=False):
+        if like.device.type != "cuda":
+            yield
+            return
+        switch = torch.backends.cuda.matmul
+        name, exact = ("fp32_precision", "ieee") if hasattr(switch, "fp32_precision") else ("allow_tf32", False)
+        former = getattr(switch, name)
+        setattr(switch, name, exact)
+        try:
+            yield
+        finally:
+            setattr(switch, name, former)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-import conserved
 from conserved.certify.arithmetic import Array, Floats
 from conserved.certify.certificate import Certificate, Progress, claim, examine, verdict_of
 from conserved.certify.contents import FORMAT, VERSION, Contents, digest
@@ -25,6 +24,7 @@ from conserved.certify.words import choose
 from conserved.discover import find_laws
 from conserved.discover.function import Function, Inputs, Unsuitable, function_of, to_device, written_out
 from conserved.laws import LawSet
+from conserved.version import __version__
 
 _GRID = 2.0**12
 """θ is rounded to multiples of its inverse, so that a certificate can be read."""
@@ -82,7 +82,7 @@ def certify(
         about={
             "function": type(f).__name__ if isinstance(f, nn.Module) else getattr(f, "__name__", "function"),
             "loss": loss,
-            "conserved": conserved.__version__,
+            "conserved": __version__,
             "torch": str(torch.__version__),
         },
         parameters={name: tuple(tensor.shape) for name, tensor in function.start.items()},

@@ -1,0 +1,229 @@
+"""What watching every law at every step costs a training step: time and memory, against other ways of watching."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from conserved import Monitor, blocks, recognize
+from conserved.track import GENERIC, SQLite
+from measure import save, side_by_side
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "cpu": {"vocab": 8192, "dim": 512, "depth": 4, "heads": 8, "hidden": 1536, "kv_heads": 4},
+    "cuda": {"vocab": 65536, "dim": 1024, "depth": 40, "heads": 16, "hidden": 3072, "kv_heads": 8},
+}
+"""21 million parameters on a processor; 0.6 billion, in the proportions of Qwen-3 0.6B, on a GPU."""
+
+BATCH: dict[str, dict[str, int]] = {
+    "cpu": {"micro": 4, "length": 512, "accumulate": 2},
+    "cuda": {"micro": 8, "length": 1024, "accumulate": 32},
+}
+"""Sequences, tokens in each, and how many such batches make a step: 4,096 tokens and 262,144 tokens."""
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3),
+    "SGD, momentum": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-5),
+}
+
+
+class Run:
+    """A model, its optimizer, and what is done after every step."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, int], vocab: int) -> None:
+        self.model, self.optimizer, self.batch = model, optimizer, batch
+        self.device = next(model.parameters()).device
+        generator = torch.Generator().manual_seed(0)
+        shape = (batch["accumulate"], batch["micro"], batch["length"] + 1)
+        self.text = torch.randint(vocab, shape, generator=generator).to(self.device)
+        self.after: Callable[[], object] = lambda: None
+        self.spent: list[float] = []
+        """Seconds the host was busy after each step."""
+
+    def loss(self, rows: Tensor) -> Tensor:
+        """Next-token cross-entropy, in bfloat16 on a GPU as everyone trains there."""
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
+            logits = self.model(rows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()) / self.batch["accumulate"]
+
+    def alone(self) -> float:
+        """Seconds from the end of a step of one batch to the end of what is done after it, the device included."""
+        self.loss(self.text[0]).backward()
+        self.optimizer.step()
+        self._wait()
+        start = time.perf_counter()
+        self.after()
+        self._wait()
+        taken = time.perf_counter() - start
+        self.optimizer.zero_grad()
+        return taken
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def step(self) -> None:
+        """One training step."""
+        for rows in self.text:
+            self.loss(rows).backward()
+        self.optimizer.step()
+        start = time.perf_counter()
+        self.after()
+        self.spent.append(time.perf_counter() - start)
+        self.optimizer.zero_grad()
+
+
+def watched(run: Run, **options: Any) -> Monitor:
+    """Every law, every step, into a run store."""
+    store = os.path.join(tempfile.mkdtemp(), "runs.db")
+    precision = torch.bfloat16 if run.device.type == "cuda" else None
+    return Monitor(
+        run.model, run.optimizer, loss="cross_entropy", sinks=SQLite(store), precision=precision, keep=10, **options
+    )
+
+
+def copied(run: Run) -> Callable[[], object]:
+    """The obvious way: a float64 copy of every parameter, and the laws of the copy."""
+    laws = recognize(run.model, loss="cross_entropy")
+
+    def after() -> object:
+        theta = {name: parameter.detach().double() for name, parameter in run.model.named_parameters()}
+        return {name: value.cpu() for name, value in laws.values(theta).items()}
+
+    return after
+
+
+def wandb_watched(run: Run) -> Callable[[], object]:
+    """Histograms of every parameter and gradient, as wandb.watch(log="all") makes them, at every step."""
+    import wandb
+
+    os.environ["WANDB_SILENT"] = "true"
+    logged = wandb.init(mode="offline", dir=tempfile.mkdtemp(), project="overhead")
+    wandb.watch(run.model, log="all", log_freq=1)
+    return lambda: logged.log({"step": 1})
+
+
+def peak(run: Run) -> int | None:
+    """The most memory a step allocates on the device."""
+    if run.device.type != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run.step()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated())
+
+
+def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: str, rounds: int) -> dict[str, Any]:
+    """All ways of watching one optimizer's run, in turns."""
+    torch.manual_seed(0)
+    options = {key: shape[key] for key in ("vocab", "dim", "depth", "heads", "hidden")}
+    model = blocks.DecoderLM(
+        **options, kv_heads=shape["kv_heads"], positions="rotary-half", max_length=batch["length"]
+    ).to(device)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    runs = {"none": Run(model, OPTIMIZERS[name](model), batch, shape["vocab"])}
+    memory: dict[str, Any] = {}
+    runs["none"].step()
+    memory["none"] = peak(runs["none"])
+
+    def another() -> Run:
+        twin = copy.deepcopy(model)
+        return Run(twin, OPTIMIZERS[name](twin), batch, shape["vocab"])
+
+    monitors: dict[str, Monitor] = {}
+    for way, chosen in (("monitor", {}), ("monitor, causes together", {"causes": False})):
+        runs[way] = another()
+        monitors[way] = watched(runs[way], **chosen)
+        runs[way].after = monitors[way].step
+    if name == "SGD":
+        runs["generic rule"] = another()
+        monitors["generic rule"] = watched(runs["generic rule"], rule=GENERIC)
+        runs["generic rule"].after = monitors["generic rule"].step
+        runs["float64 copy"] = another()
+        runs["float64 copy"].after = copied(runs["float64 copy"])
+        if find_spec("wandb") is not None:
+            runs["wandb.watch"] = another()
+            runs["wandb.watch"].after = wandb_watched(runs["wandb.watch"])
+    seconds = side_by_side({way: run.step for way, run in runs.items()}, rounds)
+    alone = {way: median(run.alone() for _ in range(4)) for way, run in runs.items()}
+    held = {way: monitor.memory() for way, monitor in monitors.items()}
+    if device == "cuda":
+        base = torch.cuda.memory_allocated()
+        memory |= {way: (peak(run) or 0) - base for way, run in runs.items()}
+    alarms = {way: [alarm.message for alarm in monitor.alarms[:1]] for way, monitor in monitors.items()}
+    return {
+        "parameters": count,
+        "laws": len(monitors["monitor"].laws),
+        "numbers": monitors["monitor"].laws.numbers,
+        "tokens": batch["micro"] * batch["length"] * batch["accumulate"],
+        "seconds": seconds,
+        "overhead": {way: taken / seconds["none"] - 1 for way, taken in seconds.items()},
+        "host_seconds": {way: median(run.spent[1:]) for way, run in runs.items()},
+        "alone_seconds": alone,
+        "alone_share": {way: taken / seconds["none"] for way, taken in alone.items()},
+        "held_bytes": held,
+        "held_share": {way: (one["laws"] + one["copies"]) / one["parameters"] for way, one in held.items()},
+        "peak_bytes": memory,
+        "alarms": alarms,
+    }
+
+
+def main() -> None:
+    """Run every optimizer on this machine, print the overheads and save them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=6, help="timed steps of each way")
+    parser.add_argument("--accumulate", type=int, default=0, help="batches that make a step")
+    parser.add_argument("--optimizer", choices=[*OPTIMIZERS], action="append", help="only these")
+    chosen = parser.parse_args()
+    logging.getLogger("conserved").setLevel(logging.ERROR)
+    kind = torch.device(chosen.device).type
+    batch = BATCH[kind] | ({"accumulate": chosen.accumulate} if chosen.accumulate else {})
+    table = Table(title=f"one training step with every law watched, on {chosen.device}")
+    for heading in (
+        "optimizer",
+        "way of watching",
+        "step (ms)",
+        "overhead",
+        "alone (ms)",
+        "alone",
+        "held / parameters",
+    ):
+        table.add_column(heading, justify="left" if heading in ("optimizer", "way of watching") else "right")
+    record = {}
+    for name in chosen.optimizer or OPTIMIZERS:
+        found = record[name] = measured(name, SHAPES[kind], batch, chosen.device, chosen.rounds)
+        print(f"{name}: {found['parameters']:,} parameters, {found['laws']} laws, {found['tokens']:,} tokens a step")
+        for way, taken in found["seconds"].items():
+            share = f"{found['held_share'][way]:.2%}" if way in found["held_share"] else "–"
+            table.add_row(
+                name,
+                way,
+                f"{1e3 * taken:.1f}",
+                f"{found['overhead'][way]:+.2%}",
+                f"{1e3 * found['alone_seconds'][way]:.1f}",
+                f"{found['alone_share'][way]:.2%}",
+                share,
+            )
+    Console(width=110).print(table)
+    print(f"saved {save('step_overhead', {'optimizers': record, 'batch': batch, 'rounds': chosen.rounds})}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Watches the laws of a model in a transformers.Trainer run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from conserved.laws import LawSet
+from conserved.optional import require
+from conserved.track import Monitor, Sink
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+else:
+    TrainerCallback = require("transformers", "ConservationCallback").TrainerCallback
+
+STATE = "conservation.pt"
+"""Beside the Trainer's own files in every checkpoint."""
+
+
+class ConservationCallback(TrainerCallback):  # type: ignore[misc]
+    """`Trainer(..., callbacks=[ConservationCallback()])`.
+
+    Records go to `conserved.db` in the output folder unless `sinks` says otherwise. References are saved in every
+    checkpoint and taken up again when training resumes from one. Other options are those of `conserved.Monitor`; the
+    precision of autocast is read from the training arguments.
+    """
+
+    def __init__(
+        self,
+        laws: LawSet | None = None,
+        *,
+        sinks: Iterable[Sink | str | Path] | Sink | str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        self.monitor: Monitor | None = None
+        self._laws, self._sinks, self._options = laws, sinks, options
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The model and the optimizer are ready, and restored if training resumes."""
+        precision = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        folder = Path(args.output_dir)
+        options: dict[str, Any] = {"precision": precision, "run": args.run_name or folder.name} | self._options
+        self.monitor = Monitor(
+            kwargs["model"],
+            kwargs["optimizer"],
+            self._laws,
+            sinks=folder / "conserved.db" if self._sinks is None else self._sinks,
+            **options,
+        )
+        saved = folder / f"checkpoint-{state.global_step}" / STATE
+        if state.global_step and saved.exists():
+            self.monitor.load_state_dict(torch.load(saved, weights_only=True))
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped and gradients are still there."""
+        if self.monitor is not None:
+            self.monitor.step()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A checkpoint has been written."""
+        if self.monitor is not None and state.is_world_process_zero:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            if folder.is_dir():
+                torch.save(self.monitor.state_dict(), folder / STATE)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Everything is written; the monitor stays to be asked."""
+        if self.monitor is not None:
+            self.monitor.close()

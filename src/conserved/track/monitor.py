@@ -1,0 +1,388 @@
+"""Watches the laws of a model while it trains: after every optimizer step, an exact account of what it did to each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from conserved.laws import LawSet, Reference
+from conserved.recognize import recognize
+from conserved.symmetry import Symmetry, Tensors
+from conserved.track.alarms import STANDARD, Growth, Watchman
+from conserved.track.expansion import Expansion
+from conserved.track.ledger import Account, Ledger
+from conserved.track.record import FIELDS, Alarm, By, Entry, LawName, StepRecord, averaged
+from conserved.track.rules import Rule
+from conserved.track.selection import Selection, Where, inner_optimizer, unwrapped
+from conserved.track.shelf_account import Running, Scales, begun, settled
+from conserved.track.sinks import Run, Sink, opened
+from conserved.track.theory import (
+    AngularMomentum,
+    Decay,
+    DriftBound,
+    angular_momenta,
+    decays,
+    drift_bounds,
+    momenta,
+)
+from conserved.track.transfer import Transfer
+from conserved.track.watch import OptimizerWatch
+
+LOGGER = logging.getLogger("conserved")
+
+FORMAT = "conserved/monitor/1"
+
+Gauge = Callable[[], float | Tensor]
+"""Reads something else that is worth watching, such as a head's key coherence."""
+
+
+class Monitor:
+    """The laws of a model, its optimizer, and the account between them.
+
+    Call `step()` right after `optimizer.step()`, before gradients are cleared. Nothing is written to the model, and
+    besides the laws themselves no memory is held, except where an optimizer's rule needs the parameters from before
+    (`memory()` says how much). On a GPU nothing waits for the device; records reach the sinks a step or two later.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        laws: LawSet | None = None,
+        *,
+        every: int = 1,
+        sinks: Iterable[Sink | str | Path] | Sink | str | Path = (),
+        where: Where | None = None,
+        loss: str = "regression",
+        rule: Rule | None = None,
+        causes: bool = True,
+        impostors: bool = False,
+        dtype: torch.dtype | None = None,
+        precision: torch.dtype | None = None,
+        gauges: Mapping[str, Gauge] | None = None,
+        alarms: Iterable[Watchman | Growth] = STANDARD,
+        keep: int = 1000,
+        run: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin to watch; the laws as they are now are the reference.
+
+        `laws` defaults to `recognize(model, loss=loss)`. `every` and `where` look at fewer steps and fewer laws.
+        `rule` overrides how the optimizer's steps are read; `causes=False` does not split them. `impostors` watches the
+        paper's non-conserved baselines as well. `dtype` is the precision laws are computed in, `precision` that of
+        the backward pass where it is not the parameters' own (autocast). `keep` records stay in memory.
+        """
+        if every < 1:
+            raise ValueError(f"every counts steps and is at least 1; got {every}.")
+        self.model = unwrapped(model)
+        self.every, self.count = every, 0
+        self._causes, self._dtype = causes, dtype
+        given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = [inner_optimizer(one) for one in given]
+        found = recognize(self.model, loss=loss) if laws is None else laws
+        selection = Selection.of(self.model, optimizers, found, where, with_impostors=impostors)
+        self.laws, self._impostors, self.left_out = selection.laws, selection.impostors, selection.left_out
+        self._lawful = self.laws.select(lambda symmetry: symmetry.name not in self._impostors)
+        names = dict.fromkeys(name for symmetry in self.laws for name in symmetry.parameters)
+        self._theta: Tensors = {name: self.laws.parameters[name] for name in names}
+        self._watch = OptimizerWatch(
+            optimizers, self._theta, rule=rule, before=self._before_step, sampled=self._sampled
+        )
+        self._ledger = Ledger(self.laws.symmetries, self._theta, dtype=dtype)
+        self.reference = _on_host(self.laws.reference(dtype=dtype))
+        accounts = self._laws_now()
+        like = [account.law for account in accounts]
+        self._scales = [
+            Scales.of(
+                shelf,
+                self.laws.symmetries,
+                self._theta,
+                self.reference,
+                impostors=self._impostors,
+                dtype=dtype,
+                precision=precision,
+                like=one,
+            )
+            for shelf, one in zip(self._ledger.shelves, like, strict=True)
+        ]
+        self._running = [begun(account) for account in accounts]
+        self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
+        self._unclipped: list[Tensor] | None = None
+        self._momenta = momenta(self._lawful, self._theta, self._watch, dtype)
+        self._gauges = dict(gauges or {})
+        self._watchmen = [one.watch() if isinstance(one, Growth) else one for one in alarms]
+        self.alarms: list[Alarm] = []
+        self._told: set[tuple[str, str]] = set()
+        self.records: deque[StepRecord] = deque(maxlen=keep)
+        self._names = tuple(_law_name(symmetry) for symmetry in self.laws)
+        self._transfer = Transfer(self._names, [place for shelf in self._ledger.shelves for place in shelf.places])
+        self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
+        self._config = dict(config or {}) | {"optimizer": self._watch.rules, "every": every}
+        self._sinks = opened(sinks) if _writes() else ()
+        self._begun = False
+
+    def step(self) -> None:
+        """Account for the step the optimizer has just made."""
+        self._watch.check()
+        self.count += 1
+        if self.count % self.every == 0:
+            self._account()
+        self._unclipped = None
+        self._watch.clear()
+        self._receive(wait=False)
+
+    @property
+    def pending(self) -> bool:
+        """Whether an optimizer has made a step that `step()` has not accounted for."""
+        return self._watch.stepped
+
+    def before_clipping(self) -> None:
+        """Tell clipping by value or by tensor apart from a wrong gradient: call it between backward and clipping.
+
+        Clipping all gradients by one factor, as `clip_grad_norm_` does, moves no law to first order and needs no call.
+        With a gradient scaler, call it after `unscale_`.
+        """
+        if self._sampled():
+            self._unclipped = [account.slope for account in self._ledger.account(self._watch.unclipped)]
+
+    def ledger(self, *, law: str | None = None, step: int | None = None) -> list[Entry]:
+        """The account of the steps in memory, by step and law; of one law or one step if asked."""
+        self.flush()
+        return [
+            entry
+            for record in self.records
+            if step is None or record.step == step
+            for entry in record.entries()
+            if law is None or entry.law == law
+        ]
+
+    def errors(self, parameters: Tensors | nn.Module | None = None, *, by: By = "block") -> dict[str, float]:
+        """Equation (10) now, against the reference; of an averaged or otherwise copied model if one is given."""
+        if by not in get_args(By):
+            raise ValueError(f"by is one of {', '.join(get_args(By))}; got {by!r}.")
+        theta: Tensors | None = parameters if not isinstance(parameters, nn.Module) else None
+        if isinstance(parameters, nn.Module):
+            theta = dict(unwrapped(parameters).named_parameters())
+        like = next(iter(self._theta.values()))
+        reference = Reference(
+            {name: value.to(like.device) for name, value in self.reference.values.items()},
+            {name: value.to(like.device) for name, value in self.reference.scales.items()},
+        )
+        found = self.laws.errors(reference, theta, by="law", dtype=self._dtype)
+        return averaged(self._names, [found[law.name] for law in self._names], by)
+
+    def bounds(self) -> list[DriftBound]:
+        """Equation (9) for every law, with C_h and C_L from the run, beside what happened and what was predicted."""
+        return drift_bounds(self._ledger, self._running, self._watch, self._impostors)
+
+    def decay(self) -> list[Decay]:
+        """The decay law e^{−2λt} for every law whose legs decay alike."""
+        return decays(self._ledger, self._running, self._watch)
+
+    def angular_momenta(self) -> list[AngularMomentum]:
+        """The conserved angular momenta of a heavy-ball run, for every law that has rotations among its generators."""
+        now = momenta(self._lawful, self._theta, self._watch, self._dtype)
+        return angular_momenta(self.laws, self._momenta, now, self._watch)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held between steps: by the laws, and by copies of parameters that an optimizer's rule asks for."""
+        tensors = [tensor for running in self._running for tensor in running.tensors().values()]
+        tensors += [
+            tensor
+            for scales in self._scales
+            for tensor in (scales.denominators, scales.multiplicities, scales.rounding, scales.tolerance, scales.floor)
+        ]
+        own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        watched = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        return {"laws": sum(own.values()), "copies": self._watch.copied_bytes(), "parameters": watched}
+
+    def flush(self) -> None:
+        """Wait for everything that is under way, and hand it to the sinks."""
+        self._receive(wait=True)
+
+    def close(self) -> None:
+        """Flush, close the sinks and take the hooks off the optimizer."""
+        self.flush()
+        self._watch.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a run needs to go on from a checkpoint: references, sums, the number of the step."""
+        self.flush()
+        return {
+            "format": FORMAT,
+            "count": self.count,
+            "run": self._run,
+            "laws": [symmetry.name for symmetry in self.laws],
+            "reference": {"values": dict(self.reference.values), "scales": dict(self.reference.scales)},
+            "running": [
+                {name: tensor.detach().cpu().clone() for name, tensor in running.tensors().items()}
+                for running in self._running
+            ],
+            "momenta": {name: (value.cpu(), size.cpu()) for name, (value, size) in self._momenta.items()},
+            "sums": [
+                [[float(one.time), float(one.squares), float(one.decayed), float(one.damped)] for one in sums]
+                for sums in self._watch.optimizer_sums()
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave, after the model and the optimizer have been restored.
+
+        The laws of the restored model are held against those that were saved in the next step: a checkpoint that
+        lost something shows as a residual there.
+        """
+        if state.get("format") != FORMAT:
+            raise ValueError(f"Expected a monitor's state in format {FORMAT!r}; got {state.get('format')!r}.")
+        names = [symmetry.name for symmetry in self.laws]
+        if list(state["laws"]) != names:
+            strange = sorted(set(state["laws"]) ^ set(names))
+            raise ValueError(
+                f"The state is of {len(state['laws'])} laws and this monitor watches {len(names)}; "
+                f"they differ in {strange[0] if strange else 'their order'}."
+            )
+        if self._begun:
+            raise RuntimeError("Load a monitor's state before its first step; its sinks have begun another run.")
+        self.count = int(state["count"])
+        self._run = str(state["run"])
+        self.reference = Reference(dict(state["reference"]["values"]), dict(state["reference"]["scales"]))
+        for number, saved in enumerate(state["running"]):
+            like = self._running[number].reference
+            self._running[number] = Running(**{name: tensor.to(like) for name, tensor in saved.items()})
+        self._scales = [
+            scales.measured_against(shelf, self.laws.symmetries, self.reference)
+            for scales, shelf in zip(self._scales, self._ledger.shelves, strict=True)
+        ]
+        self._momenta = {name: (value, size) for name, (value, size) in state["momenta"].items()}
+        for sums, saved_sums in zip(self._watch.optimizer_sums(), state["sums"], strict=True):
+            for one, values in zip(sums, saved_sums, strict=True):
+                one.time, one.squares, one.decayed, one.damped = values
+
+    def _sampled(self) -> bool:
+        return (self.count + 1) % self.every == 0
+
+    def _before_step(self) -> None:
+        """With some steps left out, the laws before a step are not those after the last one that was looked at."""
+        if self.every > 1:
+            for running, account in zip(self._running, self._laws_now(), strict=True):
+                running.previous, running.sizes = account.law.clone(), account.sizes.clone()
+
+    def _laws_now(self) -> list[Account]:
+        return self._ledger.account(lambda name: Expansion.of(self._theta[name]))
+
+    def _account(self) -> None:
+        skipped = not self._watch.stepped
+        if skipped:
+            self._before_step()
+        accounts = self._ledger.account(lambda name: self._watch.expand(name, causes=self._causes))
+        norm = self._watch.gradient_norm() if self._linear and not skipped else None
+        rows: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+        with torch.no_grad():
+            for number, (shelf, account) in enumerate(zip(self._ledger.shelves, accounts, strict=True)):
+                rows.append(
+                    settled(
+                        shelf,
+                        self._scales[number],
+                        self._running[number],
+                        account,
+                        unclipped=None if self._unclipped is None else self._unclipped[number],
+                        gradient_norm=None if norm is None else norm.to(account.law.dtype),
+                    )
+                )
+            causes = tuple(dict.fromkeys(cause for _, by_cause in rows for cause in by_cause))
+            host = rows[0][0]["moved"].device
+            numbers = torch.cat(
+                [
+                    torch.stack(
+                        [fields[name] for name in FIELDS]
+                        + [by_cause.get(cause, torch.zeros_like(fields["moved"])) for cause in causes],
+                        dim=-1,
+                    ).to(host, non_blocking=True)
+                    for fields, by_cause in rows
+                ]
+            )
+            readings = {name: gauge() for name, gauge in self._gauges.items()}
+        self._transfer.send(self.count, causes, numbers, readings, skipped)
+
+    def _receive(self, *, wait: bool) -> None:
+        """Look at what has arrived, and pass it on."""
+        for record in self._transfer.receive(wait=wait):
+            found = tuple(alarm for look in self._watchmen for alarm in look(record))
+            if found:
+                record = StepRecord(
+                    step=record.step,
+                    laws=record.laws,
+                    causes=record.causes,
+                    numbers=record.numbers,
+                    readings=record.readings,
+                    skipped=record.skipped,
+                    alarms=found,
+                )
+                self._raise(found)
+            self.records.append(record)
+            if self._sinks and not self._begun:
+                self._begin(record.step - 1)
+            for sink in self._sinks:
+                sink.write(record)
+
+    def _begin(self, step: int) -> None:
+        self._begun = True
+        header = Run(
+            name=self._run,
+            laws=self._names,
+            formulas=tuple(symmetry.formula() for symmetry in self.laws),
+            config=self._config,
+            step=step,
+            reference=self.reference.values,
+        )
+        for sink in self._sinks:
+            sink.begin(header)
+
+    def _raise(self, found: tuple[Alarm, ...]) -> None:
+        """Tell of every law's first alarm of a kind, the worst of a step for all; all of them are in the records."""
+        self.alarms += found
+        fresh = [alarm for alarm in found if (alarm.code, alarm.law) not in self._told]
+        self._told |= {(alarm.code, alarm.law) for alarm in fresh}
+        for code in dict.fromkeys(alarm.code for alarm in fresh) if _writes() else ():
+            alike = [alarm for alarm in fresh if alarm.code == code]
+            worst = max(alike, key=lambda alarm: alarm.value if alarm.value == alarm.value else float("inf"))
+            others = f" The same holds for {len(alike) - 1} other laws." if len(alike) > 1 else ""
+            LOGGER.warning("%s%s", worst.message, others)
+
+
+def _law_name(symmetry: Symmetry) -> LawName:
+    numbers = symmetry.kind.numbers(symmetry.n, symmetry.m)
+    return LawName(
+        name=symmetry.name,
+        block=symmetry.block,
+        family=symmetry.family,
+        units=1 if symmetry.kind.together else numbers,
+    )
+
+
+def _writes() -> bool:
+    """One process of several writes."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def _on_host(reference: Reference) -> Reference:
+    return Reference(
+        {name: value.cpu() for name, value in reference.values.items()},
+        {name: value.cpu() for name, value in reference.scales.items()},
+    )

@@ -1,0 +1,172 @@
+"""What a monitored step leaves behind: one row per law, errors by block, readings, alarms; plain data for sinks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+FIELDS = (
+    "observed",
+    "second_order",
+    "residual",
+    "bound",
+    "excess",
+    "leak",
+    "error",
+    "drift",
+    "predicted",
+    "moved",
+    "rate",
+)
+"""The numbers of a law in a step, before those of its causes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One law in one step: observed = first_order + second_order + residual, at its entry where most happened.
+
+    `bound` is what rounding explains of the residual at that entry, and `excess` the largest |residual| / bound over
+    all entries. `leak` is the same for the residuals of all steps together. `error` is equation (10) for this law,
+    `drift` its change since the reference where that is largest, `predicted` what the account adds up to there, `moved`
+    the squared length of the update of its legs, `rate` the learning rate.
+    """
+
+    law: str
+    step: int
+    observed: float
+    first_order: float
+    second_order: float
+    residual: float
+    causes: Mapping[str, float]
+    bound: float
+    excess: float
+    leak: float
+    error: float
+    drift: float
+    predicted: float
+    moved: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Something a person should look at: where, when, what was found and what it was held against."""
+
+    step: int
+    code: str
+    law: str
+    value: float
+    limit: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawName:
+    """What a record knows about a law: its name, where it belongs, and how many laws of equation (10) it holds."""
+
+    name: str
+    block: str
+    family: str
+    units: int
+
+    @property
+    def layer(self) -> str:
+        """The block up to its first number: "layers.0" of "layers.0.attention"; the block itself if it has none."""
+        steps = self.block.split(".")
+        numbered = next((place for place, step in enumerate(steps) if step.isdigit()), len(steps))
+        return ".".join(steps[: numbered + 1])
+
+
+By = Literal["block", "layer", "family", "law"]
+"""What equation (10) is averaged over."""
+
+
+def averaged(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[str, float]:
+    """Equation (10) for groups of laws, from the mean of each."""
+    total: dict[str, float] = defaultdict(float)
+    count: dict[str, int] = defaultdict(int)
+    for law, error in zip(laws, errors, strict=True):
+        key = law.name if by == "law" else getattr(law, by)
+        total[key] += error * law.units
+        count[key] += law.units
+    return {key: total[key] / count[key] for key in total}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRecord:
+    """One monitored step: a row of numbers for every law."""
+
+    step: int
+    laws: Sequence[LawName]
+    causes: tuple[str, ...]
+    numbers: Tensor
+    """Laws × (FIELDS and causes), on the host."""
+    readings: Mapping[str, float] = field(default_factory=dict)
+    skipped: bool = False
+    """Whether no optimizer made a step; nothing should have moved."""
+    alarms: tuple[Alarm, ...] = ()
+
+    def entries(self) -> list[Entry]:
+        """One entry per law."""
+        found = []
+        width = len(FIELDS)
+        for law, row in zip(self.laws, self.numbers.tolist(), strict=True):
+            causes = dict(zip(self.causes, row[width:], strict=True))
+            found.append(
+                Entry(
+                    law=law.name,
+                    step=self.step,
+                    first_order=sum(causes.values(), 0.0),
+                    causes=causes,
+                    **dict(zip(FIELDS, row, strict=False)),
+                )
+            )
+        return found
+
+    def column(self, name: str) -> list[float]:
+        """One number of every law."""
+        values: list[float] = self.numbers[:, FIELDS.index(name)].tolist()
+        return values
+
+    def errors(self, by: By = "block") -> dict[str, float]:
+        """Equation (10): the mean over laws, for every block, layer, family or law."""
+        return averaged(self.laws, self.column("error"), by)
+
+    def scalars(self, *, laws: bool = False) -> dict[str, float]:
+        """Named numbers for a dashboard: by block and over all; with `laws`, those of every law as well."""
+        found = {f"error/{block or 'model'}": error for block, error in self.errors().items()}
+        found |= {f"reading/{name}": value for name, value in self.readings.items()}
+        entries = self.entries()
+        for name in ("observed", "first_order", "second_order", "residual"):
+            found[f"largest/{name}"] = max((abs(getattr(entry, name)) for entry in entries), default=0.0)
+        found["largest/excess"] = max((entry.excess for entry in entries), default=0.0)
+        found["alarms"] = float(len(self.alarms))
+        if laws:
+            for entry in entries:
+                found |= {
+                    f"{name}/{entry.law}": getattr(entry, name)
+                    for name in ("observed", "first_order", "second_order", "residual", "error")
+                }
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "step": self.step,
+            "skipped": self.skipped,
+            "errors": self.errors(),
+            "readings": dict(self.readings),
+            "laws": [
+                {name: getattr(entry, name) for name in ("law", "first_order", *FIELDS)}
+                | {"causes": dict(entry.causes)}
+                for entry in self.entries()
+            ],
+            "alarms": [
+                {name: getattr(alarm, name) for name in ("code", "law", "value", "limit", "message")}
+                for alarm in self.alarms
+            ],
+        }

@@ -1,0 +1,68 @@
+"""A live table in the terminal: equation (10) by block, and the law that stands out."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from conserved.track.record import StepRecord
+from conserved.track.sinks.sink import Run, Sink
+
+
+class LiveTable(Sink):
+    """Redraws a table in place; where output is not a terminal, one plain line every `lines` records."""
+
+    def __init__(self, console: Console | None = None, *, lines: int = 100) -> None:
+        self._console = console or Console()
+        self._lines = lines
+        self._seen = 0
+        self._live: Live | None = None
+
+    def begin(self, run: Run) -> None:
+        self._name = run.name
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4)
+            self._live.start()
+
+    def write(self, record: StepRecord) -> None:
+        self._seen += 1
+        if self._live is not None:
+            self._live.update(self.table(record))
+        elif (self._seen - 1) % self._lines == 0 or record.alarms:
+            worst = max(record.entries(), key=lambda entry: entry.excess)
+            self._console.print(
+                f"step {record.step}: error {_mean(record):.2e}, largest residual {abs(worst.residual):.1e} in "
+                f"{worst.law} ({worst.excess:.2g} of rounding), {len(record.alarms)} alarms",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def table(self, record: StepRecord) -> Group:
+        """What is shown for one record."""
+        table = Table(title=f"{self._name}, step {record.step}", box=None, pad_edge=False, header_style="bold")
+        table.add_column("block")
+        for heading in ("error", "observed", "first order", "second order", "residual", "of rounding"):
+            table.add_column(heading, justify="right")
+        by_block: dict[str, list[int]] = {}
+        for number, law in enumerate(record.laws):
+            by_block.setdefault(law.block, []).append(number)
+        entries, errors = record.entries(), record.errors()
+        for block, numbers in by_block.items():
+            most = max((entries[number] for number in numbers), key=lambda entry: entry.excess)
+            cells = [f"{errors[block]:.2e}"]
+            cells += [f"{value:.1e}" for value in (most.observed, most.first_order, most.second_order, most.residual)]
+            cells.append(f"{most.excess:.2g}")
+            table.add_row(block or "(model)", *cells, style="red" if not most.excess <= 1 else "")
+        return Group(table, *(Text(alarm.message, style="red") for alarm in record.alarms[:3]))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _mean(record: StepRecord) -> float:
+    errors = record.errors("law")
+    return sum(errors.values()) / len(errors)

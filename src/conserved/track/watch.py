@@ -1,0 +1,285 @@
+"""Listens to optimizers: what each step was made with, at the time it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from conserved.symmetry import Tensors
+from conserved.track.combination import Combination, Scalar
+from conserved.track.expansion import Expansion
+from conserved.track.rules import ParameterStep, Rule, Update, rule_of
+
+
+class StepMissed(RuntimeError):
+    """The monitor was not called when it needed to be; the message says where to call it."""
+
+
+@dataclass(slots=True)
+class GroupSums:
+    """What the hyperparameters of one parameter group add up to over a run, as exact theory needs them."""
+
+    time: Scalar = 0.0
+    """Σ lr: how long gradient flow would have taken."""
+    squares: Scalar = 0.0
+    """Σ lr²."""
+    decayed: Scalar = 0.0
+    """Σ lr·λ."""
+    damped: Scalar = 1.0
+    """Π momentum."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One optimizer, and what its last step was made with."""
+
+    optimizer: Optimizer
+    rule: Rule
+    sums: list[GroupSums]
+    steps: int = 0
+    depth: int = 0
+    """How many `step` methods are under way: one that calls its base class's announces itself twice."""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    moved: set[str] = field(default_factory=set)
+    counts: dict[str, float] = field(default_factory=dict)
+    """The step counts of parameters whose optimizer keeps them on the device, followed on the host."""
+    counted: int = 0
+    """The identity of the state they were read from: loading a checkpoint replaces it."""
+    skipped: Tensor | None = None
+    """One if a fused optimizer found infinities in the gradients and left everything as it was."""
+
+
+class OptimizerWatch:
+    """Hooks on optimizers that remember hyperparameters, and parameters where a rule asks for them, step by step."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        theta: Tensors,
+        *,
+        rule: Rule | None = None,
+        before: Callable[[], None] = lambda: None,
+        sampled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._theta = theta
+        self._names = {id(parameter): name for name, parameter in theta.items()}
+        self._before_step, self._sampled = before, sampled
+        self._copies: dict[str, Tensor] = {}
+        self._watched = [
+            _Watched(optimizer, rule or rule_of(optimizer), [GroupSums() for _ in optimizer.param_groups])
+            for optimizer in optimizers
+        ]
+        self._place: dict[str, tuple[_Watched, int]] = {}
+        self._find_places()
+        self._handles = []
+        for watched in self._watched:
+            self._handles.append(watched.optimizer.register_step_pre_hook(self._starting(watched)))
+            self._handles.append(watched.optimizer.register_step_post_hook(self._ended(watched)))
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The name of the rule that each optimizer follows."""
+        return tuple(watched.rule.name for watched in self._watched)
+
+    @property
+    def owned(self) -> set[str]:
+        """The parameters that some optimizer steps."""
+        return set(self._place)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether any optimizer made a step since `clear`."""
+        return any(watched.steps for watched in self._watched)
+
+    def copied_bytes(self) -> int:
+        """Memory that rules ask for to hold parameters from before a step."""
+        names = [name for name in self._theta if name in self._place and self._keeps(name)]
+        return sum(self._theta[name].numel() * self._theta[name].element_size() for name in names)
+
+    def sums_of(self, name: str) -> GroupSums:
+        """The sums of the group a parameter is in."""
+        watched, group = self._place[name]
+        return watched.sums[group]
+
+    def descends_plainly(self, name: str) -> bool:
+        """Whether a parameter is stepped by gradient descent and nothing else."""
+        watched, group = self._place[name]
+        options = watched.optimizer.param_groups[group]
+        return watched.rule.name == "SGD" and not options["momentum"] and not options["weight_decay"]
+
+    def buffer_of(self, name: str) -> Tensor | None:
+        """The momentum buffer of a parameter under heavy-ball SGD, None where there is none."""
+        watched, group = self._place[name]
+        options = watched.optimizer.param_groups[group]
+        if watched.rule.name != "SGD" or not options["momentum"] or options["nesterov"]:
+            return None
+        buffer = watched.optimizer.state[self._theta[name]].get("momentum_buffer")
+        return buffer if isinstance(buffer, Tensor) else None
+
+    def optimizer_sums(self) -> list[list[GroupSums]]:
+        """All sums, by optimizer and group, to be saved."""
+        return [watched.sums for watched in self._watched]
+
+    def check(self) -> None:
+        """Refuse to account for steps whose gradients are gone, or for several at once."""
+        for watched in self._watched:
+            if watched.steps > 1:
+                raise StepMissed(
+                    f"{type(watched.optimizer).__name__} made {watched.steps} steps since the last Monitor.step(). "
+                    "Call it after every optimizer step; to look at fewer of them, pass every=."
+                )
+            gone = [name for name in sorted(watched.moved) if self._theta[name].grad is None]
+            if gone and watched.rule.name != "generic":
+                raise StepMissed(
+                    f"{gone[0]} had a gradient when its optimizer stepped and has none now. "
+                    "Call Monitor.step() right after optimizer.step(), before zero_grad()."
+                )
+
+    def clear(self) -> None:
+        """Forget the last step."""
+        self._copies.clear()
+        for watched in self._watched:
+            watched.steps, watched.depth, watched.skipped = 0, 0, None
+            watched.moved = set()
+
+    def expand(self, name: str, *, causes: bool = True) -> Expansion:
+        """The last step of a parameter."""
+        return Expansion.of(self._theta[name], self._update(name), causes=causes)
+
+    def unclipped(self, name: str) -> Expansion:
+        """A parameter that has not moved, and its gradient as it is now."""
+        watched, group = self._place[name]
+        parameter = self._theta[name]
+        if parameter.grad is None:
+            return Expansion.of(parameter)
+        gradient = Combination.of(parameter.grad)
+        uphill = bool(watched.optimizer.param_groups[group].get("maximize", False))
+        return Expansion.of(parameter, Update(gradient=-gradient if uphill else gradient, rate=0.0))
+
+    def gradient_norm(self) -> Tensor:
+        """The norm of all watched gradients together, without waiting for the device."""
+        gradients = [self._theta[name].grad for watched in self._watched for name in sorted(watched.moved)]
+        present = [gradient.detach() for gradient in gradients if gradient is not None]
+        values = [one.coalesce().values() if one.is_sparse else one for one in present]
+        norm = torch.nn.utils.get_total_norm(values)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def _update(self, name: str) -> Update | None:
+        watched, group = self._place[name]
+        if not watched.steps or name not in watched.moved:
+            return None
+        parameter = self._theta[name]
+        gradient = parameter.grad
+        before = self._copies.get(name)
+        update = watched.rule.update(
+            ParameterStep(
+                parameter=parameter,
+                gradient=torch.zeros_like(parameter) if gradient is None else gradient,
+                state=watched.optimizer.state[parameter],
+                group=watched.groups[group],
+                before=before,
+                count=self._count(watched, name),
+            )
+        )
+        return update if watched.skipped is None else _unless(watched.skipped, update, parameter)
+
+    def _count(self, watched: _Watched, name: str) -> float | None:
+        """The number of steps, read from the device once; a scaler that skips steps leaves no way to follow it."""
+        count = watched.optimizer.state[self._theta[name]].get("step")
+        if not isinstance(count, Tensor) or count.device.type == "cpu" or watched.skipped is not None:
+            return None
+        if name not in watched.counts:
+            watched.counts[name] = float(count)
+        return watched.counts[name]
+
+    def _keeps(self, name: str) -> bool:
+        watched, group = self._place[name]
+        return watched.rule.keeps(watched.optimizer.param_groups[group])
+
+    def _find_places(self) -> None:
+        for watched in self._watched:
+            for number, group in enumerate(watched.optimizer.param_groups):
+                if number >= len(watched.sums):
+                    watched.sums.append(GroupSums())
+                for parameter in group["params"]:
+                    name = self._names.get(id(parameter))
+                    if name is not None:
+                        self._place[name] = (watched, number)
+
+    def _starting(self, watched: _Watched) -> Callable[..., None]:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            watched.depth += 1
+            if watched.depth > 1 or not self._sampled():
+                return
+            if not self.stepped:
+                self._before_step()
+            for name, (owner, _) in self._place.items():
+                if owner is watched and self._keeps(name):
+                    self._copies[name] = self._theta[name].detach().clone()
+
+        return hook
+
+    def _ended(self, watched: _Watched) -> Callable[..., None]:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            watched.depth -= 1
+            if watched.depth > 0:
+                return
+            if len(watched.sums) != len(optimizer.param_groups):
+                self._find_places()
+            watched.steps += 1
+            watched.groups = [
+                {key: _kept(value) for key, value in group.items() if key != "params"}
+                for group in optimizer.param_groups
+            ]
+            watched.skipped = getattr(optimizer, "found_inf", None)
+            watched.moved = {
+                name
+                for name, (owner, _) in self._place.items()
+                if owner is watched and (self._theta[name].grad is not None or name in self._copies)
+            }
+            if watched.skipped is not None or watched.counted != id(optimizer.state):
+                watched.counts, watched.counted = {}, id(optimizer.state)
+            for name in watched.moved & watched.counts.keys():
+                watched.counts[name] += 1
+            for sums, group in zip(watched.sums, watched.groups, strict=True):
+                lr = group["lr"]
+                sums.time = sums.time + lr
+                sums.squares = sums.squares + lr * lr
+                sums.decayed = sums.decayed + lr * group.get("weight_decay", 0.0)
+                sums.damped = sums.damped * group.get("momentum", 0.0)
+
+        return hook
+
+
+def _kept(value: Any) -> Any:
+    """A hyperparameter as it is now: schedulers change tensors in place."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _unless(skipped: Tensor, update: Update, parameter: Tensor) -> Update:
+    """The update, or nothing if the optimizer found infinities; decided on the device."""
+    masked: dict[int, Tensor] = {id(parameter): torch.where(skipped > 0, 0.0, parameter.detach())}
+
+    def mask(combination: Combination) -> Combination:
+        total = Combination()
+        for coefficient, tensor in combination.terms.values():
+            if id(tensor) not in masked:
+                masked[id(tensor)] = torch.where(skipped > 0, 0.0, tensor.detach())
+            total = total + coefficient * Combination.of(masked[id(tensor)])
+        return total
+
+    return Update(
+        parts={cause: mask(part) for cause, part in update.parts.items()},
+        gradient=mask(update.gradient),
+        rate=update.rate,
+    )

@@ -1,0 +1,134 @@
+"""The account of every step adds up: observed change = first order by cause + second order, to rounding."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from conserved import Monitor, kind
+from conserved.kind import KINDS, Kind
+from conserved.symmetry import moment_map
+from tolerances import AGREE
+from training import OPTIMIZERS, decoder, exact_text_loss, stepping, train, vision
+
+STEPS = 500
+ADDS_UP = 1e-12
+"""|observed − accounted| over the size of a law's terms, in float64."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["decoder", "vision"])
+def test_the_ledger_adds_up_over_500_steps_of_every_optimizer(kind: str) -> None:
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, str(here / "ledger_run.py"), kind, str(STEPS)], capture_output=True, text=True, check=True
+    )
+    runs = json.loads(done.stdout)
+    assert list(runs) == [case.name for case in OPTIMIZERS]
+    for case in OPTIMIZERS:
+        found = runs[case.name]
+        assert found["steps"] == (STEPS // 5 if case.variant else STEPS), case.name
+        assert found["entries"] == found["steps"] * found["laws"], case.name
+        assert found["residual"] <= ADDS_UP, (case.name, found["residual"])
+        assert found["total"] <= ADDS_UP, (case.name, found["total"])
+        assert found["excess"] <= 1, (case.name, found["excess"])
+        assert set(found["causes"]) == case.causes, case.name
+        assert not found["alarms"], (case.name, found["alarms"])
+        assert found["drift"] > 1e-5, f"{case.name}: a run in which nothing drifts shows nothing"
+
+
+PAIRS = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2))
+
+
+def polar_by_definition(one: Kind, a: Tensor, b: Tensor) -> Tensor:
+    """½(μ(A, B) + μ(B, A)) of directions."""
+    both = [moment_map(one, (1,), (x,), (y,), point=False) for x, y in ((a, b), (b, a))]
+    return one.conserved(both[0] + both[1]) / 2
+
+
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("layout", ["rows", "columns", "strided"])
+@pytest.mark.parametrize("code", KINDS)
+def test_pairings_are_the_polar_form_of_the_moment_map(
+    code: str, layout: str, dtype: torch.dtype, device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over every path: in one piece and in slices, as processors and as other devices take them."""
+    if device:
+        monkeypatch.setattr(kind, "in_cache", lambda like: False)
+    one = KINDS[code]
+    for size in (1 << 20, 256, 40):
+        monkeypatch.setattr(kind, "_SLICE", size)
+        monkeypatch.setattr(kind, "_DEVICE_SLICE", size)
+        shape = (3, 6, 17) if layout != "columns" else (3, 17, 6)
+        legs = [torch.randn(*shape, dtype=dtype) for _ in range(3)]
+        legs = [leg.mT if layout == "columns" else leg for leg in legs]
+        if layout == "strided":
+            legs = [torch.randn(6, 3, 17, dtype=dtype).transpose(0, 1) for _ in range(3)]
+        found = [one.polar(form) for form in one.pairings(legs, PAIRS, dtype)]
+        for form, (i, j) in zip(found, PAIRS, strict=True):
+            torch.testing.assert_close(form, polar_by_definition(one, legs[i], legs[j]), rtol=AGREE[dtype], atol=1e-5)
+
+
+def test_the_path_for_other_devices_gives_the_same_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledgers = []
+    for device in (False, True):
+        monkeypatch.setattr(kind, "in_cache", lambda like, device=device: not device)
+        torch.manual_seed(0)
+        model = decoder(positions="none").double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+        monitor = Monitor(model, optimizer, loss="cross_entropy")
+        train(model, optimizer, exact_text_loss, 3, after=stepping(monitor))
+        ledgers.append(monitor.ledger())
+    for ours, theirs in zip(*ledgers, strict=True):
+        assert ours.law == theirs.law
+        for name in ("observed", "first_order", "second_order", "error"):
+            assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-9, abs=1e-14)
+
+
+def test_coordinates_multiplicities_and_reach_describe_the_law() -> None:
+    model = vision().double()
+    laws = Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), loss="cross_entropy").laws
+    values, reference = laws.values(), laws.reference()
+    for symmetry in laws:
+        law, one = values[symmetry.name], symmetry.kind
+        coordinates = one.coordinates(law)
+        assert coordinates.shape == (symmetry.numbers,)
+        weights = one.multiplicities(symmetry.n, symmetry.m)
+        assert float((weights * coordinates.square()).sum()) == pytest.approx(float(law.square().sum()))
+        assert (len(one.units(law)) == 1) or not one.together
+        if not one.linear:
+            # |Σ ± a·b| ≤ Σ |a||b| ≤ ‖a‖‖b‖, entry by entry.
+            terms = sum(abs(leg.degree) * leg.view.matrix(laws.parameters[leg.view.parameter]).detach().square().sum(-1)
+                        for leg in symmetry.legs if one.code in ("scaling", "general_linear"))  # fmt: skip
+            if isinstance(terms, Tensor):
+                reach = one.reach(terms)
+                assert bool((one.coordinates(reference.scales[symmetry.name]) <= reach * (1 + 1e-12)).all())
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1], ids=["plain", "decayed"])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW], ids=lambda one: one.__name__)
+def test_laws_of_a_gain_of_one_plus_gamma_add_up_too(optimizer: type[torch.optim.Optimizer], decay: float) -> None:
+    """Decay pulls γ and not 1 + γ, so the law sees a constant beside the parameter."""
+    import hf_zoo
+
+    family = hf_zoo.named("Gemma 2")
+    model = family.build()
+    steps = optimizer(model.parameters(), lr=0.01, weight_decay=decay)  # type: ignore[call-arg]
+    monitor = Monitor(model, steps)
+    watched = [s.name for s in family.laws(model) if any(leg.view.offset for leg in s.legs)]
+    for seed in range(5):
+        steps.zero_grad()
+        family.objective(model, seed=seed).backward()
+        steps.step()
+        monitor.step()
+    rows = [row for row in monitor.ledger() if row.law in watched]
+    assert len(rows) == 5 * len(watched)
+    assert max(abs(row.observed) for row in rows) > 1e-4
+    assert max(abs(row.residual) for row in rows) <= ADDS_UP * 10
