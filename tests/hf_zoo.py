@@ -141,6 +141,8 @@ GPT2 = {
 OPT = TINY | {"ffn_dim": 3, "word_embed_proj_dim": 4, "dropout": 0.0}
 SMOOTH = {"activation_function": "gelu_new"}
 BERT = TINY | {"type_vocab_size": 2, "hidden_dropout_prob": 0.0, "hidden_act": "gelu_new"}
+# Heads add layer norms; at this width float64 still separates rounding from directions.
+WIDE_BERT = BERT | {"hidden_size": 8, "intermediate_size": 2}
 VIT = {
     "hidden_size": 4,
     "num_hidden_layers": 1,
@@ -216,6 +218,8 @@ FAMILIES = [
     family("BERT, masked, tied", "BertForMaskedLM", "BertConfig", BERT | {"tie_word_embeddings": True}, 46, seed=None),
     family("BERT classifier", "BertForSequenceClassification", "BertConfig", BERT | {"num_labels": 3}, 54, seed=None),
     family("BERT tagger", "BertForTokenClassification", "BertConfig", BERT | {"num_labels": 3}, 54, seed=None),
+    family("BERT, masked, tied, wider", "BertForMaskedLM", "BertConfig", WIDE_BERT | {"tie_word_embeddings": True}, 93),
+    family("BERT tagger, wider", "BertForTokenClassification", "BertConfig", WIDE_BERT | {"num_labels": 3}, 105),
     family("ViT", "ViTModel", "ViTConfig", VIT, 51, loss="regression"),
     family(
         "ViT classifier",
