@@ -129,6 +129,23 @@ def peak(run: Run) -> int | None:
     return int(torch.cuda.max_memory_allocated())
 
 
+def waits(run: Run) -> bool | None:
+    """Whether what is done after a step makes the host wait for the device, as torch itself detects it."""
+    if run.device.type != "cuda":
+        return None
+    run.loss(run.text[0]).backward()
+    run.optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run.after()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        run.optimizer.zero_grad()
+    return False
+
+
 def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: str, rounds: int) -> dict[str, Any]:
     """All ways of watching one optimizer's run, in turns."""
     torch.manual_seed(0)
@@ -162,6 +179,7 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
             runs["wandb.watch"].after = wandb_watched(runs["wandb.watch"])
     seconds = side_by_side({way: run.step for way, run in runs.items()}, rounds)
     alone = {way: median(run.alone() for _ in range(4)) for way, run in runs.items()}
+    waiting = {way: waits(runs[way]) for way in monitors}
     held = {way: monitor.memory() for way, monitor in monitors.items()}
     if device == "cuda":
         base = torch.cuda.memory_allocated()
@@ -177,6 +195,7 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
         "host_seconds": {way: median(run.spent[1:]) for way, run in runs.items()},
         "alone_seconds": alone,
         "alone_share": {way: taken / seconds["none"] for way, taken in alone.items()},
+        "waits_for_device": waiting,
         "held_bytes": held,
         "held_share": {way: (one["laws"] + one["copies"]) / one["parameters"] for way, one in held.items()},
         "peak_bytes": memory,
