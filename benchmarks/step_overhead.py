@@ -54,6 +54,8 @@ class Run:
         self.after: Callable[[], object] = lambda: None
         self.spent: list[float] = []
         """Seconds the host was busy after each step."""
+        self.worked: list[float] = []
+        """Seconds of processor time of every step, which other programs on the machine do not stretch."""
 
     def loss(self, rows: Tensor) -> Tensor:
         """Next-token cross-entropy, in bfloat16 on a GPU as everyone trains there."""
@@ -79,6 +81,7 @@ class Run:
 
     def step(self) -> None:
         """One training step."""
+        began = time.process_time()
         for rows in self.text:
             self.loss(rows).backward()
         self.optimizer.step()
@@ -86,6 +89,7 @@ class Run:
         self.after()
         self.spent.append(time.perf_counter() - start)
         self.optimizer.zero_grad()
+        self.worked.append(time.process_time() - began)
 
 
 def watched(run: Run, **options: Any) -> Monitor:
@@ -129,6 +133,23 @@ def peak(run: Run) -> int | None:
     return int(torch.cuda.max_memory_allocated())
 
 
+def waits(run: Run) -> bool | None:
+    """Whether what is done after a step makes the host wait for the device, as torch itself detects it."""
+    if run.device.type != "cuda":
+        return None
+    run.loss(run.text[0]).backward()
+    run.optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run.after()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        run.optimizer.zero_grad()
+    return False
+
+
 def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: str, rounds: int) -> dict[str, Any]:
     """All ways of watching one optimizer's run, in turns."""
     torch.manual_seed(0)
@@ -162,6 +183,7 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
             runs["wandb.watch"].after = wandb_watched(runs["wandb.watch"])
     seconds = side_by_side({way: run.step for way, run in runs.items()}, rounds)
     alone = {way: median(run.alone() for _ in range(4)) for way, run in runs.items()}
+    waiting = {way: waits(runs[way]) for way in monitors}
     held = {way: monitor.memory() for way, monitor in monitors.items()}
     if device == "cuda":
         base = torch.cuda.memory_allocated()
@@ -174,9 +196,14 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
         "tokens": batch["micro"] * batch["length"] * batch["accumulate"],
         "seconds": seconds,
         "overhead": {way: taken / seconds["none"] - 1 for way, taken in seconds.items()},
+        "processor_seconds": {way: median(run.worked[1:]) for way, run in runs.items()},
+        "processor_overhead": {
+            way: median(run.worked[1:]) / median(runs["none"].worked[1:]) - 1 for way, run in runs.items()
+        },
         "host_seconds": {way: median(run.spent[1:]) for way, run in runs.items()},
         "alone_seconds": alone,
         "alone_share": {way: taken / seconds["none"] for way, taken in alone.items()},
+        "waits_for_device": waiting,
         "held_bytes": held,
         "held_share": {way: (one["laws"] + one["copies"]) / one["parameters"] for way, one in held.items()},
         "peak_bytes": memory,
@@ -201,6 +228,7 @@ def main() -> None:
         "way of watching",
         "step (ms)",
         "overhead",
+        "processor",
         "alone (ms)",
         "alone",
         "held / parameters",
@@ -217,6 +245,7 @@ def main() -> None:
                 way,
                 f"{1e3 * taken:.1f}",
                 f"{found['overhead'][way]:+.2%}",
+                f"{found['processor_overhead'][way]:+.2%}",
                 f"{1e3 * found['alone_seconds'][way]:.1f}",
                 f"{found['alone_share'][way]:.2%}",
                 share,

@@ -58,6 +58,7 @@ def test_a_parameter_nudged_outside_the_optimizer(optimizer: str, dtype: torch.d
 
     train(model, stepped, loss, STEPS, after=after)
     assert broken(monitor) == {WHEN: touching(monitor, QUERY)}
+    assert {alarm.code for alarm in monitor.alarms} == {"residual"}, "one defect, one alarm"
 
 
 def test_a_nudge_between_the_step_and_the_monitor_belongs_to_that_step() -> None:

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from conserved import Monitor, blocks
 from conserved.track import GENERIC
 from conserved.track import Monitor as SameMonitor
-from training import LENGTH, VOCABULARY, decoder, exact_text_loss, sentences, text_loss, train, without_epsilon
+from training import (
+    LENGTH,
+    VOCABULARY,
+    decoder,
+    exact_text_loss,
+    sentences,
+    stepping,
+    text_loss,
+    train,
+    without_epsilon,
+)
 
 EXACT = 1e-13
 
@@ -247,6 +257,21 @@ def test_parts_of_a_model_that_a_batch_does_not_reach_stay_where_they_are() -> N
     train(model, optimizer, loss, 6, after=lambda _: monitor.step())
     assert worst(monitor) < EXACT
     assert not monitor.alarms
+
+
+def test_step_counts_on_a_device_are_followed_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conserved.track.watch.remote", lambda tensor: True)
+    model = decoder().double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    train(model, optimizer, exact_text_loss, 2)
+    monitor = Monitor(model, optimizer, every=2)
+    train(model, optimizer, exact_text_loss, 6, after=stepping(monitor))
+    assert worst(monitor) < EXACT
+    optimizer.load_state_dict(optimizer.state_dict())
+    for state in optimizer.state.values():
+        state["step"] -= 1
+    train(model, optimizer, exact_text_loss, 4, after=stepping(monitor))
+    assert worst(monitor) < EXACT
 
 
 def test_groups_added_during_training_are_followed() -> None:

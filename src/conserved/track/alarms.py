@@ -13,27 +13,26 @@ Watchman = Callable[[StepRecord], Iterator[Alarm]]
 
 def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
     """A law changed by more than its account and rounding explain, in this step."""
-    for entry in record.entries():
-        if not entry.excess <= 1:
-            yield Alarm(
-                step=record.step,
-                code="residual",
-                law=entry.law,
-                value=entry.excess,
-                limit=1.0,
-                message=(
-                    f"{entry.law} changed by {entry.observed:.3g} in step {record.step}, of which {entry.residual:.3g} "
-                    f"is neither the optimizer's doing nor rounding (about {entry.bound:.1g}). Something else wrote to "
-                    "these parameters, their gradients are not those of one loss (a wrong backward pass, a missing "
-                    "all-reduce, clipping by value that the monitor was not told of), or they are not finite."
-                ),
-            )
+    for entry in record.entries(above=("excess", 1.0)):
+        yield Alarm(
+            step=record.step,
+            code="residual",
+            law=entry.law,
+            value=entry.excess,
+            limit=1.0,
+            message=(
+                f"{entry.law} changed by {entry.observed:.3g} in step {record.step}, of which {entry.residual:.3g} "
+                f"is neither the optimizer's doing nor rounding (about {entry.bound:.1g}). Something else wrote to "
+                "these parameters, their gradients are not those of one loss (a wrong backward pass, a missing "
+                "all-reduce, clipping by value that the monitor was not told of), or they are not finite."
+            ),
+        )
 
 
 def faster_than_account(record: StepRecord) -> Iterator[Alarm]:
     """The residuals of all steps together exceed what rounding errors of either sign add up to."""
-    for entry in record.entries():
-        if entry.excess <= 1 and not entry.leak <= 1:
+    for entry in record.entries(above=("leak", 1.0)):
+        if entry.excess <= 1:
             yield Alarm(
                 step=record.step,
                 code="leak",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 FIELDS = (
@@ -110,11 +111,16 @@ class StepRecord:
     """Whether no optimizer made a step; nothing should have moved."""
     alarms: tuple[Alarm, ...] = ()
 
-    def entries(self) -> list[Entry]:
-        """One entry per law."""
+    def entries(self, *, above: tuple[str, float] | None = None) -> list[Entry]:
+        """One entry per law; with `above`, of those laws whose field is not at most a limit."""
         found = []
         width = len(FIELDS)
-        for law, row in zip(self.laws, self.numbers.tolist(), strict=True):
+        laws, numbers = self.laws, self.numbers
+        if above is not None:
+            name, limit = above
+            (chosen,) = torch.where(~(numbers[:, FIELDS.index(name)] <= limit))
+            laws, numbers = [laws[place] for place in chosen.tolist()], numbers[chosen]
+        for law, row in zip(laws, numbers.tolist(), strict=True):
             causes = dict(zip(self.causes, row[width:], strict=True))
             found.append(
                 Entry(

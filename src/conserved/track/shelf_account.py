@@ -148,7 +148,10 @@ def settled(
     running.accounted += explained
     # Copies: what an account holds are views of everything it was computed from.
     running.previous, running.sizes = account.law.clone(), account.sizes.clone()
-    running.rounded += bound.amax(-1).square()
+    excess = _ratio(residual.abs(), bound).amax(-1)
+    # What has raised an alarm of its own is not a leak as well; twice, so that it alone stays well below one.
+    told = torch.where(excess > 1, 2 * residual.abs().amax(-1), torch.zeros_like(excess))
+    running.rounded += torch.maximum(bound.amax(-1), told).square()
     running.moved += account.moved
     running.steepest = torch.maximum(
         running.steepest, torch.where(rate > 0, account.moved / rate.square(), torch.zeros_like(rate))
@@ -162,7 +165,7 @@ def settled(
         "second_order": account.second.gather(-1, where)[:, 0],
         "residual": residual.gather(-1, where)[:, 0],
         "bound": bound.gather(-1, where)[:, 0],
-        "excess": _ratio(residual.abs(), bound).amax(-1),
+        "excess": excess,
         "leak": _ratio(gone.abs().amax(-1), running.rounded.sqrt()),
         "error": equation_10(shelf, scales, drift),
         "drift": drift.gather(-1, farthest)[:, 0],

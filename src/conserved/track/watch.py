@@ -196,7 +196,7 @@ class OptimizerWatch:
     def _count(self, watched: _Watched, name: str) -> float | None:
         """The number of steps, read from the device once; a scaler that skips steps leaves no way to follow it."""
         count = watched.optimizer.state[self._theta[name]].get("step")
-        if not isinstance(count, Tensor) or count.device.type == "cpu" or watched.skipped is not None:
+        if not isinstance(count, Tensor) or not remote(count) or watched.skipped is not None:
             return None
         if name not in watched.counts:
             watched.counts[name] = float(count)
@@ -259,6 +259,11 @@ class OptimizerWatch:
                 sums.damped = sums.damped * group.get("momentum", 0.0)
 
         return hook
+
+
+def remote(tensor: Tensor) -> bool:
+    """Whether reading a number from the tensor would wait for a device."""
+    return tensor.device.type != "cpu"
 
 
 def _kept(value: Any) -> Any:
