@@ -2,6 +2,9 @@
 
 __version__ = "0.1.0"
 
+import importlib
+from typing import Any
+
 from conserved import blocks
 from conserved.certify import Certificate, certify
 from conserved.discover import Discovery, discover, find_laws
@@ -35,3 +38,10 @@ __all__ = [
     "recognize",
     "register",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Parts that are imported when they are first used."""
+    if name == "attention":
+        return importlib.import_module("conserved.attention")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
