@@ -5,7 +5,14 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-EXTRAS = {"transformers": "hf", "peft": "hf", "accelerate": "hf", "safetensors": "hf", "timm": "timm"}
+EXTRAS = {
+    "transformers": "hf",
+    "peft": "hf",
+    "accelerate": "hf",
+    "safetensors": "hf",
+    "timm": "timm",
+    "matplotlib": "plots",
+}
 """Which extra of this package brings an optional one."""
 
 

@@ -129,7 +129,7 @@ def _alarm(step: int, kind: str, name: str, value: float, departure: float, limi
     times = math.exp(min(departure, 700.0))
     way = "above" if HARM[kind] > 0 else "below"
     message = (
-        f"{name} is {value:.4g} at step {step}, a factor of {times:.2f} {way} its recent past; healthy runs stay within "
-        f"{math.exp(limit):.2f}. Perhaps {_MEANING[kind]}."
+        f"{name} is {value:.4g} at step {step}, a factor of {times:.2f} {way} its recent past; healthy runs stay "
+        f"within {math.exp(limit):.2f}. Perhaps {_MEANING[kind]}."
     )
     return AttentionAlarm(step=step, code=f"attention.{kind}", law=name, value=value, limit=limit, message=message)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,7 @@ class AttentionRecord:
         }
 
 
+@runtime_checkable
 class Sink(Protocol):
     """A place for records: what every sink of the law monitor is."""
 
