@@ -135,6 +135,9 @@ class TestAgreement:
         field = energy_field(q, k, causal=True, leading=3)
         assert not field.complete
         assert field.rank.isnan().all()
+        unasked = energy_field(q, k, causal=True)
+        assert unasked.stable_rank.isnan().all()
+        torch.testing.assert_close(unasked.participation, field.participation)
         for head in range(2):
             assert_agrees(field, head, naive(q[head], k[0], causal=True)[2], FIELD[torch.float64])
 

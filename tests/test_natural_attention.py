@@ -82,7 +82,7 @@ class TestMetrics:
             module = layer()
             module.q.requires_grad_(False)
             module.k.requires_grad_(False)
-            optimizer = NaturalDescent(module, lr=0.5, damping=1e-13, metric=metric)  # type: ignore[arg-type]
+            optimizer = NaturalDescent(module, lr=0.5, damping=1e-13, metric=metric)
             half_squares(module(x), target).backward()
             optimizer.step()
             ends.append(module.v.detach().clone())

@@ -109,14 +109,17 @@ class EnergyField:
 
     @property
     def stable_rank(self) -> Float[Tensor, "*heads"]:
-        """‖E‖_F²/‖E‖², at most the rank."""
+        """‖E‖_F²/‖E‖², at most the rank; NaN where no singular value is known."""
+        if not self.singular_values.shape[-1]:
+            return torch.full_like(self.energy, torch.nan)
         found = self.energy / self.singular_values[..., 0].square()
         return torch.where(self._nothing, 0.0, found)
 
     @property
     def _nothing(self) -> Bool[Tensor, "*heads"]:
         """Which heads' fields are zero but for rounding."""
-        return self.singular_values[..., 0] <= self.floor
+        largest = self.singular_values[..., 0] if self.singular_values.shape[-1] else self.energy.sqrt()
+        return largest <= self.floor
 
 
 def energy_field(
@@ -131,7 +134,7 @@ def energy_field(
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
     ridge: float | None = None,
-    leading: int = 1,
+    leading: int = 0,
 ) -> EnergyField:
     """The energy field of queries and keys as the attention uses them, for every head at once.
 
@@ -139,8 +142,8 @@ def energy_field(
     `causal` the last query stands at the last key; `window` limits how many keys a query sees. `key_bias` (…, keys) is
     added to every row of logits, −inf there hides a key, and so does False in `key_mask`; False in `query_mask` is a
     row that sees nothing. `slope` is that of a bias −slope·distance (causal only), one for all heads or one for each.
-    `ridge` asks for ridge leverages with λ = ridge · mean squared singular value of the keys. Of a long masked field
-    the `leading` singular values are found.
+    `ridge` asks for ridge leverages with λ = ridge · mean squared singular value of the keys. Of a masked field longer
+    than 512 no singular values are found unless `leading` asks for some; each takes a few dozen passes.
 
     >>> field = energy_field(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [5.0]]))
     >>> field.singular_values, field.rank    # E = (1, 2)ᵀ (−1, 1)
@@ -274,7 +277,8 @@ def _masked(
     rows, columns, sums, values = (torch.cat(part) for part in zip(*parts, strict=True))
     a = abs(scale) * torch.linalg.matrix_norm(q.double() if query_mask is None else q.double() * query_mask[..., None])
     _, leverages, ridged, _ = _key_pass(k, keys.mean, q.new_zeros(*heads, 0, width).double(), space, key_mask)
-    values = values.unflatten(0, heads) if heads else values[0]
+    values = values.reshape(*heads, values.shape[-1])
+    size = rows.clamp(min=0).sum(-1).sqrt().reshape(heads)
     return EnergyField(
         singular_values=values,
         row_sums=sums.reshape(*heads, queries),
@@ -282,12 +286,12 @@ def _masked(
         column_energies=columns.reshape(*heads, n).clamp(min=0),
         leverages=leverages,
         ridge_leverages=ridged,
-        ridge_dimension=_shaped(space.ridge_dimension, values[..., 0]),
+        ridge_dimension=_shaped(space.ridge_dimension, size),
         key_rank=space.rank.expand(heads),
         keys=keys.count.expand(heads),
         bound=None,
         complete=complete,
-        floor=torch.maximum(max(queries, n) * _DOUBLE * values[..., 0], 8 * _DOUBLE * a * space.offset),
+        floor=torch.maximum(max(queries, n) * _DOUBLE * size, 8 * _DOUBLE * a * space.offset),
     )
 
 
@@ -306,8 +310,10 @@ def _masked_slice(
     if complete:
         field = (left @ right.mT).masked_fill(~band.visible(x.shape[-2], y.shape[-2], x.device), 0.0)
         values = torch.linalg.svdvals(field)
-    else:
+    elif leading > 0:
         values = leading_values(left, right, band, leading)
+    else:
+        values = rows.new_zeros(len(rows), 0)
     return rows, columns, totals - means * counts, values
 
 

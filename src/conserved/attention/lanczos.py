@@ -35,35 +35,34 @@ def leading_values(
     count = min(count, queries, keys)
     generator = torch.Generator(device=left.device).manual_seed(0)
     v = torch.randn(heads, keys, dtype=left.dtype, device=left.device, generator=generator)
-    rights = [v / torch.linalg.vector_norm(v, dim=-1, keepdim=True)]
-    lefts: list[Tensor] = []
+    steps = min(most + count, queries, keys)
+    rights, lefts = v.new_zeros(heads, keys, steps + 1), v.new_zeros(heads, queries, steps)
+    rights[..., 0] = v / torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     alphas: list[Tensor] = []
     betas: list[Tensor] = []
     history: list[Tensor] = []
-    for _ in range(min(most + count, queries, keys)):
-        u = (left * band.sums(right * rights[-1][..., None], queries)).sum(-1)
-        alpha, u = _unit(u, lefts)
+    for step in range(steps):
+        u = (left * band.sums(right * rights[..., step, None], queries)).sum(-1)
+        alpha, u = _unit(u, lefts[..., :step])
         alphas.append(alpha)
-        lefts.append(u)
+        lefts[..., step] = u
         v = (right * back.sums(left * u[..., None], keys)).sum(-1)
-        beta, v = _unit(v, rights)
+        beta, v = _unit(v, rights[..., : step + 1])
         values = _bidiagonal(alphas, betas, count)
         history.append(values)
         if len(history) > _PATIENCE + count and _settled(history):
             break
         betas.append(beta)
-        rights.append(v)
+        rights[..., step + 1] = v
     found = history[-1]
     return torch.nn.functional.pad(found, (0, count - found.shape[-1]))
 
 
-def _unit(x: Tensor, basis: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _unit(x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """Length and direction of what is orthogonal to the basis; zero stays zero."""
     before = torch.linalg.vector_norm(x, dim=-1)
-    if basis:
-        known = torch.stack(basis, -1)
-        for _ in range(2):
-            x = x - (known @ (known.mT @ x[..., None]))[..., 0]
+    for _ in range(2):
+        x = x - (known @ (known.mT @ x[..., None]))[..., 0]
     length = torch.linalg.vector_norm(x, dim=-1)
     # What is left of a vector inside the basis is rounding, and must not be made a direction.
     alive = length > 1e-14 * before
