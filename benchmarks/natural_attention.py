@@ -24,16 +24,19 @@ STUDENT_T = 2.262
 
 Make = Callable[[NaturalAttention, float], torch.optim.Optimizer]
 METHODS: dict[str, tuple[Make, tuple[float, ...]]] = {
-    "SGD": (lambda layer, lr: torch.optim.SGD(layer.parameters(), lr=lr), (0.03, 0.1, 0.3, 1.0, 3.0)),
+    "SGD": (
+        lambda layer, lr: torch.optim.SGD(layer.parameters(), lr=lr),
+        (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+    ),
     "SGD, momentum": (
         lambda layer, lr: torch.optim.SGD(layer.parameters(), lr=lr, momentum=0.9),
-        (0.01, 0.03, 0.1, 0.3, 1.0),
+        (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
     ),
     "Adam": (lambda layer, lr: torch.optim.Adam(layer.parameters(), lr=lr), (0.003, 0.01, 0.03, 0.1, 0.3)),
     "natural": (lambda layer, lr: NaturalDescent(layer, lr, damping=1e-2), (0.03, 0.1, 0.3, 0.6, 1.0)),
     "natural, A Aᵀ": (
         lambda layer, lr: NaturalDescent(layer, lr, damping=1e-2, metric="tokens"),
-        (0.001, 0.003, 0.01, 0.03, 0.1),
+        (1e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1),
     ),
 }
 

@@ -33,7 +33,7 @@ ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadRow:
-    """One head of one layer: means over sequences, except for the largest logit and zero-sum error, which are maxima.
+    """One head of one layer: means over sequences; the largest logit and the two errors are maxima.
 
     Rank and its relatives are those of the field over all keys, which has the rank bound; participation is that of the
     field as the mask leaves it. The baselines keep queries and mask and replace keys: by Gaussian ones of the same mean
@@ -46,7 +46,7 @@ class HeadRow:
     sequences: int
     length: float
     width: int
-    bound: int
+    bound: float
     rank: float
     effective_rank: float
     stable_rank: float
@@ -60,6 +60,7 @@ class HeadRow:
     entropy: float
     evenness: float
     zero_sum_error: float
+    rank_excess: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class Probe:
         """A table for a rich console."""
         columns: tuple[tuple[str, Callable[[HeadRow], str]], ...] = (
             ("head", lambda r: str(r.head)),
-            ("rank", lambda r: f"{r.rank:.3g}/{r.bound}"),
+            ("rank", lambda r: f"{r.rank:.3g}/{r.bound:.3g}"),
             ("eff.", lambda r: f"{r.effective_rank:.1f}"),
             ("stable", lambda r: f"{r.stable_rank:.1f}"),
             ("spread", lambda r: f"{r.participation:.2f}"),
@@ -217,8 +218,10 @@ def measure(
     whole = field if field.bound is not None else energy_field(q, k, scale=capture.scale)
     # The largest a row of this energy could sum to.
     most = (field.row_energies * field.keys[..., None]).sqrt().amax(-1).clamp(min=1e-30)
+    assert whole.bound is not None
     found: dict[str, Tensor] = {
         "rank": whole.rank,
+        "rank_excess": whole.rank - whole.bound,
         "effective_rank": whole.effective_rank,
         "stable_rank": whole.stable_rank,
         "participation": field.participation,
@@ -242,7 +245,7 @@ def measure(
         "attention": _words(options),
         "length": k.shape[-2],
         "width": q.shape[-1],
-        "bound": whole.bound,
+        "bound": float(whole.bound),
         "gaussian_coherence": gaussian_coherence(k.shape[-2], k.shape[-1])[0] if baselines else math.nan,
         "limit": ROUNDING[torch.float64 if q.dtype == torch.float64 else torch.float32],
     }
@@ -271,7 +274,7 @@ def _words(options: dict[str, Any]) -> str:
     return "causal" if options["causal"] else "full"
 
 
-_EXTREMES = {"largest_logit", "zero_sum_error"}
+_EXTREMES = {"largest_logit", "zero_sum_error", "rank_excess", "width"}
 
 
 def _row(layer: str, head: int, parts: list[dict[str, Any]]) -> HeadRow:
@@ -283,7 +286,7 @@ def _row(layer: str, head: int, parts: list[dict[str, Any]]) -> HeadRow:
         numbers = [part.get(name, math.nan) for part in parts]
         if name == "attention":
             values[name] = numbers[0]
-        elif name in ("width", "bound") or name in _EXTREMES:
+        elif name in _EXTREMES:
             values[name] = max(numbers)
         else:
             known = [number for number in numbers if not math.isnan(number)]
@@ -296,7 +299,7 @@ def _judge(rows: tuple[HeadRow, ...], limit: float) -> Verdict:
     if not rows:
         return Verdict(status=Verdict.INCONCLUSIVE, message="No attention of this model could be described.")
     error = max(row.zero_sum_error for row in rows)
-    over = max(row.rank - row.bound for row in rows)
+    over = max(row.rank_excess for row in rows)
     evidence = (
         Evidence(what="largest row sum over the largest possible", value=error, limit=limit, samples=len(rows)),
         Evidence(what="rank beyond its bound", value=float(over), limit=0.0, samples=len(rows)),
