@@ -18,7 +18,7 @@ from conserved.attention import NaturalAttention, NaturalDescent, value_metric
 from measure import save
 
 DIM, LENGTH, BATCH, STEPS = 8, 12, 24, 150
-TUNING, SEEDS = (100, 101, 102), tuple(range(10))
+TUNING, SEEDS = tuple(range(100, 106)), tuple(range(10))
 STUDENT_T = 2.262
 """97.5 % quantile of Student's t with nine degrees of freedom."""
 
@@ -88,10 +88,11 @@ def run(task: str, method: str, rate: float, seed: int) -> tuple[float, float]:
 
 
 def compared(task: str) -> dict[str, Any]:
-    """Every method at the rate that did best on tuning seeds, over fresh seeds."""
+    """Every method at the rate that did best on the worst tuning seed, over fresh seeds."""
     found = {}
     for method, (_, rates) in METHODS.items():
-        tuned = {rate: mean(math.log10(min(run(task, method, rate, s)[0], 1e9)) for s in TUNING) for rate in rates}
+        # The rate whose worst seed does best: one that is best on average may diverge on the next seed.
+        tuned = {rate: max(math.log10(min(run(task, method, rate, s)[0], 1e9)) for s in TUNING) for rate in rates}
         rate = min(tuned, key=lambda r: tuned[r])
         outcomes = [run(task, method, rate, seed) for seed in SEEDS]
         logs = [math.log10(min(loss, 1e9)) for loss, _ in outcomes]
