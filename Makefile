@@ -22,6 +22,9 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/law_count.py
 	$(BIN)/python benchmarks/certificates.py
 	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/energy_field.py
+	$(BIN)/python benchmarks/attention_alarm.py
+	$(BIN)/python benchmarks/natural_attention.py
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "conserved needs Python 3.11 or newer; set PYTHON=python3.11")'

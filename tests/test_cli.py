@@ -257,3 +257,49 @@ def test_a_file_can_import_its_neighbours(
     (tmp_path / "with_neighbour.py").write_text("from neighbour_parts import SwiGLU\nmodel = SwiGLU(3, 4)\n")
     assert run(monkeypatch, "laws", f"{tmp_path / 'with_neighbour.py'}:model") == 0
     assert "gated_neurons" in capsys.readouterr().out
+
+
+class TestAttention:
+    MODEL = ("conserved.blocks:DecoderLM", "vocab=20", "dim=8", "depth=1", "heads=2", "hidden=8")
+
+    def run(self, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["conserved", "attention", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return int(stopped.value.code or 0)
+
+    def test_a_table_for_people(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run(monkeypatch, *self.MODEL, "--inputs", "tokens:20:2,30", "--low-rank") == 0
+        shown = capsys.readouterr().out
+        assert "layers.0.attention, causal" in shown
+        assert "VERIFIED: Rows sum to zero" in shown
+        assert "err@2" in shown
+        assert max(map(len, shown.splitlines())) <= 80
+
+    def test_json_for_programs(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run(monkeypatch, *self.MODEL, "--inputs", "tokens:20:1,30", "--json") == 0
+        record = json.loads(capsys.readouterr().out)
+        assert record["verdict"] == "verified"
+        assert [(head["layer"], head["head"]) for head in record["heads"]] == [
+            ("layers.0.attention", i) for i in (0, 1)
+        ]
+        assert all(head["coherence"] >= 1 for head in record["heads"])
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("conserved.blocks:SwiGLU", "dim=3", "hidden=4", "--inputs", "5,3"), "without a call of attention"),
+            ((*MODEL,), "--inputs"),
+            ((*MODEL, "--text", "some words"), "--text is for a folder"),
+        ],
+        ids=["no attention", "no inputs", "no tokenizer"],
+    )
+    def test_mistakes(
+        self,
+        arguments: tuple[str, ...],
+        message: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        assert self.run(monkeypatch, *arguments) == 2
+        assert message in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conserved import Monitor, kind
+from conserved import Monitor, grams
 from conserved.kind import KINDS, Kind
 from conserved.symmetry import moment_map
 from tolerances import AGREE
@@ -61,11 +61,11 @@ def test_pairings_are_the_polar_form_of_the_moment_map(
 ) -> None:
     """Over every path: in one piece and in slices, as processors and as other devices take them."""
     if device:
-        monkeypatch.setattr(kind, "in_cache", lambda like: False)
+        monkeypatch.setattr(grams, "in_cache", lambda like: False)
     one = KINDS[code]
     for size in (1 << 20, 256, 40):
-        monkeypatch.setattr(kind, "_SLICE", size)
-        monkeypatch.setattr(kind, "_DEVICE_SLICE", size)
+        monkeypatch.setattr(grams, "_SLICE", size)
+        monkeypatch.setattr(grams, "_DEVICE_SLICE", size)
         shape = (3, 6, 17) if layout != "columns" else (3, 17, 6)
         legs = [torch.randn(*shape, dtype=dtype) for _ in range(3)]
         legs = [leg.mT if layout == "columns" else leg for leg in legs]
@@ -79,7 +79,7 @@ def test_pairings_are_the_polar_form_of_the_moment_map(
 def test_the_path_for_other_devices_gives_the_same_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     ledgers = []
     for device in (False, True):
-        monkeypatch.setattr(kind, "in_cache", lambda like, device=device: not device)
+        monkeypatch.setattr(grams, "in_cache", lambda like, device=device: not device)
         torch.manual_seed(0)
         model = decoder(positions="none").double()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conserved.kind import KINDS, ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation, row_dots
+from conserved.grams import row_dots
+from conserved.kind import KINDS, ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.symmetry import Leg, Symmetry, View, moment_map
 from reference.moment_map import BY_CODE
 from tolerances import AGREE, EXACT_STEP

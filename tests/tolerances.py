@@ -22,3 +22,6 @@ ORDER = 0.1
 
 SEEN = 1e-3
 """A mutated rule must leave at least this relative residual."""
+
+FIELD = {torch.float64: 1e-10, torch.float32: 1e-4}
+"""The energy field against the naive computation, over its largest singular value."""

@@ -1,8 +1,10 @@
 """Find, prove, watch and use the quantities that neural-network training conserves."""
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from conserved import blocks
+from conserved.audit import Audit, Gauge, GradientsDoNotConserve, audit, audit_every, gauge, landing, replicas
 from conserved.certify import Certificate, certify
 from conserved.discover import Discovery, discover, find_laws
 from conserved.impostors import impostors
@@ -16,11 +18,14 @@ if TYPE_CHECKING:
     from conserved.track import Monitor
 
 __all__ = [
+    "Audit",
     "Certificate",
     "Component",
     "Discovery",
     "Dropped",
     "Evidence",
+    "Gauge",
+    "GradientsDoNotConserve",
     "Kind",
     "Law",
     "LawSet",
@@ -33,20 +38,25 @@ __all__ = [
     "View",
     "Witness",
     "__version__",
+    "audit",
+    "audit_every",
     "blocks",
     "certify",
     "discover",
     "find_laws",
+    "gauge",
     "impostors",
+    "landing",
     "recognize",
     "register",
+    "replicas",
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Load what only training runs need when it is first asked for."""
+def __getattr__(name: str) -> Any:
+    """Load what not every program needs when it is first asked for."""
     if name == "Monitor":
-        from conserved.track import Monitor
-
-        return Monitor
-    raise AttributeError(f"module 'conserved' has no attribute {name!r}")
+        return importlib.import_module("conserved.track").Monitor
+    if name == "attention":
+        return importlib.import_module("conserved.attention")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

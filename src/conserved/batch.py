@@ -8,7 +8,7 @@ concatenated when they are small, where the cost is in launching the operations 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -94,8 +94,16 @@ class Plan:
 
         `points` says which of A and B are parameters and not directions; by default A is, and B if it is A.
         """
-        first_is, second_is = (True, a is b) if points is None else points
         results: dict[int, Tensor] = {}
+        for members, value in self._by_group(form, a, b, (True, a is b) if points is None else points, dtype):
+            results.update(zip(members, value.unbind(), strict=True))
+        return [results[place] for place in range(len(self.symmetries))]
+
+    def _by_group(
+        self, form: Form, a: Tensors, b: Tensors, points: tuple[bool, bool], dtype: torch.dtype | None
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Members of each group, by their place, and `form` of them along a first axis."""
+        first_is, second_is = points
         for group in self.groups:
             members = [member for batch in group for member in batch.members]
             first = self.symmetries[members[0]]
@@ -106,8 +114,22 @@ class Plan:
                 left, right = [x.to(common) for x in left], [x.to(common) for x in right]
             with full_precision(left[0]):
                 value = form(first.kind, first.degrees, left, right)
-            results.update(zip(members, value.expand(len(members), *value.shape[1:]).unbind(), strict=True))
-        return [results[place] for place in range(len(self.symmetries))]
+            yield members, value.expand(len(members), *value.shape[1:])
+
+    def numbers(self, form: Form, a: Tensors, b: Tensors, *, dtype: torch.dtype | None = None) -> Float[Tensor, "s k"]:
+        """A `form` that gives k numbers for every symmetry, as one float64 table in their order on one device.
+
+        Nothing waits for the device: callers move the table once.
+        """
+        rows: list[Tensor] = []
+        members: list[int] = []
+        for group, value in self._by_group(form, a, b, (True, a is b), dtype):
+            rows.append(value.to(torch.float64))
+            members += group
+        device = rows[0].device
+        table = torch.cat([row.to(device, non_blocking=True) for row in rows])
+        order = sorted(range(len(members)), key=members.__getitem__)
+        return table[torch.tensor(order).to(device, non_blocking=True)]
 
 
 def _stacked(group: tuple[Batch, ...], tensors: Tensors, dtype: torch.dtype | None, *, point: bool) -> list[Tensor]:

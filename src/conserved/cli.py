@@ -19,6 +19,7 @@ from torch import nn
 
 import conserved
 from conserved import configured
+from conserved.attention.capture import Unheard
 from conserved.certify import Malformed
 from conserved.discover import Unsuitable
 from conserved.optional import Missing
@@ -269,6 +270,37 @@ def certify(
         raise typer.Exit(DOES_NOT_HOLD)
 
 
+@app.command()
+def audit(
+    target: Target,
+    options: Options = None,
+    inputs: InputShape = None,
+    loss: Annotated[str, typer.Option(help=f"what the model is trained with: {' or '.join(LOSSES)}")] = "regression",
+    autocast: Annotated[str | None, typer.Option(help="compute under autocast in bfloat16 or float16")] = None,
+    device: Annotated[str | None, typer.Option(help="where to compute, such as cuda")] = None,
+    seed: Annotated[int, typer.Option(help="seed of inputs and targets", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run one backward pass of a model on random data and check it: gradient identities and the softmax gauge."""
+    from conserved.audit.trial import AUTOCAST, trial
+
+    if loss not in LOSSES:
+        raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
+    if autocast is not None and autocast not in AUTOCAST:
+        raise Usage(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
+    model = load_model(target, options or [])
+    try:
+        found = trial(model, _inputs(target, inputs), loss=loss, autocast=autocast, device=device, seed=seed)
+    except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+        raise Usage(f"{target} cannot be run on {inputs}: {type(problem).__name__}: {problem}") from problem
+    if as_json:
+        _print_json(found.record())
+    else:
+        Console().print(found.summary(), markup=False, highlight=False, soft_wrap=True)
+    if not found.ok:
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
 def _progress() -> Callable[[str], None]:
     """Lines on standard error, so that what is printed stays the result."""
     errors = Console(stderr=True)
@@ -302,6 +334,46 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 @app.command()
+def attention(
+    target: Target,
+    options: Options = None,
+    inputs: InputShape = None,
+    text: Annotated[list[str] | None, typer.Option(help="a text for the tokenizer beside a model's weights")] = None,
+    baselines: Annotated[bool, typer.Option(help="hold the keys against Gaussian and shuffled ones")] = True,
+    low_rank: Annotated[bool, typer.Option("--low-rank", help="Show what the leading directions hold.")] = False,
+    seed: Annotated[int, typer.Option(help="seed of inputs and baselines", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Describe the attention of a model on an input: the energy field of every head, key coherence, entropy."""
+    from conserved.attention import low_rank_table, probe
+
+    if text and not configured.has_weights(target):
+        raise Usage(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
+    if configured.has_weights(target):
+        model, given = configured.pretrained(target, text or [])
+    else:
+        model, given = load_model(target, options or []).eval(), None
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = dict(given or {})
+    if given is None:
+        drawn = _inputs(target, inputs)
+        generator = torch.Generator().manual_seed(seed)
+        x = drawn(generator) if callable(drawn) else torch.randn(drawn.shape, generator=generator)
+        positional = (x,)
+    say = _progress()
+    found = probe(model, *positional, baselines=baselines, seed=seed, progress=say, **named)
+    table = low_rank_table(model, *positional, **named) if low_rank else None
+    if as_json:
+        _print_json(found.record() | ({} if table is None else {"low_rank": table.record()}))
+    else:
+        Console().print(found.renderable())
+        if table is not None:
+            Console().print(table.renderable())
+    if not found.verdict.holds:
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+@app.command()
 def demo(
     seed: Annotated[int, typer.Option(help="seed of the weights and of the text")] = 0,
     steps: Annotated[int, typer.Option(min=2, help="steps at the largest step size")] = 150,
@@ -324,7 +396,7 @@ def main() -> None:
     """Run the command; what a user did wrong ends with one sentence and exit code 2."""
     try:
         app()
-    except (Usage, Unsuitable, Malformed, Missing, configured.BadConfig) as problem:
+    except (Usage, Unheard, Unsuitable, Malformed, Missing, configured.BadConfig) as problem:
         Console(stderr=True).print(f"conserved: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(BAD_USAGE)
     except Exception:

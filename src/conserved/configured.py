@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conserved.optional import require
 
@@ -46,6 +46,30 @@ def from_file(place: str, options: Mapping[str, Any], *, empty: bool = True) -> 
     except (ValueError, OSError, KeyError) as problem:
         raise BadConfig(f"{path} is not a config that transformers {library.__version__} knows: {problem}") from problem
     return _built(library, _changed(config, options), empty=empty)
+
+
+def pretrained(place: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
+    """A model with its weights from a local folder, and texts as its tokenizer in the same folder writes them."""
+    library: Any = require("transformers", "Loading a model from a folder")
+    try:
+        config = library.AutoConfig.from_pretrained(place, local_files_only=True)
+        named = [getattr(library, name) for name in config.architectures or () if hasattr(library, name)]
+        cls = named[0] if named else library.AutoModel
+        # Weights are read from safetensors alone: nothing is unpickled.
+        model: nn.Module = cls.from_pretrained(place, local_files_only=True, use_safetensors=True)
+        if not texts:
+            return model.eval(), None
+        tokenizer = library.AutoTokenizer.from_pretrained(place, local_files_only=True)
+        if len(texts) > 1 and tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return model.eval(), tokenizer(list(texts), padding=len(texts) > 1, return_tensors="pt")
+    except (ValueError, OSError, KeyError) as problem:
+        raise BadConfig(f"{place} does not hold a model that can be loaded: {problem}") from problem
+
+
+def has_weights(place: str) -> bool:
+    """Whether a folder holds weights in safetensors beside a config."""
+    return is_config_file(place) and any(Path(place).glob("*.safetensors"))
 
 
 def from_class(found: Any, options: Mapping[str, Any], *, empty: bool = True) -> nn.Module | None:

@@ -8,6 +8,17 @@ import torch
 
 from conserved.verdict import Evidence, Verdict
 
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+"""Largest relative residual of an identity on many entries that rounding explains, by precision of the pass."""
+
+_FEW = 6.0
+"""Errors of few entries do not average out: of n entries they may be this many times 1/√n larger."""
+
+
+def rounding(precision: torch.dtype, entries: int) -> float:
+    """The relative residual that rounding explains in an identity whose legs have so many entries."""
+    return TOLERANCE[precision] * (1 + _FEW / max(entries, 1) ** 0.5)
+
 
 def judged(name: str, residual: float, limit: float, *, silent: bool, nearly: bool) -> Verdict:
     """What one identity's residual says; nothing, if no gradient reached any of its legs.

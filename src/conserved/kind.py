@@ -13,7 +13,7 @@ for the general linear group is −(A Bᵀ)ᵀ.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar
 
@@ -21,138 +21,12 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from conserved import grams
+from conserved.grams import dots, row_dots, row_dots_and_spread, row_grams
 from conserved.view import View
 
 Degree = int | float
 """How a leg moves: +1 by g, −1 by g^{-T}, and where a scale acts by any power of it."""
-
-_CHUNK = 1 << 19
-"""Entries per temporary in a row-wise dot product: two megabytes of float32, so that it stays in cache."""
-
-_SLICE = 1 << 17
-"""Entries of a tensor that are read at a time where several are paired: half a megabyte of float32 each."""
-
-_DEVICE_SLICE = 1 << 22
-"""The same on other devices, where only the memory for temporaries is at stake."""
-
-_STRIPE = 64
-"""Stored rows that are summed in one go; a multiple of them is accumulated at a time."""
-
-
-def row_dots(a: Float[Tensor, "*batch n m"], b: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n"]:
-    """Σ_j a_ij b_ij for every row i. On CPUs, in slices that follow memory order, so no full-size product is formed."""
-    count = -(-b.numel() // _CHUNK)
-    if count <= 1 or b.device.type != "cpu" or a.shape != b.shape:
-        return (a * b).sum(-1)
-    if b.stride(-2) < b.stride(-1):
-        return _column_dots(a.mT, b.mT)
-    size = max(1, b.shape[-2] // count)
-    return torch.cat([(x * y).sum(-1) for x, y in zip(a.split(size, -2), b.split(size, -2), strict=True)], -1)
-
-
-def _column_dots(a: Float[Tensor, "*batch m n"], b: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch n"]:
-    """Σ_k a_kj b_kj, accumulated over stripes of stored rows.
-
-    Each thread keeps to its own rows of the accumulator until the end. Summing every product at once would make each
-    read what another core has just written, which takes twice as long.
-    """
-    size = max(_STRIPE, min(4 * _STRIPE, _CHUNK // a.shape[-1] // _STRIPE * _STRIPE))
-    total = a[..., :size, :] * b[..., :size, :]
-    for start in range(size, a.shape[-2], size):
-        x, y = a[..., start : start + size, :], b[..., start : start + size, :]
-        total[..., : x.shape[-2], :].addcmul_(x, y)
-    if total.shape[-2] % _STRIPE:
-        return total.sum(-2)
-    return total.unflatten(-2, (-1, _STRIPE)).sum(-2).sum(-2)
-
-
-def in_cache(like: Shaped[Tensor, "..."]) -> bool:
-    """Whether work is best cut into slices that fit a cache (processors) or into few launches (other devices)."""
-    return like.device.type == "cpu"
-
-
-def row_grams(
-    sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-) -> list[Float[Tensor, "*batch n"]]:
-    """Σ_j a_ij b_ij for every row i and every listed pair (a, b) of the sources, in one pass over them.
-
-    The sources are read in slices that follow memory order and stay in cache, so that a slice that several pairs need
-    is fetched once, and no full-size product or conversion is formed.
-    """
-    first = sources[0]
-    if first.numel() <= _SLICE and in_cache(first):
-        small = [source.to(dtype) for source in sources]
-        return [(small[i] * small[j]).sum(-1) for i, j in pairs]
-    across = first.stride(-2) < first.stride(-1)
-    if not in_cache(first):
-        return _device_grams(sources, pairs, dtype, across=across)
-    if across:
-        return _column_grams([source.mT for source in sources], pairs, dtype)
-    found: list[list[Tensor]] = [[] for _ in pairs]
-    product: Tensor | None = None
-    for here in _slices(sources, -2, dtype):
-        if product is None or product.shape != here[0].shape:
-            product = torch.empty_like(here[0], memory_format=torch.contiguous_format)
-        for parts, (i, j) in zip(found, pairs, strict=True):
-            parts.append(torch.mul(here[i], here[j], out=product).sum(-1))
-    return [torch.cat(parts, -1) for parts in found]
-
-
-def _column_grams(
-    sources: Sequence[Float[Tensor, "*batch m n"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-) -> list[Float[Tensor, "*batch n"]]:
-    """Σ_k a_kj b_kj, accumulated entry by entry over slices of stored rows and summed at the end."""
-    totals: list[Tensor] = []
-    for here in _slices(sources, -2, dtype):
-        if totals:
-            for total, (i, j) in zip(totals, pairs, strict=True):
-                total[..., : here[i].shape[-2], :].addcmul_(here[i], here[j])
-        else:
-            totals = [here[i] * here[j] for i, j in pairs]
-    return [total.sum(-2) for total in totals]
-
-
-def _device_grams(
-    sources: Sequence[Float[Tensor, "*batch n m"]],
-    pairs: Sequence[tuple[int, int]],
-    dtype: torch.dtype,
-    *,
-    across: bool,
-) -> list[Float[Tensor, "*batch n"]]:
-    """As few launches as there can be: where rows lie in memory one after the other, all pairs are one product."""
-    if across:
-        sums: list[Tensor] = []
-        for here in _slices(sources, -1, dtype):
-            found = [(here[i] * here[j]).sum(-1) for i, j in pairs]
-            sums = [total + one for total, one in zip(sums, found, strict=True)] if sums else found
-        return sums
-    parts = []
-    for here in _slices(sources, -2, dtype):
-        stacked = torch.stack(here, -2)
-        parts.append(stacked @ stacked.mT)
-    grams = parts[0] if len(parts) == 1 else torch.cat(parts, -3)
-    return [grams[..., i, j] for i, j in pairs]
-
-
-def dots(
-    sources: Sequence[Float[Tensor, "*batch m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-) -> list[Float[Tensor, "*batch"]]:
-    """Σ_j a_j b_j for every listed pair of the sources, slice by slice."""
-    totals: list[Tensor] = []
-    for here in _slices(sources, -1, dtype):
-        found = [(here[i].unsqueeze(-2) @ here[j].unsqueeze(-1))[..., 0, 0] for i, j in pairs]
-        totals = [total + one for total, one in zip(totals, found, strict=True)] if totals else found
-    return totals
-
-
-def _slices(sources: Sequence[Tensor], along: int, dtype: torch.dtype) -> Iterator[list[Tensor]]:
-    """The sources together, a slice at a time, in the working precision."""
-    first = sources[0]
-    length = first.shape[along]
-    entries = _SLICE if in_cache(first) else _DEVICE_SLICE
-    size = max(1, entries * length // max(first.numel(), 1))
-    for start in range(0, length, size):
-        yield [source.narrow(along, start, min(size, length - start)).to(dtype) for source in sources]
 
 
 class Kind(ABC):
@@ -183,6 +57,16 @@ class Kind(ABC):
     def bound(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         """What |contract(a, b)| could be, entry by entry, if nothing cancelled."""
         return self.contract(a.abs(), b.abs())
+
+    def weighed(
+        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
+    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+        """contract(a, b), and the sum of the squares of all products that its entries add up.
+
+        The root of the latter is the size contract(a, b) would have if the products had random signs, and, times the
+        unit of rounding, what independent rounding errors of b leave in it.
+        """
+        return self.contract(a, b), torch.linalg.vector_norm(a * b, dim=(-2, -1)).square()
 
     @abstractmethod
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
@@ -293,6 +177,13 @@ class GeneralLinear(Kind):
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return a @ b.mT
 
+    def weighed(
+        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
+    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+        # Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖².
+        columns = torch.linalg.vector_norm(a, dim=-2) * torch.linalg.vector_norm(b, dim=-2)
+        return self.contract(a, b), columns.square().sum(-1)
+
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g @ a if degree > 0 else torch.linalg.solve(g.mT, a)
 
@@ -309,7 +200,7 @@ class GeneralLinear(Kind):
         self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
     ) -> list[Float[Tensor, "*law"]]:
         cast = [source.to(dtype) for source in sources]
-        if in_cache(cast[0]):
+        if grams.in_cache(cast[0]):
             return [cast[i] @ cast[j].mT for i, j in pairs]
         stacked, n = torch.cat(cast, -2), cast[0].shape[-2]
         gram = stacked @ stacked.mT
@@ -378,6 +269,14 @@ class ComplexScaling(Kind):
         imaginary = row_dots(a[..., 0, :], b[..., 1, :]) + row_dots(a[..., 1, :], b[..., 0, :])
         return torch.stack((real, imaginary), -1)
 
+    def weighed(
+        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
+    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+        a, b = a.unflatten(-2, (-1, 2)), b.unflatten(-2, (-1, 2))
+        found = [row_dots_and_spread(a[..., i, :], b[..., j, :]) for i, j in ((0, 0), (1, 1), (0, 1), (1, 0))]
+        (aa, bb, ab, ba), squares = [dots for dots, _ in found], [spread for _, spread in found]
+        return torch.stack((aa + bb, ab - ba), -1), squares[0] + squares[1] + squares[2] + squares[3]
+
     def conserved(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
         return mu[..., 0]
 
@@ -431,6 +330,11 @@ class Scaling(Kind):
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return row_dots(a, b)
 
+    def weighed(
+        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
+    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+        return row_dots_and_spread(a, b)
+
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g[:, None] ** degree * a
 
@@ -481,6 +385,12 @@ class OneScale(Kind):
 
     def sizes(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
         return law.unsqueeze(-1)
+
+    def weighed(
+        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
+    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+        dots, spread = row_dots_and_spread(a, b)
+        return dots.sum(-1), spread
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g**degree * a
@@ -544,6 +454,13 @@ class Translation(Kind):
         """Upper bounds of the sums of absolute values of every column: Σ|a_i| ≤ (n Σ a_i²)^½."""
         squares = row_grams([source.mT for source in sources], [(k, k) for k in range(len(sources))], dtype)
         return [(sources[0].shape[-2] * square).sqrt() for square in squares]
+
+    def weighed(
+        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
+    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+        # One of the two is the lifted column of ones, or of zeros.
+        sizes = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+        return self.contract(a, b), sizes.square().sum(-1)
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return a + degree * g

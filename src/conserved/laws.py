@@ -14,18 +14,15 @@ import torch
 from torch import Tensor
 
 from conserved.backward import coarsest, gradients_of, precision_of
+from conserved.balance import Balance, weigh
 from conserved.batch import Plan
 from conserved.independence import rank_of_gradients
-from conserved.judging import judged, together
+from conserved.judging import judged, rounding, together
 from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
 from conserved.table import plain, renderable
 from conserved.verdict import Verdict
-from conserved.view import whole
 
 FORMAT = "conserved/laws/1"
-
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Largest relative residual of an identity that rounding explains, by the precision of the backward pass."""
 
 _BALANCED = 1e-6
 """A law this small against its own terms has no meaningful value to be relative to."""
@@ -112,6 +109,11 @@ class LawSet:
         object.__setattr__(self, "_plan", Plan.of(self.symmetries))
 
     @property
+    def plan(self) -> Plan:
+        """How all of them are evaluated together."""
+        return self._plan
+
+    @property
     def laws(self) -> tuple[Law, ...]:
         """One entry per symmetry."""
         return tuple(Law(symmetry) for symmetry in self.symmetries)
@@ -170,26 +172,18 @@ class LawSet:
     def residuals(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, float]:
-        """Relative size of every identity's left-hand side, in [0, 1]: ‖μ(θ, G)‖ over the norm of its envelope.
+        """Relative size of every identity's left-hand side, in [0, 1]: ‖μ(θ, G)‖ over what it is made of."""
+        found = self.weigh(gradients, parameters, dtype=dtype).residuals
+        return dict(zip((symmetry.name for symmetry in self.symmetries), found, strict=True))
 
-        An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients; and a
-        linear law at least against as much of that norm as rounding could leave in it.
-        """
+    def weigh(
+        self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> Balance:
+        """The residual of every identity, and what it is relative to: see `conserved.balance`."""
         theta = self._theta(parameters)
+        needed = {name: theta[name] for name in self._plan.needs}
         slopes = self._gradients(theta, gradients)
-        norm = torch.linalg.vector_norm
-        with torch.no_grad():
-            values = self._plan.evaluate(moment_map, theta, slopes, dtype=dtype)
-            bounds = self._plan.evaluate(envelope, theta, slopes, dtype=dtype)
-            everything = sum(float(norm(whole(slopes[name]))) ** 2 for name in self._plan.needs) ** 0.5
-        found = {}
-        for symmetry, value, bound in zip(self.symmetries, values, bounds, strict=True):
-            size = everything if symmetry.inert else float(norm(bound))
-            if symmetry.kind.linear:
-                stored = slopes[symmetry.parameters[0]].dtype
-                size = max(size, torch.finfo(stored).eps / TOLERANCE[stored] * everything)
-            found[symmetry.name] = float(norm(value)) / size if size > 0 else float(norm(value))
-        return found
+        return weigh(self._plan, needed, slopes, dtype=dtype)
 
     def drift(
         self, updates: Tensors, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
@@ -295,7 +289,7 @@ class LawSet:
             s.name: judged(
                 s.name,
                 residuals[s.name],
-                TOLERANCE[coarsest(precision, *(theta[p].dtype for p in s.parameters))] + s.epsilon**0.5,
+                rounding(coarsest(precision, *(theta[p].dtype for p in s.parameters)), s.entries) + s.epsilon**0.5,
                 silent=not s.inert and reached.isdisjoint(s.parameters),
                 nearly=not s.exact,
             )

@@ -8,6 +8,7 @@ from types import ModuleType
 EXTRAS = {
     **dict.fromkeys(("transformers", "peft", "accelerate", "safetensors"), "hf"),
     **{name: name for name in ("timm", "lightning", "tensorboard", "trackio", "wandb")},
+    "matplotlib": "plots",
 }
 """Which extra of this package brings an optional one."""
 

@@ -79,6 +79,33 @@ def envelope(
     return total
 
 
+def weighed(
+    kind: Kind, degrees: Sequence[Degree], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
+) -> Float[Tensor, "*batch 2"]:
+    """‖μ(θ, G)‖ and what it is to be held against, for parameters A = θ and gradients B = G.
+
+    The square of the second is Σ over legs of ‖term‖² + ‖term as if its products had random signs‖². A wrong gradient
+    leaves a μ as large as the terms themselves; rounding leaves its unit times this, whatever the size and number of
+    the legs.
+    """
+    total: Tensor | None = None
+    scale: Tensor | None = None
+    for degree, left, right in zip(degrees, a, b, strict=True):
+        left = kind.lift(left, point=True)
+        term, squares = kind.weighed(left, right) if degree > 0 else kind.weighed(right, left)
+        size = degree**2 * (_norms(term, squares.ndim).square() + squares)
+        total = degree * term if total is None else torch.add(total, term, alpha=degree)
+        scale = size if scale is None else scale + size
+    assert total is not None
+    assert scale is not None
+    return torch.stack((_norms(total, scale.ndim), scale.sqrt()), -1)
+
+
+def _norms(values: Float[Tensor, "..."], batch: int) -> Float[Tensor, "..."]:
+    """The norm over all axes after the first `batch` ones."""
+    return torch.linalg.vector_norm(values.flatten(batch) if values.ndim > batch else values.unsqueeze(-1), dim=-1)
+
+
 @dataclass(frozen=True, slots=True)
 class Leg:
     """A view and how it moves: degree +1 by g, −1 by g^{-T}, other degrees by that power of a scale."""
@@ -148,6 +175,11 @@ class Symmetry:
     def identities(self) -> int:
         """Scalar gradient identities."""
         return self.kind.identities(self.n, self.m)
+
+    @property
+    def entries(self) -> int:
+        """Entries of all legs together."""
+        return sum(leg.view.n * leg.view.m for leg in self.legs)
 
     @property
     def inert(self) -> bool:

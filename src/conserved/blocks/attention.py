@@ -78,19 +78,27 @@ class Attention(nn.Module):
         self.o = nn.Linear(heads * self.head_dim, dim, bias=bias)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=eps) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=eps) if qk_norm else None
+        # Keys pass through here on their way to the scores, so that hooks can see them.
+        self.keys = nn.Identity()
 
     def forward(self, x: Float[Tensor, "*batch length dim"]) -> Float[Tensor, "*batch length dim"]:
-        q = self._split(self.q(x), self.q_norm)
-        k = self._split(self.k(x), self.k_norm)
+        q, k = self.queries_and_keys(x)
         v = self.v(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-2, -3)
-        if self.rotary:
-            q, k = rotate(q, self.rotary), rotate(k, self.rotary)
+        k = self.keys(k)
         k, v = (t.repeat_interleave(self.heads // self.kv_heads, -3) for t in (k, v))
         logits = self.scale * q @ k.mT
         if self.causal:
             future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
             logits = logits.masked_fill(future, float("-inf"))
         return self.o((logits.softmax(-1) @ v).transpose(-2, -3).flatten(-2))
+
+    def queries_and_keys(
+        self, x: Float[Tensor, "*batch length dim"]
+    ) -> tuple[Float[Tensor, "*batch heads length width"], Float[Tensor, "*batch kv_heads length width"]]:
+        """Queries and keys as the scores use them: after norms and rotary positions."""
+        q = self._split(self.q(x), self.q_norm)
+        k = self._split(self.k(x), self.k_norm)
+        return (rotate(q, self.rotary), rotate(k, self.rotary)) if self.rotary else (q, k)
 
     def _split(
         self, x: Float[Tensor, "*batch length wide"], norm: nn.Module | None

@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from torch import nn
 
+from conserved.judging import TOLERANCE
 from conserved.kind import Degree, OneScale, Scaling
-from conserved.laws import TOLERANCE, Dropped
+from conserved.laws import Dropped
 from conserved.symmetry import Leg, Symmetry
 from conserved.view import View
 

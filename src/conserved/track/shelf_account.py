@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.laws import TOLERANCE, Reference
+from conserved.judging import TOLERANCE
+from conserved.laws import Reference
 from conserved.symmetry import Symmetry, Tensors
 from conserved.track.ledger import Account, Shelf, rounding
 

@@ -1,0 +1,39 @@
+"""The energy field of softmax attention at any length, what a live model shows of it, and natural attention."""
+
+from conserved.attention.alarm import AttentionAlarm, Rule
+from conserved.attention.capture import Unheard
+from conserved.attention.coherence import gaussian_coherence
+from conserved.attention.energy import EnergyField, energy_field
+from conserved.attention.figure import coherence_figure
+from conserved.attention.low_rank import LowRank, LowRankTable, low_rank, low_rank_table
+from conserved.attention.moments import Moments
+from conserved.attention.monitor import AttentionMonitor, AttentionRecord
+from conserved.attention.natural import NaturalAttention, NaturalDescent, token_fisher, value_metric
+from conserved.attention.probe import HeadRow, Probe, probe
+from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
+
+__all__ = [
+    "AttentionAlarm",
+    "AttentionMonitor",
+    "AttentionRecord",
+    "EnergyField",
+    "HeadRow",
+    "LowRank",
+    "LowRankTable",
+    "Moments",
+    "NaturalAttention",
+    "NaturalDescent",
+    "Probe",
+    "Rule",
+    "SoftmaxStatistics",
+    "Unheard",
+    "coherence_figure",
+    "energy_field",
+    "gaussian_coherence",
+    "low_rank",
+    "low_rank_table",
+    "probe",
+    "softmax_statistics",
+    "token_fisher",
+    "value_metric",
+]

@@ -1,0 +1,212 @@
+"""Key coherence, largest logit and evenness of every head while a model trains, into the sinks of the law monitor."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from conserved.attention.alarm import AttentionAlarm, Rule, Watch
+from conserved.attention.capture import Capture, listening
+from conserved.attention.energy import energy_field
+from conserved.attention.probe import sequences
+from conserved.attention.softmax import softmax_statistics
+
+LOGGER = logging.getLogger("conserved")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionRun:
+    """What a sink is told when a run begins; there are readings and no laws."""
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    step: int = 0
+    laws: tuple[()] = ()
+    formulas: tuple[()] = ()
+    reference: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionRecord:
+    """One sampled step, in the form sinks take: readings by name and alarms, and no entries about laws."""
+
+    step: int
+    readings: Mapping[str, float]
+    alarms: tuple[AttentionAlarm, ...] = ()
+    skipped: bool = False
+    laws: tuple[()] = ()
+
+    def entries(self) -> list[Any]:
+        """No laws were accounted for."""
+        return []
+
+    def errors(self, by: str = "block") -> dict[str, float]:
+        """No laws were accounted for."""
+        return {}
+
+    def scalars(self, *, laws: bool = False) -> dict[str, float]:
+        """Named numbers for a dashboard."""
+        found = {f"reading/{name}": value for name, value in self.readings.items()}
+        return found | {"alarms": float(len(self.alarms))}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "step": self.step,
+            "readings": dict(self.readings),
+            "alarms": [
+                {name: getattr(alarm, name) for name in ("code", "law", "value", "limit", "message")}
+                for alarm in self.alarms
+            ],
+        }
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """A place for records: what every sink of the law monitor is."""
+
+    def begin(self, run: Any) -> None:
+        """A run starts."""
+
+    def write(self, record: Any) -> None:
+        """Take one sample."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+
+class AttentionMonitor:
+    """Listens to the forward passes of a model that trains, every so many steps.
+
+    >>> monitor = AttentionMonitor(model, every=20, rule=rule, sinks=[sink])   # doctest: +SKIP
+    >>> for batch in batches:                                                  # doctest: +SKIP
+    ...     with monitor.listen():
+    ...         loss = loss_fn(model(batch))
+    ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
+    ...     monitor.step()
+
+    Between samples nothing is attached to the model. Of each batch the first `sequences` are looked at. Series are
+    named LAYER[HEAD].coherence, .largest_logit and .evenness; `series` holds the last `keep` samples of each.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 10,
+        sequences: int = 4,
+        rule: Rule | None = None,
+        sinks: Iterable[Sink] = (),
+        run: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        keep: int = 10_000,
+    ) -> None:
+        if every < 1 or sequences < 1:
+            raise ValueError(f"every and sequences are at least 1; got {every} and {sequences}.")
+        self.model = getattr(model, "_orig_mod", model)
+        self.every, self.count = every, 0
+        self.skipped: dict[str, str] = {}
+        self.alarms: list[AttentionAlarm] = []
+        self.records: deque[AttentionRecord] = deque(maxlen=keep)
+        self._most = sequences
+        self._watch = Watch(rule) if rule is not None else None
+        self._sinks = tuple(sinks)
+        self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" attention {id(self):x}"
+        self._config = dict(config or {}) | {"every": every, "sequences": sequences}
+        self._heard: dict[str, list[Tensor]] = {}
+        self._begun = False
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the step under way is one that is looked at."""
+        return (self.count + 1) % self.every == 0
+
+    @contextmanager
+    def listen(self) -> Iterator[None]:
+        """Around a forward pass; does nothing unless this step is sampled."""
+        if not self.sampled:
+            yield
+            return
+        with listening(self.model, self._hear):
+            yield
+
+    def step(self) -> AttentionRecord | None:
+        """A step of training is done; the record, if it was sampled."""
+        self.count += 1
+        if not self._heard:
+            return None
+        readings = {name: float(torch.stack(parts).mean()) for name, parts in self._heard.items()}
+        self._heard.clear()
+        found = tuple(self._watch.look(self.count, readings)) if self._watch is not None else ()
+        record = AttentionRecord(step=self.count, readings=readings, alarms=found)
+        self._tell(found)
+        self.records.append(record)
+        for sink in self._sinks:
+            if not self._begun:
+                sink.begin(AttentionRun(name=self._run, config=self._config, step=self.count - 1))
+            sink.write(record)
+        self._begun = True
+        return record
+
+    def series(self) -> dict[str, list[float]]:
+        """Every series so far, by name."""
+        found: dict[str, list[float]] = {}
+        for record in self.records:
+            for name, value in record.readings.items():
+                found.setdefault(name, []).append(value)
+        return found
+
+    def gauges(self) -> dict[str, Callable[[], float]]:
+        """The latest reading of every series, as functions: for a law monitor that takes gauges of its own."""
+        latest = self.records[-1].readings if self.records else {}
+        return {name: lambda name=name: self.records[-1].readings[name] for name in latest}  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Close the sinks."""
+        for sink in self._sinks:
+            sink.close()
+
+    def __enter__(self) -> AttentionMonitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _hear(self, capture: Capture) -> None:
+        if capture.problem:
+            self.skipped[capture.path] = capture.problem
+            return
+        for number, (q, k, options) in enumerate(sequences(capture, None, self.skipped)):
+            if number >= self._most:
+                break
+            for name, values in _readings(q, k, capture, options).items():
+                for head, value in enumerate(values):
+                    self._heard.setdefault(f"{capture.path}[{head}].{name}", []).append(value)
+
+    def _tell(self, found: tuple[AttentionAlarm, ...]) -> None:
+        self.alarms += found
+        for kind in dict.fromkeys(alarm.code for alarm in found):
+            alike = [alarm for alarm in found if alarm.code == kind]
+            others = f" {len(alike) - 1} other heads do the same." if len(alike) > 1 else ""
+            LOGGER.warning("%s%s", alike[0].message, others)
+
+
+def _readings(q: Tensor, k: Tensor, capture: Capture, options: dict[str, Any]) -> dict[str, Tensor]:
+    """The three series of every head; what is not finite any more is NaN, and no reason to stop a run."""
+    softmax = softmax_statistics(q, k, scale=capture.scale, softcap=capture.softcap, **options)
+    found = {"largest_logit": softmax.largest_logit, "evenness": softmax.evenness}
+    if bool(torch.isfinite(k).all()):
+        # Coherence belongs to the keys alone: one of them is query enough.
+        coherence = energy_field(k[..., :1, :], k).coherence
+        found["coherence"] = coherence.repeat_interleave(q.shape[-3] // k.shape[-3], -1)
+    else:
+        found["coherence"] = torch.full_like(softmax.largest_logit, torch.nan)
+    return found

@@ -1,0 +1,306 @@
+"""The audit itself: every gradient identity of a model after a backward pass, held against that pass's rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from conserved.audit.causes import factor, step_size, usual
+from conserved.audit.report import Audit, Finding, Row
+from conserved.backward import coarsest
+from conserved.balance import Balance, weigh
+from conserved.judging import TOLERANCE, rounding
+from conserved.laws import LawSet
+from conserved.recognize import recognize
+from conserved.symmetry import Symmetry, Tensors
+from conserved.verdict import Evidence, Status, Verdict
+from conserved.view import whole
+
+_HALF = (torch.bfloat16, torch.float16)
+
+_SMALLEST_INPUT = 0.1
+"""Inputs of a norm are taken to have at least this share of the mean square of the weights that make them."""
+
+_SMALL = 10.0
+"""In units of √ε, what is left of a law when inputs of its norm are small though the weights making them are not."""
+
+_EXPLAINED = 24
+"""Failures that are looked into one by one, worst first; each costs a transfer from the device."""
+
+
+def audit(
+    model: nn.Module,
+    laws: LawSet | None = None,
+    *,
+    loss: str = "regression",
+    precision: torch.dtype | None = None,
+    accumulated: int = 1,
+    unused: Sequence[str] = (),
+) -> Audit:
+    """Hold every gradient identity against rounding. Call it after `loss.backward()`, before `optimizer.step()`.
+
+    `laws` are those of the model, recognised once and kept, if it is audited often; otherwise they are recognised for
+    `loss`. `precision` is the coarsest that the forward or backward pass was computed in, for instance torch.bfloat16
+    under autocast; without it, it is taken from the stored types and read off the gradients' bits (conserved.grain).
+    `accumulated` backward passes were added up in the gradients; it matters if those are stored in half precision.
+    Parameters whose names match a pattern in `unused` may have no gradient.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"audit takes a torch.nn.Module; got {type(model).__name__}.")
+    if precision is not None and precision not in TOLERANCE:
+        raise ValueError(f"precision is a floating-point type such as torch.bfloat16; got {precision}.")
+    if accumulated < 1:
+        raise ValueError(f"At least one backward pass was accumulated; got {accumulated}.")
+    found = recognize(model, loss=loss) if laws is None else laws
+    return _audited(dict(model.named_parameters()), found, precision, accumulated, tuple(unused))
+
+
+def _audited(
+    theta: Mapping[str, nn.Parameter],
+    laws: LawSet,
+    precision: torch.dtype | None,
+    accumulated: int,
+    unused: tuple[str, ...],
+) -> Audit:
+    trained = {name: p for name, p in theta.items() if p.requires_grad}
+    strangers = [name for s in laws for name in s.parameters if name not in theta]
+    if strangers:
+        raise ValueError(
+            f"The laws speak of {strangers[0]}, which the model does not have. Recognise this model's laws."
+        )
+    away = [name for name, p in trained.items() if p.is_meta]
+    if away:
+        raise ValueError(f"{away[0]} is on the meta device and has no gradient to audit. Load the weights first.")
+    if trained and all(p.grad is None for p in trained.values()):
+        raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
+    slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
+    absent = [name for name in trained if name not in slopes]
+    # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything.
+    lawful = laws if all(name in trained for name in laws.plan.needs) else laws.select(lambda s: _free(s, trained))
+    for name in lawful.plan.needs:
+        if name in slopes:
+            continue
+        slopes[name] = torch.zeros_like(trained[name])
+    points = {name: p.detach() for name, p in trained.items()}
+    balance = weigh(lawful.plan, points, slopes)
+    used, known = _precision(precision, slopes, balance)
+    limits = _limits(lawful.symmetries, points, slopes, used, accumulated, given=known == "given")
+    statuses = [
+        Status.VERIFIED if residual <= limit and scale > 0 else _status(symmetry, residual, limit, scale, points)
+        for symmetry, residual, limit, scale in zip(
+            lawful.symmetries, balance.residuals, limits, balance.scales, strict=True
+        )
+    ]
+    findings = _findings(absent, balance, _excused(lawful.symmetries), unused)
+    broken = [place for place, status in enumerate(statuses) if status is Status.REFUTED]
+    moved: float | None = None
+    if broken and not any(item.trouble == "not finite" for item in findings):
+        moved = _moved([lawful.symmetries[place] for place in broken[:_EXPLAINED]], points, slopes)
+
+    def row(place: int, suggests: tuple[str, ...] = ()) -> Row:
+        symmetry = lawful.symmetries[place]
+        return Row(
+            name=symmetry.name,
+            family=symmetry.family,
+            parameters=symmetry.parameters,
+            part=symmetry.part,
+            residual=balance.residuals[place],
+            tolerance=limits[place],
+            status=statuses[place],
+            checked=balance.scales[place] > 0,
+            suggests=suggests,
+        )
+
+    broken.sort(key=lambda place: _excess(balance.residuals[place], limits[place]), reverse=True)
+    failures = [
+        row(place, _suggestions(lawful.symmetries[place], points, slopes, moved) if number < _EXPLAINED else ())
+        for number, place in enumerate(broken)
+    ]
+    sound = [place for place, status in enumerate(statuses) if status is not Status.REFUTED]
+    tested = [place for place, scale in enumerate(balance.scales) if scale > 0]
+    nearest = max(tested, key=lambda place: _excess(balance.residuals[place], limits[place]), default=None)
+    unsure = [row(place) for place in tested if statuses[place] is Status.INCONCLUSIVE]
+    return Audit(
+        verdict=_verdict(
+            failures,
+            unsure,
+            findings,
+            moved,
+            used,
+            count=len(statuses),
+            tested=len(tested),
+            nearest=None if nearest is None else row(nearest),
+            nearly=sum(symmetry.epsilon > 0 for symmetry in lawful.symmetries),
+        ),
+        failures=tuple(failures),
+        worst=max(balance.residuals, key=lambda residual: _excess(residual, 1.0), default=0.0),
+        others=lambda: map(row, sound),
+        findings=tuple(findings),
+        unclaimed=laws.unclaimed,
+        precision=used,
+        known=known,
+        ranks=balance.ranks,
+        moved=moved,
+    )
+
+
+def _free(symmetry: Symmetry, trained: Mapping[str, Tensor]) -> bool:
+    return all(name in trained for name in symmetry.parameters)
+
+
+def _precision(
+    given: torch.dtype | None, slopes: Tensors, balance: Balance
+) -> tuple[torch.dtype, Literal["given", "stored", "bits"]]:
+    """The coarsest precision of the pass, and how it is known."""
+    if given is not None:
+        return given, "given"
+    stored = coarsest(*(slope.dtype for slope in slopes.values()))
+    seen = None if stored in _HALF else balance.grain
+    return (stored, "stored") if seen is None else (seen, "bits")
+
+
+def _limits(
+    symmetries: Sequence[Symmetry],
+    theta: Tensors,
+    slopes: Tensors,
+    used: torch.dtype,
+    accumulated: int,
+    *,
+    given: bool,
+) -> list[float]:
+    """The residual that rounding explains, for every symmetry: its tensors may be stored more coarsely than others."""
+    # Libraries run norms, softmax and routers in float32 inside a float64 model, and gradients do not show it.
+    least = used if given else coarsest(used, torch.float32)
+
+    def limit(symmetry: Symmetry, stored: torch.dtype) -> float:
+        # Each pass that is added to a half-precision gradient rounds it once more.
+        more = math.sqrt(accumulated) if stored in _HALF else 1.0
+        return more * rounding(coarsest(least, stored), symmetry.entries) + symmetry.epsilon**0.5
+
+    kinds = {tensor.dtype for tensors in (theta, slopes) for tensor in tensors.values()}
+    if len(kinds) == 1:
+        (kind,) = kinds
+        return [limit(symmetry, kind) for symmetry in symmetries]
+    return [
+        limit(symmetry, coarsest(*(each[name].dtype for name in symmetry.parameters for each in (theta, slopes))))
+        for symmetry in symmetries
+    ]
+
+
+def _status(symmetry: Symmetry, residual: float, limit: float, scale: float, theta: Tensors) -> Status:
+    """Of an identity that is not within its limit, or that no gradient reached."""
+    if scale == 0:
+        return Status.INCONCLUSIVE
+    if not symmetry.exact and residual <= limit + max(_epsilon_leaves(symmetry, theta), _SMALL * symmetry.epsilon**0.5):
+        return Status.INCONCLUSIVE
+    return Status.REFUTED
+
+
+def _epsilon_leaves(symmetry: Symmetry, theta: Tensors) -> float:
+    """How much of an identity a norm's ε may leave: ε/(s + ε) with s a low guess at the mean square of its inputs.
+
+    The first norm of a residual stream reads one writer alone, so the smallest matrix among the legs counts.
+    """
+    matrices = [
+        leg.view.matrix(theta[leg.view.parameter], point=True) for leg in symmetry.legs if len(leg.view.shape) > 1
+    ]
+    squares = [square for matrix in matrices if (square := float(matrix.float().square().mean())) > 0]
+    smallest = _SMALLEST_INPUT * min(squares, default=0.0)
+    return symmetry.epsilon / (smallest + symmetry.epsilon)
+
+
+def _excused(symmetries: Sequence[Symmetry]) -> set[str]:
+    """Parameters of which a law says that all of their gradient is zero, so that none need be stored."""
+    return {
+        leg.view.parameter
+        for symmetry in symmetries
+        if symmetry.inert
+        for leg in symmetry.legs
+        if leg.view.n * leg.view.m == math.prod(leg.view.shape)
+    }
+
+
+def _findings(absent: Sequence[str], balance: Balance, excused: set[str], unused: tuple[str, ...]) -> list[Finding]:
+    needed = [n for n in absent if n not in excused and not any(fnmatchcase(n, pattern) for pattern in unused)]
+    found = [Finding(parameter=name, trouble="missing") for name in needed]
+    norms = {name: norm for name, norm in balance.gradients.items() if name not in absent}
+    found += [Finding(parameter=name, trouble="not finite") for name, norm in norms.items() if not math.isfinite(norm)]
+    found += [
+        Finding(parameter=name, trouble="zero") for name, norm in norms.items() if norm == 0 and name not in excused
+    ]
+    return found
+
+
+def _moved(failed: list[Symmetry], theta: Tensors, slopes: Tensors) -> float | None:
+    # In one order on every process: sharded tensors are gathered here.
+    involved = dict.fromkeys(name for symmetry in failed for name in symmetry.parameters)
+    return step_size(
+        failed, {name: whole(theta[name]) for name in involved}, {name: whole(slopes[name]) for name in involved}
+    )
+
+
+def _suggestions(symmetry: Symmetry, theta: Tensors, slopes: Tensors, moved: float | None) -> tuple[str, ...]:
+    if moved is not None:
+        return (f"the parameters moved by −{moved:.3g} times this gradient after it was taken",)
+    return tuple(filter(None, (factor(symmetry, theta, slopes), usual(symmetry))))
+
+
+def _excess(residual: float, limit: float) -> float:
+    return residual / limit if residual == residual else float("inf")
+
+
+def _verdict(
+    failures: Sequence[Row],
+    unsure: Sequence[Row],
+    findings: Sequence[Finding],
+    moved: float | None,
+    used: torch.dtype,
+    *,
+    count: int,
+    tested: int,
+    nearest: Row | None,
+    nearly: int,
+) -> Verdict:
+    """One verdict on the pass; a gradient that is missing leaves it open unless an identity is broken as well."""
+    infinite = [item for item in findings if item.trouble == "not finite"]
+    missing = [item for item in findings if item.trouble == "missing"]
+    evidence = tuple(row.evidence for row in failures)
+    status = Status.INCONCLUSIVE
+    if infinite:
+        status = Status.REFUTED
+        message = f"{len(infinite)} gradients are not finite, that of {infinite[0].parameter} among them."
+        evidence = (Evidence(what="gradients that are not finite", value=len(infinite), limit=0),)
+    elif failures:
+        status = Status.REFUTED
+        message = f"{len(failures)} of {count} gradient identities do not hold"
+        if moved is not None:
+            message += ", because the parameters are no longer those the gradient was taken at: a step of size "
+            message += f"{moved:.3g} explains all. Audit before optimizer.step()."
+        else:
+            message += ". Either the backward pass is wrong there, parameters or gradients were changed since, or the "
+            message += "model computes something else with these parameters than its recogniser assumes."
+    elif missing:
+        message = (
+            f"{len(missing)} trainable parameters have no gradient, {missing[0].parameter} among them. If nothing "
+        )
+        message += "should reach them, freeze them or name them in unused=."
+    elif not count:
+        message = "No law is known of this model, so nothing can be said of its gradients."
+    elif not tested:
+        message = "No gradient reached the parameters of any law."
+    elif unsure:
+        message = f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to, "
+        message += "which small inputs of those norms explain. The others hold."
+        evidence = tuple(row.evidence for row in unsure)
+    else:
+        assert nearest is not None
+        status = Status.VERIFIED
+        message = f"All {tested} gradient identities hold to the rounding of {str(used).removeprefix('torch.')}"
+        message += f", {nearly} of them up to a norm's ε." if nearly else "."
+        evidence = (nearest.evidence,)
+    return Verdict(status=status, message=message, evidence=evidence)

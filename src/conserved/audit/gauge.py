@@ -1,0 +1,184 @@
+r"""The softmax gauge identity: for every head and sequence, the gradients of all keys add up to zero.
+
+Adding one vector c to all keys of a head adds q_i·c to all scores of row i, and softmax does not see that. So
+
+    Σ_j ∂L/∂k_j = 0        for the keys as the scores use them: after norms, after rotary positions.
+
+It is the moment map of a translation whose one leg is the key activation, so it is weighed as every other identity is.
+It holds with any mask, additive bias, window, dropout and grouping, and fails by design with learned sink logits or
+capped scores; such layers are left out. Nothing of size length × length is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conserved.audit.keys import keys_seen
+from conserved.backward import coarsest
+from conserved.judging import rounding
+from conserved.kind import Translation
+from conserved.symmetry import full_precision, weighed
+from conserved.verdict import Evidence, Status, Verdict
+
+_LOOK = (
+    "dK is not what this softmax makes of dO: the correction term of the softmax derivative is missing or belongs to "
+    "another block, the mask differs between forward and backward, or keys are stale"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaugeRow:
+    """One head of one attention call: the worst of its sequences."""
+
+    name: str
+    head: int
+    call: int
+    sequence: int
+    residual: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the sum of key gradients is no more than rounding leaves."""
+        return self.residual <= self.tolerance
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        fields = ("name", "head", "call", "sequence", "residual", "tolerance", "ok")
+        return {name: getattr(self, name) for name in fields}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Gauge:
+    """What was seen of the keys; read it after leaving the `with` block."""
+
+    precision: torch.dtype | None = None
+    excluded: dict[str, str] = field(default_factory=dict)
+    """Attention layers for which the identity does not hold by design, and why."""
+    seen: int = 0
+    """Attention calls whose keys were seen in the forward pass."""
+    _sums: list[tuple[str, int, torch.dtype, int, Tensor]] = field(default_factory=list)
+
+    def see(self, name: str, keys: Tensor, visible: str) -> Tensor:
+        """Watch the gradient of these keys, and of nothing else that may be computed from the same tensor."""
+        if visible:
+            self.excluded[name] = visible
+            return keys
+        if not keys.requires_grad:
+            return keys
+        own = keys.view_as(keys)
+        call, precision = self.seen, coarsest(keys.dtype, self._computing(keys))
+        self.seen += 1
+        own.register_hook(lambda slope: self._weigh(name, call, precision, slope))
+        return own
+
+    @staticmethod
+    def _computing(keys: Tensor) -> torch.dtype:
+        device = keys.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else keys.dtype
+
+    def _weigh(self, name: str, call: int, precision: torch.dtype, slope: Tensor) -> None:
+        self.__dict__.pop("rows", None)
+        rows = slope.detach().to(torch.promote_types(slope.dtype, torch.float32))
+        with torch.no_grad(), full_precision(rows):
+            sizes = weighed(Translation(), (1,), [rows], [rows])
+        # (…, heads, 2): everything before the heads is a sequence.
+        heads = sizes.shape[-2] if sizes.ndim > 1 else 1
+        self._sums.append((name, call, precision, rows.shape[-2] * rows.shape[-1], sizes.reshape(-1, heads, 2)))
+
+    @cached_property
+    def rows(self) -> tuple[GaugeRow, ...]:
+        """Per call and head, worst first."""
+        if not self._sums:
+            return ()
+        table = [sizes.to(torch.float64).cpu() for *_, sizes in self._sums]
+        found = []
+        for (name, call, precision, entries, _), sizes in zip(self._sums, table, strict=True):
+            value, scale = sizes.unbind(-1)
+            residuals = torch.where(scale == 0, torch.zeros_like(value), value / scale)
+            where = residuals.nan_to_num(nan=float("inf")).argmax(0)
+            for head, sequence in enumerate(where.tolist()):
+                limit = rounding(self.precision or coarsest(precision, torch.float32), entries)
+                residual = float(residuals[sequence, head])
+                found.append(
+                    GaugeRow(name=name, head=head, call=call, sequence=sequence, residual=residual, tolerance=limit)
+                )
+        return tuple(sorted(found, key=lambda row: -row.residual if row.residual == row.residual else -float("inf")))
+
+    @property
+    def ok(self) -> bool:
+        """Whether key gradients were seen and every head's add up to zero."""
+        return self.verdict.holds
+
+    @property
+    def worst(self) -> float:
+        """The largest relative residual; 0 if none was seen."""
+        return self.rows[0].residual if self.rows else 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """One verdict on all heads."""
+        broken = [row for row in self.rows if not row.ok]
+        if not self.rows:
+            left = f" {len(self.excluded)} attention layers were left out." if self.excluded else ""
+            message = f"No gradient of a key was seen.{left}"
+            return Verdict(status=Status.INCONCLUSIVE, message=message)
+        evidence = tuple(
+            Evidence(what=f"Σ of key gradients of {row.name}[{row.head}]", value=row.residual, limit=row.tolerance)
+            for row in (broken or self.rows[:1])
+        )
+        if broken:
+            message = f"The key gradients of {len(broken)} of {len(self.rows)} heads do not add up to zero: {_LOOK}."
+            return Verdict(status=Status.REFUTED, message=message, evidence=evidence)
+        message = f"The key gradients of all {len(self.rows)} heads add up to zero."
+        return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
+
+    def summary(self) -> str:
+        """The verdict with its evidence, and what was left out."""
+        left = [f"  left out: {name}, because {why}" for name, why in self.excluded.items()]
+        return "\n".join([str(self.verdict), *left])
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "ok": self.ok,
+            "status": self.verdict.status.value,
+            "message": self.verdict.message,
+            "worst": self.worst,
+            "rows": [row.record() for row in self.rows],
+            "excluded": dict(self.excluded),
+        }
+
+    def __repr__(self) -> str:
+        return f"<Gauge: {self.verdict.status.value}, {len(self.rows)} heads, worst {self.worst:.2g}>"
+
+
+@contextmanager
+def gauge(model: nn.Module, *, precision: torch.dtype | None = None) -> Iterator[Gauge]:
+    """Watch the gradients of all keys of a model; the forward and the backward pass both go inside.
+
+        with conserved.gauge(model) as g:
+            model(x).square().mean().backward()
+        assert g.ok
+
+    Works with attention of transformers in any implementation, with torch's scaled_dot_product_attention and with
+    conserved.blocks, checkpointed or not. A compiled model must be watched uncompiled.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"gauge takes a torch.nn.Module; got {type(model).__name__}.")
+    found = Gauge(precision=precision)
+    with keys_seen(model, found.see):
+        yield found
+    if not found.seen and not found.excluded:
+        raise ValueError(
+            "No attention of this model was seen. Run the forward pass inside the with block as well, with gradients "
+            "enabled and uncompiled; attention that calls neither transformers' interface, torch's "
+            "scaled_dot_product_attention nor conserved.blocks cannot be watched."
+        )

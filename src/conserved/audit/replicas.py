@@ -1,0 +1,142 @@
+"""Do the replicas agree? Parameters and gradients that every process should hold alike, compared across processes.
+
+Gradient identities are linear and hold for each process's own gradient, so an all-reduce that was left out does not
+break them. Disagreement of replicas is what shows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from conserved.verdict import Evidence, Status, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One tensor that should be the same everywhere: how far apart the processes are, relative to its size."""
+
+    name: str
+    what: str
+    spread: float
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {"name": self.name, "what": self.what, "spread": self.spread}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replicas:
+    """Every replicated parameter and gradient, furthest apart first."""
+
+    rows: tuple[Replica, ...]
+    ranks: int
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are several replicas and they agree."""
+        return self.verdict.holds
+
+    @property
+    def worst(self) -> float:
+        """The largest relative distance; 0 if nothing is replicated."""
+        return self.rows[0].spread if self.rows else 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """One verdict on all tensors."""
+        apart = [row for row in self.rows if not row.spread <= self.tolerance]
+        if self.ranks < 2 or not self.rows:
+            return Verdict(status=Status.INCONCLUSIVE, message="Nothing is replicated over several processes.")
+        evidence = tuple(
+            Evidence(what=f"{row.what} of {row.name} across processes", value=row.spread, limit=self.tolerance)
+            for row in (apart or self.rows[:1])
+        )
+        if not apart:
+            message = f"All {len(self.rows)} tensors agree over {self.ranks} processes."
+            return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
+        kinds = {row.what for row in apart}
+        cause = (
+            "The parameters themselves differ: they were initialised differently or updates differed."
+            if "parameter" in kinds
+            else "The gradients were not reduced over all processes, or changed after they were."
+        )
+        message = f"{len(apart)} of {len(self.rows)} tensors differ between {self.ranks} processes. {cause}"
+        return Verdict(status=Status.REFUTED, message=message, evidence=evidence)
+
+    def summary(self) -> str:
+        """The verdict with its evidence."""
+        return str(self.verdict)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "ok": self.ok,
+            "status": self.verdict.status.value,
+            "message": self.verdict.message,
+            "ranks": self.ranks,
+            "rows": [row.record() for row in self.rows],
+        }
+
+
+def replicas(model: nn.Module, group: dist.ProcessGroup | None = None, *, tolerance: float = 0.0) -> Replicas:
+    """Compare all parameters and gradients that should be equal over a process group; every process must call it.
+
+    Plain tensors should be equal on all processes of the group, a DTensor along the mesh dimensions over which it is
+    replicated. Each tensor is reduced to three numbers, so two small collectives serve the whole model; equality is to
+    the bit unless a `tolerance` relative to the tensor's size is given.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"replicas takes a torch.nn.Module; got {type(model).__name__}.")
+    if not (dist.is_available() and dist.is_initialized()):
+        return Replicas(rows=(), ranks=1, tolerance=tolerance)
+    tensors = [
+        (name, what, tensor)
+        for name, parameter in model.named_parameters()
+        for what, tensor in (("parameter", parameter.detach()), ("gradient", parameter.grad))
+        if tensor is not None
+    ]
+    found: list[Replica] = []
+    alike: dict[Any, list[tuple[str, str, Tensor]]] = {}
+    for name, what, tensor in tensors:
+        for over in _groups(tensor, group):
+            alike.setdefault(over, []).append((name, what, _local(tensor)))
+    ranks = 1
+    for over, members in alike.items():
+        ranks = max(ranks, dist.get_world_size(over))
+        prints = torch.stack([_print(tensor) for *_, tensor in members])
+        low, high = prints.clone(), prints.clone()
+        dist.all_reduce(low, dist.ReduceOp.MIN, group=over)
+        dist.all_reduce(high, dist.ReduceOp.MAX, group=over)
+        spreads = ((high - low).abs().amax(-1) / high[:, 0].clamp_min(1e-300)).tolist()
+        found += [Replica(name=n, what=w, spread=spread) for (n, w, _), spread in zip(members, spreads, strict=True)]
+    ordered = sorted(found, key=lambda row: -row.spread if row.spread == row.spread else -float("inf"))
+    return Replicas(rows=tuple(ordered), ranks=ranks, tolerance=tolerance)
+
+
+def _groups(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Any]:
+    """The process groups within which a tensor should be the same."""
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return [dist.group.WORLD if group is None else group]
+    placements: Any = tensor.placements  # type: ignore[attr-defined]
+    return [mesh.get_group(axis) for axis, placement in enumerate(placements) if placement.is_replicate()]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.to_dense() if local.is_sparse else local
+
+
+def _print(tensor: Tensor) -> Tensor:
+    """A fingerprint: the norm, and two sums with fixed pseudo-random weights that see a change of any entry."""
+    flat = tensor.detach().flatten().to(torch.float64)
+    place = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64)
+    # Irrational rotations: weights that repeat nowhere and need no generator state that might differ by process.
+    first, second = (torch.frac(place * step) - 0.5 for step in (0.6180339887498949, 0.7548776662466927))
+    return torch.stack((torch.linalg.vector_norm(flat), flat @ first, flat @ second))

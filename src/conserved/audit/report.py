@@ -1,0 +1,188 @@
+"""What an audit found: a row for each identity, findings about single gradients, one verdict, and how it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from conserved.verdict import Evidence, Status, Verdict
+
+BLIND = (
+    "An audit does not see: a wrong factor on all gradients (loss scale, accumulation); what no law spans "
+    "(unclaimed parameters, GELU and SiLU networks); an error shared by queries and keys, such as a mask or "
+    "softmax term wrong in both (conserved.gauge sees those); ranks that disagree (conserved.replicas)."
+)
+"""Printed with every clean result."""
+
+_SHOWN = 12
+"""Failures that a summary lists."""
+
+Trouble = Literal["missing", "not finite", "zero"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One gradient identity: how far off it is, how far rounding could take it, and what a failure suggests."""
+
+    name: str
+    family: str
+    parameters: tuple[str, ...]
+    part: str
+    residual: float
+    tolerance: float
+    status: Status
+    checked: bool = True
+    """Whether any gradient reached the identity, so that it says something."""
+    suggests: tuple[str, ...] = ()
+
+    @property
+    def evidence(self) -> Evidence:
+        """The residual against its tolerance."""
+        return Evidence(what=f"relative residual of {self.name}", value=self.residual, limit=self.tolerance)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the identity stands, or could not be put to the test because no gradient reached it."""
+        return not self.failed
+
+    @property
+    def failed(self) -> bool:
+        """Whether the residual is more than rounding and a norm's ε explain."""
+        return self.status is Status.REFUTED
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "parameters": list(self.parameters),
+            "part": self.part,
+            "residual": self.residual,
+            "tolerance": self.tolerance,
+            "ok": self.ok,
+            "status": self.status.value,
+            "suggests": list(self.suggests),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something about the gradient of one parameter that no identity says."""
+
+    parameter: str
+    trouble: Trouble
+
+    @property
+    def matters(self) -> bool:
+        """Whether the pass cannot be called right with it; a gradient of zeros alone is only worth knowing."""
+        return self.trouble != "zero"
+
+    def __str__(self) -> str:
+        return {
+            "missing": f"{self.parameter} is trainable and has no gradient",
+            "not finite": f"the gradient of {self.parameter} is not finite",
+            "zero": f"the gradient of {self.parameter} is zero",
+        }[self.trouble]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Audit:
+    """The identities of one backward pass, worst first; `ok` if they all hold and nothing else was found.
+
+    `precision` is the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of
+    the gradients themselves), or read off the gradients' bits.
+    """
+
+    verdict: Verdict
+    failures: tuple[Row, ...]
+    """The identities that do not hold, worst first."""
+    worst: float
+    """The largest relative residual; 0 if there is none."""
+    others: Callable[[], Iterable[Row]]
+    """The rows that did not fail, made when they are asked for: most audits are clean and nobody reads them."""
+    findings: tuple[Finding, ...] = ()
+    unclaimed: tuple[str, ...] = ()
+    dropped: int = 0
+    precision: torch.dtype
+    known: Literal["given", "stored", "bits"]
+    ranks: int = 1
+    moved: float | None = None
+    """The step size that explains all failures: the parameters moved by it after the gradient was taken."""
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """One for every identity: failures, then what holds, then what no gradient reached; worst first."""
+        return (*self.failures, *sorted(self.others(), key=lambda row: (not row.checked, -_excess(row))))
+
+    @property
+    def ok(self) -> bool:
+        """Whether every identity that could be tested holds, at least one could, and every gradient is there."""
+        return self.verdict.holds
+
+    def __getitem__(self, name: str) -> Row:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"No identity is named {name!r} among the {len(self.rows)} audited.")
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "ok": self.ok,
+            "status": self.verdict.status.value,
+            "message": self.verdict.message,
+            "worst": self.worst,
+            "precision": _named(self.precision),
+            "precision_known": self.known,
+            "ranks": self.ranks,
+            "moved": self.moved,
+            "rows": [row.record() for row in self.rows],
+            "findings": [{"parameter": item.parameter, "trouble": item.trouble} for item in self.findings],
+            "unclaimed": list(self.unclaimed),
+            "not_seen": BLIND,
+        }
+
+    def summary(self) -> str:
+        """The verdict, failures with what they suggest, findings, and what a clean audit does not see."""
+        checked = sum(row.checked for row in self.rows)
+        known = {"given": "as given", "stored": "as stored", "bits": "as the bits of the gradients show"}[self.known]
+        where = f" over {self.ranks} processes" if self.ranks > 1 else ""
+        lines = [f"{self.verdict.status.value.upper()}: {self.verdict.message}"]
+        lines.append(
+            f"{checked:,} of {len(self.rows):,} identities tested{where} in {_named(self.precision)} ({known}); "
+            f"largest residual {self.worst:.2g}"
+        )
+        for row in self.failures[:_SHOWN]:
+            lines.append(f"  {row.name}: residual {row.residual:.2g}, rounding explains {row.tolerance:.1g}")
+            lines.append(f"    between {_listed(row.parameters)}")
+            lines += [f"    {text}" for text in row.suggests]
+        if len(self.failures) > _SHOWN:
+            lines.append(f"  … and {len(self.failures) - _SHOWN:,} more")
+        troubles = [str(item) for item in self.findings]
+        lines += [f"  {text}" for text in troubles[:_SHOWN]]
+        if len(troubles) > _SHOWN:
+            lines.append(f"  … and {len(troubles) - _SHOWN:,} more")
+        if self.unclaimed:
+            lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters that no recogniser speaks for.")
+        if self.ok:
+            lines.append(BLIND)
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Audit: {self.verdict.status.value}, {len(self.rows)} identities, worst {self.worst:.2g}>"
+
+
+def _excess(row: Row) -> float:
+    return row.residual / row.tolerance if row.residual == row.residual else float("inf")
+
+
+def _named(precision: torch.dtype) -> str:
+    return str(precision).removeprefix("torch.")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"

@@ -1,0 +1,184 @@
+"""All gradient identities of one backward pass, weighed: what is left of each, and what that is held against.
+
+Everything is queued on the device and read once. Parameters that are sharded over processes are gathered once each, in
+the order in which the identities need them, and let go after their last use; the processes then agree on the largest
+residual any of them found, because a gradient that should be the same everywhere may not be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.batch import Plan
+from conserved.grain import grain
+from conserved.judging import TOLERANCE
+from conserved.symmetry import Tensors, weighed
+from conserved.view import whole
+
+_NOISE = {torch.float16: 1 / 16, torch.bfloat16: 1 / 16}
+"""The share of rounding of all gradients together that one gradient may be made of: all of it, unless that is much."""
+
+_GRAINS = (None, torch.float16, torch.bfloat16)
+"""Finest first."""
+
+_TENSORS, _ENTRIES = 24, 512
+"""Gradients, and entries of each, that are looked at for the precision they were computed in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Balance:
+    """What one reading of parameters and gradients gives, on the host."""
+
+    residuals: tuple[float, ...]
+    """‖μ(θ, G)‖ over its scale, in [0, 1], of every symmetry of the plan."""
+    scales: tuple[float, ...]
+    """What each residual is relative to; 0 if no gradient reached any leg of the symmetry."""
+    gradients: Mapping[str, float]
+    """The norm of every gradient, by parameter."""
+    grain: torch.dtype | None
+    """The half precision that single-precision gradients show to have been computed in, if they do."""
+    everything: float
+    """The norm of all the gradients together."""
+    ranks: int = 1
+    """Processes over which the parameters are sharded."""
+
+
+class _Gathered(Mapping[str, Tensor]):
+    """Sharded tensors made whole when they are first read, and let go after their last use."""
+
+    def __init__(self, tensors: Tensors, uses: Mapping[str, int]) -> None:
+        self._tensors = tensors
+        self._left = dict(uses)
+        self._whole: dict[str, Tensor] = {}
+        self.norms: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        if not hasattr(tensor, "full_tensor"):
+            return tensor
+        if name not in self._whole:
+            self._whole[name] = whole(tensor.detach())
+            self.norms[name] = torch.linalg.vector_norm(self._whole[name])
+        found = self._whole[name]
+        self._left[name] = self._left.get(name, 1) - 1
+        if self._left[name] <= 0:
+            del self._whole[name]
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
+    """Weigh every identity of a plan at parameters θ with gradients, which may be of further parameters too.
+
+    An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients; and a
+    linear law at least against as much of that norm as rounding could leave in it.
+    """
+    with torch.no_grad():
+        uses = Counter(leg.view.parameter for group in plan.groups for batch in group for leg in batch.legs)
+        points, directions = _Gathered(theta, uses), _Gathered(slopes, uses)
+        table = plan.numbers(weighed, points, directions, dtype=dtype) if plan.symmetries else torch.zeros(0, 2)
+        names = list(slopes)
+        device = table.device if plan.symmetries else next((slope.device for slope in slopes.values()), table.device)
+        samples = _samples(slopes, device)
+        parts = [table.flatten().to(device), _norms(slopes, directions.norms, device), *samples]
+        numbers = torch.cat([part.to(torch.float64) for part in parts]).cpu()
+    count = len(plan.symmetries)
+    sizes = numbers[: 2 * count].view(count, 2)
+    gradients = dict(zip(names, numbers[2 * count : 2 * count + len(names)].tolist(), strict=True))
+    everything = float(numbers[2 * count : 2 * count + len(names)].norm())
+    residuals: list[float] = []
+    scales: list[float] = []
+    for symmetry, (value, scale) in zip(plan.symmetries, sizes.tolist(), strict=True):
+        if symmetry.kind.linear:
+            stored = slopes[symmetry.parameters[0]].dtype
+            noise = _NOISE.get(stored, 1.0) * torch.finfo(stored).eps / TOLERANCE[stored]
+            least = everything if symmetry.inert else noise * everything
+            scale = max(scale, least)
+        scales.append(scale)
+        # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
+        residuals.append(1.0 if value > scale > 0 else value / scale if scale > 0 else value)
+    rest = numbers[2 * count + len(names) :].split([part.numel() for part in samples])
+    meshes = _meshes(theta)
+    agreed = _agreed([float(_GRAINS.index(grain(rest))), *residuals], meshes)
+    return Balance(
+        residuals=tuple(agreed[1:]),
+        scales=tuple(scales),
+        gradients=gradients,
+        grain=_GRAINS[round(agreed[0])],
+        everything=everything,
+        ranks=max((mesh.size() for mesh in meshes), default=1),
+    )
+
+
+def _norms(slopes: Tensors, known: Mapping[str, Tensor], device: torch.device) -> Float[Tensor, " gradients"]:
+    """The norm of every gradient; those of plain ones in few operations, and none in half precision."""
+    found = {name: norm.to(device, torch.float64, non_blocking=True) for name, norm in known.items()}
+    plain = [name for name, slope in slopes.items() if not hasattr(slope, "full_tensor")]
+    alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name in plain:
+        alike.setdefault((slopes[name].dtype, slopes[name].device), []).append(name)
+    for (kind, _), names in alike.items():
+        # What torch.nn.utils.clip_grad_norm_ uses; the public form gives the total only.
+        precise = torch.promote_types(kind, torch.float32)
+        norms = torch.stack(torch._foreach_norm([_dense(slopes[name]) for name in names], 2, precise))
+        found |= dict(zip(names, norms.to(device, torch.float64, non_blocking=True).unbind(), strict=True))
+    for name, slope in slopes.items():
+        if name not in found:
+            found[name] = whole(torch.linalg.vector_norm(slope)).to(device, torch.float64, non_blocking=True)
+    return (
+        torch.stack([found[name] for name in slopes]) if found else torch.zeros(0, device=device, dtype=torch.float64)
+    )
+
+
+def _dense(slope: Tensor) -> Tensor:
+    # Entries of a sparse gradient may be listed twice, so its values have another norm than their sum.
+    return slope.coalesce().values() if slope.is_sparse else slope
+
+
+def _samples(slopes: Tensors, device: torch.device) -> list[Tensor]:
+    """Entries of the largest single-precision gradients, spread over each."""
+    single = [name for name, slope in slopes.items() if slope.dtype == torch.float32]
+    taken: list[Tensor] = []
+    for name in sorted(single, key=lambda name: -slopes[name].numel())[:_TENSORS]:
+        slope = slopes[name]
+        local: Any = slope.to_local() if hasattr(slope, "to_local") else _dense(slope)
+        flat = local.detach().reshape(-1)
+        taken.append(flat[:: max(1, flat.numel() // _ENTRIES)][:_ENTRIES].to(device, non_blocking=True))
+    return taken
+
+
+def _meshes(tensors: Tensors) -> list[Any]:
+    """The meshes of processes over which parameters are sharded, each once."""
+    found: dict[Any, Any] = {}
+    for tensor in tensors.values():
+        mesh: Any = getattr(tensor, "device_mesh", None)
+        if mesh is not None:
+            found.setdefault(id(mesh), mesh)
+    return list(found.values())
+
+
+def _agreed(numbers: list[float], meshes: list[Any]) -> list[float]:
+    """The largest of each number over all processes that hold a part of the parameters, so that all judge alike."""
+    if not meshes:
+        return numbers
+    import torch.distributed as dist
+
+    for mesh in meshes:
+        # A process that found something that is not a number must be heard over those that did not.
+        values = torch.tensor(numbers, dtype=torch.float64, device=mesh.device_type).nan_to_num(nan=float("inf"))
+        for group in mesh.get_all_groups():
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
+        numbers = values.tolist()
+    return [float("nan") if value == float("inf") else value for value in numbers]

@@ -1,0 +1,449 @@
+"""The audit: what it says of right gradients and of gradients that are missing, damaged, scaled or out of date."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import conserved
+from conserved import Symmetry, Verdict, audit, blocks, recognize
+from conserved.audit import Audit
+from conserved.batch import Plan
+from conserved.grain import grain
+from conserved.symmetry import weighed
+from conserved.testing import assert_gradients_conserve
+from reference import moment_map as naive
+from zoo import LAWFUL, Case, ids
+
+TOKENS = (2, 16)
+
+
+def decoder(dtype: torch.dtype = torch.float32, **options: Any) -> nn.Module:
+    return blocks.DecoderLM(64, 32, 2, 4, 48, **({"kv_heads": 2, "max_length": 16} | options)).to(dtype)
+
+
+def loss_of(model: nn.Module, seed: int = 0) -> Tensor:
+    tokens = torch.randint(64, TOKENS, generator=torch.Generator().manual_seed(seed))
+    return F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.roll(-1, -1).flatten())
+
+
+def backward(model: nn.Module, passes: int = 1) -> nn.Module:
+    for seed in range(passes):
+        loss_of(model, seed).backward()
+    return model
+
+
+def test_a_right_backward_pass_is_verified_and_says_what_it_cannot_see() -> None:
+    found = audit(backward(decoder()), loss="cross_entropy")
+    assert found.ok
+    assert found.verdict == Verdict.VERIFIED
+    assert len(found.rows) == len(recognize(decoder(), loss="cross_entropy"))
+    assert found.worst == max(row.residual for row in found.rows) < 1e-4
+    assert found.failures == ()
+    assert "An audit does not see" in found.summary()
+    assert found.record()["ok"] is True
+
+
+@pytest.mark.parametrize("case", LAWFUL, ids=ids)
+def test_residuals_are_those_of_the_identities_by_their_definition(case: Case) -> None:
+    model = case.model()
+    case.objective()(model).backward()
+    theta = {name: p.detach() for name, p in model.named_parameters()}
+    slopes = {name: _noisy(p) for name, p in model.named_parameters()}
+    symmetries = case.laws(model).symmetries
+    numbers = Plan.of(symmetries).numbers(weighed, theta, slopes)
+    for symmetry, (value, scale) in zip(symmetries, numbers.tolist(), strict=True):
+        slow_value, slow_scale = _slowly(symmetry, theta, slopes)
+        assert value == pytest.approx(slow_value, rel=1e-9, abs=1e-12)
+        assert scale == pytest.approx(slow_scale, rel=1e-9)
+
+
+def _noisy(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad + 0.1 * torch.randn_like(parameter)
+
+
+def _slowly(symmetry: Symmetry, theta: dict[str, Tensor], slopes: dict[str, Tensor]) -> tuple[float, float]:
+    """‖μ‖ by the naive moment map; the scale from one leg at a time, with random signs averaged exactly."""
+    form = {
+        "general_linear": naive.general_linear,
+        "complex_scaling": naive.complex_scaling,
+        "scaling": naive.scaling,
+        "one_scale": naive.one_scale,
+        "translation": naive.translation,
+    }[symmetry.kind.code]
+    a = symmetry.matrices(theta)
+    b = symmetry.matrices(slopes, point=False)
+    squared = 0.0
+    for leg, left, right in zip(symmetry.legs, a, b, strict=True):
+        squared += float(form([leg.degree], [left], [right]).norm()) ** 2
+        for column in range(right.shape[1]):
+            # Products that share no entry of μ with another column's: the columns are independent summands.
+            squared += _column(symmetry.kind.code, leg.degree, left, right, column)
+    return float(form([leg.degree for leg in symmetry.legs], a, b).norm()), squared**0.5
+
+
+def _column(code: str, degree: float, left: Tensor, right: Tensor, column: int) -> float:
+    y = right[:, column]
+    if code == "translation":
+        return degree**2 * float(y @ y)
+    x = left[:, column]
+    if code == "general_linear":
+        return float((x @ x) * (y @ y))
+    if code == "complex_scaling":
+        x, y = x.view(-1, 2), y.view(-1, 2)
+        return float((x.square().sum(1) * y.square().sum(1)).sum())
+    return degree**2 * float((x * y) @ (x * y))
+
+
+def test_rows_come_worst_first_and_name_tensors_head_and_cause() -> None:
+    model = backward(decoder())
+    model.layers[1].attention.k.weight.grad[:8] *= 2  # type: ignore[index, union-attr]
+    found = audit(model, loss="cross_entropy")
+    assert not found.ok
+    assert found.verdict == Verdict.REFUTED
+    worst = found.rows[0]
+    assert worst.name == "layers.1.attention.query_key[0]"
+    assert worst.part == "0"
+    assert worst.parameters == ("layers.1.attention.q.weight", "layers.1.attention.k.weight")
+    assert "k.weight times 0.5" in worst.suggests[0]
+    assert "dQ and dK" in worst.suggests[1]
+    assert found["layers.1.attention.query_key[1]"].ok
+    assert found.rows[0].residual == found.worst
+    assert "layers.1.attention.query_key[0]" in found.summary()
+
+
+@pytest.mark.parametrize("width", [32, 512])
+def test_a_wrong_gradient_shows_at_any_width(width: int) -> None:
+    """Against the sum of magnitudes of all products a residual would fade with the root of the width."""
+    model = blocks.Attention(width, 4, rotary=True)
+    model(torch.randn(24, width)).sin().mean().backward()
+    model.k.weight.grad = torch.zeros_like(model.k.weight)
+    found = audit(model)
+    assert all(found[f"query_key[{head}]"].residual > 0.4 for head in range(4))
+
+
+def test_both_parts_of_a_rotary_identity_are_audited() -> None:
+    """A turned dK leaves every trace μ_real as it was when q and k are alike; the part along J changes."""
+    model = blocks.Attention(4, 1, rotary=True).double()
+    model(torch.randn(6, 4, dtype=torch.float64)).sin().mean().backward()
+    k = model.k.weight
+    assert k.grad is not None
+    weight = k.detach().view(2, 2, 4)
+    turned = torch.stack((-weight[:, 1], weight[:, 0]), 1).view(4, 4)
+    # Along J·K the real part Σ⟨k, g⟩ does not move at all.
+    k.grad += 0.5 * float(k.grad.norm()) / float(turned.norm()) * turned
+    real = recognize(model).identities()["query_key[0]"][:, 0]
+    assert float(real.abs().max()) < 1e-12
+    assert not audit(model)["query_key[0]"].ok
+
+
+def test_scaled_gradients_pass() -> None:
+    model = backward(decoder())
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad *= 65536.0
+    assert audit(model, loss="cross_entropy").ok
+
+
+def test_a_missing_gradient_is_a_finding() -> None:
+    model = backward(decoder())
+    model.layers[0].feedforward.gate.weight.grad = None  # type: ignore[index, union-attr]
+    found = audit(model, loss="cross_entropy")
+    assert not found.ok
+    assert [(item.parameter, item.trouble) for item in found.findings] == [
+        ("layers.0.feedforward.gate.weight", "missing")
+    ]
+    assert "layers.0.feedforward.gate.weight is trainable and has no gradient" in found.summary()
+
+
+def test_a_missing_gradient_that_breaks_nothing_else_leaves_the_verdict_open_and_can_be_excused() -> None:
+    model = nn.ModuleDict({"used": blocks.SwiGLU(4, 6), "unused": nn.Linear(4, 4)})
+    model["used"](torch.randn(5, 4)).sin().mean().backward()
+    found = audit(model)
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert not found.ok
+    assert "name them in unused=" in found.summary()
+    assert audit(model, unused=["unused.*"]).ok
+
+
+def test_no_gradient_at_all_asks_for_a_backward_pass() -> None:
+    with pytest.raises(ValueError, match=r"Call backward\(\) first"):
+        audit(decoder())
+
+
+def test_not_a_number_is_refuted_and_named() -> None:
+    model = backward(decoder())
+    model.layers[0].attention.q.weight.grad[0, 0] = float("nan")  # type: ignore[index, union-attr]
+    found = audit(model)
+    assert found.verdict == Verdict.REFUTED
+    assert "not finite" in found.verdict.message
+    assert "layers.0.attention.q.weight" in found.summary()
+    assert not found["layers.0.attention.query_key[0]"].ok
+
+
+def test_an_infinite_gradient_of_a_parameter_without_laws_is_found() -> None:
+    model = backward(decoder())
+    model.layers[0].feedforward.gate.weight.grad[0, 0] = float("inf")  # type: ignore[index, union-attr]
+    assert audit(model).verdict == Verdict.REFUTED
+
+
+def test_sparse_gradients_are_audited_as_dense_ones() -> None:
+    torch.manual_seed(1)
+    dense, sparse = decoder(), decoder()
+    sparse.load_state_dict(dense.state_dict())
+    sparse.embedding.sparse = True  # type: ignore[union-attr]
+    one, other = (audit(backward(model), loss="cross_entropy") for model in (dense, sparse))
+    assert sparse.embedding.weight.grad.is_sparse  # type: ignore[union-attr]
+    assert other.ok
+    assert other["stream_scale"].residual == pytest.approx(one["stream_scale"].residual, rel=1e-2)
+
+
+def test_zero_gradients_are_noted_and_if_all_are_zero_nothing_is_said() -> None:
+    model = backward(decoder())
+    model.layers[0].feedforward.gate.weight.grad.zero_()  # type: ignore[index, union-attr]
+    found = audit(model)
+    assert [item.trouble for item in found.findings] == ["zero"]
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+    silent = audit(model)
+    assert silent.verdict == Verdict.INCONCLUSIVE
+    assert "No gradient reached" in silent.verdict.message
+    assert not any(row.checked for row in silent.rows)
+
+
+def test_frozen_parameters_take_their_laws_along_also_when_frozen_after_recognition() -> None:
+    model = decoder()
+    laws = recognize(model)
+    model.layers[0].attention.k.weight.requires_grad_(False)  # type: ignore[index, union-attr]
+    found = audit(backward(model), laws)
+    assert found.ok
+    assert not [row for row in found.rows if "layers.0.attention.query_key" in row.name]
+    assert [row for row in found.rows if "layers.1.attention.query_key" in row.name]
+    assert found.findings == ()
+
+
+def test_a_model_without_laws_is_not_called_right() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
+    model(torch.randn(5, 3)).square().mean().backward()
+    found = audit(model)
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert not found.ok
+    assert "No law is known" in found.summary()
+
+
+def test_parameters_that_moved_after_the_gradient_are_recognised_as_such() -> None:
+    model = backward(decoder())
+    torch.optim.SGD(model.parameters(), lr=0.05).step()
+    found = audit(model, loss="cross_entropy")
+    assert not found.ok
+    assert found.moved == pytest.approx(0.05, rel=0.02)
+    assert "Audit before optimizer.step()" in found.verdict.message
+
+
+def test_a_wrong_gradient_is_not_taken_for_a_step() -> None:
+    model = backward(decoder())
+    model.layers[0].attention.k.weight.grad *= 2  # type: ignore[index, union-attr]
+    assert audit(model).moved is None
+
+
+def test_an_adam_step_is_seen_but_not_called_gradient_descent() -> None:
+    model = backward(decoder())
+    torch.optim.Adam(model.parameters(), lr=0.01).step()
+    found = audit(model)
+    assert not found.ok
+    assert found.moved is None
+
+
+@pytest.mark.parametrize(("given", "limit"), [(None, 1e-4), (torch.float64, 1e-11), (torch.bfloat16, 2e-2)])
+def test_precision_sets_the_tolerance(given: torch.dtype | None, limit: float) -> None:
+    """Unless it is given, float64 is held to float32: libraries compute norms and softmax in that."""
+    model = blocks.Attention(32, 4).double()
+    model(torch.randn(24, 32, dtype=torch.float64)).sin().mean().backward()
+    found = audit(model, precision=given)
+    assert found.ok
+    assert all(limit < row.tolerance < 1.5 * limit for row in found.rows)
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["whole", "clipped"])
+@pytest.mark.parametrize("passes", [1, 4])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_autocast_is_read_off_the_bits_of_the_gradients(half: torch.dtype, passes: int, clip: bool) -> None:
+    model = decoder()
+    with torch.autocast("cpu", dtype=half):
+        losses = [loss_of(model, seed) for seed in range(passes)]
+    for loss in losses:
+        loss.backward()
+    if clip:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    found = audit(model, loss="cross_entropy")
+    assert found.known == "bits"
+    assert found.precision in (torch.bfloat16, torch.float16)
+    assert found.ok
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["whole", "clipped"])
+@pytest.mark.parametrize("passes", [1, 4])
+def test_single_precision_is_not_taken_for_autocast(passes: int, clip: bool) -> None:
+    model = backward(decoder(), passes)
+    if clip:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    assert audit(model).known == "stored"
+
+
+def test_the_grain_of_numbers_is_that_of_their_origin() -> None:
+    numbers = [torch.randn(512) for _ in range(4)]
+    assert grain(numbers) is None
+    assert grain([x * 0.3 for x in numbers]) is None
+    for half in (torch.bfloat16, torch.float16):
+        coarse = [x.to(half).float() for x in numbers]
+        assert grain(coarse) == half
+        assert grain([x * 0.3 for x in coarse]) is not None
+        assert grain([coarse[0], *numbers[1:]]) is None
+    assert grain([torch.zeros(512)]) is None
+    assert grain([torch.ones(512)]) is None
+    assert grain([]) is None
+
+
+def test_half_precision_gradients_that_were_accumulated_may_be_coarser() -> None:
+    model = backward(decoder(torch.bfloat16))
+    one, four = audit(model), audit(model, accumulated=4)
+    assert four.rows[-1].tolerance > 1.5 * one.rows[-1].tolerance
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"precision": torch.int8}, "floating-point"),
+        ({"accumulated": 0}, "At least one"),
+        ({"laws": recognize(blocks.SwiGLU(3, 4))}, "which the model does not have"),
+    ],
+    ids=["precision", "accumulated", "laws"],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        audit(backward(decoder()), **arguments)
+
+
+def test_a_model_on_the_meta_device_is_refused() -> None:
+    with torch.device("meta"):
+        model = decoder()
+    with pytest.raises(ValueError, match="meta device"):
+        audit(model)
+
+
+def test_a_scale_that_a_norm_forgets_up_to_epsilon_is_open_with_small_inputs_and_refuted_with_large_ones() -> None:
+    tiny = decoder()
+    with torch.no_grad():
+        tiny.embedding.weight.mul_(1e-3)  # type: ignore[union-attr, operator]
+    found = audit(backward(tiny), loss="cross_entropy")
+    assert found["stream_scale"].residual > found["stream_scale"].tolerance
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert found.failures == ()
+    usual = backward(decoder())
+    usual.embedding.weight.grad *= 3  # type: ignore[union-attr, operator]
+    assert [row.name for row in audit(usual).failures] == ["stream_scale"]
+
+
+# Ways in.
+
+
+def test_assert_gradients_conserve_passes_fails_and_says_why() -> None:
+    model = decoder()
+    found = assert_gradients_conserve(model, lambda: loss_of(model), loss="cross_entropy")
+    assert isinstance(found, Audit)
+    model.layers[0].attention.v.weight.grad *= 2  # type: ignore[index, union-attr]
+    with pytest.raises(AssertionError, match=r"layers.0.attention.value_output\[0\]"):
+        assert_gradients_conserve(model)
+
+
+def test_assert_gradients_conserve_fails_where_nothing_is_tested() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(AssertionError, match="No law is known"):
+        assert_gradients_conserve(model, lambda: model(torch.ones(1, 2)).sum())
+    with pytest.raises(ValueError, match="one number"):
+        assert_gradients_conserve(model, lambda: model(torch.ones(1, 2)))
+
+
+def test_a_hook_audits_every_so_many_steps_and_raises_before_anything_moves() -> None:
+    model = decoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = conserved.audit_every(optimizer, model, every=2, loss="cross_entropy")
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    assert watch.audits == 2
+    assert watch.last is not None
+    assert watch.last.ok
+    loss_of(model).backward()
+    model.layers[0].attention.v.weight.grad *= 2  # type: ignore[index, union-attr]
+    before = model.head.weight.detach().clone()  # type: ignore[union-attr, operator]
+    with pytest.raises(conserved.GradientsDoNotConserve, match="value_output") as raised:
+        optimizer.step()
+    assert not raised.value.audit.ok
+    assert torch.equal(model.head.weight, before)  # type: ignore[union-attr, arg-type]
+    watch.remove()
+    optimizer.step()
+
+
+def test_a_hook_can_log_instead(caplog: pytest.LogCaptureFixture) -> None:
+    model = decoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    conserved.audit_every(optimizer, model, every=1, on_failure="log")
+    loss_of(model).backward()
+    model.layers[0].attention.v.weight.grad *= 2  # type: ignore[index, union-attr]
+    with caplog.at_level(logging.ERROR, logger="conserved.audit"):
+        optimizer.step()
+    assert "value_output" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_a_hook_notices_autocast_that_accumulation_and_clipping_hide() -> None:
+    model = decoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = conserved.audit_every(optimizer, model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(model)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+    assert watch.last is not None
+    assert (watch.last.known, watch.last.precision) == ("given", torch.bfloat16)
+
+
+@pytest.mark.parametrize("arguments", [{"every": 0}, {"on_failure": "explode"}], ids=["every", "on_failure"])
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_hook_refuses_bad_arguments(arguments: dict[str, Any]) -> None:
+    model = decoder()
+    with pytest.raises(ValueError, match=r"every must|on_failure is"):
+        conserved.audit_every(torch.optim.SGD(model.parameters(), lr=0.1), model, **arguments)
+
+
+def test_an_update_that_is_smaller_than_the_spacing_of_bfloat16_does_not_land() -> None:
+    for dtype, lands in ((torch.bfloat16, False), (torch.float32, True)):
+        model = backward(decoder(dtype))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with conserved.landing(model) as update:
+            optimizer.step()
+            optimizer.zero_grad()
+        assert update.ok is lands
+    assert update.worst > 0.9
+
+
+def test_without_gradients_nothing_is_said_about_landing() -> None:
+    with conserved.landing(decoder()) as update:
+        pass
+    assert update.verdict == Verdict.INCONCLUSIVE
+
+
+def test_without_processes_nothing_is_said_about_replicas() -> None:
+    found = conserved.replicas(backward(decoder()))
+    assert found.verdict == Verdict.INCONCLUSIVE

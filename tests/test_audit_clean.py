@@ -1,0 +1,169 @@
+"""No false alarm: over a thousand right backward passes of every family, precision and habit of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hf_zoo
+import zoo
+from conserved import LawSet, audit, blocks, recognize
+from torch_zoo import TORCH_CASES, encoder
+
+SEEDS = range(2)
+PASSES: list[int] = []
+"""How many passes each test audited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habit:
+    """How the pass is computed and what is done to its gradients before they are audited."""
+
+    name: str
+    dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+    scale: float = 1.0
+    passes: int = 1
+    clip: float | None = None
+    told: bool = False
+    """Whether the audit is told the precision: with few entries, sums that were clipped do not show it."""
+
+
+HABITS = [
+    Habit(name="float64", dtype=torch.float64),
+    Habit(name="float32"),
+    Habit(name="float32, clipped", clip=0.01),
+    Habit(name="float32, 3 accumulated", passes=3),
+    Habit(name="bfloat16 autocast", autocast=torch.bfloat16, told=True),
+    Habit(name="bfloat16 autocast, 3 accumulated, clipped", autocast=torch.bfloat16, passes=3, clip=0.01, told=True),
+    Habit(name="bfloat16", dtype=torch.bfloat16),
+    Habit(name="float16 autocast, scaled", autocast=torch.float16, scale=2.0**10, told=True),
+]
+
+
+def alarms(model: nn.Module, laws: LawSet, losses: list[Callable[[], Tensor]], habit: Habit) -> list[str]:
+    """What the audit holds against a right pass."""
+    for objective in losses:
+        with _casting(habit):
+            loss = objective()
+        (habit.scale * loss.float()).backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.div_(habit.scale)
+    if habit.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), habit.clip)
+    PASSES.append(1)
+    found = audit(model, laws, precision=habit.autocast if habit.told else None, accumulated=habit.passes)
+    return [f"{row.name}: {row.residual:.2g} > {row.tolerance:.2g}" for row in found.failures]
+
+
+@contextmanager
+def _casting(habit: Habit) -> Iterator[None]:
+    with nullcontext() if habit.autocast is None else torch.autocast("cpu", dtype=habit.autocast):
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.name)
+def test_no_alarm_on_blocks_and_torch_layers(habit: Habit) -> None:
+    found = {}
+    for case in [*zoo.LAWFUL, *(one for one in TORCH_CASES if one.conserved)]:
+        for seed in SEEDS:
+            model = case.model(seed, epsilon=None, dtype=habit.dtype)
+            losses: list[Callable[[], Tensor]] = [
+                lambda m=model, c=case, s=seed, n=n: c.objective(s + 7 * n + 1, habit.dtype)(m)  # type: ignore[misc]
+                for n in range(habit.passes)
+            ]
+            heard = alarms(model, case.laws(model), losses, habit)
+            if heard:
+                found[case.name, seed] = heard
+    assert found == {}
+
+
+FEW = [Habit(name="float32"), Habit(name="bfloat16 autocast", autocast=torch.bfloat16, told=True)]
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("habit", FEW, ids=lambda habit: habit.name)
+def test_no_alarm_on_transformers(habit: Habit) -> None:
+    found = {}
+    for family in hf_zoo.FAMILIES:
+        images = "image_size" in family.options
+        if images and habit.autocast is not None:
+            continue
+        for seed in SEEDS:
+            # Images are drawn in float64, and the models' own norms run in float32 all the same.
+            model = hf_zoo.generic(family.build(seed, torch.float64 if images else habit.dtype), epsilon=1e-6)
+            losses: list[Callable[[], Tensor]] = [lambda f=family, m=model, s=seed: f.objective(m, s)]  # type: ignore[misc]
+            heard = alarms(model, family.laws(model), losses, habit)
+            if heard:
+                found[family.name, seed] = heard
+    assert found == {}
+
+
+class Checkpointed(nn.Module):
+    """A decoder each of whose layers is computed again in the backward pass."""
+
+    def __init__(self, model: Any, *, reentrant: bool) -> None:
+        super().__init__()
+        self.model, self.reentrant = model, reentrant
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.model.embedding(tokens)
+        for layer in self.model.layers:
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
+        return self.model.head(self.model.norm(x))
+
+
+def _decoder(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return blocks.DecoderLM(48, 16, 2, 4, 24, kv_heads=2)
+
+
+def _next_token(logits: Tensor, tokens: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, -2).float(), tokens.roll(-1, -1).flatten())
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
+def test_no_alarm_on_checkpointed_layers(reentrant: bool) -> None:
+    heard = []
+    for seed in range(20):
+        model = _decoder(seed)
+        run = Checkpointed(model, reentrant=reentrant)
+        tokens = torch.randint(48, (2, 12))
+        for habit in FEW:
+            model.zero_grad()
+            laws = recognize(model, loss="cross_entropy")
+            heard += alarms(model, laws, [lambda r=run, t=tokens: _next_token(r(t), t)], habit)  # type: ignore[misc]
+    assert heard == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_no_alarm_on_a_compiled_model() -> None:
+    model = encoder(norm_first=True, layers=2)
+    laws = recognize(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    heard = []
+    for seed in range(20):
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        model.zero_grad()
+        heard += alarms(model, laws, [lambda x=x: compiled(x).sin().mean()], FEW[0])  # type: ignore[misc]
+    assert len(laws) > 0
+    assert heard == []
+
+
+def test_there_are_at_least_a_thousand_passes() -> None:
+    lawful = len(zoo.LAWFUL) + sum(1 for one in TORCH_CASES if one.conserved)
+    passes = (
+        len(SEEDS) * (lawful * sum(habit.passes for habit in HABITS) + len(hf_zoo.FAMILIES) * len(FEW)) + 2 * 40 + 20
+    )
+    assert passes >= 1000

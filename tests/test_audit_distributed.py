@@ -1,0 +1,208 @@
+"""Audits of models over two processes: identities are those of whole parameters, and a missing all-reduce is seen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+import conserved
+from conserved import audit, blocks, recognize
+from conserved.audit import Audit
+from test_distributed import WORLD, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
+
+
+def block() -> nn.Module:
+    torch.manual_seed(0)
+    return blocks.TransformerBlock(blocks.Attention(8, 4, kv_heads=2), blocks.SwiGLU(8, 12), "rms")
+
+
+def data(rank: int) -> Tensor:
+    return torch.randn(6, 8, generator=torch.Generator().manual_seed(10 + rank))
+
+
+def residuals(found: Audit) -> dict[str, float]:
+    return {row.name.removeprefix("module."): row.residual for row in found.rows}
+
+
+def agree(values: list[float]) -> None:
+    """Every process has the same numbers."""
+    gathered: list[Any] = [None] * WORLD
+    dist.all_gather_object(gathered, values)
+    assert gathered[0] == gathered[1]
+
+
+def data_parallel(rank: int) -> None:
+    model = DistributedDataParallel(block())
+    model(data(rank)).sin().mean().backward()
+    found = audit(model)
+    assert found.ok, found.summary()
+    assert len(found.rows) == len(recognize(block()))
+    assert conserved.replicas(model).ok
+    agree([row.residual for row in found.rows])
+
+
+def missing_all_reduce(rank: int) -> None:
+    """Without the reduction each process's own gradient is right, so its identities hold; the replicas differ."""
+    model = DistributedDataParallel(block())
+    with model.no_sync():
+        model(data(rank)).sin().mean().backward()
+    assert audit(model).ok
+    found = conserved.replicas(model)
+    assert not found.ok
+    assert {row.what for row in found.rows if row.spread > 0} == {"gradient"}
+    assert "not reduced" in found.summary()
+    assert found.ranks == WORLD
+
+
+def different_parameters(rank: int) -> None:
+    model = block()
+    if rank:
+        with torch.no_grad():
+            next(iter(model.parameters()))[0] += 1e-6
+    found = conserved.replicas(model)
+    assert not found.ok
+    assert found.rows[0].what == "parameter"
+    assert conserved.replicas(model, tolerance=1e-3).ok
+
+
+def fully_sharded(rank: int) -> None:
+    plain = block()
+    plain(data(0)).sin().mean().add(plain(data(1)).sin().mean()).div(2).backward()
+    model = block()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    fully_shard(model.get_submodule("feedforward"), mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model(data(rank)).sin().mean().backward()
+    assert all(isinstance(p.grad, DTensor) for p in model.parameters())
+    found = audit(model)
+    assert found.ok, found.summary()
+    assert found.ranks == WORLD
+    assert len(found.rows) == len(recognize(plain))
+    agree([row.residual for row in found.rows])
+    # A defect in the shard of one process is seen by all of them.
+    weight: Any = model.attention.k.weight  # type: ignore[union-attr]
+    if rank == 1:
+        weight.grad.to_local().mul_(2)
+    broken = audit(model)
+    assert not broken.ok
+    assert any("query_key" in row.name for row in broken.failures)
+    agree([row.residual for row in broken.rows])
+    plain.attention.k.weight.grad[4 // WORLD :] *= 2  # type: ignore[union-attr, index, operator]
+    expected = residuals(audit(plain))
+    assert all(residuals(broken)[row.name] == pytest.approx(expected[row.name], rel=1e-3) for row in broken.failures)
+
+
+def tensor_parallel(rank: int, *, reduced: bool = True) -> None:
+    """A gated network split by neurons behind a norm; its gain is replicated, and every process makes a part of dγ."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.RMSNorm(8), blocks.SwiGLU(8, 12))
+    laws = _chain_laws(model)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    plan = {"1.gate": ColwiseParallel(), "1.up": ColwiseParallel(), "1.down": RowwiseParallel()}
+    parallelize_module(model, mesh, plan)
+    gain: Any = model[0].weight
+    model[0].weight = nn.Parameter(DTensor.from_local(gain.detach().add(0.3), mesh, [Replicate()], run_check=False))
+    x = DTensor.from_local(data(0), mesh, [Replicate()], run_check=False)
+    output: Any = model(x)
+    output.sin().mean().backward()
+    slope: Any = model[0].weight.grad
+    whole = slope.full_tensor()
+    if not reduced:
+        # What a norm outside the framework leaves: this process's part, labelled as if it were everything.
+        whole = whole * (0.3 if rank else 0.7)
+    model[0].weight.grad = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+    found = audit(model, laws)
+    assert found.ranks == WORLD
+    assert found["gain"].ok is reduced, found.summary()
+    assert found["1.gated_neurons"].ok
+    assert conserved.replicas(model).ok is reduced
+    agree([row.residual for row in found.rows])
+    # Each process's own half of the neurons would satisfy the identity of the neurons but not that of the gain.
+    assert model[1].up.weight.placements == (Shard(0),)  # type: ignore[union-attr]
+
+
+def _chain_laws(model: nn.Module) -> conserved.LawSet:
+    """The neurons' law, and the gain against the columns that read it."""
+    found = recognize(block())
+    known = [s for s in found if s.name in ("norm2.gain", "feedforward.gated_neurons")]
+    text = [s.to_dict() for s in known]
+    for item in text:
+        item["block"] = "1" if item["family"] == "gated_neurons" else ""
+        for leg in item["legs"]:
+            leg["parameter"] = leg["parameter"].replace("norm2", "0").replace("feedforward", "1")
+    symmetries = tuple(conserved.Symmetry.from_dict(item) for item in text)
+    return conserved.LawSet(symmetries=symmetries, parameters=dict(model.named_parameters()))
+
+
+def gain_not_reduced(rank: int) -> None:
+    tensor_parallel(rank, reduced=False)
+
+
+def low_rank_factor_not_reduced(rank: int) -> None:
+    """A replicated LoRA factor that keeps its own process's gradient while the other one is summed."""
+    torch.manual_seed(0)
+    model = blocks.FeedForward(8, 2, "linear")
+    model(data(rank)).sin().mean().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        if parameter is not model.up.weight:
+            dist.all_reduce(parameter.grad)
+    found = audit(model)
+    assert not found.ok
+    assert found.failures[0].family == "linear_pair"
+    disagreeing = [row.name for row in conserved.replicas(model).rows if row.spread > 0]
+    assert disagreeing == ["up.weight"]
+
+
+SCENES: list[Callable[[int], None]] = [
+    data_parallel,
+    missing_all_reduce,
+    different_parameters,
+    fully_sharded,
+    tensor_parallel,
+    gain_not_reduced,
+    low_rank_factor_not_reduced,
+]
+
+
+def play(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    for scene in SCENES:
+        scene(rank)
+        (Path(folder) / f"{scene.__name__}.{rank}").write_text("played")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """One pair of processes plays all scenes; what was played before a failure counts."""
+    folder = tmp_path_factory.mktemp("scenes")
+    try:
+        spawn(play, args=(free_port(), str(folder)), nprocs=WORLD)
+    except Exception as problem:
+        (folder / "problem").write_text(str(problem))
+    return {path.name for path in folder.iterdir() if path.name != "problem"} | {
+        f"problem: {path.read_text()[-1500:]}" for path in folder.glob("problem")
+    }
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_over_two_processes(scene: Callable[[int], None], played: set[str]) -> None:
+    assert {f"{scene.__name__}.{rank}" for rank in range(WORLD)} <= played, played
