@@ -41,7 +41,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "two pre-norm blocks": (lambda: nn.Sequential(pre_norm(4, 3), pre_norm(4, 3)), 4),
     "pre-norm block, width 8": (lambda: pre_norm(8, 12), 8),
     "RMS block, width 8": (lambda: rotary(8, 10), 8),
-    "two pre-norm blocks, width 8": (lambda: nn.Sequential(pre_norm(8, 12), pre_norm(8, 12)), 8),
 }
 
 
