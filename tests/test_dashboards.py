@@ -148,6 +148,16 @@ def test_any_class_with_two_methods_is_a_sink() -> None:
 
 
 @pytest.mark.usefixtures("as_users_run_it")
+def test_a_record_without_laws_is_one_short_line() -> None:
+    """As the monitor of attention writes them."""
+    from conserved.attention.monitor import AttentionRecord
+
+    screen = io.StringIO()
+    table = LiveTable(Console(file=screen, width=200))
+    table.write(AttentionRecord(step=3, readings={"coherence": 1.5}))  # type: ignore[arg-type]
+    assert screen.getvalue().strip() == "step 3: 0 alarms"
+
+
 @pytest.mark.parametrize(
     ("package", "build", "extra"),
     [

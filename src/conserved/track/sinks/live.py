@@ -31,14 +31,7 @@ class LiveTable(Sink):
         if self._live is not None:
             self._live.update(self.table(record))
         elif (self._seen - 1) % self._lines == 0 or record.alarms:
-            worst = max(record.entries(), key=lambda entry: entry.excess)
-            self._console.print(
-                f"step {record.step}: error {_mean(record):.2e}, largest residual {abs(worst.residual):.1e} in "
-                f"{worst.law} ({worst.excess:.2g} of rounding), {len(record.alarms)} alarms",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            self._console.print(_line(record), markup=False, highlight=False, soft_wrap=True)
 
     def table(self, record: StepRecord) -> Group:
         """What is shown for one record."""
@@ -63,6 +56,13 @@ class LiveTable(Sink):
             self._live.stop()
 
 
-def _mean(record: StepRecord) -> float:
-    errors = record.errors("law")
-    return sum(errors.values()) / len(errors)
+def _line(record: StepRecord) -> str:
+    """One record on one line; a monitor of attention has readings and no laws."""
+    worst = max(record.entries(), key=lambda entry: entry.excess, default=None)
+    told = f"{len(record.alarms)} alarms"
+    if worst is not None:
+        errors = record.errors("law")
+        mean = sum(errors.values()) / len(errors)
+        law = f"{worst.law} ({worst.excess:.2g} of rounding)"
+        told = f"error {mean:.2e}, largest residual {abs(worst.residual):.1e} in {law}, {told}"
+    return f"step {record.step}: {told}"
