@@ -86,6 +86,10 @@ class Verdict:
         """Whether the statement stands: proved or verified."""
         return self.status in (Status.PROVED, Status.VERIFIED)
 
+    def record(self) -> dict[str, Any]:
+        """Whether it holds, how well that is known, and what to make of it; plain data."""
+        return {"ok": self.holds, "status": self.status.value, "message": self.message}
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Status):
             return self.status is other

@@ -1,6 +1,6 @@
 """The energy field of softmax attention at any length, what a live model shows of it, and natural attention."""
 
-from conserved.attention.alarm import AttentionAlarm, Rule
+from conserved.attention.alarm import Rule
 from conserved.attention.capture import Unheard
 from conserved.attention.coherence import gaussian_coherence
 from conserved.attention.energy import EnergyField, energy_field
@@ -13,7 +13,6 @@ from conserved.attention.probe import HeadRow, Probe, probe
 from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
 
 __all__ = [
-    "AttentionAlarm",
     "AttentionMonitor",
     "AttentionRecord",
     "EnergyField",

@@ -15,23 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from conserved.alarm import Alarm
+
 HARM = {"coherence": 1, "largest_logit": 1, "evenness": -1}
 """The series that are watched, and the direction in which each is harmful."""
 
 FLOOR = {"coherence": 1.0, "largest_logit": 1.0, "evenness": 1e-3}
 """Below these, differences do not matter: a largest logit of 0.1 or of 0.5 both mean even attention."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionAlarm:
-    """What was found where: `law` names the series, so that it can stand beside alarms about laws."""
-
-    step: int
-    code: str
-    law: str
-    value: float
-    limit: float
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +90,7 @@ class Watch:
         self._series: dict[str, _Series] = {}
         self._raised: set[str] = set()
 
-    def look(self, step: int, readings: Mapping[str, float]) -> list[AttentionAlarm]:
+    def look(self, step: int, readings: Mapping[str, float]) -> list[Alarm]:
         """The alarms of one sample."""
         found = []
         for name, value in readings.items():
@@ -125,11 +115,11 @@ _MEANING = {
 }
 
 
-def _alarm(step: int, kind: str, name: str, value: float, departure: float, limit: float) -> AttentionAlarm:
+def _alarm(step: int, kind: str, name: str, value: float, departure: float, limit: float) -> Alarm:
     times = math.exp(min(departure, 700.0))
     way = "above" if HARM[kind] > 0 else "below"
     message = (
         f"{name} is {value:.4g} at step {step}, a factor of {times:.2f} {way} its recent past; healthy runs stay "
         f"within {math.exp(limit):.2f}. Perhaps {_MEANING[kind]}."
     )
-    return AttentionAlarm(step=step, code=f"attention.{kind}", law=name, value=value, limit=limit, message=message)
+    return Alarm(step=step, code=f"attention.{kind}", law=name, value=value, limit=limit, message=message)

@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from conserved.attention.alarm import AttentionAlarm, Rule, Watch
+from conserved.alarm import Alarm
+from conserved.attention.alarm import Rule, Watch
 from conserved.attention.capture import Capture, listening
 from conserved.attention.energy import energy_field
 from conserved.attention.probe import sequences
@@ -40,7 +41,7 @@ class AttentionRecord:
 
     step: int
     readings: Mapping[str, float]
-    alarms: tuple[AttentionAlarm, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
     skipped: bool = False
     laws: tuple[()] = ()
 
@@ -114,7 +115,7 @@ class AttentionMonitor:
         self.model = getattr(model, "_orig_mod", model)
         self.every, self.count = every, 0
         self.skipped: dict[str, str] = {}
-        self.alarms: list[AttentionAlarm] = []
+        self.alarms: list[Alarm] = []
         self.records: deque[AttentionRecord] = deque(maxlen=keep)
         self._most = sequences
         self._watch = Watch(rule) if rule is not None else None
@@ -191,7 +192,7 @@ class AttentionMonitor:
                 for head, value in enumerate(values):
                     self._heard.setdefault(f"{capture.path}[{head}].{name}", []).append(value)
 
-    def _tell(self, found: tuple[AttentionAlarm, ...]) -> None:
+    def _tell(self, found: tuple[Alarm, ...]) -> None:
         self.alarms += found
         for kind in dict.fromkeys(alarm.code for alarm in found):
             alike = [alarm for alarm in found if alarm.code == kind]

@@ -148,9 +148,7 @@ class Gauge:
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
-            "ok": self.ok,
-            "status": self.verdict.status.value,
-            "message": self.verdict.message,
+            **self.verdict.record(),
             "worst": self.worst,
             "rows": [row.record() for row in self.rows],
             "excluded": dict(self.excluded),

@@ -82,9 +82,7 @@ class Landing:
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
-            "ok": self.ok,
-            "status": self.verdict.status.value,
-            "message": self.verdict.message,
+            **self.verdict.record(),
             "worst": self.worst,
             "rows": [row.record() for row in self.rows],
         }

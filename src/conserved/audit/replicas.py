@@ -76,9 +76,7 @@ class Replicas:
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
-            "ok": self.ok,
-            "status": self.verdict.status.value,
-            "message": self.verdict.message,
+            **self.verdict.record(),
             "ranks": self.ranks,
             "rows": [row.record() for row in self.rows],
         }

@@ -132,9 +132,7 @@ class Audit:
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
-            "ok": self.ok,
-            "status": self.verdict.status.value,
-            "message": self.verdict.message,
+            **self.verdict.record(),
             "worst": self.worst,
             "precision": _named(self.precision),
             "precision_known": self.known,

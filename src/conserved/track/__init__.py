@@ -1,9 +1,10 @@
 """An exact account of what every optimizer step does to the laws of a model."""
 
+from conserved.alarm import Alarm
 from conserved.track.alarms import STANDARD, Growth, faster_than_account, residual_above_rounding
 from conserved.track.combination import Combination
 from conserved.track.monitor import Monitor
-from conserved.track.record import Alarm, Entry, StepRecord
+from conserved.track.record import Entry, StepRecord
 from conserved.track.rules import GENERIC, ParameterStep, Rule, Update, register_rule, rule_of
 from conserved.track.sinks import JsonLines, LiveTable, RunStore, Sink, SQLite, TensorBoard, Trackio, WeightsAndBiases
 from conserved.track.theory import AngularMomentum, Decay, DriftBound

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from conserved.track.record import Alarm, StepRecord
+from conserved.alarm import Alarm
+from conserved.track.record import StepRecord
 
 Watchman = Callable[[StepRecord], Iterator[Alarm]]
 """Looks at a record and yields what is wrong with it."""

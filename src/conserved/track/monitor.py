@@ -14,13 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved.alarm import Alarm
 from conserved.laws import LawSet, Reference
 from conserved.recognize import recognize
 from conserved.symmetry import Symmetry, Tensors
 from conserved.track.alarms import STANDARD, Growth, Watchman
 from conserved.track.expansion import Expansion
 from conserved.track.ledger import Account, Ledger
-from conserved.track.record import FIELDS, Alarm, By, Entry, LawName, StepRecord, averaged
+from conserved.track.record import FIELDS, By, Entry, LawName, StepRecord, averaged
 from conserved.track.rules import Rule
 from conserved.track.selection import Selection, Where, inner_optimizer, unwrapped
 from conserved.track.shelf_account import Running, Scales, begun, settled

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from conserved.alarm import Alarm
+
 FIELDS = (
     "observed",
     "second_order",
@@ -51,18 +53,6 @@ class Entry:
     predicted: float
     moved: float
     rate: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm:
-    """Something a person should look at: where, when, what was found and what it was held against."""
-
-    step: int
-    code: str
-    law: str
-    value: float
-    limit: float
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.track.record import FIELDS, Alarm, Entry, StepRecord
+from conserved.alarm import Alarm
+from conserved.track.record import FIELDS, Entry, StepRecord
 from conserved.track.sinks.sink import Run, Sink
 
 _BUSY = 60.0
