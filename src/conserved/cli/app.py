@@ -1,0 +1,56 @@
+"""The application that commands register with, and what they share: exit codes, bad usage, JSON and progress."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from conserved.version import __version__
+
+app = typer.Typer(
+    name="conserved",
+    help="Find, prove, watch and use the quantities that neural-network training conserves.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+DOES_NOT_HOLD = 1
+BAD_USAGE = 2
+INTERNAL = 70
+
+
+class Usage(Exception):
+    """The command was called with something it cannot use; the message says what to do."""
+
+
+def print_json(record: dict[str, Any]) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def progress() -> Callable[[str], None]:
+    """Lines on standard error, so that what is printed stays the result."""
+    errors = Console(stderr=True)
+    return lambda message: errors.print(message, style="dim", highlight=False)
+
+
+def _version(asked: bool | None) -> None:
+    if asked:
+        sys.stdout.write(f"conserved {__version__}\n")
+        raise typer.Exit()
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = None,
+) -> None:
+    pass

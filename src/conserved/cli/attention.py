@@ -1,0 +1,53 @@
+"""Describe the attention of a model on an input."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from conserved import configured
+from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json, progress
+from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
+
+
+@app.command()
+def attention(
+    target: Target,
+    options: Options = None,
+    inputs: InputShape = None,
+    text: Annotated[list[str] | None, typer.Option(help="a text for the tokenizer beside a model's weights")] = None,
+    baselines: Annotated[bool, typer.Option(help="hold the keys against Gaussian and shuffled ones")] = True,
+    low_rank: Annotated[bool, typer.Option("--low-rank", help="Show what the leading directions hold.")] = False,
+    seed: Annotated[int, typer.Option(help="seed of inputs and baselines", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Describe the attention of a model on an input: the energy field of every head, key coherence, entropy."""
+    from conserved.attention import low_rank_table, probe
+
+    if text and not configured.has_weights(target):
+        raise Usage(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
+    if configured.has_weights(target):
+        model, given = configured.pretrained(target, text or [])
+    else:
+        model, given = load_model(target, options or []).eval(), None
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = dict(given or {})
+    if given is None:
+        drawn = inputs_of(target, inputs)
+        generator = torch.Generator().manual_seed(seed)
+        x = drawn(generator) if callable(drawn) else torch.randn(drawn.shape, generator=generator)
+        positional = (x,)
+    say = progress()
+    found = probe(model, *positional, baselines=baselines, seed=seed, progress=say, **named)
+    table = low_rank_table(model, *positional, **named) if low_rank else None
+    if as_json:
+        print_json(found.record() | ({} if table is None else {"low_rank": table.record()}))
+    else:
+        Console().print(found.renderable())
+        if table is not None:
+            Console().print(table.renderable())
+    if not found.verdict.holds:
+        raise typer.Exit(DOES_NOT_HOLD)

@@ -1,0 +1,139 @@
+"""From words on the command line to a model and its inputs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from conserved import configured
+from conserved.cli.app import Usage
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="path/to/file.py:factory or package.module:factory; transformers:SomeConfig or path/to/config.json",
+        metavar="MODEL",
+    ),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Argument(help="arguments of the factory or entries of the config, as name=value", metavar="[NAME=VALUE]…"),
+]
+
+InputShape = Annotated[
+    str | None,
+    typer.Option(help="shape of one input, such as 5,4; or tokens:VOCAB:SHAPE; or NAME of a sampler in the same file"),
+]
+
+
+def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.Module:
+    """The model that `path/to/file.py:factory` or `package.module:factory` names, built with `name=value` options.
+
+    A config of transformers is a factory too, and so is a config.json; without `weights` they take no memory.
+    """
+    given = dict(map(_option, options))
+    if configured.is_config_file(target):
+        return configured.from_file(target, given, empty=not weights)
+    place, separator, name = target.rpartition(":")
+    if not separator or not place or not name:
+        raise Usage(
+            f"{target!r} does not name a model. Write path/to/file.py:factory, package.module:factory or a config.json."
+        )
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    if not hasattr(module, name):
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise Usage(f"{place} has no {name!r}. It has: {', '.join(public) or 'nothing public'}.")
+    factory = getattr(module, name)
+    if isinstance(factory, nn.Module):
+        if options:
+            raise Usage(f"{target} is a model already; options such as {options[0]!r} are for factories.")
+        return factory
+    if not callable(factory):
+        raise Usage(f"{target} is a {type(factory).__name__}, neither a model nor a function that returns one.")
+    try:
+        if getattr(factory, "__module__", "").startswith("transformers."):
+            model = configured.from_class(factory, given, empty=not weights) or factory(**given)
+        else:
+            model = factory(**given)
+    except configured.BadConfig:
+        raise
+    except (Exception, SystemExit) as problem:
+        raise Usage(f"{target} failed: {type(problem).__name__}: {problem}") from problem
+    if not isinstance(model, nn.Module):
+        raise Usage(f"{target} returned a {type(model).__name__}, not a torch.nn.Module.")
+    return model
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise Usage(f"There is no file {path}.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    _importable(path.resolve().parent)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as problem:
+        raise Usage(f"{path} could not be run: {type(problem).__name__}: {problem}") from problem
+    return module
+
+
+def _importable(folder: Path) -> None:
+    """Let a model's file import its neighbours, as it can when it is run."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _load_module(name: str) -> ModuleType:
+    _importable(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as problem:
+        raise Usage(f"{name} could not be imported: {type(problem).__name__}: {problem}") from problem
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator or not name.isidentifier():
+        raise Usage(f"{text!r} is not an option of the form name=value.")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def inputs_of(target: str, text: str | None) -> Any:
+    """What --inputs says: a shape of numbers, a shape of token ids, or a function beside the model."""
+    if text is None:
+        raise Usage("Say what the model takes: --inputs 5,4 for numbers of that shape, or --inputs tokens:VOCAB:SHAPE.")
+    kind, _, rest = text.partition(":")
+    if kind == "tokens":
+        vocab, _, shape = rest.partition(":")
+        if not vocab.isdigit():
+            raise Usage(f"--inputs {text} is not of the form tokens:VOCAB:SHAPE, such as tokens:50:2,8.")
+        size = _shape(shape)
+        return lambda generator: torch.randint(int(vocab), size, generator=generator)
+    if text.isidentifier():
+        place = target.rpartition(":")[0]
+        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        if not callable(getattr(module, text, None)):
+            raise Usage(f"{place} has no function {text!r} to draw inputs with.")
+        return getattr(module, text)
+    return torch.zeros(_shape(text))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not text or not all(size.isdigit() and int(size) > 0 for size in text.split(",")):
+        raise Usage(f"{text!r} is not a shape; write sizes with commas, such as 5,4.")
+    return tuple(map(int, text.split(",")))
