@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from conserved import Monitor
-from conserved.track import JsonLines, RunStore, SQLite
+from conserved.track import JsonLines, RunStore, SQLite, store_document
 from conserved.track.record import By
 from conserved.track.sinks.jsonl import lines
 from training import decoder, exact_text_loss, train
@@ -234,3 +234,24 @@ def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
     monitor = Monitor(model, optimizer, sinks=SQLite(path), where="*query_key*")
     with pytest.raises(sqlite3.DatabaseError):
         monitor.step()
+
+
+def test_documents_are_kept_by_kind_and_name_and_the_last_one_wins(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "runs.db"
+    for name, content in (("a", {"x": 1.0}), ("b", {"x": [2.0, float("inf")]}), ("a", {"x": 3.0})):
+        store_document(path, "trajectory", name, content)
+    store_document(path, "claim", "a", {"<b>": "é"})
+    with RunStore(path) as store:
+        assert store.documents("trajectory") == {"b": {"x": [2.0, float("inf")]}, "a": {"x": 3.0}}
+        assert store.documents("claim") == {"a": {"<b>": "é"}}
+        assert store.documents("audit") == {}
+        assert store.runs() == []
+
+
+def test_a_document_that_is_not_json_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    store_document(path, "audit", "a", {"x": 1})
+    with pytest.raises(TypeError):
+        store_document(path, "audit", "a", {"x": torch.zeros(1)})
+    with RunStore(path) as store:
+        assert store.documents("audit") == {"a": {"x": 1}}

@@ -6,7 +6,17 @@ from conserved.track.combination import Combination
 from conserved.track.monitor import Monitor
 from conserved.track.record import Entry, StepRecord
 from conserved.track.rules import GENERIC, ParameterStep, Rule, Update, register_rule, rule_of
-from conserved.track.sinks import JsonLines, LiveTable, RunStore, Sink, SQLite, TensorBoard, Trackio, WeightsAndBiases
+from conserved.track.sinks import (
+    JsonLines,
+    LiveTable,
+    RunStore,
+    Sink,
+    SQLite,
+    TensorBoard,
+    Trackio,
+    WeightsAndBiases,
+    store_document,
+)
 from conserved.track.theory import AngularMomentum, Decay, DriftBound
 from conserved.track.watch import StepMissed
 
@@ -38,4 +48,5 @@ __all__ = [
     "register_rule",
     "residual_above_rounding",
     "rule_of",
+    "store_document",
 ]

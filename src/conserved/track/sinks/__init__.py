@@ -8,7 +8,7 @@ from pathlib import Path
 from conserved.track.sinks.jsonl import JsonLines
 from conserved.track.sinks.live import LiveTable
 from conserved.track.sinks.sink import Run, Sink
-from conserved.track.sinks.sqlite import RunStore, SQLite
+from conserved.track.sinks.sqlite import RunStore, SQLite, store_document
 from conserved.track.sinks.tensorboard import TensorBoard
 from conserved.track.sinks.trackio import Trackio
 from conserved.track.sinks.wandb import WeightsAndBiases
@@ -24,6 +24,7 @@ __all__ = [
     "Trackio",
     "WeightsAndBiases",
     "opened",
+    "store_document",
 ]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ _SCHEMA = (
     "create table if not exists alarm (run integer not null, step integer not null, code text not null, "
     "law text not null, value real, bound real, message text not null, primary key (run, step, code, law)) "
     "without rowid",
+    "create table if not exists document (kind text not null, name text not null, written real not null, "
+    "content text not null, primary key (kind, name))",
 )
 _STEPWISE = ("step", "entry", "cause", "reading", "alarm")
 
@@ -153,11 +155,31 @@ class RunStore:
             )
         }
 
+    def documents(self, kind: str) -> dict[str, dict[str, Any]]:
+        """What `store_document` put under a kind, by name, oldest first."""
+        if not self._db.execute("select 1 from sqlite_master where name = 'document'").fetchone():
+            return {}
+        rows = self._db.execute("select name, content from document where kind = ? order by written, rowid", (kind,))
+        return {name: json.loads(content) for name, content in rows}
+
     def _id(self, run: str) -> tuple[int]:
         found = self._db.execute("select id from run where name = ?", (run,)).fetchone()
         if found is None:
             raise KeyError(f"There is no run {run!r} in {self.path}. There are: {', '.join(self.runs()) or 'none'}.")
         return (found[0],)
+
+
+def store_document(path: str | Path, kind: str, name: str, content: Mapping[str, Any]) -> None:
+    """Keep a record beside the runs (a finished trajectory, a claim's outcome, an audit), in place of one of that name.
+
+    NaN and infinities are kept; what JSON cannot say at all is the caller's mistake and raises TypeError.
+    """
+    text = json.dumps(dict(content))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with closing(_connected(Path(path))) as db, _transaction(db):
+        for statement in _SCHEMA:
+            db.execute(statement)
+        db.execute("insert or replace into document values (?, ?, ?, ?)", (kind, name, time.time(), text))
 
 
 class SQLite(Sink):
@@ -170,7 +192,7 @@ class SQLite(Sink):
     def begin(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._db = _connected(self.path)
-        with self._transaction() as db:
+        with _transaction(self._db) as db:
             for statement in _SCHEMA:
                 db.execute(statement)
             known = db.execute("select id from run where name = ?", (run.name,)).fetchone()
@@ -206,9 +228,10 @@ class SQLite(Sink):
             )
 
     def write(self, record: StepRecord) -> None:
+        assert self._db is not None, "begin() opens the store"
         at = (self._run, record.step)
         entries = record.entries()
-        with self._transaction() as db:
+        with _transaction(self._db) as db:
             db.execute("insert or replace into step values (?, ?, ?, ?)", (*at, time.time(), int(record.skipped)))
             db.executemany(
                 f"insert or replace into entry values ({', '.join('?' * (4 + len(FIELDS)))})",
@@ -239,17 +262,17 @@ class SQLite(Sink):
             self._db.close()
             self._db = None
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing; the lock is taken at once, so that two writers wait for each other and do not fail."""
-        assert self._db is not None, "begin() opens the store"
-        self._db.execute("begin immediate")
-        try:
-            yield self._db
-        except BaseException:
-            self._db.rollback()
-            raise
-        self._db.commit()
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All or nothing; the lock is taken at once, so that two writers wait for each other and do not fail."""
+    db.execute("begin immediate")
+    try:
+        yield db
+    except BaseException:
+        db.rollback()
+        raise
+    db.commit()
 
 
 def _connected(path: Path) -> sqlite3.Connection:
