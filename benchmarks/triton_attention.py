@@ -26,7 +26,7 @@ BLOCK = 64
 
 
 @triton.jit
-def _forward(q_at, k_at, v_at, o_at, log_sum_at, scale, length, width: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(q_at, k_at, v_at, o_at, log_sum_at, scale, length, width: tl.constexpr, block: tl.constexpr):
     """One block of queries of one head: o = softmax(q kᵀ·scale) v and the log of the row sums."""
     start = tl.program_id(0) * block
     base = tl.program_id(1) * length * width
@@ -57,7 +57,7 @@ def _forward(q_at, k_at, v_at, o_at, log_sum_at, scale, length, width: tl.conste
 
 
 @triton.jit
-def _backward_keys(  # type: ignore[no-untyped-def]
+def _backward_keys(
     q_at, k_at, v_at, do_at, log_sum_at, delta_at, dk_at, dv_at, scale, length,
     width: tl.constexpr, block: tl.constexpr, defect: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +105,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_queries(  # type: ignore[no-untyped-def]
+def _backward_queries(
     q_at, k_at, v_at, do_at, log_sum_at, delta_at, dq_at, scale, length,
     width: tl.constexpr, block: tl.constexpr, defect: tl.constexpr,
 ):  # fmt: skip

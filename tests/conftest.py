@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import jaxtyping
 import pytest
 import torch
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+"""Kernels are run by Triton's interpreter: they are tested where there is no GPU to compile them for."""
 
 torch.set_num_threads(1)
 """The tensors are tiny and the tests run on every core already."""

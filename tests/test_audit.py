@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import conserved
 from conserved import Symmetry, Verdict, audit, blocks, recognize
 from conserved.audit import Audit
+from conserved.balance import weighed
 from conserved.batch import Plan
 from conserved.grain import grain
-from conserved.symmetry import weighed
 from conserved.testing import assert_gradients_conserve
 from reference import moment_map as naive
 from zoo import LAWFUL, Case, ids
@@ -56,8 +56,9 @@ def test_residuals_are_those_of_the_identities_by_their_definition(case: Case) -
     theta = {name: p.detach() for name, p in model.named_parameters()}
     slopes = {name: _noisy(p) for name, p in model.named_parameters()}
     symmetries = case.laws(model).symmetries
-    numbers = Plan.of(symmetries).numbers(weighed, theta, slopes)
-    for symmetry, (value, scale) in zip(symmetries, numbers.tolist(), strict=True):
+    places, tables = weighed(Plan.of(symmetries), theta, slopes)
+    for place, (value, scale) in zip(places, torch.cat(tables).tolist(), strict=True):
+        symmetry = symmetries[place]
         slow_value, slow_scale = _slowly(symmetry, theta, slopes)
         assert value == pytest.approx(slow_value, rel=1e-9, abs=1e-12)
         assert scale == pytest.approx(slow_scale, rel=1e-9)

@@ -19,7 +19,8 @@ from torch import Tensor
 from conserved.batch import Plan
 from conserved.grain import grain
 from conserved.judging import TOLERANCE
-from conserved.symmetry import Tensors, weighed
+from conserved.survey import surveyed
+from conserved.symmetry import Tensors
 from conserved.view import whole
 
 _NOISE = {torch.float16: 1 / 16, torch.bfloat16: 1 / 16}
@@ -79,6 +80,19 @@ class _Gathered(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
+def weighed(
+    plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None, together: bool = True
+) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
+    """‖μ(θ, G)‖ of all symmetries and what it is held against: their places, and tables with one row each.
+
+    Nothing waits for the device. `together` reads all layers at once, where that can be done.
+    """
+    found = surveyed(plan, theta, slopes) if together and dtype in (None, torch.float32) else None
+    known, tables = ((), []) if found is None else (found[0], [found[1]])
+    places, others = plan.weighed(theta, slopes, dtype=dtype, together=together, known=frozenset(known))
+    return [*known, *places], [*tables, *others]
+
+
 def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
     """Weigh every identity of a plan at parameters θ with gradients, which may be of further parameters too.
 
@@ -88,14 +102,17 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
     with torch.no_grad():
         uses = Counter(leg.view.parameter for group in plan.groups for batch in group for leg in batch.legs)
         points, directions = _Gathered(theta, uses), _Gathered(slopes, uses)
-        table = plan.numbers(weighed, points, directions, dtype=dtype) if plan.symmetries else torch.zeros(0, 2)
+        # Parameters that have to be gathered are read one after the other: not all of them may fit.
+        sharded = any(hasattr(tensor, "full_tensor") for tensor in theta.values())
+        places, tables = weighed(plan, points, directions, dtype=dtype, together=not sharded)
         names = list(slopes)
-        device = table.device if plan.symmetries else next((slope.device for slope in slopes.values()), table.device)
+        device = tables[0].device if tables else next((slope.device for slope in slopes.values()), torch.device("cpu"))
         samples = _samples(slopes, device)
-        parts = [table.flatten().to(device), _norms(slopes, directions.norms, device), *samples]
-        numbers = torch.cat([part.to(torch.float64) for part in parts]).cpu()
+        parts = [*(table.flatten() for table in tables), _norms(slopes, directions.norms, device), *samples]
+        numbers = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts]).cpu()
     count = len(plan.symmetries)
-    sizes = numbers[: 2 * count].view(count, 2)
+    sizes = torch.empty(count, 2, dtype=torch.float64)
+    sizes[places] = numbers[: 2 * count].view(count, 2)
     gradients = dict(zip(names, numbers[2 * count : 2 * count + len(names)].tolist(), strict=True))
     everything = float(numbers[2 * count : 2 * count + len(names)].norm())
     residuals: list[float] = []

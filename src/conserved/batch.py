@@ -2,13 +2,14 @@
 
 Symmetries that differ only in which index they pick (head 0, head 1, …) see one parameter through the same grid, so
 their legs are one tensor with a batch axis and no copy is made. Batches of different parameters but equal shapes are
-concatenated when they are small, where the cost is in launching the operations and not in the arithmetic.
+concatenated when they are small, where the cost is in launching the operations and not in the arithmetic. On a GPU that
+is everywhere, and there kernels of our own read them where they lie (`conserved.fused`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -16,8 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from conserved import fused
 from conserved.kind import Degree, Kind
-from conserved.symmetry import Symmetry, Tensors, full_precision, working_dtype
+from conserved.sheaf import Layout, Sheaf
+from conserved.symmetry import Symmetry, Tensors, full_precision, weighed, working_dtype
 from conserved.view import Reading, View
 
 _SMALL = 1 << 15
@@ -33,6 +36,14 @@ class BatchLeg:
 
     view: View
     reading: Reading
+    layout: Layout | None
+    """Where its entries lie in memory, if that can be said with a few strides."""
+
+    @staticmethod
+    def of(view: View, batch: tuple[int, ...] = ()) -> BatchLeg:
+        """A view, read along whole grid axes `batch`."""
+        reading = view.reading(batch)
+        return BatchLeg(view, reading, Layout.of(reading))
 
     def matrices(self, tensors: Tensors, *, point: bool) -> Float[Tensor, "batch n m"]:
         view = self.view
@@ -52,12 +63,17 @@ class Batch:
         return len(self.members) * max(leg.view.n * leg.view.m for leg in self.legs)
 
 
-@dataclass(frozen=True, slots=True)
+Group = tuple[Batch, ...]
+"""Batches whose legs are concatenated: small ones; a large one is alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan:
     """How to evaluate a fixed list of symmetries with few operations."""
 
     symmetries: tuple[Symmetry, ...]
-    groups: tuple[tuple[Batch, ...], ...]
+    alike: tuple[tuple[Group, ...], ...]
+    """Groups of legs of the same sizes that lie in memory in the same way."""
     needs: dict[str, str]
     """Every parameter that is read, with the name of a symmetry that reads it."""
 
@@ -70,11 +86,15 @@ class Plan:
         for places in alike.values():
             for batch in _batches(symmetries, places):
                 first = symmetries[batch.members[0]]
-                sizes = tuple((leg.view.n, leg.view.m) for leg in first.legs)
-                lone = None if batch.entries <= _SMALL else batch.members
-                shapes[first.kind, first.degrees, sizes, lone].append(batch)
+                legs = tuple((leg.view.n, leg.view.m, leg.view.offset, leg.layout) for leg in batch.legs)
+                shapes[first.kind, first.degrees, legs].append(batch)
         needs = {name: symmetry.name for symmetry in reversed(symmetries) for name in symmetry.parameters}
-        return Plan(tuple(symmetries), tuple(map(tuple, shapes.values())), needs)
+        return Plan(tuple(symmetries), tuple(map(_grouped, shapes.values())), needs)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Every group."""
+        return tuple(group for groups in self.alike for group in groups)
 
     @property
     def batches(self) -> tuple[Batch, ...]:
@@ -95,44 +115,96 @@ class Plan:
         `points` says which of A and B are parameters and not directions; by default A is, and B if it is A.
         """
         results: dict[int, Tensor] = {}
-        for members, value in self._by_group(form, a, b, (True, a is b) if points is None else points, dtype):
+        for group in self.groups:
+            members, value = self._of_group(group, form, a, b, (True, a is b) if points is None else points, dtype)
             results.update(zip(members, value.unbind(), strict=True))
         return [results[place] for place in range(len(self.symmetries))]
 
-    def _by_group(
-        self, form: Form, a: Tensors, b: Tensors, points: tuple[bool, bool], dtype: torch.dtype | None
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """Members of each group, by their place, and `form` of them along a first axis."""
-        first_is, second_is = points
-        for group in self.groups:
-            members = [member for batch in group for member in batch.members]
-            first = self.symmetries[members[0]]
-            left = _stacked(group, a, dtype, point=first_is)
-            right = left if a is b else _stacked(group, b, dtype, point=second_is)
-            if left[0].dtype != right[0].dtype:
-                common = torch.promote_types(left[0].dtype, right[0].dtype)
-                left, right = [x.to(common) for x in left], [x.to(common) for x in right]
-            with full_precision(left[0]):
-                value = form(first.kind, first.degrees, left, right)
-            yield members, value.expand(len(members), *value.shape[1:])
+    def _of_group(
+        self,
+        group: Group,
+        form: Form,
+        a: Tensors,
+        b: Tensors,
+        points: tuple[bool, bool],
+        dtype: torch.dtype | None,
+    ) -> tuple[list[int], Tensor]:
+        """Members of a group, by their place, and `form` of them along a first axis."""
+        members = [member for batch in group for member in batch.members]
+        first = self.symmetries[members[0]]
+        left = _stacked(group, a, dtype, point=points[0])
+        right = left if a is b else _stacked(group, b, dtype, point=points[1])
+        if left[0].dtype != right[0].dtype:
+            common = torch.promote_types(left[0].dtype, right[0].dtype)
+            left, right = [x.to(common) for x in left], [x.to(common) for x in right]
+        with full_precision(left[0]):
+            value = form(first.kind, first.degrees, left, right)
+        return members, value.expand(len(members), *value.shape[1:])
 
-    def numbers(self, form: Form, a: Tensors, b: Tensors, *, dtype: torch.dtype | None = None) -> Float[Tensor, "s k"]:
-        """A `form` that gives k numbers for every symmetry, as one float64 table in their order on one device.
+    def weighed(
+        self,
+        theta: Tensors,
+        slopes: Tensors,
+        *,
+        dtype: torch.dtype | None = None,
+        together: bool = True,
+        known: Collection[int] = (),
+    ) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
+        """‖μ(θ, G)‖ of every symmetry but the `known` ones, and what it is held against: their places, and tables.
 
-        Nothing waits for the device: callers move the table once.
+        Nothing waits for the device. `together` reads all layers that look alike at once, where that can be done.
         """
-        rows: list[Tensor] = []
-        members: list[int] = []
-        for group, value in self._by_group(form, a, b, (True, a is b), dtype):
-            rows.append(value.to(torch.float64))
-            members += group
-        device = rows[0].device
-        table = torch.cat([row.to(device, non_blocking=True) for row in rows])
-        order = sorted(range(len(members)), key=members.__getitem__)
-        return table[torch.tensor(order).to(device, non_blocking=True)]
+        places: list[int] = []
+        tables: list[Tensor] = []
+        for groups in self.alike:
+            if groups[0][0].members[0] in known:
+                continue
+            batches = tuple(batch for group in groups for batch in group)
+            sheaves = self._sheaves(batches, theta, slopes) if together and dtype in (None, torch.float32) else None
+            if sheaves is not None:
+                degrees, left, right, legs = sheaves
+                kind = self.symmetries[batches[0].members[0]].kind
+                tables.append(weighed(kind, degrees, left, right, legs=legs))
+                places += [place for batch in batches for place in batch.members]
+                continue
+            for group in groups:
+                members, value = self._of_group(group, weighed, theta, slopes, (True, False), dtype)
+                tables.append(value)
+                places += members
+        return places, tables
+
+    def _sheaves(
+        self, batches: Group, theta: Tensors, slopes: Tensors
+    ) -> tuple[list[Degree], list[Sheaf], list[Sheaf], list[int]] | None:
+        """Legs of all batches that lie in memory alike, as sheaves of θ and G; None where kernels cannot read them.
+
+        Several legs of one symmetry can lie alike too: all that is written into a residual stream is scaled by one
+        number. They are listed one after the other, and the last list says how many there are in each sheaf.
+        """
+        first = self.symmetries[batches[0].members[0]]
+        if not first.kind.in_sheaves(first.n):
+            return None
+        classes: dict[tuple[Degree, Layout, float], list[int]] = defaultdict(list)
+        for position, (degree, leg) in enumerate(zip(first.degrees, batches[0].legs, strict=True)):
+            if leg.layout is None:
+                return None
+            classes[degree, leg.layout, leg.view.offset].append(position)
+        degrees: list[Degree] = []
+        left: list[Sheaf] = []
+        right: list[Sheaf] = []
+        for (degree, layout, offset), positions in classes.items():
+            names = [batch.legs[position].view.parameter for position in positions for batch in batches]
+            points = Sheaf(tuple(theta[name] for name in names), layout, offset)
+            directions = Sheaf(tuple(slopes[name] for name in names), layout)
+            if not (fused.reads(points) and fused.reads(directions)):
+                return None
+            degrees.append(degree)
+            left.append(points)
+            right.append(directions)
+        return degrees, left, right, [len(positions) for positions in classes.values()]
 
 
-def _stacked(group: tuple[Batch, ...], tensors: Tensors, dtype: torch.dtype | None, *, point: bool) -> list[Tensor]:
+def _stacked(group: Group, tensors: Tensors, dtype: torch.dtype | None, *, point: bool) -> list[Tensor]:
     """Each leg of a group as one (batch, n, m) tensor, in a common precision."""
     found = [[leg.matrices(tensors, point=point) for leg in batch.legs] for batch in group]
     precision = working_dtype([matrix for legs in found for matrix in legs], dtype)
@@ -144,6 +216,13 @@ def _stacked(group: tuple[Batch, ...], tensors: Tensors, dtype: torch.dtype | No
         )
         for column in zip(*found, strict=True)
     ]
+
+
+def _grouped(batches: list[Batch]) -> tuple[Group, ...]:
+    """Small batches together, large ones alone."""
+    small = tuple(batch for batch in batches if batch.entries <= _SMALL)
+    large = [(batch,) for batch in batches if batch.entries > _SMALL]
+    return (small, *large) if small else tuple(large)
 
 
 def _same_but_for_picks(symmetry: Symmetry) -> Hashable:
@@ -172,8 +251,6 @@ def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[Batch]:
         visited = [tuple(pick[axis] for axis in along) for pick in picks]
         everything = list(product(*(range(views[0].grid[axis]) for axis in along)))
         if along and visited != everything:
-            return [
-                Batch((p,), tuple(BatchLeg(leg.view, leg.view.reading()) for leg in symmetries[p].legs)) for p in places
-            ]
-        legs.append(BatchLeg(views[0], views[0].reading(along)))
+            return [Batch((p,), tuple(BatchLeg.of(leg.view) for leg in symmetries[p].legs)) for p in places]
+        legs.append(BatchLeg.of(views[0], along))
     return [Batch(tuple(places), tuple(legs))]

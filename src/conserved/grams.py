@@ -8,6 +8,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from conserved import fused
+from conserved.sheaf import Legs, Sheaf
+
 _CHUNK = 1 << 19
 """Entries per temporary in a row-wise dot product: two megabytes of float32, so that it stays in cache."""
 
@@ -48,10 +51,10 @@ def _column_dots(a: Float[Tensor, "*batch m n"], b: Float[Tensor, "*batch m n"])
     return total.unflatten(-2, (-1, _STRIPE)).sum(-2).sum(-2)
 
 
-def row_dots_and_spread(
-    a: Float[Tensor, "*batch n m"], b: Float[Tensor, "*batch n k"]
-) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch"]]:
+def row_dots_and_spread(a: Legs, b: Legs) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch"]]:
     """Σ_j a_ij b_ij for every row i, and Σ_ij (a_ij b_ij)², from one product that on CPUs is never formed whole."""
+    if isinstance(a, Sheaf) or isinstance(b, Sheaf):
+        return fused.row_sums_and_spread(a, b)
     count = -(-b.numel() // _CHUNK)
     if count <= 1 or b.device.type != "cpu" or a.shape != b.shape:
         product = a * b
@@ -67,31 +70,65 @@ def row_dots_and_spread(
     return torch.cat(dots, -1) if axis == -2 else torch.stack(dots).sum(0), torch.stack(squares).sum(0)
 
 
+def outer_and_spread(a: Legs, b: Legs) -> tuple[Float[Tensor, "*batch n n"], Float[Tensor, "*batch"]]:
+    """A Bᵀ, and Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖²."""
+    if isinstance(a, Sheaf) or isinstance(b, Sheaf):
+        return fused.outer_products_and_spread(a, b)
+    columns = torch.linalg.vector_norm(a, dim=-2) * torch.linalg.vector_norm(b, dim=-2)
+    return a @ b.mT, columns.square().sum(-1)
+
+
+def halves(a: Legs) -> tuple[Legs, Legs]:
+    """The even rows and the odd rows: real and imaginary parts."""
+    if isinstance(a, Sheaf):
+        return a.halves()
+    pairs = a.unflatten(-2, (-1, 2))
+    return pairs[..., 0, :], pairs[..., 1, :]
+
+
 def in_cache(like: Shaped[Tensor, "..."]) -> bool:
     """Whether work is best cut into slices that fit a cache (processors) or into few launches (other devices)."""
     return like.device.type == "cpu"
 
 
+def outer_products(
+    sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> list[Float[Tensor, "*batch n n"]]:
+    """A Bᵀ for every listed pair (a, b) of the sources."""
+    tensors = _tensors(sources)
+    if tensors is None:
+        return [fused.outer_products(sources[i], sources[j]) for i, j in pairs]
+    cast = [source.to(dtype) for source in tensors]
+    if in_cache(cast[0]):
+        return [cast[i] @ cast[j].mT for i, j in pairs]
+    stacked, n = torch.cat(cast, -2), cast[0].shape[-2]
+    gram = stacked @ stacked.mT
+    return [gram[..., i * n : (i + 1) * n, j * n : (j + 1) * n] for i, j in pairs]
+
+
 def row_grams(
-    sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
 ) -> list[Float[Tensor, "*batch n"]]:
     """Σ_j a_ij b_ij for every row i and every listed pair (a, b) of the sources, in one pass over them.
 
     The sources are read in slices that follow memory order and stay in cache, so that a slice that several pairs need
     is fetched once, and no full-size product or conversion is formed.
     """
-    first = sources[0]
+    tensors = _tensors(sources)
+    if tensors is None:
+        return [fused.row_sums(sources[i], sources[j]) for i, j in pairs]
+    first = tensors[0]
     if first.numel() <= _SLICE and in_cache(first):
-        small = [source.to(dtype) for source in sources]
+        small = [source.to(dtype) for source in tensors]
         return [(small[i] * small[j]).sum(-1) for i, j in pairs]
     across = first.stride(-2) < first.stride(-1)
     if not in_cache(first):
-        return _device_grams(sources, pairs, dtype, across=across)
+        return _device_grams(tensors, pairs, dtype, across=across)
     if across:
-        return _column_grams([source.mT for source in sources], pairs, dtype)
+        return _column_grams([source.mT for source in tensors], pairs, dtype)
     found: list[list[Tensor]] = [[] for _ in pairs]
     product: Tensor | None = None
-    for here in _slices(sources, -2, dtype):
+    for here in _slices(tensors, -2, dtype):
         if product is None or product.shape != here[0].shape:
             product = torch.empty_like(here[0], memory_format=torch.contiguous_format)
         for parts, (i, j) in zip(found, pairs, strict=True):
@@ -136,11 +173,16 @@ def _device_grams(
 
 
 def dots(
-    sources: Sequence[Float[Tensor, "*batch m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+    sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
 ) -> list[Float[Tensor, "*batch"]]:
-    """Σ_j a_j b_j for every listed pair of the sources, slice by slice."""
+    """Σ_ij a_ij b_ij for every listed pair of the sources, slice by slice in memory order."""
+    tensors = _tensors(sources)
+    if tensors is None:
+        return [fused.row_sums(sources[i], sources[j]).sum(-1) for i, j in pairs]
+    turned = tensors[0].stride(-2) < tensors[0].stride(-1)
+    flat = [(one.mT if turned else one).flatten(-2) for one in tensors]
     totals: list[Tensor] = []
-    for here in _slices(sources, -1, dtype):
+    for here in _slices(flat, -1, dtype):
         found = [(here[i].unsqueeze(-2) @ here[j].unsqueeze(-1))[..., 0, 0] for i, j in pairs]
         totals = [total + one for total, one in zip(totals, found, strict=True)] if totals else found
     return totals
@@ -154,3 +196,9 @@ def _slices(sources: Sequence[Tensor], along: int, dtype: torch.dtype) -> Iterat
     size = max(1, entries * length // max(first.numel(), 1))
     for start in range(0, length, size):
         yield [source.narrow(along, start, min(size, length - start)).to(dtype) for source in sources]
+
+
+def _tensors(sources: Sequence[Legs]) -> list[Tensor] | None:
+    """The sources as tensors; None if they are sheaves, which kernels of their own read."""
+    found = [source for source in sources if isinstance(source, Tensor)]
+    return found if len(found) == len(sources) else None

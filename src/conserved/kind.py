@@ -21,8 +21,17 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved import grams
-from conserved.grams import dots, row_dots, row_dots_and_spread, row_grams
+from conserved.fused import LARGEST
+from conserved.grams import (
+    dots,
+    halves,
+    outer_and_spread,
+    outer_products,
+    row_dots,
+    row_dots_and_spread,
+    row_grams,
+)
+from conserved.sheaf import Layout, Legs, RowProduct
 from conserved.view import View
 
 Degree = int | float
@@ -43,12 +52,22 @@ class Kind(ABC):
     """What the legs must have in common: "rows" (n), "columns" (m) or "nothing"."""
     together: ClassVar[bool] = False
     """Whether the law of one symmetry is one law h_i of equation (10); otherwise each of its numbers is."""
+    by_rows: ClassVar[bool] = False
+    """Whether its moment map is made of sums over single rows, which `row_products` lists."""
     linear: ClassVar[bool] = False
     """Whether the law is linear in the parameters; gradient descent, with momentum or without, does not move it."""
 
     def lift(self, a: Float[Tensor, "*batch n m"], *, point: bool) -> Float[Tensor, "*batch n k"]:
         """What generators act on: the leg itself, for every linear action, at points and directions alike."""
         return a
+
+    def in_sheaves(self, n: int) -> bool:
+        """Whether `weighed` and `pairings` take legs of n rows that lie in many tensors."""
+        return True
+
+    def row_products(self, layout: Layout) -> tuple[RowProduct, ...]:
+        """The rows of a leg of degree +1 that `contract` multiplies, for kinds that are `by_rows`."""
+        raise NotImplementedError(f"{self.title} does more than multiply single rows.")
 
     @abstractmethod
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
@@ -58,15 +77,13 @@ class Kind(ABC):
         """What |contract(a, b)| could be, entry by entry, if nothing cancelled."""
         return self.contract(a.abs(), b.abs())
 
-    def weighed(
-        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
-    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+    @abstractmethod
+    def weighed(self, a: Legs, b: Legs) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
         """contract(a, b), and the sum of the squares of all products that its entries add up.
 
         The root of the latter is the size contract(a, b) would have if the products had random signs, and, times the
         unit of rounding, what independent rounding errors of b leave in it.
         """
-        return self.contract(a, b), torch.linalg.vector_norm(a * b, dim=(-2, -1)).square()
 
     @abstractmethod
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
@@ -87,7 +104,7 @@ class Kind(ABC):
         return None
 
     def pairings(
-        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+        self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
     ) -> list[Float[Tensor, "*law"]]:
         """For one leg of degree +1, what `polar` turns into ½(μ(A, B) + μ(B, A)), for every listed pair of directions.
 
@@ -174,15 +191,14 @@ class GeneralLinear(Kind):
     title = "general linear"
     together = True
 
+    def in_sheaves(self, n: int) -> bool:
+        return n <= LARGEST
+
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return a @ b.mT
 
-    def weighed(
-        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
-    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
-        # Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖².
-        columns = torch.linalg.vector_norm(a, dim=-2) * torch.linalg.vector_norm(b, dim=-2)
-        return self.contract(a, b), columns.square().sum(-1)
+    def weighed(self, a: Legs, b: Legs) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+        return outer_and_spread(a, b)
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g @ a if degree > 0 else torch.linalg.solve(g.mT, a)
@@ -197,14 +213,9 @@ class GeneralLinear(Kind):
         return mu - mu.mT
 
     def pairings(
-        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+        self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
     ) -> list[Float[Tensor, "*law"]]:
-        cast = [source.to(dtype) for source in sources]
-        if grams.in_cache(cast[0]):
-            return [cast[i] @ cast[j].mT for i, j in pairs]
-        stacked, n = torch.cat(cast, -2), cast[0].shape[-2]
-        gram = stacked @ stacked.mT
-        return [gram[..., i * n : (i + 1) * n, j * n : (j + 1) * n] for i, j in pairs]
+        return outer_products(sources, pairs, dtype)
 
     def polar(self, pairing: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:
         return (pairing + pairing.mT) / 2
@@ -253,6 +264,16 @@ class ComplexScaling(Kind):
     __slots__ = ()
     code = "complex_scaling"
     title = "complex scaling"
+    by_rows = True
+
+    def row_products(self, layout: Layout) -> tuple[RowProduct, ...]:
+        real, imaginary = layout.halves()
+        return (
+            RowProduct(real, real, start=0, step=2),
+            RowProduct(imaginary, imaginary, start=0, step=2),
+            RowProduct(real, imaginary, start=1, step=2),
+            RowProduct(imaginary, real, start=1, step=2, sign=-1),
+        )
 
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         same = a is b
@@ -269,11 +290,9 @@ class ComplexScaling(Kind):
         imaginary = row_dots(a[..., 0, :], b[..., 1, :]) + row_dots(a[..., 1, :], b[..., 0, :])
         return torch.stack((real, imaginary), -1)
 
-    def weighed(
-        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
-    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
-        a, b = a.unflatten(-2, (-1, 2)), b.unflatten(-2, (-1, 2))
-        found = [row_dots_and_spread(a[..., i, :], b[..., j, :]) for i, j in ((0, 0), (1, 1), (0, 1), (1, 0))]
+    def weighed(self, a: Legs, b: Legs) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+        x, y = halves(a), halves(b)
+        found = [row_dots_and_spread(x[i], y[j]) for i, j in ((0, 0), (1, 1), (0, 1), (1, 0))]
         (aa, bb, ab, ba), squares = [dots for dots, _ in found], [spread for _, spread in found]
         return torch.stack((aa + bb, ab - ba), -1), squares[0] + squares[1] + squares[2] + squares[3]
 
@@ -284,7 +303,7 @@ class ComplexScaling(Kind):
         return mu[..., 1]
 
     def pairings(
-        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+        self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
     ) -> list[Float[Tensor, "*law"]]:
         return [rows.unflatten(-1, (-1, 2)).sum(-1) for rows in row_grams(sources, pairs, dtype)]
 
@@ -326,13 +345,15 @@ class Scaling(Kind):
     code = "scaling"
     title = "positive scaling"
     weighted = True
+    by_rows = True
+
+    def row_products(self, layout: Layout) -> tuple[RowProduct, ...]:
+        return (RowProduct(layout, layout),)
 
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         return row_dots(a, b)
 
-    def weighed(
-        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
-    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+    def weighed(self, a: Legs, b: Legs) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
         return row_dots_and_spread(a, b)
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
@@ -367,6 +388,10 @@ class OneScale(Kind):
     title = "one scale"
     weighted = True
     shared = "nothing"
+    by_rows = True
+
+    def row_products(self, layout: Layout) -> tuple[RowProduct, ...]:
+        return (RowProduct(layout, layout, step=0),)
 
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
         if b.stride(-2) < b.stride(-1):
@@ -375,10 +400,9 @@ class OneScale(Kind):
         return x @ y if x.ndim == 1 else (x.unsqueeze(-2) @ y.unsqueeze(-1))[..., 0, 0]
 
     def pairings(
-        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+        self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
     ) -> list[Float[Tensor, "*law"]]:
-        turned = sources[0].stride(-2) < sources[0].stride(-1)
-        return dots([(one.mT if turned else one).flatten(-2) for one in sources], pairs, dtype)
+        return dots(sources, pairs, dtype)
 
     def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
         return law.unsqueeze(-1)
@@ -386,9 +410,7 @@ class OneScale(Kind):
     def sizes(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
         return law.unsqueeze(-1)
 
-    def weighed(
-        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
-    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+    def weighed(self, a: Legs, b: Legs) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
         dots, spread = row_dots_and_spread(a, b)
         return dots.sum(-1), spread
 
@@ -435,6 +457,9 @@ class Translation(Kind):
     shared = "columns"
     linear = True
 
+    def in_sheaves(self, n: int) -> bool:
+        return False
+
     def lift(self, a: Float[Tensor, "*batch n m"], *, point: bool) -> Float[Tensor, "*batch n k"]:
         return a.new_full((1,) * a.ndim, float(point)).expand(*a.shape[:-1], 1)
 
@@ -442,10 +467,11 @@ class Translation(Kind):
         return (a.mT @ b).flatten(-2)
 
     def pairings(
-        self, sources: Sequence[Float[Tensor, "*batch n m"]], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
+        self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
     ) -> list[Float[Tensor, "*law"]]:
         """A direction's lift is zero, and so is every pairing of directions."""
-        zero = sources[0].new_zeros((*sources[0].shape[:-2], sources[0].shape[-1]), dtype=dtype)
+        *batch, _, m = sources[0].shape
+        zero = torch.zeros((*batch, m), dtype=dtype, device=sources[0].device)
         return [zero] * len(pairs)
 
     def column_sizes(
@@ -455,10 +481,10 @@ class Translation(Kind):
         squares = row_grams([source.mT for source in sources], [(k, k) for k in range(len(sources))], dtype)
         return [(sources[0].shape[-2] * square).sqrt() for square in squares]
 
-    def weighed(
-        self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]
-    ) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
-        # One of the two is the lifted column of ones, or of zeros.
+    def weighed(self, a: Legs, b: Legs) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
+        # One of the two is the lifted column of ones, or of zeros, which no parameter is.
+        assert isinstance(a, Tensor)
+        assert isinstance(b, Tensor)
         sizes = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
         return self.contract(a, b), sizes.square().sum(-1)
 

@@ -27,6 +27,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from conserved.kind import KINDS, ComplexScaling, Degree, GeneralLinear, Kind, OneScale, Scaling, Translation
+from conserved.sheaf import Legs
 from conserved.view import Pick, View
 
 __all__ = [
@@ -80,20 +81,27 @@ def envelope(
 
 
 def weighed(
-    kind: Kind, degrees: Sequence[Degree], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
+    kind: Kind,
+    degrees: Sequence[Degree],
+    a: Sequence[Legs],
+    b: Sequence[Legs],
+    *,
+    legs: Sequence[int] | None = None,
 ) -> Float[Tensor, "*batch 2"]:
     """‖μ(θ, G)‖ and what it is to be held against, for parameters A = θ and gradients B = G.
 
     The square of the second is Σ over legs of ‖term‖² + ‖term as if its products had random signs‖². A wrong gradient
     leaves a μ as large as the terms themselves; rounding leaves its unit times this, whatever the size and number of
-    the legs.
+    the legs. Sheaves hold several legs each, as many as `legs` says, and all symmetries of each.
     """
     total: Tensor | None = None
     scale: Tensor | None = None
-    for degree, left, right in zip(degrees, a, b, strict=True):
-        left = kind.lift(left, point=True)
+    for place, (degree, left, right) in enumerate(zip(degrees, a, b, strict=True)):
+        left = kind.lift(left, point=True) if isinstance(left, Tensor) else left
         term, squares = kind.weighed(left, right) if degree > 0 else kind.weighed(right, left)
         size = degree**2 * (_norms(term, squares.ndim).square() + squares)
+        if legs is not None:
+            term, size = (whole.unflatten(0, (legs[place], -1)).sum(0).flatten(0, 1) for whole in (term, size))
         total = degree * term if total is None else torch.add(total, term, alpha=degree)
         scale = size if scale is None else scale + size
     assert total is not None

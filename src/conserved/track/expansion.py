@@ -12,8 +12,8 @@ sums ℓ(B_i) of rows only: its first order is −Σ γ_ci ℓ(B_i), its second 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,10 +41,14 @@ class Expansion:
     gradient: tuple[Scalar, ...] | None
     """The direction of the gradient, without its rate; None where the rule does not know one."""
     rate: Scalar
+    made: int = 0
+    """Entries of tensors that exist for this account only."""
 
     @staticmethod
-    def of(parameter: Tensor, update: Update | None = None, *, causes: bool = True) -> Expansion:
-        """Expand an update; None is a parameter that did not move."""
+    def of(
+        parameter: Tensor, update: Update | None = None, *, causes: bool = True, held: Collection[int] = ()
+    ) -> Expansion:
+        """Expand an update; None is a parameter that did not move. `held` are identities of tensors kept elsewhere."""
         update = update or Update()
         moved = update.total()
         before = Combination.of(parameter) + moved
@@ -64,6 +68,11 @@ class Expansion:
             parts={cause: over(part) for cause, part in rest.items()},
             gradient=over(update.gradient) if update.gradient.terms else None,
             rate=update.rate,
+            made=sum(
+                tensor.numel()
+                for tensor in order
+                if hasattr(tensor, "full_tensor") or (id(tensor) not in held and tensor is not parameter)
+            ),
         )
 
     def shifted(self) -> Expansion:
@@ -72,13 +81,13 @@ class Expansion:
         Directions take no shift, so B_0 in them becomes (θ' + c) − c.
         """
         gradient = self.gradient
-        return Expansion(
+        return replace(
+            self,
             sources=(*self.sources, torch.ones_like(self.sources[0])),
             before=(*self.before, 1 - self.before[0]),
             total=(*self.total, -self.total[0]),
             parts={cause: (*part, -part[0]) for cause, part in self.parts.items()},
             gradient=None if gradient is None else (*gradient, -gradient[0]),
-            rate=self.rate,
         )
 
     @property

@@ -1,8 +1,8 @@
-"""The account of one step for every law: one pass over the parameters, one leg at a time.
+"""The account of one step for every law: one pass over the parameters.
 
-Legs are read parameter by parameter, so that at most one parameter's temporaries exist at a time, and their numbers
-p(B_i, B_j) are added up over the legs of each law. Laws of one kind and size lie on one *shelf*, one row each, where
-all that follows is a few operations on whole shelves.
+Legs are read parameter by parameter, so that few temporaries exist at a time, and their numbers p(B_i, B_j) are added
+up over the legs of each law. On a GPU legs that lie in memory alike wait for each other and are read at once. Laws of
+one kind and size lie on one *shelf*, one row each, where all that follows is a few operations on whole shelves.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from conserved import fused
 from conserved.batch import Batch, BatchLeg, Plan
 from conserved.kind import Degree, Kind, Translation
+from conserved.sheaf import Sheaf
 from conserved.symmetry import Symmetry, Tensors, full_precision, moment_map, working_dtype
 from conserved.track.combination import Scalar
 from conserved.track.expansion import Expansion, Slot, StepWeights, Weights
+
+_TEMPORARY = 1 << 25
+"""Entries of tensors that an account makes before legs that wait for others are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,17 @@ class _Sums:
             assert minus is not None
             return -minus, minus
         return (plus, plus) if minus is None else (plus - minus, plus + minus)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One leg of one batch: the tensors of its parameter's step, and the sums that take what is read."""
+
+    number: int
+    position: int
+    sources: tuple[Tensor, ...]
+    gradient: tuple[Scalar, ...] | None
+    sums: _Sums
 
 
 def _side_by_side(held: Sequence[_Sums]) -> list[_Sums]:
@@ -137,15 +153,27 @@ class Ledger:
         """The account of a step for every shelf; `expand` gives each parameter's step when its turn comes."""
         sums: list[dict[Hashable, _Sums]] = [{} for _ in self._batches]
         known: dict[tuple[Hashable, bool], StepWeights] = {}
+        waiting: dict[Hashable, list[_Read]] = defaultdict(list)
+        made = 0
         with torch.no_grad(), full_precision(self._like):
             for name, uses in self._uses.items():
                 expansion = expand(name)
                 key = expansion.key
                 for number, position in uses:
-                    self._read(sums[number], number, position, expansion, key, known)
+                    read = self._noted(sums[number], number, position, expansion, key, known)
+                    alike = self._lies(read)
+                    if alike is None:
+                        self._read(read)
+                    else:
+                        waiting[alike].append(read)
+                made += expansion.made
+                if made > _TEMPORARY:
+                    self._read_together(waiting)
+                    made = 0
+            self._read_together(waiting)
             return [self._shelved(numbers, sums) for numbers in self._members]
 
-    def _read(
+    def _noted(
         self,
         sums: dict[Hashable, _Sums],
         number: int,
@@ -153,37 +181,71 @@ class Ledger:
         expansion: Expansion,
         key: Hashable,
         known: dict[tuple[Hashable, bool], StepWeights],
-    ) -> None:
-        """Add one leg to the sums of its batch."""
-        batch, dtype = self._batches[number], self._dtypes[number]
-        offset = batch.legs[position].view.offset
-        if offset:
+    ) -> _Read:
+        """What is to be read of one leg, and which sums of its batch it belongs to."""
+        batch = self._batches[number]
+        if batch.legs[position].view.offset:
             expansion = expansion.shifted()
             key = expansion.key
-        symmetry = self.symmetries[batch.members[0]]
-        kind, degree = symmetry.kind, symmetry.degrees[position]
+        linear = self.symmetries[batch.members[0]].kind.linear
         if key not in sums:
-            if (key, kind.linear) not in known:
-                known[key, kind.linear] = expansion.weights(linear=kind.linear)
-            weights = known[key, kind.linear]
+            if (key, linear) not in known:
+                known[key, linear] = expansion.weights(linear=linear)
+            weights = known[key, linear]
             sums[key] = _Sums(weights, expansion.rate, weights.slots())
-        held = sums[key]
-        first, *rest = (
-            _matrices(batch, batch.legs[position], source, point=place == 0)
-            for place, source in enumerate(expansion.sources)
-        )
+        return _Read(number, position, expansion.sources, expansion.gradient, sums[key])
+
+    def _lies(self, read: _Read) -> Hashable | None:
+        """Equal for legs that can be read together; None for one that has to be read by itself."""
+        batch = self._batches[read.number]
+        leg, symmetry = batch.legs[read.position], self.symmetries[batch.members[0]]
+        first = read.sources[0]
+        if (
+            leg.layout is None
+            or leg.view.offset
+            or not symmetry.kind.in_sheaves(symmetry.n)
+            or self._dtypes[read.number] != torch.float32
+            or not all(fused.reads(Sheaf((source,), leg.layout)) for source in read.sources)
+        ):
+            return None
+        types = tuple(source.dtype for source in read.sources)
+        return symmetry.kind, leg.layout, first.device, types, read.sums.slots
+
+    def _read(self, read: _Read) -> None:
+        """Add one leg to the sums of its batch."""
+        batch, dtype = self._batches[read.number], self._dtypes[read.number]
+        leg, symmetry = batch.legs[read.position], self.symmetries[batch.members[0]]
+        kind, degree, offset = symmetry.kind, symmetry.degrees[read.position], leg.view.offset
+        first, *rest = (_matrices(batch, leg, source, point=place == 0) for place, source in enumerate(read.sources))
         legs = [first, *rest[:-1], offset * rest[-1]] if offset else [first, *rest]
         if kind.linear:
             # The moment map at a point is the sum of the rows of the direction, whatever the point.
-            chosen = [legs[j].to(dtype) for _, j in held.slots]
+            chosen = [legs[j].to(dtype) for _, j in read.sums.slots]
             forms = [moment_map(kind, (1,), (chosen[0],), (direction,)) for direction in chosen]
-            shown = [0] if expansion.gradient is None else [0, _index(expansion.gradient)]
+            shown = [0] if read.gradient is None else [0, _index(read.gradient)]
             assert isinstance(kind, Translation)
             absolute = kind.column_sizes([legs[j] for j in shown], dtype)
-            held.absolute.append([abs(degree) * form for form in absolute])
+            read.sums.absolute.append([abs(degree) * form for form in absolute])
         else:
-            forms = kind.pairings(legs, held.slots, dtype)
-        held.add(forms, degree)
+            forms = kind.pairings(legs, read.sums.slots, dtype)
+        read.sums.add(forms, degree)
+
+    def _read_together(self, waiting: dict[Hashable, list[_Read]]) -> None:
+        """Add the legs that wait to the sums of their batches, those that lie alike in one go."""
+        for reads in waiting.values():
+            first = reads[0]
+            batch = self._batches[first.number]
+            layout = batch.legs[first.position].layout
+            assert layout is not None
+            sheaves = [Sheaf(column, layout) for column in zip(*(read.sources for read in reads), strict=True)]
+            kind = self.symmetries[batch.members[0]].kind
+            forms = kind.pairings(sheaves, first.sums.slots, torch.float32)
+            for read, mine in zip(reads, zip(*(form.unbind() for form in forms), strict=True), strict=True):
+                owner = self._batches[read.number]
+                size = len(owner.members)
+                whole = [form if len(form) == size else form.expand(size, *form.shape[1:]) for form in mine]
+                read.sums.add(whole, self.symmetries[owner.members[0]].degrees[read.position])
+        waiting.clear()
 
     def _shelved(self, numbers: Sequence[int], sums: Sequence[dict[Hashable, _Sums]]) -> Account:
         """Put the sums of all batches of a shelf together."""

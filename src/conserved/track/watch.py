@@ -154,7 +154,10 @@ class OptimizerWatch:
 
     def expand(self, name: str, *, causes: bool = True) -> Expansion:
         """The last step of a parameter."""
-        return Expansion.of(self._theta[name], self._update(name), causes=causes)
+        parameter = self._theta[name]
+        state = self._place[name][0].optimizer.state[parameter] if name in self._place else {}
+        held = {id(parameter.grad), *map(id, state.values())}
+        return Expansion.of(parameter, self._update(name), causes=causes, held=held)
 
     def unclipped(self, name: str) -> Expansion:
         """A parameter that has not moved, and its gradient as it is now."""

@@ -1,0 +1,216 @@
+"""Kernels that read the legs of many layers at once, in Triton's interpreter, against the same sums layer by layer."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conserved import Monitor, audit, blocks, fused, recognize
+from conserved.balance import weighed
+from conserved.batch import Plan
+from conserved.kind import KINDS, Kind
+from conserved.launches import Launch
+from conserved.sheaf import Layout, Sheaf
+from conserved.symmetry import Tensors
+from conserved.view import View
+
+pytest.importorskip("triton")
+
+
+def _as_written() -> None:
+    """Import the kernels without the type checks of the tests: Triton reads their source, and finds those in it."""
+    checks = [finder for finder in sys.meta_path if type(finder).__module__.startswith("jaxtyping")]
+    for finder in checks:
+        sys.meta_path.remove(finder)
+    importlib.import_module("conserved.kernels")
+    sys.meta_path[:0] = checks
+
+
+_as_written()
+
+VIEWS = {
+    "rows of a head": View.of("w", (24, 5), grid=(3, 8, 5), axes=1, pick={0: 0}),
+    "columns of a head": View.of("w", (5, 24), grid=(5, 3, 8), axes=2, pick={1: 0}),
+    "one of three fused": View.of("w", (3, 3 * 8, 5), grid=(3, 3, 8, 5), axes=2, pick={0: 1, 1: 0}),
+    "rotary pairs side by side": View.of("w", (24, 5), grid=(3, 4, 2, 5), axes=(1, 2), pick={0: 0}),
+    "rotary pairs half a head apart": View.of("w", (24, 5), grid=(3, 2, 4, 5), axes=(2, 1), pick={0: 0}),
+    "columns of two axes": View.of("w", (4, 8, 5), axes=1),
+    "a bias": View.of("w", (24,), grid=(3, 8), axes=1, pick={0: 0}),
+    "a range of rows": View.of("w", (24, 5), pick={0: (8, 20)}),
+}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lets kernels run on the processor, and lists their launches."""
+    launched: list[str] = []
+    launch = fused._launch
+
+    def counted(kernel: object, *args: object, **options: object) -> None:
+        launched.append(str(getattr(kernel, "__name__", kernel)))
+        launch(kernel, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fused, "available", lambda device: True)
+    monkeypatch.setattr(fused, "_launch", counted)
+    run = Launch.run
+
+    def noted(self: Launch, *args: Any) -> None:
+        launched.append("survey")
+        run(self, *args)
+
+    monkeypatch.setattr(Launch, "run", noted)
+    return launched
+
+
+def sheaves(view: View, dtype: torch.dtype) -> tuple[Sheaf, Sheaf, list[Tensor], list[Tensor]]:
+    """Two sheaves of three tensors each, and the (batch, n, m) matrices they stand for."""
+    batch = tuple(axis for axis, pick in enumerate(view.pick) if pick == 0)
+    reading = view.reading(batch)
+    layout = Layout.of(reading)
+    assert layout is not None
+    generator = torch.Generator().manual_seed(0)
+    points, directions = ([torch.randn(view.shape, generator=generator).to(dtype) for _ in range(3)] for _ in range(2))
+    matrices = [
+        [reading.of(tensor).reshape(-1, view.n, view.m).double() for tensor in side] for side in (points, directions)
+    ]
+    return Sheaf(tuple(points), layout), Sheaf(tuple(directions), layout), matrices[0], matrices[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.in_sheaves(8)], ids=repr)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_sheaf_gives_what_its_matrices_give(view: View, kind: Kind, dtype: torch.dtype, kernels: list[str]) -> None:
+    a, b, left, right = sheaves(view, dtype)
+    term, spread = kind.weighed(a, b)
+    for entry, (x, y) in enumerate(zip(left, right, strict=True)):
+        expected, expected_spread = kind.weighed(x, y)
+        torch.testing.assert_close(term[entry].double(), expected, rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(spread[entry].double(), expected_spread, rtol=2e-6, atol=0)
+    pairs = [(0, 0), (0, 1), (1, 1)]
+    found = kind.pairings([a, b], pairs, torch.float32)
+    for entry, matrices in enumerate(zip(left, right, strict=True)):
+        for form, expected in zip(found, kind.pairings(matrices, pairs, torch.float64), strict=True):
+            torch.testing.assert_close(form[entry].double(), expected, rtol=2e-6, atol=2e-6)
+    assert kernels
+
+
+def test_a_shift_is_added_to_every_entry_of_its_side_only(kernels: list[str]) -> None:
+    a, b, left, right = sheaves(VIEWS["rows of a head"], torch.float32)
+    shifted = Sheaf(a.tensors, a.layout, 1.0)
+    for entry, (x, y) in enumerate(zip(left, right, strict=True)):
+        expected = ((1 + x) * y).sum(-1)
+        torch.testing.assert_close(fused.row_sums(shifted, b)[entry].double(), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_views_without_few_strides_have_no_layout() -> None:
+    rows = View.of("w", (8, 5), rows=(0, 3, 5))
+    assert Layout.of(rows.reading()) is None
+    assert Layout.of(View.of("w", (2, 3, 4, 5, 6), grid=(2, 3, 4, 5, 6), axes=(4, 2, 0)).reading()) is None
+
+
+MODELS = {
+    "grouped rotary decoder": lambda: blocks.DecoderLM(
+        12, 8, 2, 4, 6, kv_heads=2, max_length=8, positions="rotary-half", norm="rms"
+    ),
+    "decoder with biases and a centring norm": lambda: blocks.DecoderLM(12, 8, 2, 2, 6, max_length=8, bias=True),
+    "decoder with experts": lambda: blocks.DecoderLM(12, 8, 2, 2, 3, max_length=8, experts=4, top_k=2),
+}
+
+
+def text_loss(model: nn.Module) -> Tensor:
+    text = torch.randint(12, (2, 9), generator=torch.Generator().manual_seed(1))
+    return F.cross_entropy(model(text[:, :-1]).flatten(0, 1).float(), text[:, 1:].flatten())
+
+
+def in_order(plan: Plan, theta: Tensors, slopes: Tensors, *, together: bool) -> Tensor:
+    places, tables = weighed(plan, theta, slopes, together=together)
+    found = torch.empty(len(places), 2, dtype=torch.float64)
+    found[places] = torch.cat([table.double() for table in tables])
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_identities_of_all_layers_together_are_those_of_each(name: str, dtype: torch.dtype, kernels: list[str]) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype)
+    text_loss(model).backward()
+    plan = recognize(model, loss="cross_entropy").plan
+    theta = {key: p.detach() for key, p in model.named_parameters()}
+    slopes = {key: p.grad + 0.1 * torch.randn_like(p) for key, p in model.named_parameters() if p.grad is not None}
+    together = in_order(plan, theta, slopes, together=True)
+    assert {"survey", "outer_products"} == set(kernels)
+    launches = len(kernels)
+    torch.testing.assert_close(together, in_order(plan, theta, slopes, together=False), rtol=1e-5, atol=1e-9)
+    assert len(kernels) == launches < 80, "launches do not grow with the layers"
+
+
+def test_launches_do_not_grow_with_depth(kernels: list[str]) -> None:
+    counts = []
+    for depth in (2, 4):
+        model = blocks.DecoderLM(12, 8, depth, 2, 6, max_length=8, positions="rotary", norm="rms")
+        text_loss(model).backward()
+        kernels.clear()
+        assert audit(model, loss="cross_entropy").ok
+        counts.append(len(kernels))
+    assert counts[0] == counts[1] > 0
+
+
+def test_a_tensor_that_is_not_contiguous_is_read_another_way(kernels: list[str]) -> None:
+    torch.manual_seed(0)
+    model = MODELS["grouped rotary decoder"]()
+    text_loss(model).backward()
+    plan = recognize(model, loss="cross_entropy").plan
+    theta = {key: p.detach() for key, p in model.named_parameters()}
+    slopes = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    strange = {key: value.t().contiguous().t() if value.ndim == 2 else value for key, value in slopes.items()}
+    found = in_order(plan, theta, strange, together=True)
+    torch.testing.assert_close(found, in_order(plan, theta, slopes, together=False), rtol=1e-5, atol=1e-7)
+
+
+OPTIMIZERS = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    "momentum and decay": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "temporary"),
+    [("SGD", 1 << 25), ("momentum and decay", 1 << 25), ("AdamW", 1 << 25), ("AdamW", 300)],
+    ids=["SGD", "momentum and decay", "AdamW", "AdamW, a few legs at a time"],
+)
+def test_the_ledger_is_the_same_read_together_and_one_by_one(
+    optimizer: str, temporary: int, kernels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conserved.track.ledger._TEMPORARY", temporary)
+
+    def ledger() -> list[tuple[float, ...]]:
+        torch.manual_seed(0)
+        model = MODELS["grouped rotary decoder"]()
+        stepper = OPTIMIZERS[optimizer](model)
+        with Monitor(model, stepper, loss="cross_entropy", where="*attention*") as monitor:
+            text_loss(model).backward()
+            stepper.step()
+            monitor.step()
+            assert not monitor.alarms
+            return [(row.first_order, row.second_order, row.observed) for row in monitor.ledger()]
+
+    together = ledger()
+    assert kernels
+    with monkeypatch.context() as patched:
+        patched.setattr(fused, "available", lambda device: False)
+        kernels.clear()
+        one_by_one = ledger()
+        assert not kernels
+    torch.testing.assert_close(torch.tensor(together), torch.tensor(one_by_one), rtol=1e-3, atol=1e-5)
+
+
+def test_without_a_gpu_nothing_is_compiled() -> None:
+    assert not fused.available(torch.device("cpu"))
