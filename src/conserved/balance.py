@@ -100,15 +100,21 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
     linear law at least against as much of that norm as rounding could leave in it.
     """
     with torch.no_grad():
-        uses = Counter(leg.view.parameter for group in plan.groups for batch in group for leg in batch.legs)
-        points, directions = _Gathered(theta, uses), _Gathered(slopes, uses)
-        # Parameters that have to be gathered are read one after the other: not all of them may fit.
-        sharded = any(hasattr(tensor, "full_tensor") for tensor in theta.values())
-        places, tables = weighed(plan, points, directions, dtype=dtype, together=not sharded)
+        meshes = _meshes(theta)
+        norms: Mapping[str, Tensor] = {}
+        if meshes:
+            # Parameters that have to be gathered are read one after the other: not all of them may fit.
+            uses = Counter(leg.view.parameter for batch in plan.batches for leg in batch.legs)
+            directions = _Gathered(slopes, uses)
+            places, tables = weighed(plan, _Gathered(theta, uses), directions, dtype=dtype, together=False)
+            norms = directions.norms
+        else:
+            places, tables = weighed(plan, theta, slopes, dtype=dtype)
         names = list(slopes)
         device = tables[0].device if tables else next((slope.device for slope in slopes.values()), torch.device("cpu"))
         samples = _samples(slopes, device)
-        parts = [*(table.flatten() for table in tables), _norms(slopes, directions.norms, device), *samples]
+        parts = [*(table.flatten() for table in tables), _norms(slopes, norms, device)]
+        parts += [torch.cat(samples)] if samples else []
         numbers = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts]).cpu()
     count = len(plan.symmetries)
     sizes = torch.empty(count, 2, dtype=torch.float64)
@@ -127,7 +133,6 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
         # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
         residuals.append(1.0 if value > scale > 0 else value / scale if scale > 0 else value)
     rest = numbers[2 * count + len(names) :].split([part.numel() for part in samples])
-    meshes = _meshes(theta)
     agreed = _agreed([float(_GRAINS.index(grain(rest))), *residuals], meshes)
     return Balance(
         residuals=tuple(agreed[1:]),
@@ -141,22 +146,29 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
 
 def _norms(slopes: Tensors, known: Mapping[str, Tensor], device: torch.device) -> Float[Tensor, " gradients"]:
     """The norm of every gradient; those of plain ones in few operations, and none in half precision."""
-    found = {name: norm.to(device, torch.float64, non_blocking=True) for name, norm in known.items()}
-    plain = [name for name, slope in slopes.items() if not hasattr(slope, "full_tensor")]
     alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-    for name in plain:
-        alike.setdefault((slopes[name].dtype, slopes[name].device), []).append(name)
+    for name, slope in slopes.items():
+        if not hasattr(slope, "full_tensor"):
+            alike.setdefault((slope.dtype, slope.device), []).append(name)
+    order: list[str] = []
+    parts: list[Tensor] = []
     for (kind, _), names in alike.items():
         # What torch.nn.utils.clip_grad_norm_ uses; the public form gives the total only.
         precise = torch.promote_types(kind, torch.float32)
-        norms = torch.stack(torch._foreach_norm([_dense(slopes[name]) for name in names], 2, precise))
-        found |= dict(zip(names, norms.to(device, torch.float64, non_blocking=True).unbind(), strict=True))
-    for name, slope in slopes.items():
-        if name not in found:
-            found[name] = whole(torch.linalg.vector_norm(slope)).to(device, torch.float64, non_blocking=True)
-    return (
-        torch.stack([found[name] for name in slopes]) if found else torch.zeros(0, device=device, dtype=torch.float64)
-    )
+        order += names
+        parts.append(torch.stack(torch._foreach_norm([_dense(slopes[name]) for name in names], 2, precise)))
+    # In one order on every process: sharded norms are added up over them.
+    for name in [name for name, slope in slopes.items() if hasattr(slope, "full_tensor")]:
+        norm = known[name] if name in known else whole(torch.linalg.vector_norm(slopes[name]))
+        order.append(name)
+        parts.append(norm.reshape(1))
+    if not parts:
+        return torch.zeros(0, device=device, dtype=torch.float64)
+    found = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+    if order == list(slopes):
+        return found
+    places = {name: place for place, name in enumerate(order)}
+    return found[torch.tensor([places[name] for name in slopes]).to(device, non_blocking=True)]
 
 
 def _dense(slope: Tensor) -> Tensor:
@@ -171,8 +183,9 @@ def _samples(slopes: Tensors, device: torch.device) -> list[Tensor]:
     for name in sorted(single, key=lambda name: -slopes[name].numel())[:_TENSORS]:
         slope = slopes[name]
         local: Any = slope.to_local() if hasattr(slope, "to_local") else _dense(slope)
-        flat = local.detach().reshape(-1)
-        taken.append(flat[:: max(1, flat.numel() // _ENTRIES)][:_ENTRIES].to(device, non_blocking=True))
+        step = max(1, local.numel() // _ENTRIES)
+        some = local.detach().reshape(-1).as_strided((min(_ENTRIES, local.numel()),), (step,))
+        taken.append(some.to(device, non_blocking=True))
     return taken
 
 

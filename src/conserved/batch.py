@@ -13,8 +13,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved import fused
@@ -76,6 +78,10 @@ class Plan:
     """Groups of legs of the same sizes that lie in memory in the same way."""
     needs: dict[str, str]
     """Every parameter that is read, with the name of a symmetry that reads it."""
+    entries: NDArray[np.int64]
+    """How many entries the legs of each symmetry have together."""
+    epsilons: NDArray[np.float64]
+    """The ε of each symmetry."""
 
     @staticmethod
     def of(symmetries: Sequence[Symmetry]) -> Plan:
@@ -89,7 +95,13 @@ class Plan:
                 legs = tuple((leg.view.n, leg.view.m, leg.view.offset, leg.layout) for leg in batch.legs)
                 shapes[first.kind, first.degrees, legs].append(batch)
         needs = {name: symmetry.name for symmetry in reversed(symmetries) for name in symmetry.parameters}
-        return Plan(tuple(symmetries), tuple(map(_grouped, shapes.values())), needs)
+        return Plan(
+            tuple(symmetries),
+            tuple(map(_grouped, shapes.values())),
+            needs,
+            np.array([symmetry.entries for symmetry in symmetries], dtype=np.int64),
+            np.array([symmetry.epsilon for symmetry in symmetries], dtype=np.float64),
+        )
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -182,7 +194,7 @@ class Plan:
         number. They are listed one after the other, and the last list says how many there are in each sheaf.
         """
         first = self.symmetries[batches[0].members[0]]
-        if not first.kind.in_sheaves(first.n):
+        if not first.kind.in_sheaves(first.n) or not fused.available(theta[first.legs[0].view.parameter].device):
             return None
         classes: dict[tuple[Degree, Layout, float], list[int]] = defaultdict(list)
         for position, (degree, leg) in enumerate(zip(first.degrees, batches[0].legs, strict=True)):

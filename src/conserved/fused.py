@@ -109,7 +109,22 @@ def _outer_products(a: Legs, b: Legs, *, spread: bool) -> tuple[Tensor, Tensor]:
     sums = torch.empty((entries, batch, n, n), device=a.device, dtype=torch.float32)
     squares = torch.empty((entries, batch), device=a.device, dtype=torch.float32) if spread else sums
     height = max(16, _power(n, LARGEST))
-    _launch(kernels.outer_products, entries * batch, a, b, sums, squares, spread=spread, height=height, width=32)
+    # Half-precision numbers are tf32 numbers; three products of such parts make one of single precision, up to the
+    # rounding of its last bits, which a ledger of single steps must not see.
+    half = torch.float32 not in (a.dtype, b.dtype)
+    precision = "tf32" if half else "tf32x3" if spread else "ieee"
+    _launch(
+        kernels.outer_products,
+        entries * batch,
+        a,
+        b,
+        sums,
+        squares,
+        spread=spread,
+        height=height,
+        width=32,
+        PRECISION=precision,
+    )
     return sums, squares
 
 
@@ -120,7 +135,7 @@ def _power(size: int, most: int) -> int:
 
 def _launch(
     kernel: Any, programs: int, a: Sheaf, b: Sheaf, sums: Tensor, squares: Tensor, *,
-    spread: bool, height: int, width: int,
+    spread: bool, height: int, width: int, **more: str,
 ) -> None:  # fmt: skip
     from conserved.kernels import TYPES
 
@@ -132,5 +147,5 @@ def _launch(
     with torch.cuda.device_of(sums):
         kernel[(programs,)](
             table, sums, squares, a.shift, b.shift, len(a.tensors), *strides,
-            A=TYPES[a.dtype], B=TYPES[b.dtype], SPREAD=spread, HEIGHT=height, WIDTH=width,
+            A=TYPES[a.dtype], B=TYPES[b.dtype], SPREAD=spread, HEIGHT=height, WIDTH=width, **more,
         )  # fmt: skip

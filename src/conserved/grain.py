@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 _FEWEST = 24
@@ -26,22 +28,23 @@ def grain(samples: Iterable[Float[Tensor, "_"]]) -> torch.dtype | None:
 
     One coarse gradient among fine ones is no sign of autocast but a defect, and must not loosen what it is held to.
     """
-    found = [_grain(sample) for sample in samples if int((sample != 0).sum()) >= _FEWEST]
+    found = [_grain(values) for sample in samples if np.count_nonzero(values := sample.numpy()) >= _FEWEST]
     coarse = [precision for precision in found if precision is not None]
     if not coarse or 2 * len(coarse) < len(found):
         return None
     return torch.bfloat16 if torch.bfloat16 in coarse else torch.float16
 
 
-def _grain(sample: Float[Tensor, " entries"]) -> torch.dtype | None:
+def _grain(sample: NDArray[np.floating]) -> torch.dtype | None:
     """bfloat16 or float16 if these entries of float32 gradients were computed in it; None if in float32 or unknown."""
-    entries = sample[torch.isfinite(sample) & (sample != 0)].abs().to(torch.float32).unique()
-    if entries.numel() < _FEWEST:
+    entries = np.unique(np.abs(sample[np.isfinite(sample) & (sample != 0)]).astype(np.float32))
+    count = entries.size
+    if count < _FEWEST:
         return None
-    significands = entries.view(torch.int32) & ((1 << _FRACTION_BITS) - 1)
+    significands = entries.view(np.int32) & ((1 << _FRACTION_BITS) - 1)
 
     def ending_in(zeros: int) -> float:
-        return float((significands & ((1 << zeros) - 1) == 0).double().mean())
+        return 1 - np.count_nonzero(significands & ((1 << zeros) - 1)) / count
 
     if ending_in(16) > 0.5:
         return torch.bfloat16
@@ -52,6 +55,5 @@ def _grain(sample: Float[Tensor, " entries"]) -> torch.dtype | None:
         return torch.bfloat16
     # In single precision expect n²/2²⁴ repetitions; ten times that and three more do not happen by chance. Which half
     # precision it was cannot be told, because sums in single precision are mixed in: the coarser one is assumed.
-    count = significands.numel()
-    repeated = count - significands.unique().numel()
+    repeated = count - np.unique(significands).size
     return torch.bfloat16 if repeated > 3 + 10 * count**2 / 2 ** (_FRACTION_BITS + 1) else None

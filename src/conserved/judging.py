@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from conserved.verdict import Evidence, Verdict
 
@@ -15,9 +18,13 @@ _FEW = 6.0
 """Errors of few entries do not average out: of n entries they may be this many times 1/√n larger."""
 
 
-def rounding(precision: torch.dtype, entries: int) -> float:
+@overload
+def rounding(precision: torch.dtype, entries: int) -> float: ...
+@overload
+def rounding(precision: torch.dtype, entries: NDArray[np.int64]) -> NDArray[np.float64]: ...
+def rounding(precision: torch.dtype, entries: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
     """The relative residual that rounding explains in an identity whose legs have so many entries."""
-    return TOLERANCE[precision] * (1 + _FEW / max(entries, 1) ** 0.5)
+    return TOLERANCE[precision] * (1 + _FEW / np.maximum(entries, 1) ** 0.5)
 
 
 def judged(name: str, residual: float, limit: float, *, silent: bool, nearly: bool) -> Verdict:

@@ -157,6 +157,7 @@ def outer_products(
     ROWS, ROWS_INNER, rows_outer, rows_inner,
     COLUMNS, COLUMNS_INNER, columns_outer, columns_inner,
     A: tl.constexpr, B: tl.constexpr, SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """A Bᵀ of legs whose rows fit one tile, and Σ_k ‖a_:k‖² ‖b_:k‖²."""
     member = tl.program_id(0)
@@ -172,7 +173,7 @@ def outer_products(
         offsets = down[:, None] + _along(columns, COLUMNS_INNER, columns_outer, columns_inner)[None, :]
         a = _tile(table, entry, offsets, a_shift, mask, A)
         b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B)
-        total += tl.dot(a, tl.trans(b), input_precision="ieee")
+        total += tl.dot(a, tl.trans(b), input_precision=PRECISION)
         if SPREAD:
             spread += tl.sum(a * a, 0) * tl.sum(b * b, 0)
     inside = (rows < ROWS)[:, None] & (rows < ROWS)[None, :]

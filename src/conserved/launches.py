@@ -39,7 +39,7 @@ class Tile:
         if m == 1:
             height, width = _power(n, 256), 1
         elif turned:
-            height, width = _power(n, 128), _power(m, 16)
+            height, width = _power(n, 64), _power(m, 32)
         else:
             height, width = _power(n, 4), _power(m, 512)
         steps = [stride for pair in axes for size, stride in pair if size > 1 and stride != 1]

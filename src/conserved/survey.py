@@ -13,8 +13,8 @@ worked out once and the outer sums are a few additions by index. What changes fr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,6 +32,10 @@ from conserved.symmetry import Tensors
 Integers = NDArray[np.int64]
 Types = tuple[torch.dtype, torch.dtype]
 """Of a parameter and of its gradient."""
+
+
+_COLUMNS = 1024
+"""Columns that one program goes through where rows lie next to each other and many fit into a tile."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,8 +182,8 @@ class _Drafting:
             self._add("leg_degree", np.full(len(numbers), float(degree)))
             source = self._index[leg.view.parameter]
             sources = (source, source + len(self._index))
-            for product in first.kind.row_products(leg.layout):
-                read = product if degree > 0 else product.swapped()
+            products = first.kind.row_products(leg.layout)
+            for read in _short(product if degree > 0 else product.swapped() for product in products):
                 draft = self._launches[self._types[leg.view.parameter], Tile.of(read)]
                 for members in _read_members(read, len(owners)):
                     rows = np.arange(read.first.count("rows"))
@@ -187,6 +191,22 @@ class _Drafting:
                     out = self._add("row_leg", where)
                     self._add("row_sign", np.full(where.size, float(read.sign)))
                     draft.add(read, sources, leg.view.offset, out, owners[members], float(degree) ** 2)
+
+
+def _short(products: Iterable[RowProduct]) -> Iterator[RowProduct]:
+    """The same products with few columns each, where going through all of them would take one program too long."""
+    for product in products:
+        far, (size, stride) = product.first.columns
+        if far[0] > 1 or size <= _COLUMNS or product.first.rows[1][1] != 1:
+            yield product
+            continue
+        for begin in range(0, size, _COLUMNS):
+            columns = (far, (min(_COLUMNS, size - begin), stride))
+            first, second = (
+                replace(layout, offset=layout.offset + begin * stride, columns=columns)
+                for layout in (product.first, product.second)
+            )
+            yield replace(product, first=first, second=second)
 
 
 def _read_members(product: RowProduct, count: int) -> Iterator[Integers]:

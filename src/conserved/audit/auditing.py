@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -57,53 +58,70 @@ def audit(
     if accumulated < 1:
         raise ValueError(f"At least one backward pass was accumulated; got {accumulated}.")
     found = recognize(model, loss=loss) if laws is None else laws
-    return _audited(dict(model.named_parameters()), found, precision, accumulated, tuple(unused))
+    backward = _Backward.of(dict(model.named_parameters()), found)
+    balance = weigh(backward.laws.plan, backward.points, backward.slopes)
+    used, known = _precision(precision, backward.slopes, balance)
+    limits = _limits(backward, used, accumulated, given=known == "given")
+    return _judged(backward, balance, limits, used, known, found.unclaimed, tuple(unused))
 
 
-def _audited(
-    theta: Mapping[str, nn.Parameter],
-    laws: LawSet,
-    precision: torch.dtype | None,
-    accumulated: int,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Backward:
+    """What a backward pass left behind, and the laws it is held against."""
+
+    laws: LawSet
+    points: Tensors
+    slopes: Tensors
+    absent: tuple[str, ...]
+    """Trained parameters that have no gradient; those that laws need are taken to have a zero one."""
+
+    @staticmethod
+    def of(theta: Mapping[str, nn.Parameter], laws: LawSet) -> _Backward:
+        trained = {name: p for name, p in theta.items() if p.requires_grad}
+        strangers = [name for name in laws.plan.needs if name not in theta]
+        if strangers:
+            raise ValueError(
+                f"The laws speak of {strangers[0]}, which the model does not have. Recognise this model's laws."
+            )
+        away = [name for name, p in trained.items() if p.is_meta]
+        if away:
+            raise ValueError(f"{away[0]} is on the meta device and has no gradient to audit. Load the weights first.")
+        slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
+        if trained and not slopes:
+            raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
+        # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything.
+        lawful = laws if all(name in trained for name in laws.plan.needs) else laws.select(lambda s: _free(s, trained))
+        zeros = {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
+        return _Backward(
+            laws=lawful,
+            points={name: p.detach() for name, p in trained.items()},
+            slopes=slopes | zeros,
+            absent=tuple(name for name in trained if name not in slopes),
+        )
+
+
+def _judged(
+    backward: _Backward,
+    balance: Balance,
+    limits: Sequence[float],
+    used: torch.dtype,
+    known: Literal["given", "stored", "bits"],
+    unclaimed: tuple[str, ...],
     unused: tuple[str, ...],
 ) -> Audit:
-    trained = {name: p for name, p in theta.items() if p.requires_grad}
-    strangers = [name for s in laws for name in s.parameters if name not in theta]
-    if strangers:
-        raise ValueError(
-            f"The laws speak of {strangers[0]}, which the model does not have. Recognise this model's laws."
-        )
-    away = [name for name, p in trained.items() if p.is_meta]
-    if away:
-        raise ValueError(f"{away[0]} is on the meta device and has no gradient to audit. Load the weights first.")
-    if trained and all(p.grad is None for p in trained.values()):
-        raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
-    slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
-    absent = [name for name in trained if name not in slopes]
-    # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything.
-    lawful = laws if all(name in trained for name in laws.plan.needs) else laws.select(lambda s: _free(s, trained))
-    for name in lawful.plan.needs:
-        if name in slopes:
-            continue
-        slopes[name] = torch.zeros_like(trained[name])
-    points = {name: p.detach() for name, p in trained.items()}
-    balance = weigh(lawful.plan, points, slopes)
-    used, known = _precision(precision, slopes, balance)
-    limits = _limits(lawful.symmetries, points, slopes, used, accumulated, given=known == "given")
+    """Hold every residual against its limit, and look into those that are too large, worst first."""
+    symmetries, points, slopes = backward.laws.symmetries, backward.points, backward.slopes
     statuses = [
         Status.VERIFIED if residual <= limit and scale > 0 else _status(symmetry, residual, limit, scale, points)
-        for symmetry, residual, limit, scale in zip(
-            lawful.symmetries, balance.residuals, limits, balance.scales, strict=True
-        )
+        for symmetry, residual, limit, scale in zip(symmetries, balance.residuals, limits, balance.scales, strict=True)
     ]
-    findings = _findings(absent, balance, _excused(lawful.symmetries), unused)
-    broken = [place for place, status in enumerate(statuses) if status is Status.REFUTED]
-    moved: float | None = None
-    if broken and not any(item.trouble == "not finite" for item in findings):
-        moved = _moved([lawful.symmetries[place] for place in broken[:_EXPLAINED]], points, slopes)
+    findings = _findings(backward.absent, balance, _excused(symmetries), unused)
+
+    def excess(place: int) -> float:
+        return _excess(balance.residuals[place], limits[place])
 
     def row(place: int, suggests: tuple[str, ...] = ()) -> Row:
-        symmetry = lawful.symmetries[place]
+        symmetry = symmetries[place]
         return Row(
             name=symmetry.name,
             family=symmetry.family,
@@ -116,32 +134,34 @@ def _audited(
             suggests=suggests,
         )
 
-    broken.sort(key=lambda place: _excess(balance.residuals[place], limits[place]), reverse=True)
+    broken = sorted((p for p, status in enumerate(statuses) if status is Status.REFUTED), key=excess, reverse=True)
+    moved: float | None = None
+    if broken and not any(item.trouble == "not finite" for item in findings):
+        moved = _moved([symmetries[place] for place in sorted(broken)[:_EXPLAINED]], points, slopes)
     failures = [
-        row(place, _suggestions(lawful.symmetries[place], points, slopes, moved) if number < _EXPLAINED else ())
+        row(place, _suggestions(symmetries[place], points, slopes, moved) if number < _EXPLAINED else ())
         for number, place in enumerate(broken)
     ]
     sound = [place for place, status in enumerate(statuses) if status is not Status.REFUTED]
     tested = [place for place, scale in enumerate(balance.scales) if scale > 0]
-    nearest = max(tested, key=lambda place: _excess(balance.residuals[place], limits[place]), default=None)
-    unsure = [row(place) for place in tested if statuses[place] is Status.INCONCLUSIVE]
+    nearest = max(tested, key=excess, default=None)
     return Audit(
         verdict=_verdict(
             failures,
-            unsure,
+            [row(place) for place in tested if statuses[place] is Status.INCONCLUSIVE],
             findings,
             moved,
             used,
             count=len(statuses),
             tested=len(tested),
             nearest=None if nearest is None else row(nearest),
-            nearly=sum(symmetry.epsilon > 0 for symmetry in lawful.symmetries),
+            nearly=sum(symmetry.epsilon > 0 for symmetry in symmetries),
         ),
         failures=tuple(failures),
         worst=max(balance.residuals, key=lambda residual: _excess(residual, 1.0), default=0.0),
         others=lambda: map(row, sound),
         findings=tuple(findings),
-        unclaimed=laws.unclaimed,
+        unclaimed=unclaimed,
         precision=used,
         known=known,
         ranks=balance.ranks,
@@ -164,31 +184,23 @@ def _precision(
     return (stored, "stored") if seen is None else (seen, "bits")
 
 
-def _limits(
-    symmetries: Sequence[Symmetry],
-    theta: Tensors,
-    slopes: Tensors,
-    used: torch.dtype,
-    accumulated: int,
-    *,
-    given: bool,
-) -> list[float]:
+def _limits(backward: _Backward, used: torch.dtype, accumulated: int, *, given: bool) -> list[float]:
     """The residual that rounding explains, for every symmetry: its tensors may be stored more coarsely than others."""
     # Libraries run norms, softmax and routers in float32 inside a float64 model, and gradients do not show it.
     least = used if given else coarsest(used, torch.float32)
-
-    def limit(symmetry: Symmetry, stored: torch.dtype) -> float:
-        # Each pass that is added to a half-precision gradient rounds it once more.
-        more = math.sqrt(accumulated) if stored in _HALF else 1.0
-        return more * rounding(coarsest(least, stored), symmetry.entries) + symmetry.epsilon**0.5
-
-    kinds = {tensor.dtype for tensors in (theta, slopes) for tensor in tensors.values()}
+    stored = {name: coarsest(backward.points[name].dtype, slope.dtype) for name, slope in backward.slopes.items()}
+    kinds = set(stored.values())
+    coarse = {kind: coarsest(least, kind) for kind in kinds}
+    # Each pass that is added to a half-precision gradient rounds it once more.
+    more = {kind: math.sqrt(accumulated) if kind in _HALF else 1.0 for kind in kinds}
+    plan = backward.laws.plan
+    by_kind = {kind: more[kind] * rounding(coarse[kind], plan.entries) + plan.epsilons**0.5 for kind in kinds}
     if len(kinds) == 1:
-        (kind,) = kinds
-        return [limit(symmetry, kind) for symmetry in symmetries]
+        found: list[float] = next(iter(by_kind.values())).tolist()
+        return found
     return [
-        limit(symmetry, coarsest(*(each[name].dtype for name in symmetry.parameters for each in (theta, slopes))))
-        for symmetry in symmetries
+        float(by_kind[coarsest(*(stored[name] for name in symmetry.parameters))][place])
+        for place, symmetry in enumerate(backward.laws.symmetries)
     ]
 
 
