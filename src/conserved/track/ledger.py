@@ -19,7 +19,7 @@ from torch import Tensor
 from conserved import fused
 from conserved.batch import Batch, BatchLeg, Plan
 from conserved.kind import Degree, Kind, Translation
-from conserved.sheaf import Sheaf
+from conserved.sheaf import Sheaf, plain
 from conserved.symmetry import Symmetry, Tensors, full_precision, moment_map, working_dtype
 from conserved.track.combination import Scalar
 from conserved.track.expansion import Expansion, Slot, StepWeights, Weights
@@ -141,6 +141,10 @@ class Ledger:
             self._dtypes.append(working_dtype([theta[leg.view.parameter] for leg in batch.legs], dtype))
             for position, leg in enumerate(batch.legs):
                 self._uses[leg.view.parameter].append((number, position))
+        self._lies = [
+            [_lies(self.symmetries[batch.members[0]], leg, dtype) for leg in batch.legs]
+            for batch, dtype in zip(self._batches, self._dtypes, strict=True)
+        ]
         self._members = list(grouped.values())
         self.shelves = tuple(
             Shelf(kind, n, m, tuple(place for number in numbers for place in self._batches[number].members))
@@ -159,13 +163,14 @@ class Ledger:
             for name, uses in self._uses.items():
                 expansion = expand(name)
                 key = expansion.key
+                types = _types(expansion.sources)
                 for number, position in uses:
                     read = self._noted(sums[number], number, position, expansion, key, known)
-                    alike = self._lies(read)
-                    if alike is None:
+                    lies = self._lies[number][position]
+                    if types is None or lies is None:
                         self._read(read)
                     else:
-                        waiting[alike].append(read)
+                        waiting[lies, types, read.sums.slots].append(read)
                 made += expansion.made
                 if made > _TEMPORARY:
                     self._read_together(waiting)
@@ -194,22 +199,6 @@ class Ledger:
             weights = known[key, linear]
             sums[key] = _Sums(weights, expansion.rate, weights.slots())
         return _Read(number, position, expansion.sources, expansion.gradient, sums[key])
-
-    def _lies(self, read: _Read) -> Hashable | None:
-        """Equal for legs that can be read together; None for one that has to be read by itself."""
-        batch = self._batches[read.number]
-        leg, symmetry = batch.legs[read.position], self.symmetries[batch.members[0]]
-        first = read.sources[0]
-        if (
-            leg.layout is None
-            or leg.view.offset
-            or not symmetry.kind.in_sheaves(symmetry.n)
-            or self._dtypes[read.number] != torch.float32
-            or not all(fused.reads(Sheaf((source,), leg.layout)) for source in read.sources)
-        ):
-            return None
-        types = tuple(source.dtype for source in read.sources)
-        return symmetry.kind, leg.layout, first.device, types, read.sums.slots
 
     def _read(self, read: _Read) -> None:
         """Add one leg to the sums of its batch."""
@@ -256,6 +245,22 @@ class Ledger:
             return _accounted(kind, [sums[number][key] for number in numbers])
         pieces = [_mixed([_accounted(kind, [held]) for held in sums[number].values()]) for number in numbers]
         return _stacked(pieces)
+
+
+def _lies(symmetry: Symmetry, leg: BatchLeg, dtype: torch.dtype) -> Hashable | None:
+    """Equal for legs that lie in memory alike and can be read together; None for one that is read by itself."""
+    alone = leg.view.offset or dtype != torch.float32 or not symmetry.kind.in_sheaves(symmetry.n)
+    return None if alone or leg.layout is None else (symmetry.kind, leg.layout)
+
+
+def _types(sources: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
+    """The types of tensors that kernels can read."""
+    device = sources[0].device
+    if not fused.available(device):
+        return None
+    found = tuple(source.dtype for source in sources)
+    readable = all(kind in fused.TYPES for kind in found) and all(plain(source, device) for source in sources)
+    return found if readable else None
 
 
 def _columns(symmetry: Symmetry) -> int:
