@@ -31,6 +31,16 @@ def growth(trajectories: Sequence[Trajectory], family: str) -> Interval:
     return interval(found)
 
 
+def growth_after(trajectories: Sequence[Trajectory], family: str, share: float) -> Interval:
+    """p of error ∝ k^p from a share of the steps on, over seeds: whether the drift still grows."""
+    found = []
+    for run in trajectories:
+        kept = [place for place, step in enumerate(run.at) if step >= share * run.steps]
+        error = run.quantity(family).mean
+        found.append(exponent([run.at[place] for place in kept], [error[place] for place in kept]))
+    return interval(found)
+
+
 def in_step_size(runs: Runs, family: str) -> Interval:
     """p of error ∝ τ^p at the same number of steps, over seeds."""
     last = min(run.steps for group in runs.values() for run in group)
@@ -42,12 +52,21 @@ def in_step_size(runs: Runs, family: str) -> Interval:
 
 def at_flow_time(runs: Runs, family: str) -> Interval:
     """p of error ∝ τ^p at the same flow time τk, over seeds: 1 for a quadratic law, 0 for what is not conserved."""
+    steps = steps_at_flow_time(runs)
+    return Interval(math.nan, None, None) if steps is None else _over_seeds(runs, family, steps)
+
+
+def steps_at_flow_time(runs: Runs) -> dict[float, int] | None:
+    """By step size, the recorded steps that all reach the latest flow time they can all reach; None if there are none.
+
+    The steps must be constant over each run.
+    """
     smallest = min(runs)
     for last in reversed(_common({smallest: runs[smallest]})):
         steps = {rate: last * smallest / rate for rate in runs}
         if last and all(_recorded(runs[rate], step) for rate, step in steps.items()):
-            return _over_seeds(runs, family, {rate: round(step) for rate, step in steps.items()})
-    return Interval(math.nan, None, None)
+            return {rate: round(step) for rate, step in steps.items()}
+    return None
 
 
 def _common(runs: Runs) -> list[int]:

@@ -87,7 +87,7 @@ class Figure:
 
 def line(
     x: Sequence[float],
-    y: Sequence[float],
+    y: Sequence[float | None],
     *,
     name: str,
     color: str,

@@ -1,4 +1,4 @@
-"""Where jobs run: in this process, in several processes of this machine, or on a Ray cluster."""
+"""Where tasks run: in this process, in several processes of this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,53 +10,40 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
+from conserved.lab.task import Documents, Task
 from conserved.optional import require
 
-
-class Named(Protocol):
-    """Anything with a name that files can be called after, and a device."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-
-
-J = TypeVar("J", bound=Named)
-Work = Callable[..., list[dict[str, Any]]]
-"""work(job, checkpoint, progress) -> records."""
-
-Result = list[dict[str, Any]] | BaseException
+Result = Documents | BaseException
 
 
 class Place(ABC):
-    """Runs jobs and gives each result, or the error it ended in, as it comes; one failure does not sink the rest."""
+    """Runs tasks and gives each result, or the error it ended in, as it comes; one failure does not sink the rest."""
 
     @abstractmethod
-    def run(self, jobs: Sequence[J], work: Work, *, folder: Path) -> Iterator[tuple[J, Result]]:
+    def run(self, tasks: Sequence[Task], *, folder: Path) -> Iterator[tuple[Task, Result]]:
         """Results in the order in which they are ready; unfinished runs are kept in `folder`."""
 
 
 class Here(Place):
-    """One job after another in this process."""
+    """One task after another in this process."""
 
     def __init__(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         self.progress = progress
 
-    def run(self, jobs: Sequence[J], work: Work, *, folder: Path) -> Iterator[tuple[J, Result]]:
-        for job in jobs:
-            yield job, self._one(job, work, folder)
+    def run(self, tasks: Sequence[Task], *, folder: Path) -> Iterator[tuple[Task, Result]]:
+        for task in tasks:
+            yield task, self._one(task, folder)
         _tidy(folder)
 
-    def _one(self, job: J, work: Work, folder: Path) -> Result:
+    def _one(self, task: Task, folder: Path) -> Result:
         progress = self.progress
-        told = None if progress is None else (lambda done, planned: progress(job.name, done, planned))
+        told = None if progress is None else (lambda done, planned: progress(task.name, done, planned))
         try:
-            return work(job, checkpoint_of(folder, job), told)
+            return task.perform(checkpoint_of(folder, task), told)
         except Exception as problem:
             return problem
 
@@ -64,7 +51,7 @@ class Here(Place):
 class Processes(Place):
     """Several processes of this machine, each with its part of the cores.
 
-    A process that dies (killed for memory, say) takes the pool with it and does not say whose fault it was; jobs that
+    A process that dies (killed for memory, say) takes the pool with it and does not say whose fault it was; tasks that
     were not finished are then tried alone, so that only the one that dies again fails.
     """
 
@@ -73,27 +60,27 @@ class Processes(Place):
             raise ValueError(f"There must be at least one worker; got {workers}.")
         self.workers = workers
 
-    def run(self, jobs: Sequence[J], work: Work, *, folder: Path) -> Iterator[tuple[J, Result]]:
-        left = {job.name: job for job in jobs}
-        for job, found in self._pooled(jobs, work, folder, self.workers):
+    def run(self, tasks: Sequence[Task], *, folder: Path) -> Iterator[tuple[Task, Result]]:
+        left = {task.name: task for task in tasks}
+        for task, found in self._pooled(tasks, folder, self.workers):
             if not isinstance(found, BrokenProcessPool):
-                del left[job.name]
-                yield job, found
-        for job in left.values():
-            for _, found in self._pooled([job], work, folder, 1):
-                yield job, _explained(found)
+                del left[task.name]
+                yield task, found
+        for task in left.values():
+            for _, found in self._pooled([task], folder, 1):
+                yield task, _explained(found)
         _tidy(folder)
 
-    def _pooled(self, jobs: Sequence[J], work: Work, folder: Path, workers: int) -> Iterator[tuple[J, Result]]:
-        if not jobs:
+    def _pooled(self, tasks: Sequence[Task], folder: Path, workers: int) -> Iterator[tuple[Task, Result]]:
+        if not tasks:
             return
         threads = max(1, (os.cpu_count() or 1) // self.workers)
         pool = ProcessPoolExecutor(
             workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(threads,)
         )
         try:
-            waiting: dict[Future[list[dict[str, Any]]], J] = {
-                pool.submit(work, job, checkpoint_of(folder, job)): job for job in jobs
+            waiting: dict[Future[Documents], Task] = {
+                pool.submit(task.perform, checkpoint_of(folder, task)): task for task in tasks
             }
             while waiting:
                 ready, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -113,17 +100,14 @@ class Ray(Place):
     def __init__(self, address: str, *, workers: int = 2) -> None:
         self.address, self.workers = address, workers
 
-    def run(self, jobs: Sequence[J], work: Work, *, folder: Path) -> Iterator[tuple[J, Result]]:
+    def run(self, tasks: Sequence[Task], *, folder: Path) -> Iterator[tuple[Task, Result]]:
         ray = require("ray", "A sweep on a cluster")
         local = self.address == "local"
         where: dict[str, Any] = {"num_cpus": self.workers} if local else {"address": self.address}
         ray.init(**where, include_dashboard=False, log_to_driver=False, logging_level="error")
         try:
             remote = ray.remote(_alone)
-            waiting = {
-                remote.options(num_cpus=1, num_gpus=1 if job.device.startswith("cuda") else 0).remote(work, job): job
-                for job in jobs
-            }
+            waiting = {remote.options(num_cpus=1, num_gpus=int(task.accelerated)).remote(task): task for task in tasks}
             while waiting:
                 for reference in ray.wait(list(waiting))[0]:
                     yield waiting.pop(reference), _fetched(ray, reference)
@@ -133,17 +117,17 @@ class Ray(Place):
 
 def _fetched(ray: Any, reference: Any) -> Result:
     try:
-        found: list[dict[str, Any]] = ray.get(reference)
+        found: Documents = ray.get(reference)
     except ray.exceptions.RayTaskError as problem:
         return RuntimeError(str(problem.cause))
     except ray.exceptions.RayError as problem:
-        return RuntimeError(f"Ray lost the job: {problem}")
+        return RuntimeError(f"Ray lost the task: {problem}")
     return found
 
 
-def checkpoint_of(folder: Path, job: Named) -> Path:
-    """Where an unfinished job is kept."""
-    return folder / f"{job.name.replace('/', '-')}.pt"
+def checkpoint_of(folder: Path, task: Task) -> Path:
+    """Where an unfinished task is kept."""
+    return folder / f"{task.name.replace('/', '-')}.pt"
 
 
 def _begin(threads: int) -> None:
@@ -159,9 +143,9 @@ def _begin(threads: int) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _alone(work: Work, job: Named) -> list[dict[str, Any]]:
+def _alone(task: Task) -> Documents:
     torch.set_num_threads(1)
-    return work(job)
+    return task.perform()
 
 
 def _explained(found: Result) -> Result:

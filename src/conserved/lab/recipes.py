@@ -88,9 +88,10 @@ def examples_of(recipe: Recipe, source: str | None = None) -> Examples:
         text = open_text(given, vocabulary=int(recipe.sizes["vocab"]))
         return text.examples(recipe.examples, length=recipe.length)
     if recipe.architecture == "relu_attention":
-        return open_images(given, size=int(recipe.sizes["dim"])).rows(recipe.examples)
+        side = int(recipe.sizes["dim"])
+        return open_images(given, size=side, limit=recipe.examples).rows(recipe.examples, side=side)
     size, channels = int(recipe.sizes["image"]), int(recipe.sizes["channels"])
-    images = open_images(given, size=size)
+    images = open_images(given, size=size, limit=recipe.examples)
     return images.examples(recipe.examples, size=size, channels=channels, classes=int(recipe.sizes["classes"]))
 
 

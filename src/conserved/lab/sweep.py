@@ -1,21 +1,23 @@
 """Many training runs: recipes × step sizes × seeds, each stored as soon as it is finished, resumable at any moment.
 
-A job is one recipe at one step size with all its seeds, which are trained together. Only the process that sweeps writes
-to the store. A job counts as done when every one of its trajectories is there, so a sweep that was killed goes on with
-what is missing, and gives the same numbers as one that was not.
+Seeds of one recipe at one step size are trained together, as one task. Only the process that sweeps writes to a store.
+A task counts as done when every one of its documents is there, so a sweep that was killed goes on with what is missing,
+and gives the same numbers as one that was not.
 """
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from conserved.lab.places import Place
 from conserved.lab.recipes import Recipe, examples_of
-from conserved.lab.train import Limits, Progress, train
+from conserved.lab.task import Documents, Progress, Task
+from conserved.lab.train import Limits, train
 from conserved.lab.trajectory import Trajectory, trajectory_name
 from conserved.track.sinks.sqlite import RunStore, store_document
 
@@ -30,9 +32,10 @@ class NoRoom(OSError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Training(Task):
     """One recipe at one step size, with seeds that are trained together."""
 
+    kind: ClassVar[str] = KIND
     recipe: Recipe
     rate: float
     seeds: tuple[int, ...]
@@ -48,38 +51,53 @@ class Job:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What its trajectories are called in the store."""
         return tuple(trajectory_name(self.recipe.name, self.rate, seed) for seed in self.seeds)
+
+    @property
+    def accelerated(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+        found = train(
+            self.recipe,
+            examples_of(self.recipe, self.source),
+            rate=self.rate,
+            seeds=self.seeds,
+            device=self.device,
+            limits=Limits(seconds=math.inf if self.seconds is None else self.seconds, checkpoint=checkpoint),
+            progress=progress,
+        )
+        return {trajectory.name: trajectory.record() for trajectory in found}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A job that could not be finished, and why."""
+    """A task that could not be finished, and why."""
 
-    job: str
+    task: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What a sweep did: trajectories stored now, trajectories that were there already, and failures."""
+    """What a sweep did: documents stored now, documents that were there already, and failures."""
 
     stored: int = 0
     present: int = 0
     failures: tuple[Failure, ...] = field(default=())
 
 
-def jobs_of(
+def trainings(
     recipes: Sequence[Recipe],
     *,
     seeds: int | None = None,
     sources: Callable[[Recipe], str | None] = lambda _: None,
     device: str = "cpu",
     seconds: float | None = None,
-) -> list[Job]:
+) -> list[Training]:
     """Every recipe at every one of its step sizes; `seeds` replaces the recipe's seeds by 0, 1, …"""
     return [
-        Job(
+        Training(
             recipe=recipe,
             rate=rate,
             seeds=recipe.seeds if seeds is None else tuple(range(seeds)),
@@ -92,48 +110,38 @@ def jobs_of(
     ]
 
 
-def sweep(jobs: Sequence[Job], store: str | Path, place: Place, *, say: Say = lambda _: None) -> Sweep:
-    """Run what is missing in the store, wherever `place` runs jobs, and store each result when it comes."""
+def sweep(tasks: Sequence[Task], store: str | Path, place: Place, *, say: Say = lambda _: None) -> Sweep:
+    """Do what is missing in the store, wherever `place` does it, and store each result when it comes."""
     store = Path(store)
-    names = [job.name for job in jobs]
+    names = [task.name for task in tasks]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"The job {twice} is listed twice.")
-    known = set(RunStore(store).documents(KIND)) if store.exists() else set()
-    missing = [job for job in jobs if not known.issuperset(job.results)]
-    present = sum(len(job.results) for job in jobs) - sum(len(job.results) for job in missing)
+        raise ValueError(f"The task {twice} is listed twice.")
+    known = _known(store, {task.kind for task in tasks})
+    missing = [task for task in tasks if not known[task.kind].issuperset(task.results)]
+    present = sum(len(task.results) for task in tasks) - sum(len(task.results) for task in missing)
     if present:
-        say(f"{present} trajectories are in {store} already")
+        say(f"{present} results are in {store} already")
     failures: list[Failure] = []
     done = 0
-    for number, (job, found) in enumerate(place.run(missing, run_job, folder=checkpoints(store)), 1):
+    for number, (task, found) in enumerate(place.run(missing, folder=checkpoints(store)), 1):
         if isinstance(found, BaseException):
             reason = str(found) or type(found).__name__
-            failures.append(Failure(job=job.name, reason=reason))
-            say(f"[{number}/{len(missing)}] {job.name} failed: {reason}")
+            failures.append(Failure(task=task.name, reason=reason))
+            say(f"[{number}/{len(missing)}] {task.name} failed: {reason}")
             continue
-        trajectories = [Trajectory.of(record) for record in found]
-        for trajectory in trajectories:
-            stored(store, trajectory)
-        done += len(trajectories)
-        say(f"[{number}/{len(missing)}] {job.name}: {trajectories[0].steps} steps of {len(trajectories)} seeds")
+        for name, content in found.items():
+            keep(store, task.kind, name, content)
+        done += len(found)
+        say(f"[{number}/{len(missing)}] {task.name}")
     return Sweep(stored=done, present=present, failures=tuple(failures))
 
 
-def run_job(job: Job, checkpoint: Path | None = None, progress: Progress | None = None) -> list[dict[str, Any]]:
-    """Train one job, from its checkpoint if there is one; plain records, so that they travel."""
-    examples = examples_of(job.recipe, job.source)
-    limits = Limits(seconds=float("inf") if job.seconds is None else job.seconds, checkpoint=checkpoint)
-    found = train(
-        job.recipe,
-        examples,
-        rate=job.rate,
-        seeds=job.seeds,
-        device=job.device,
-        limits=limits,
-        progress=progress,
-    )
-    return [trajectory.record() for trajectory in found]
+def _known(store: Path, kinds: set[str]) -> dict[str, set[str]]:
+    if not store.exists():
+        return {kind: set() for kind in kinds}
+    with RunStore(store) as opened:
+        return {kind: set(opened.documents(kind)) for kind in kinds}
 
 
 def stored(store: str | Path, trajectory: Trajectory) -> None:

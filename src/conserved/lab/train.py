@@ -19,11 +19,9 @@ from conserved.lab.data import Examples
 from conserved.lab.data.examples import Loss
 from conserved.lab.memory import micro_batch
 from conserved.lab.recipes import Recipe, build
+from conserved.lab.task import Progress
 from conserved.lab.trajectory import Trajectory
 from conserved.lab.watched import Recording, Stacked, watch
-
-Progress = Callable[[int, int], None]
-"""Told the steps done and planned."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 

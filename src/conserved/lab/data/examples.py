@@ -71,10 +71,9 @@ class Images:
             name=self.name, inputs=(pictures - mean) / spread.clamp_min(1e-6), targets=self.labels[order].long()
         )
 
-    def rows(self, count: int, *, seed: int = 0) -> Examples:
+    def rows(self, count: int, *, side: int, seed: int = 0) -> Examples:
         """Every image as a sequence of its rows, the class as a number in [0, 1] to be regressed at every row."""
         classes = int(self.labels.max()) + 1
-        side = int(self.pixels.shape[-1])
         found = self.examples(count, size=side, channels=1, classes=classes, seed=seed)
         marks = (found.targets.float() / max(1, classes - 1))[:, None, None].expand(-1, side, 1)
         return Examples(name=self.name, inputs=found.inputs[:, 0], targets=marks.contiguous(), loss="square")

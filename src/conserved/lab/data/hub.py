@@ -19,7 +19,7 @@ _IMAGE_COLUMNS, _LABEL_COLUMNS, _TEXT_COLUMNS = (
 )
 
 
-def hub_images(name: str, *, size: int, limit: int = 10_000) -> Images:
+def hub_images(name: str, *, size: int, limit: int) -> Images:
     """The training images of a data set, resized to squares."""
     rows = _training_rows(name)
     picture, label = _column(rows, _IMAGE_COLUMNS, name), _column(rows, _LABEL_COLUMNS, name)

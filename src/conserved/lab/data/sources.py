@@ -35,12 +35,12 @@ def kind_of(source: str) -> Literal["images", "text", "either"]:
     raise Unusable(f"{path} holds nothing that is known. Images: {_IMAGES_EXPECTED}. Texts: {_TEXT_EXPECTED}.")
 
 
-def open_images(source: str, *, size: int) -> Images:
-    """The images of a source; `size` is what photographs of all sizes are cut to."""
+def open_images(source: str, *, size: int, limit: int) -> Images:
+    """The images of a source; of photographs in single files, at most `limit`, cut to squares of `size`."""
     if source == DIGITS:
         return digits()
     if source.startswith(hub.PREFIX):
-        return hub.hub_images(source.removeprefix(hub.PREFIX), size=size)
+        return hub.hub_images(source.removeprefix(hub.PREFIX), size=size, limit=limit)
     path = _existing(source)
     if path.is_dir():
         if idx.is_fashion_mnist(path):
@@ -50,7 +50,7 @@ def open_images(source: str, *, size: int) -> Images:
         if cifar.is_pickled(path):
             cifar.refuse_pickled(path)
         if (root := folders.root_of(path)) is not None:
-            return folders.class_folders(root, size=size)
+            return folders.class_folders(root, size=size, limit=limit)
     raise Unusable(f"{path} holds no images that are known. Expected is a folder with {_IMAGES_EXPECTED}.")
 
 
