@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from conserved.lab.checkpoint import restored, saved
 from conserved.lab.data import Examples
 from conserved.lab.data.examples import Loss
+from conserved.lab.graphed import Slopes, graphed
 from conserved.lab.memory import micro_batch
 from conserved.lab.recipes import Recipe, build
 from conserved.lab.task import Progress
@@ -110,9 +111,7 @@ def loss_of(output: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     return F.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
-def slopes_of(
-    model: nn.Module, loss: Loss, precision: torch.dtype, *, own_batches: bool
-) -> Callable[[Stacked, Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]:
+def slopes_of(model: nn.Module, loss: Loss, precision: torch.dtype, *, own_batches: bool) -> Slopes:
     """Gradients and losses of a stack of models on a batch, or each on its own; computed in a precision.
 
     The gradient of a conversion is the conversion back: gradients arrive in the precision of the weights.
@@ -142,7 +141,9 @@ class _Run:
         self.done = 0
         self.spent = 0.0
         self.time = self.squares = 0.0
-        self.slopes = slopes_of(model, examples.loss, DTYPES[recipe.precision], own_batches=recipe.batch is not None)
+        own = recipe.batch is not None
+        slopes = slopes_of(model, examples.loss, DTYPES[recipe.precision], own_batches=own)
+        self.slopes = graphed(slopes, own_batches=own)
 
     @staticmethod
     def of(

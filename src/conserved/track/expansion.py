@@ -41,6 +41,8 @@ class Expansion:
     gradient: tuple[Scalar, ...] | None
     """The direction of the gradient, without its rate; None where the rule does not know one."""
     rate: Scalar
+    origins: tuple[int, ...] = ()
+    """The identities of the tensors that the sources are, or are gathered from."""
     made: int = 0
     """Entries of tensors that exist for this account only."""
 
@@ -68,11 +70,20 @@ class Expansion:
             parts={cause: over(part) for cause, part in rest.items()},
             gradient=over(update.gradient) if update.gradient.terms else None,
             rate=update.rate,
+            origins=tuple(tensors),
             made=sum(
                 tensor.numel()
                 for tensor in order
                 if hasattr(tensor, "full_tensor") or (id(tensor) not in held and tensor is not parameter)
             ),
+        )
+
+    def of_others(self, tensors: Sequence[Tensor]) -> Expansion:
+        """The same step of another parameter, whose tensors these are."""
+        return replace(
+            self,
+            sources=tuple(whole(tensor.detach()) for tensor in tensors),
+            made=sum(tensor.numel() for tensor in tensors if hasattr(tensor, "full_tensor")),
         )
 
     def shifted(self) -> Expansion:

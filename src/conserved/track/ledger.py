@@ -204,7 +204,7 @@ class Ledger:
         """Add one leg to the sums of its batch."""
         batch, dtype = self._batches[read.number], self._dtypes[read.number]
         leg, symmetry = batch.legs[read.position], self.symmetries[batch.members[0]]
-        kind, degree, offset = symmetry.kind, symmetry.degrees[read.position], leg.view.offset
+        kind, degree, offset = symmetry.kind, symmetry.legs[read.position].degree, leg.view.offset
         first, *rest = (_matrices(batch, leg, source, point=place == 0) for place, source in enumerate(read.sources))
         legs = [first, *rest[:-1], offset * rest[-1]] if offset else [first, *rest]
         if kind.linear:
@@ -233,7 +233,7 @@ class Ledger:
                 owner = self._batches[read.number]
                 size = len(owner.members)
                 whole = [form if len(form) == size else form.expand(size, *form.shape[1:]) for form in mine]
-                read.sums.add(whole, self.symmetries[owner.members[0]].degrees[read.position])
+                read.sums.add(whole, self.symmetries[owner.members[0]].legs[read.position].degree)
         waiting.clear()
 
     def _shelved(self, numbers: Sequence[int], sums: Sequence[dict[Hashable, _Sums]]) -> Account:

@@ -74,6 +74,8 @@ class Rule:
     name: str
     update: Callable[[ParameterStep], Update]
     keeps: Callable[[Mapping[str, Any]], bool] = _never
+    uniform: bool = False
+    """Whether every parameter of a group is stepped with the same coefficients, and nothing is computed for one."""
 
 
 _RULES: dict[type[Optimizer], Rule] = {}
@@ -84,10 +86,15 @@ def register_rule(
     update: Callable[[ParameterStep], Update],
     *,
     keeps: Callable[[Mapping[str, Any]], bool] | bool = False,
+    uniform: bool = False,
 ) -> Rule:
-    """Make an optimizer known. Subclasses that do not change `step` follow the same rule."""
+    """Make an optimizer known. Subclasses that do not change `step` follow the same rule.
+
+    With `uniform` the update of one parameter of a group is taken to be that of all, with tensors of their own: it must
+    combine the parameter, its gradient and tensors of its state with numbers that depend on the group only.
+    """
     condition = keeps if callable(keeps) else (_always if keeps else _never)
-    _RULES[optimizer] = Rule(name=optimizer.__name__, update=update, keeps=condition)
+    _RULES[optimizer] = Rule(name=optimizer.__name__, update=update, keeps=condition, uniform=uniform)
     return _RULES[optimizer]
 
 
@@ -221,7 +228,7 @@ def _number(step: Tensor | float) -> Scalar:
     return float(step)
 
 
-register_rule(SGD, _sgd)
+register_rule(SGD, _sgd, uniform=True)
 register_rule(Adam, _adam)
 register_rule(AdamW, partial(_adam, decoupled=True))
 register_rule(RMSprop, _rmsprop, keeps=lambda group: bool(group["weight_decay"] != 0 and group["momentum"] == 0))

@@ -70,6 +70,8 @@ class OptimizerWatch:
         self._names = {id(parameter): name for name, parameter in theta.items()}
         self._before_step, self._sampled = before, sampled
         self._copies: dict[str, Tensor] = {}
+        self._patterns: dict[tuple[int, int, bool], tuple[Expansion, tuple[str, ...]]] = {}
+        """By optimizer and group, the last step of one parameter, and what its tensors are to it."""
         self._watched = [
             _Watched(optimizer, rule or rule_of(optimizer), [GroupSums() for _ in optimizer.param_groups])
             for optimizer in optimizers
@@ -148,6 +150,7 @@ class OptimizerWatch:
     def clear(self) -> None:
         """Forget the last step."""
         self._copies.clear()
+        self._patterns.clear()
         for watched in self._watched:
             watched.steps, watched.depth, watched.skipped = 0, 0, None
             watched.moved = set()
@@ -155,9 +158,19 @@ class OptimizerWatch:
     def expand(self, name: str, *, causes: bool = True) -> Expansion:
         """The last step of a parameter."""
         parameter = self._theta[name]
-        state = self._place[name][0].optimizer.state[parameter] if name in self._place else {}
-        held = {id(parameter.grad), *map(id, state.values())}
-        return Expansion.of(parameter, self._update(name), causes=causes, held=held)
+        watched, group = self._place[name]
+        state = watched.optimizer.state.get(parameter, {})
+        held: dict[str, Any] = {"parameter": parameter, "gradient": parameter.grad, **state}
+        place = (id(watched), group, causes)
+        if name in watched.moved and place in self._patterns:
+            expansion, roles = self._patterns[place]
+            return expansion.of_others([held[role] for role in roles])
+        update = self._update(name)
+        expansion = Expansion.of(parameter, update, causes=causes, held=set(map(id, held.values())))
+        if update is not None and watched.rule.uniform and watched.skipped is None:
+            role_of = {id(tensor): role for role, tensor in held.items()}
+            self._patterns[place] = (expansion, tuple(role_of[origin] for origin in expansion.origins))
+        return expansion
 
     def unclipped(self, name: str) -> Expansion:
         """A parameter that has not moved, and its gradient as it is now."""

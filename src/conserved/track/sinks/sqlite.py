@@ -230,22 +230,20 @@ class SQLite(Sink):
     def write(self, record: StepRecord) -> None:
         assert self._db is not None, "begin() opens the store"
         at = (self._run, record.step)
-        entries = record.entries()
+        width = len(FIELDS)
+        rows = record.numbers.tolist()
         with _transaction(self._db) as db:
             db.execute("insert or replace into step values (?, ?, ?, ?)", (*at, time.time(), int(record.skipped)))
             db.executemany(
                 f"insert or replace into entry values ({', '.join('?' * (4 + len(FIELDS)))})",
-                [
-                    (*at, number, entry.first_order, *(getattr(entry, name) for name in FIELDS))
-                    for number, entry in enumerate(entries)
-                ],
+                [(*at, number, sum(row[width:]), *row[:width]) for number, row in enumerate(rows)],
             )
             db.executemany(
                 "insert or replace into cause values (?, ?, ?, ?, ?)",
                 [
                     (*at, number, cause, amount)
-                    for number, entry in enumerate(entries)
-                    for cause, amount in entry.causes.items()
+                    for number, row in enumerate(rows)
+                    for cause, amount in zip(record.causes, row[width:], strict=True)
                 ],
             )
             db.executemany(
