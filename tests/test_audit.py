@@ -56,7 +56,7 @@ def test_residuals_are_those_of_the_identities_by_their_definition(case: Case) -
     theta = {name: p.detach() for name, p in model.named_parameters()}
     slopes = {name: _noisy(p) for name, p in model.named_parameters()}
     symmetries = case.laws(model).symmetries
-    places, tables = weighed(Plan.of(symmetries), theta, slopes)
+    places, tables, _ = weighed(Plan.of(symmetries), theta, slopes)
     for place, (value, scale) in zip(places, torch.cat(tables).tolist(), strict=True):
         symmetry = symmetries[place]
         slow_value, slow_scale = _slowly(symmetry, theta, slopes)

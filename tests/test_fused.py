@@ -129,7 +129,7 @@ def text_loss(model: nn.Module) -> Tensor:
 
 
 def in_order(plan: Plan, theta: Tensors, slopes: Tensors, *, together: bool) -> Tensor:
-    places, tables = weighed(plan, theta, slopes, together=together)
+    places, tables, _ = weighed(plan, theta, slopes, together=together)
     found = torch.empty(len(places), 2, dtype=torch.float64)
     found[places] = torch.cat([table.double() for table in tables])
     return found
@@ -214,3 +214,15 @@ def test_the_ledger_is_the_same_read_together_and_one_by_one(
 
 def test_without_a_gpu_nothing_is_compiled() -> None:
     assert not fused.available(torch.device("cpu"))
+
+
+def test_a_survey_brings_the_norms_of_gradients_along(kernels: list[str]) -> None:
+    torch.manual_seed(0)
+    model = MODELS["grouped rotary decoder"]()
+    text_loss(model).backward()
+    theta = {key: p.detach() for key, p in model.named_parameters()}
+    slopes = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    _, _, found = weighed(recognize(model, loss="cross_entropy").plan, theta, slopes)
+    assert found is not None
+    expected = torch.stack([slopes[name].norm() for name in found.names])
+    torch.testing.assert_close(found.norms.float(), expected)

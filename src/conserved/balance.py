@@ -19,7 +19,7 @@ from torch import Tensor
 from conserved.batch import Plan
 from conserved.grain import grain
 from conserved.judging import TOLERANCE
-from conserved.survey import surveyed
+from conserved.survey import Surveyed, surveyed
 from conserved.symmetry import Tensors
 from conserved.view import whole
 
@@ -82,15 +82,16 @@ class _Gathered(Mapping[str, Tensor]):
 
 def weighed(
     plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None, together: bool = True
-) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
+) -> tuple[list[int], list[Float[Tensor, "_ 2"]], Surveyed | None]:
     """‖μ(θ, G)‖ of all symmetries and what it is held against: their places, and tables with one row each.
 
-    Nothing waits for the device. `together` reads all layers at once, where that can be done.
+    Nothing waits for the device. `together` reads all layers at once, where that can be done; what was found in doing
+    so comes last.
     """
     found = surveyed(plan, theta, slopes) if together and dtype in (None, torch.float32) else None
-    known, tables = ((), []) if found is None else (found[0], [found[1]])
-    places, others = plan.weighed(theta, slopes, dtype=dtype, together=together, known=frozenset(known))
-    return [*known, *places], [*tables, *others]
+    known = () if found is None else found.places
+    places, tables = plan.weighed(theta, slopes, dtype=dtype, together=together, known=frozenset(known))
+    return [*known, *places], tables if found is None else [found.table, *tables], found
 
 
 def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
@@ -106,14 +107,18 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
             # Parameters that have to be gathered are read one after the other: not all of them may fit.
             uses = Counter(leg.view.parameter for batch in plan.batches for leg in batch.legs)
             directions = _Gathered(slopes, uses)
-            places, tables = weighed(plan, _Gathered(theta, uses), directions, dtype=dtype, together=False)
+            places, tables, found = weighed(plan, _Gathered(theta, uses), directions, dtype=dtype, together=False)
             norms = directions.norms
         else:
-            places, tables = weighed(plan, theta, slopes, dtype=dtype)
-        names = list(slopes)
+            places, tables, found = weighed(plan, theta, slopes, dtype=dtype)
+        read = () if found is None else found.names
+        known = frozenset(read)
+        rest = {name: slope for name, slope in slopes.items() if name not in known} if read else slopes
+        names = [*read, *rest]
         device = tables[0].device if tables else next((slope.device for slope in slopes.values()), torch.device("cpu"))
         samples = _samples(slopes, device)
-        parts = [*(table.flatten() for table in tables), _norms(slopes, norms, device)]
+        parts = [*(table.flatten() for table in tables), *([] if found is None else [found.norms])]
+        parts += [_norms(rest, norms, device)]
         parts += [torch.cat(samples)] if samples else []
         numbers = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts]).cpu()
     count = len(plan.symmetries)
@@ -132,8 +137,8 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
         scales.append(scale)
         # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
         residuals.append(1.0 if value > scale > 0 else value / scale if scale > 0 else value)
-    rest = numbers[2 * count + len(names) :].split([part.numel() for part in samples])
-    agreed = _agreed([float(_GRAINS.index(grain(rest))), *residuals], meshes)
+    entries = numbers[2 * count + len(names) :].split([part.numel() for part in samples])
+    agreed = _agreed([float(_GRAINS.index(grain(entries))), *residuals], meshes)
     return Balance(
         residuals=tuple(agreed[1:]),
         scales=tuple(scales),

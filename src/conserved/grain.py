@@ -9,7 +9,7 @@ have about n²/2²⁴ significands in common.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,37 +23,49 @@ _FEWEST = 24
 _FRACTION_BITS = 23
 
 
-def grain(samples: Iterable[Float[Tensor, "_"]]) -> torch.dtype | None:
+def grain(samples: Sequence[Float[Tensor, "_"]]) -> torch.dtype | None:
     """The half precision that at least half of some float32 gradients, of which these are entries, come from.
 
     One coarse gradient among fine ones is no sign of autocast but a defect, and must not loosen what it is held to.
     """
-    found = [_grain(values) for sample in samples if np.count_nonzero(values := sample.numpy()) >= _FEWEST]
+    if not samples:
+        return None
+    table = np.zeros((len(samples), max(sample.numel() for sample in samples)), dtype=np.float32)
+    for row, sample in zip(table, samples, strict=True):
+        row[: sample.numel()] = np.abs(sample.numpy())
+    found = _grains(np.where(np.isfinite(table), table, 0))
     coarse = [precision for precision in found if precision is not None]
     if not coarse or 2 * len(coarse) < len(found):
         return None
     return torch.bfloat16 if torch.bfloat16 in coarse else torch.float16
 
 
-def _grain(sample: NDArray[np.floating]) -> torch.dtype | None:
-    """bfloat16 or float16 if these entries of float32 gradients were computed in it; None if in float32 or unknown."""
-    entries = np.unique(np.abs(sample[np.isfinite(sample) & (sample != 0)]).astype(np.float32))
-    count = entries.size
-    if count < _FEWEST:
-        return None
+def _grains(table: NDArray[np.float32]) -> list[torch.dtype | None]:
+    """bfloat16 or float16 for each row of float32 entries that were computed in it; None for one in float32 or unknown.
+
+    Zeros are no entries. Rows with too few entries are left out; one with too few different ones is unknown.
+    """
+    entries = np.sort(table, axis=1)
+    first = entries > 0
+    plenty = first.sum(1) >= _FEWEST
+    # Of equal entries only one counts.
+    first[:, 1:] &= entries[:, 1:] != entries[:, :-1]
+    entries, first = entries[plenty], first[plenty]
     significands = entries.view(np.int32) & ((1 << _FRACTION_BITS) - 1)
+    counts = first.sum(1)
 
-    def ending_in(zeros: int) -> float:
-        return 1 - np.count_nonzero(significands & ((1 << zeros) - 1)) / count
+    def ending_in(zeros: int) -> NDArray[np.float64]:
+        return ((significands & ((1 << zeros) - 1) == 0) & first).sum(1) / np.maximum(counts, 1)
 
-    if ending_in(16) > 0.5:
-        return torch.bfloat16
-    # Sums of a few bfloat16 numbers often end in as many zeros, but not nearly all of them do.
-    if ending_in(13) > 0.98:
-        return torch.float16
-    if ending_in(6) > 0.25:
-        return torch.bfloat16
+    ordered = np.sort(np.where(first, significands, -1), axis=1)
+    repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).sum(1)
     # In single precision expect n²/2²⁴ repetitions; ten times that and three more do not happen by chance. Which half
     # precision it was cannot be told, because sums in single precision are mixed in: the coarser one is assumed.
-    repeated = count - np.unique(significands).size
-    return torch.bfloat16 if repeated > 3 + 10 * count**2 / 2 ** (_FRACTION_BITS + 1) else None
+    often = repeated > 3 + 10 * counts.astype(np.float64) ** 2 / 2 ** (_FRACTION_BITS + 1)
+    # Sums of a few bfloat16 numbers often end in as many zeros as float16 does, but not nearly all of them do.
+    half = (ending_in(16) <= 0.5) & (ending_in(13) > 0.98)
+    brain = ~half & ((ending_in(16) > 0.5) | (ending_in(6) > 0.25) | often)
+    return [
+        None if count < _FEWEST else torch.float16 if is_half else torch.bfloat16 if is_brain else None
+        for count, is_half, is_brain in zip(counts.tolist(), half.tolist(), brain.tolist(), strict=True)
+    ]

@@ -24,7 +24,8 @@ def rounding(precision: torch.dtype, entries: int) -> float: ...
 def rounding(precision: torch.dtype, entries: NDArray[np.int64]) -> NDArray[np.float64]: ...
 def rounding(precision: torch.dtype, entries: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
     """The relative residual that rounding explains in an identity whose legs have so many entries."""
-    return TOLERANCE[precision] * (1 + _FEW / np.maximum(entries, 1) ** 0.5)
+    least = max(entries, 1) if isinstance(entries, int) else np.maximum(entries, 1)
+    return TOLERANCE[precision] * (1 + _FEW / least**0.5)
 
 
 def judged(name: str, residual: float, limit: float, *, silent: bool, nearly: bool) -> Verdict:

@@ -8,6 +8,8 @@ of G, of which each leg has one or several, and r through rows,
 
 A kernel computes the inner sums, for all rows of all legs of all layers; which row goes where does not change, so it is
 worked out once and the outer sums are a few additions by index. What changes from step to step is where gradients lie.
+
+The squared norm of a gradient is the moment map of one scale on the gradient with itself, so norms come along.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from math import gcd, prod
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,13 +29,15 @@ from torch import Tensor
 from conserved import fused
 from conserved.batch import Batch, Plan
 from conserved.launches import Addresses, Draft, Launch, Tile
-from conserved.sheaf import RowProduct, plain
+from conserved.sheaf import Layout, RowProduct, plain
 from conserved.symmetry import Tensors
 
 Integers = NDArray[np.int64]
 Types = tuple[torch.dtype, torch.dtype]
 """Of a parameter and of its gradient."""
 
+_NORM_ROWS = 256
+"""Rows that a gradient is cut into at the most where its norm is taken."""
 
 _COLUMNS = 1024
 """Columns that one program goes through where rows lie next to each other and many fit into a tile."""
@@ -43,7 +48,7 @@ class Survey:
     """Where every row product is read, and what it is added to."""
 
     owners: int
-    """How many symmetries are covered."""
+    """How many symmetries are covered, and gradients read."""
     launches: tuple[Launch, ...]
     rows: int
     programs: int
@@ -56,8 +61,8 @@ class Survey:
     program_owner: Tensor
     program_weight: Tensor
 
-    def weighed(self, points: list[Tensor], directions: list[Tensor]) -> Float[Tensor, "s 2"]:
-        """‖μ(θ, G)‖ and its scale for every symmetry that is covered."""
+    def weighed(self, points: list[Tensor], directions: list[Tensor]) -> Float[Tensor, "owners 2"]:
+        """‖μ(θ, G)‖ and its scale for every symmetry that is covered, and ‖G‖² and its scale for every gradient."""
         device = points[0].device
         where = Addresses.of([*points, *directions])
         sums = torch.empty(self.rows, device=device)
@@ -88,8 +93,21 @@ class _Outline:
 _OUTLINES: WeakKeyDictionary[Plan, _Outline] = WeakKeyDictionary()
 
 
-def surveyed(plan: Plan, theta: Tensors, slopes: Tensors) -> tuple[tuple[int, ...], Float[Tensor, "s 2"]] | None:
-    """‖μ(θ, G)‖ and its scale for all symmetries that scale rows, with their places; None where that cannot be done."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Surveyed:
+    """What a survey found."""
+
+    places: tuple[int, ...]
+    """The symmetries it covers."""
+    table: Float[Tensor, "s 2"]
+    """‖μ(θ, G)‖ and its scale, of each."""
+    names: tuple[str, ...]
+    """The gradients it read."""
+    norms: Float[Tensor, " p"]
+
+
+def surveyed(plan: Plan, theta: Tensors, slopes: Tensors) -> Surveyed | None:
+    """Weigh all symmetries that scale rows; None where that cannot be done."""
     if plan not in _OUTLINES:
         _OUTLINES[plan] = _outline(plan)
     outline = _OUTLINES[plan]
@@ -102,7 +120,9 @@ def surveyed(plan: Plan, theta: Tensors, slopes: Tensors) -> tuple[tuple[int, ..
     types = tuple((point.dtype, direction.dtype) for point, direction in zip(points, directions, strict=True))
     if (device, types) not in outline.surveys:
         outline.surveys[device, types] = _Drafting(plan, outline, types).survey(device)
-    return outline.places, outline.surveys[device, types].weighed(points, directions)
+    table = outline.surveys[device, types].weighed(points, directions)
+    count = len(outline.places)
+    return Surveyed(outline.places, table[:count], outline.names, table[count:, 0].sqrt())
 
 
 def _outline(plan: Plan) -> _Outline:
@@ -125,6 +145,8 @@ class _Drafting:
         self._plan, self._outline = plan, outline
         self._types = dict(zip(outline.names, types, strict=True))
         self._index = {name: number for number, name in enumerate(outline.names)}
+        legs = [leg for batch in outline.batches for leg in batch.legs]
+        self._sizes = {leg.view.parameter: prod(leg.view.shape) for leg in legs}
         self._parts: dict[str, list[NDArray[np.float64] | Integers]] = defaultdict(list)
         self._counts: dict[str, int] = defaultdict(int)
         self._launches: dict[tuple[Types, Tile], Draft] = defaultdict(Draft)
@@ -133,6 +155,8 @@ class _Drafting:
         """The finished survey, on the device."""
         for batch in self._outline.batches:
             self._add_batch(batch)
+        for name in self._outline.names:
+            self._add_norm(name)
         first = 0
         launches = []
         for (types, tile), draft in self._launches.items():
@@ -148,7 +172,7 @@ class _Drafting:
             return torch.from_numpy(np.concatenate(self._parts[name]).astype(np.float64)).to(device)
 
         return Survey(
-            owners=len(self._outline.places),
+            owners=self._counts["owners"],
             launches=tuple(launches),
             rows=self._counts["row_leg"],
             programs=first,
@@ -161,6 +185,29 @@ class _Drafting:
             program_owner=index("program_owner"),
             program_weight=weight("program_weight"),
         )
+
+    def _add_norm(self, name: str) -> None:
+        """⟨G, G⟩ as the only number of a law with one leg."""
+        owner = np.array([self._counts["owners"]])
+        self._counts["owners"] += 1
+        number = self._add("number_owner", owner)
+        leg = self._add("leg_number", np.array([number]))
+        self._add("leg_owner", owner)
+        self._add("leg_degree", np.ones(1))
+        entries = self._sizes[name]
+        rows = gcd(entries, _NORM_ROWS)
+        layout = Layout(
+            0,
+            batch=((1, 0), (1, 0)),
+            rows=((1, 0), (rows, entries // rows)),
+            columns=((1, 0), (entries // rows, 1)),
+        )
+        product = RowProduct(layout, layout, step=0)
+        out = self._add("row_leg", np.full(rows, leg))
+        self._add("row_sign", np.ones(rows))
+        source = self._index[name] + len(self._index)
+        kind = self._types[name][1]
+        self._launches[(kind, kind), Tile.of(product)].add(product, (source, source), 0.0, out, owner, 0.0)
 
     def _add(self, name: str, values: NDArray[np.float64] | Integers) -> int:
         """Append, and say where that begins."""
