@@ -1,4 +1,8 @@
-"""How drift grows: with the number of steps, with the step size at fixed steps, and at fixed flow time."""
+"""How drift grows: with the number of steps, with the step size at fixed steps, and at fixed flow time.
+
+Exponents are fitted to the change of all laws of a family together over the size of their terms. Equation (10), a mean
+of ratios, follows whichever law starts nearest to zero; its exponents are those of that one law.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +26,27 @@ def by_rate(trajectories: Sequence[Trajectory]) -> dict[float, list[Trajectory]]
 
 
 def growth(trajectories: Sequence[Trajectory], family: str) -> Interval:
-    """p of error ∝ (Σ τ_i²)^p over seeds; at a constant step Σ τ_i² = τ² k, so this is the exponent in k."""
+    """p of drift ∝ (Σ τ_i²)^p over seeds; at a constant step Σ τ_i² = τ² k, so this is the exponent in k."""
     found = []
     for run in trajectories:
         kept = [place for place, step in enumerate(run.at) if step >= min(_FIRST, run.steps / 4)]
-        error = run.quantity(family).mean
+        error = run.quantity(family).drift
         found.append(exponent([run.squares[place] for place in kept], [error[place] for place in kept]))
     return interval(found)
 
 
 def growth_after(trajectories: Sequence[Trajectory], family: str, share: float) -> Interval:
-    """p of error ∝ k^p from a share of the steps on, over seeds: whether the drift still grows."""
+    """p of drift ∝ k^p from a share of the steps on, over seeds: whether the drift still grows."""
     found = []
     for run in trajectories:
         kept = [place for place, step in enumerate(run.at) if step >= share * run.steps]
-        error = run.quantity(family).mean
+        error = run.quantity(family).drift
         found.append(exponent([run.at[place] for place in kept], [error[place] for place in kept]))
     return interval(found)
 
 
 def in_step_size(runs: Runs, family: str) -> Interval:
-    """p of error ∝ τ^p at the same number of steps, over seeds."""
+    """p of drift ∝ τ^p at the same number of steps, over seeds."""
     last = min(run.steps for group in runs.values() for run in group)
     common = [step for step in _common(runs) if step <= last]
     if not common:
@@ -51,7 +55,7 @@ def in_step_size(runs: Runs, family: str) -> Interval:
 
 
 def at_flow_time(runs: Runs, family: str) -> Interval:
-    """p of error ∝ τ^p at the same flow time τk, over seeds: 1 for a quadratic law, 0 for what is not conserved."""
+    """p of drift ∝ τ^p at the same flow time τk, over seeds: 1 for a quadratic law, 0 for what is not conserved."""
     steps = steps_at_flow_time(runs)
     return Interval(math.nan, None, None) if steps is None else _over_seeds(runs, family, steps)
 
@@ -84,6 +88,6 @@ def _over_seeds(runs: Runs, family: str, steps: Mapping[float, int]) -> Interval
     found = []
     for seed in seeds:
         of_seed = {rate: next(run for run in group if run.seed == seed) for rate, group in runs.items()}
-        errors = [run.quantity(family).mean[run.at.index(steps[rate])] for rate, run in of_seed.items()]
+        errors = [run.quantity(family).drift[run.at.index(steps[rate])] for rate, run in of_seed.items()]
         found.append(exponent(list(of_seed), errors))
     return interval(found)

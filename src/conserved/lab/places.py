@@ -19,6 +19,8 @@ from conserved.optional import require
 
 Result = Documents | BaseException
 
+_ABRUPT = "its process ended abruptly; it may have run out of memory"
+
 
 class Place(ABC):
     """Runs tasks and gives each result, or the error it ended in, as it comes; one failure does not sink the rest."""
@@ -51,8 +53,8 @@ class Here(Place):
 class Processes(Place):
     """Several processes of this machine, each with its part of the cores.
 
-    A process that dies (killed for memory, say) takes the pool with it and does not say whose fault it was; tasks that
-    were not finished are then tried alone, so that only the one that dies again fails.
+    A process that dies (killed for memory, say) takes the pool with it and does not say whose fault it was; what was
+    not finished is then done one after another, so that only the one that dies again fails.
     """
 
     def __init__(self, workers: int) -> None:
@@ -62,29 +64,34 @@ class Processes(Place):
 
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Iterator[tuple[Task, Result]]:
         left = {task.name: task for task in tasks}
-        for task, found in self._pooled(tasks, folder, self.workers):
-            if not isinstance(found, BrokenProcessPool):
-                del left[task.name]
-                yield task, found
-        for task in left.values():
-            for _, found in self._pooled([task], folder, 1):
-                yield task, _explained(found)
+        workers = self.workers
+        while left:
+            # Alone in its pool, a task that breaks it is the one to blame; the others go on in the next pool.
+            asked = list(left.values())
+            for task, found in self._pooled(asked, folder, workers):
+                broken = isinstance(found, BrokenProcessPool)
+                if not broken or workers == 1:
+                    del left[task.name]
+                    yield task, RuntimeError(_ABRUPT) if broken else found
+                if broken:
+                    break
+            workers = 1
         _tidy(folder)
 
     def _pooled(self, tasks: Sequence[Task], folder: Path, workers: int) -> Iterator[tuple[Task, Result]]:
-        if not tasks:
-            return
+        """Results as they come; with one worker in order, so that the first that is broken is the one that broke it."""
         threads = max(1, (os.cpu_count() or 1) // self.workers)
         pool = ProcessPoolExecutor(
             workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(threads,)
         )
         try:
-            waiting: dict[Future[Documents], Task] = {
-                pool.submit(task.perform, checkpoint_of(folder, task)): task for task in tasks
-            }
-            while waiting:
-                ready, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in ready:
+            waiting: dict[Future[Documents], Task] = {}
+            queue = list(tasks)
+            while queue or waiting:
+                while queue and len(waiting) < workers:
+                    task = queue.pop(0)
+                    waiting[pool.submit(task.perform, checkpoint_of(folder, task))] = task
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     problem = future.exception()
                     yield waiting.pop(future), future.result() if problem is None else problem
         finally:
@@ -146,12 +153,6 @@ def _begin(threads: int) -> None:
 def _alone(task: Task) -> Documents:
     torch.set_num_threads(1)
     return task.perform()
-
-
-def _explained(found: Result) -> Result:
-    if isinstance(found, BrokenProcessPool):
-        return RuntimeError("its process ended abruptly; it may have run out of memory")
-    return found
 
 
 def _tidy(folder: Path) -> None:

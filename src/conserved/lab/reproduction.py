@@ -82,10 +82,13 @@ def plan(
     chosen = dict.fromkeys(name for code in figures for name in _RECIPES.get(code, {}).get(scale, ()))
     recipes = [named(name) for name in chosen]
     sources = sources_among(data)
-    for source, recipe in {sources(recipe): recipe for recipe in recipes}.items():
-        if source is not None or not recipe.embedded:
+    seen = set()
+    for recipe in recipes:
+        source = sources(recipe)
+        if (source, recipe.wants) not in seen:
             # One example is enough to find a wrong path or a damaged file before hours of training.
             examples_of(replace(recipe, examples=1), source)
+            seen.add((source, recipe.wants))
     tasks: list[Task] = [*trainings(recipes, seeds=seeds, sources=sources, device=device, seconds=seconds)]
     if "counts" in figures:
         tasks += [Count(component=name) for name in COMPONENTS]
