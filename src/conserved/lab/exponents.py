@@ -18,6 +18,8 @@ Runs = Mapping[float, Sequence[Trajectory]]
 _FIRST = 4
 """Growth is fitted from this step on."""
 
+_SAME_TIME = 0.01
+
 
 def by_rate(trajectories: Sequence[Trajectory]) -> dict[float, list[Trajectory]]:
     """Step sizes in rising order, seeds in rising order."""
@@ -61,26 +63,26 @@ def at_flow_time(runs: Runs, family: str) -> Interval:
 
 
 def steps_at_flow_time(runs: Runs) -> dict[float, int] | None:
-    """By step size, the recorded steps that all reach the latest flow time they can all reach; None if there are none.
-
-    The steps must be constant over each run.
-    """
-    smallest = min(runs)
-    for last in reversed(_common({smallest: runs[smallest]})):
-        steps = {rate: last * smallest / rate for rate in runs}
-        if last and all(_recorded(runs[rate], step) for rate, step in steps.items()):
-            return {rate: round(step) for rate, step in steps.items()}
+    """By step size, the recorded steps at the latest flow time Σ τ_i that all reach; None if they share no time."""
+    first = runs[min(runs)][0]
+    for time in reversed(first.time[1:]):
+        steps = {rate: _step_at(group[0], time) for rate, group in runs.items()}
+        found = {rate: step for rate, step in steps.items() if step is not None}
+        if len(found) == len(steps):
+            return found
     return None
+
+
+def _step_at(run: Trajectory, time: float) -> int | None:
+    """The recorded step at a flow time, to one per cent."""
+    place = min(range(len(run.time)), key=lambda place: abs(run.time[place] - time))
+    return run.at[place] if abs(run.time[place] - time) < _SAME_TIME * time else None
 
 
 def _common(runs: Runs) -> list[int]:
     """Steps that all runs recorded."""
     recorded = [set(run.at) for group in runs.values() for run in group]
     return sorted(set.intersection(*recorded)) if recorded else []
-
-
-def _recorded(group: Sequence[Trajectory], step: float) -> bool:
-    return abs(step - round(step)) < 1e-6 and all(round(step) in run.at for run in group)
 
 
 def _over_seeds(runs: Runs, family: str, steps: Mapping[float, int]) -> Interval:
