@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from conserved.lab.task import Documents, Task
 from conserved.optional import require
 
 Result = Documents | BaseException
+
+_GRACE = 3.0
+"""Seconds that interrupted workers have to save their state."""
 
 _ABRUPT = "its process ended abruptly; it may have run out of memory"
 
@@ -84,18 +89,19 @@ class Processes(Place):
         pool = ProcessPoolExecutor(
             workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(threads,)
         )
+        waiting: dict[Future[Documents], Task] = {}
+        queue = list(tasks)
         try:
-            waiting: dict[Future[Documents], Task] = {}
-            queue = list(tasks)
             while queue or waiting:
                 while queue and len(waiting) < workers:
                     task = queue.pop(0)
-                    waiting[pool.submit(task.perform, checkpoint_of(folder, task))] = task
+                    with _undisturbed():
+                        waiting[pool.submit(_interruptible, task, checkpoint_of(folder, task))] = task
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     problem = future.exception()
                     yield waiting.pop(future), future.result() if problem is None else problem
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            _ended(pool, list(waiting))
 
 
 class Ray(Place):
@@ -148,6 +154,38 @@ def _begin(threads: int) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
+
+
+def _ended(pool: ProcessPoolExecutor, unfinished: list[Future[Documents]]) -> None:
+    """Let workers that were interrupted save what they have, and end those that are still at work."""
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    if unfinished:
+        wait(unfinished, timeout=_GRACE)
+        for process in processes:
+            process.terminate()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Workers that start inside do not hear Ctrl-C, and do not end in tracebacks while they import or wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def _interruptible(task: Task, checkpoint: Path) -> Documents:
+    """In a worker: Ctrl-C ends the task, which saves its state, and nothing else."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return task.perform(checkpoint)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _alone(task: Task) -> Documents:
