@@ -257,3 +257,8 @@ def test_where_datasets_is_not_installed_it_is_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match="pip install datasets"):
         open_text("datasets:some/set", vocabulary=9)
+
+
+def test_a_recipe_takes_all_images_where_there_are_fewer_than_it_asks_for(tmp_path: Path) -> None:
+    assert len(examples_of(named("digits"), str(fashion(tmp_path)))) == 6
+    assert len(examples_of(named("digits"))) == named("digits").examples

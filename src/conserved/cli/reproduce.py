@@ -59,7 +59,7 @@ def reproduce(
             seconds=seconds,
         )
         with _shown(len(tasks)) as say:
-            found = reproduce(tasks, store, _place(device, workers, ray), say=say)
+            found = reproduce(tasks, store, _place(device, workers, ray), codes=figures or CODES, say=say)
     except Unusable as problem:
         raise Usage(str(problem)) from None
     except NoRoom as problem:

@@ -40,7 +40,7 @@ _RECIPES: dict[str, dict[Scale, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """What was done, and every figure the store now has data for."""
+    """What was done, and the figures that were asked for."""
 
     sweep: Sweep
     figures: tuple[Figure, ...]
@@ -111,10 +111,18 @@ def sources_among(data: Sequence[str]) -> Callable[[Recipe], str | None]:
     return source_of
 
 
-def reproduce(tasks: Sequence[Task], store: str | Path, place: Place, *, say: Say = lambda _: None) -> Reproduction:
-    """Do what the store lacks, then make and store every figure it has data for."""
+def reproduce(
+    tasks: Sequence[Task],
+    store: str | Path,
+    place: Place,
+    *,
+    codes: Sequence[str] = CODES,
+    say: Say = lambda _: None,
+) -> Reproduction:
+    """Do what the store lacks, make and store every figure it has data for, and give back those asked for."""
     done = sweep(tasks, store, place, say=say)
     figures = all_figures(store) if Path(store).exists() else []
     for figure in figures:
         keep(store, FIGURES, figure.code, figure.record())
-    return Reproduction(sweep=done, figures=tuple(figures))
+    asked = tuple(figure for figure in figures if figure.code.removesuffix("-full") in codes)
+    return Reproduction(sweep=done, figures=asked)
