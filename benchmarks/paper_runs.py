@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -110,9 +111,9 @@ def mean(values: list[float]) -> float:
 
 
 def shortened(value: Any) -> Any:
-    """Numbers to six digits, so that trajectories of hundreds of curves stay small files."""
+    """Numbers to six digits, so that hundreds of curves stay small files; what is not finite as JSON's null."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: shortened(inner) for key, inner in value.items()}
     return [shortened(inner) for inner in value] if isinstance(value, list | tuple) else value
