@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 
 from conserved.lab.data import Examples
 from conserved.lab.exponents import by_rate, growth, in_step_size
+from conserved.lab.figures import all_figures
 from conserved.lab.recipes import Recipe, cifar, examples_of, imagenet, penn, wikitext
 from conserved.lab.sweep import stored
 from conserved.lab.train import Limits, train
@@ -109,9 +111,9 @@ def mean(values: list[float]) -> float:
 
 
 def shortened(value: Any) -> Any:
-    """Numbers to six digits, so that trajectories of hundreds of curves stay small files."""
+    """Numbers to six digits, so that hundreds of curves stay small files; what is not finite as JSON's null."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: shortened(inner) for key, inner in value.items()}
     return [shortened(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -166,7 +168,11 @@ def main() -> None:
         packed = saved.with_suffix(".trajectories.json.gz")
         packed.write_bytes(gzip.compress(json.dumps([shortened(t.record()) for t in everything]).encode(), mtime=0))
         print(f"saved {saved} and {packed.name}", flush=True)
+    figures = [figure.record() for figure in all_figures(options.store)]
+    drawn = saved.with_suffix(".figures.json")
+    drawn.write_text(json.dumps(shortened(figures)) + "\n")
     show(rows)
+    print(f"{len(figures)} figures in {drawn}")
 
 
 def summary_of(recipe: Recipe, found: list[Trajectory]) -> dict[str, Any]:
