@@ -138,8 +138,8 @@ def hostile_store(path: Path) -> Path:
         "xaxis": {"title": {"text": IMAGE}},
         "images": [{"source": "https://example.org/x.png"}],
     }
-    texts = {"title": IMAGE, "caption": SCRIPT, "alt": f'"{IMAGE}', "data": traces, "layout": layout}
     table = {"columns": [IMAGE], "rows": [[SCRIPT]]}
-    store_document(path, "figure", IMAGE, figure(IMAGE, **texts, table=table, section=IMAGE))
+    drawn = figure(IMAGE, title=IMAGE, caption=SCRIPT, alt=f'"{IMAGE}', data=traces, layout=layout, table=table)
+    store_document(path, "figure", IMAGE, drawn | {"section": IMAGE})
     store_document(path, "demo", "summary", {"headline": [IMAGE, SCRIPT], "verdict": "verified"})
     return path

@@ -385,8 +385,8 @@ class TestLargeStores:
                 assert parts == pytest.approx(step.numbers["observed"], rel=1e-12, abs=1e-18)
             assert found.errors[family] == pytest.approx([errors[step][family] for step in found.shown])
         for cause, values in found.totals.items():
-            for step, value in zip(found.shown, values, strict=True):
-                at = [abs(e.causes[cause]) for e in entries if e.step == step]
+            for place, value in zip(found.shown, values, strict=True):
+                at = [abs(e.causes[cause]) for e in entries if e.step == place]
                 assert value == pytest.approx(sum(at))
         worst = max(entries, key=lambda entry: entry.excess)
         assert found.worst == (worst.excess, worst.law, worst.step)
