@@ -72,7 +72,7 @@ class Contents:
 def read(path: str | Path) -> Contents:
     """The contents of a store; NotAStore or FileNotFoundError where there is none."""
     path = Path(path)
-    _check(path)
+    check(path)
     with RunStore(path) as store, store.snapshot():
         known = {name for (name,) in store.select("select name from sqlite_master where type = 'table'")}
         left: list[LeftOut] = []
@@ -97,7 +97,7 @@ def read(path: str | Path) -> Contents:
         )
 
 
-def _check(path: Path) -> None:
+def check(path: Path) -> None:
     """Refuse what is not a run store without changing it; a file of no bytes is a store in which nothing is yet."""
     if path.is_dir():
         raise NotAStore(f"{path} is a folder; name the run store in it, such as {path / 'store.db'}.")

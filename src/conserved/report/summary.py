@@ -19,6 +19,8 @@ class Headline:
     sentence: str
     status: Status | None
     anchor: str
+    said: str = ""
+    """How the status is put, where its own name would mislead."""
 
 
 def headlines(contents: Contents) -> tuple[Headline, ...]:
@@ -80,13 +82,13 @@ def _claims(contents: Contents) -> Headline | None:
     count = Counter(card.status for card in contents.claims)
     listing = ", ".join(f"{count[status]} {status.value}" for status in Status if count[status])
     strange = sum(not card.as_recorded for card in contents.claims)
-    expected = "all as recorded" if not strange else f"{strange} not as recorded"
     return Headline(
         label="Claims",
         figure=f"{len(contents.claims)} judged",
-        sentence=f"{listing}; {expected}",
+        sentence=listing,
         status=Status.REFUTED if strange else Status.VERIFIED,
         anchor="claims",
+        said=f"{strange} not as recorded" if strange else "all as recorded",
     )
 
 

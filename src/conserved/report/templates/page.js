@@ -181,7 +181,7 @@
   addEventListener("beforeprint", () => {
     printing = true;
     root.classList.add("printing");
-    folded = [...document.querySelectorAll("main details:not([open])")];
+    folded = [...document.querySelectorAll("main details:not([open], .numbers)")];
     folded.forEach((box) => { box.open = true; });
     for (const box of boxes) {
       pending.delete(box);
