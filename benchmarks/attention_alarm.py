@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from conserved.attention import AttentionMonitor, Rule, coherence_figure
 from conserved.blocks import Attention, DecoderLM
-from conserved.lab.data import VOCABULARY, sequences
+from conserved.lab.data.embedded import standard_library
 from measure import RESULTS, save
 
 STEPS, BREAK, EVERY = 160, 90, 4
@@ -72,9 +72,11 @@ FAULTS: dict[str, Fault] = {"too large a rate": too_large_rate, "a sink key": si
 def trained(seed: int, fault: Fault | None = None, rule: Rule | None = None) -> tuple[AttentionMonitor, float]:
     """One run, healthy unless a fault is given, with its last loss."""
     torch.manual_seed(seed)
-    model = DecoderLM(VOCABULARY, 48, 2, 3, 64, max_length=LENGTH)
+    corpus = standard_library()
+    model = DecoderLM(corpus.vocabulary, 48, 2, 3, 64, max_length=LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    text = sequences(STEPS * BATCH, LENGTH + 1, seed=seed).unflatten(0, (STEPS, BATCH))
+    drawn = corpus.examples(STEPS * BATCH, length=LENGTH, seed=seed)
+    text = torch.cat((drawn.inputs, drawn.targets[:, -1:]), 1).unflatten(0, (STEPS, BATCH))
     monitor = AttentionMonitor(model, every=EVERY, sequences=2, rule=rule)
     loss = torch.zeros(())
     with ExitStack() as stack:

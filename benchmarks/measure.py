@@ -48,11 +48,11 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def save(name: str, record: dict[str, Any]) -> Path:
-    """Write a record as results/NAME_DEVICE_DATE.json."""
+def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write a record as NAME_DEVICE_DATE.json into a folder."""
     today = datetime.now(UTC).date().isoformat()
     hardware = "h200" if "H200" in machine()["device"] else "cuda" if torch.cuda.is_available() else "cpu"
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}_{hardware}_{today}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}_{hardware}_{today}.json"
     path.write_text(json.dumps({"date": today, "commit": commit(), **machine(), **record}, indent=1) + "\n")
     return path

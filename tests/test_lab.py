@@ -1,43 +1,36 @@
-"""Embedded data and the order test's own parts."""
+"""Fitted exponents and their intervals."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-import torch
 
-from conserved.lab.data import sequences, standard_library_text
-from conserved.lab.order import Descent, slopes
+from conserved.lab.fits import exponent, interval
 
 
-def run(step: float, **drift: float) -> Descent:
-    return Descent(step=step, steps=1, loss_before=1.0, loss_after=0.0, drift=drift)
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, -0.5], ids=str)
+def test_exponents_recover_powers(power: float) -> None:
+    sizes = [0.4, 0.2, 0.1]
+    assert exponent(sizes, [3 * size**power for size in sizes]) == pytest.approx(power, abs=1e-12)
 
 
-def test_slopes_recover_powers() -> None:
-    fitted = slopes([run(step, linear=3 * step, constant=2.0, square=step**2) for step in (0.4, 0.2, 0.1)])
-    assert fitted == {"linear": pytest.approx(1), "constant": pytest.approx(0), "square": pytest.approx(2)}
+def test_a_drift_of_zero_has_no_exponent() -> None:
+    assert math.isnan(exponent([0.2, 0.1], [0.0, 0.0]))
 
 
-def test_a_drift_of_zero_has_no_slope() -> None:
-    assert math.isnan(slopes([run(0.2, still=0.0), run(0.1, still=0.0)])["still"])
+def test_points_that_are_not_positive_are_left_out_of_a_fit() -> None:
+    assert exponent([0.0, 1.0, 2.0, 4.0], [0.0, 1.0, 4.0, 16.0]) == pytest.approx(2)
 
 
-def test_the_corpus_is_the_interpreters_own_text() -> None:
-    text = standard_library_text(4096)
-    assert len(text) == 4096
-    assert b"import" in text
+def test_an_interval_is_students() -> None:
+    # 1, 2, 3: mean 2, standard error 1/√3, t(2) = 4.303.
+    found = interval([1.0, 2.0, 3.0])
+    assert found.value == pytest.approx(2)
+    assert found.low == pytest.approx(2 - 4.303 / math.sqrt(3))
+    assert found.high == pytest.approx(2 + 4.303 / math.sqrt(3))
 
 
-def test_more_text_than_there_is_is_refused() -> None:
-    with pytest.raises(ValueError, match="were asked for"):
-        standard_library_text(1 << 40)
-
-
-def test_sequences_are_reproducible_bytes() -> None:
-    first, second, other = sequences(3, 16, seed=1), sequences(3, 16, seed=1), sequences(3, 16, seed=2)
-    assert first.shape == (3, 16)
-    assert int(first.max()) < 256
-    assert torch.equal(first, second)
-    assert not torch.equal(first, other)
+def test_one_value_has_no_interval_and_none_no_mean() -> None:
+    assert interval([1.5]).low is None
+    assert math.isnan(interval([math.nan]).value)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved import LawSet, impostors
-from conserved.lab.order import descend, slopes
+from conserved.lab.fits import exponent
 from flow import follow
+from reference.descent import descend
 from tolerances import EXACT_STEP, FLOW, FUNCTION_UNCHANGED, IDENTITY, ORDER
 from zoo import CASES, LAWFUL, Case, ids, named
 
@@ -116,11 +117,11 @@ def watched(case: Case) -> Callable[[nn.Module], LawSet]:
 def test_quadratic_laws_drift_to_first_order_and_linear_ones_not_at_all(case: Case) -> None:
     """The order test: at fixed flow time the drift of a law is ∝ τ, of an impostor ∝ τ⁰."""
     model = case.model()
-    runs = [descend(model, case.objective(), watched(case), step=step, time=0.4) for step in (4e-3, 2e-3, 1e-3)]
-    fitted = slopes(runs)
+    sizes = [4e-3, 2e-3, 1e-3]
+    runs = [descend(model, case.objective(), watched(case), step=size, time=0.4) for size in sizes]
     linear = {symmetry.family for symmetry in case.laws(model) if symmetry.kind.linear}
-    for family, order in fitted.items():
-        drift = runs[-1].drift[family]
+    for family, drift in runs[-1].drift.items():
+        order = exponent(sizes, [run.drift[family] for run in runs])
         if family in linear:
             assert drift < 1e-14, family
         elif family.startswith("not_"):

@@ -87,6 +87,25 @@ class Reference:
     scales: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Change:
+    """For every h_i that a symmetry adds to equation (10): ‖h_i − h_i(θ_0)‖, ‖h_i(θ_0)‖ and the size of its terms."""
+
+    distance: Tensor
+    size: Tensor
+    terms: Tensor
+
+    def relative(self, *, to: Literal["value", "scale"] = "value") -> Tensor:
+        """The distance in units of what it is relative to."""
+        return self.distance / self.unit(to=to)
+
+    def unit(self, *, to: Literal["value", "scale"] = "value") -> Tensor:
+        """What `LawSet.errors` measures each h_i against: its value, or its terms if it is balanced; never zero."""
+        size = self.terms if to == "scale" else self.size
+        size = torch.where(size > _BALANCED * self.terms, size, self.terms)
+        return torch.where(size > 0, size, torch.ones_like(size))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class LawSet:
     """The symmetries of a model and, through them, its conservation laws.
@@ -225,23 +244,33 @@ class LawSet:
             raise ValueError(
                 f'by is "block", "family" or "law" and relative_to "value" or "scale"; got {by!r}, {relative_to!r}.'
             )
+        groups: dict[str, list[Tensor]] = defaultdict(list)
+        for symmetry, change in zip(
+            self.symmetries, self.changes(reference, parameters, dtype=dtype).values(), strict=True
+        ):
+            key = symmetry.name if by == "law" else getattr(symmetry, by)
+            groups[key].append(change.relative(to=relative_to))
+        return {key: float(torch.cat(parts).mean()) for key, parts in groups.items()}
+
+    def changes(
+        self, reference: Reference, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> dict[str, Change]:
+        """How far every law h_i of equation (10) is from its reference, by symmetry; gradients are not recorded."""
         strangers = [symmetry.name for symmetry in self.symmetries if symmetry.name not in reference.values]
         if strangers:
             raise ValueError(f"The reference was taken of other laws: it has no value for {strangers[0]}.")
         current = self.values(parameters, dtype=dtype)
-        groups: dict[str, list[Tensor]] = defaultdict(list)
+        norm = partial(torch.linalg.vector_norm, dim=-1)
+        found = {}
         for symmetry in self.symmetries:
             units = symmetry.kind.units
             start = units(reference.values[symmetry.name])
-            change = torch.linalg.vector_norm(units(current[symmetry.name]) - start, dim=-1)
-            size = torch.linalg.vector_norm(start, dim=-1)
-            terms = torch.linalg.vector_norm(units(reference.scales[symmetry.name]), dim=-1)
-            if relative_to == "scale":
-                size = terms
-            size = torch.where(size > _BALANCED * terms, size, terms)
-            key = symmetry.name if by == "law" else getattr(symmetry, by)
-            groups[key].append(change / torch.where(size > 0, size, torch.ones_like(size)))
-        return {key: float(torch.cat(parts).mean()) for key, parts in groups.items()}
+            found[symmetry.name] = Change(
+                distance=norm(units(current[symmetry.name]) - start),
+                size=norm(start),
+                terms=norm(units(reference.scales[symmetry.name])),
+            )
+        return found
 
     def independent(self, parameters: Tensors | None = None, *, exact: bool = False) -> int:
         """Functionally independent conserved numbers at θ: the rank of all their gradients, in float64.

@@ -9,6 +9,8 @@ EXTRAS = {
     **dict.fromkeys(("transformers", "peft", "accelerate", "safetensors"), "hf"),
     **{name: name for name in ("timm", "lightning", "tensorboard", "trackio", "wandb")},
     "matplotlib": "plots",
+    **dict.fromkeys(("sklearn", "PIL"), "lab"),
+    "ray": "ray",
 }
 """Which extra of this package brings an optional one."""
 

@@ -1,4 +1,4 @@
-"""The model of the demonstration, its text, and a copy of it with a defect that real kernels have had."""
+"""The model of the demonstration on its text, and a copy of it with a defect that real kernels have had."""
 
 from __future__ import annotations
 
@@ -6,36 +6,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved.blocks import DecoderLM
-from conserved.lab.data import VOCABULARY, sequences
+from conserved.lab import demo
+from conserved.lab.data import Examples
+from conserved.lab.recipes import build, examples_of
 
-LENGTH = 48
 
-
-def decoder(seed: int) -> DecoderLM:
+def decoder(seed: int) -> nn.Module:
     """Grouped rotary attention and gated experts in float64, small enough for two cores."""
-    torch.manual_seed(seed)
-    return DecoderLM(
-        VOCABULARY, 32, 2, 4, 48, max_length=64, kv_heads=2, experts=4, top_k=2, positions="rotary-half", norm="rms"
-    ).double()
+    return build(demo.decoder(seed, steps=1), seed).double()
 
 
-def text(seed: int) -> Tensor:
+def text(seed: int) -> Examples:
     """Stretches of the standard library's source, as bytes."""
-    return sequences(8, LENGTH, seed=seed)
+    return examples_of(demo.decoder(seed, steps=1))
 
 
-def next_byte_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+def next_byte_loss(model: nn.Module, examples: Examples) -> Tensor:
     """Cross-entropy of each byte given the bytes before it."""
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return F.cross_entropy(model(examples.inputs).flatten(0, 1), examples.targets.flatten())
 
 
 DEFECT = "layers.0.norm1"
 """The norm that `plant_defect` breaks."""
 
 
-def plant_defect(model: DecoderLM) -> str:
+def plant_defect(model: nn.Module) -> str:
     """Make one norm's backward pass sum the gradient of its gain over half of the sequences only; say so in words.
 
     Fused norms reduce that gradient block by block, and have lost blocks. The forward pass is what it was.

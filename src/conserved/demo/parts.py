@@ -92,19 +92,21 @@ def _quantity(family: str) -> str:
 
 def watch_training(store: Path, seed: int, steps: int, tell: Tell) -> None:
     """AdamW under a Monitor: the exact account of what it does to every law; then the attention it has learned."""
-    model, tokens = decoder(seed), text(seed)
+    model, examples = decoder(seed), text(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     laws = recognize(model, loss="cross_entropy")
     config = {"rate": 1e-3, "weight decay": 0.1, "seed": seed, "steps": steps, "text": "the standard library, as bytes"}
     with Monitor(model, optimizer, laws, sinks=store, run=WATCHED, config=config) as monitor:
         for step in range(steps):
             optimizer.zero_grad()
-            next_byte_loss(model, tokens).backward()
+            next_byte_loss(model, examples).backward()
             optimizer.step()
             monitor.step()
             if step % 10 == 0:
                 tell(f"step {step} of {steps}")
-    store_document(store, "attention", f"decoder after {steps} steps of AdamW", probe(model, tokens[:4]).record())
+    store_document(
+        store, "attention", f"decoder after {steps} steps of AdamW", probe(model, examples.inputs[:4]).record()
+    )
 
 
 def audit_gradients(store: Path, seed: int) -> None:

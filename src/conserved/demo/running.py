@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from conserved.demo import parts
 from conserved.demo.found import found_lines
 from conserved.lab.demo import Demonstration
+from conserved.lab.threads import threads
 from conserved.report import write_report
 from conserved.report.contents import check, read
 from conserved.report.summary import headlines, overall
@@ -68,7 +68,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
     place = Path(folder)
     store = place / "store.db"
     _prepare(store, chosen)
-    with _progress(console, 5) as begin, _one_thread():
+    with _progress(console, 5) as begin, threads(1):
         begin("laws of a decoder, and gradient descent at three step sizes")
         order = parts.compare_steps(store, chosen.seed, chosen.steps)
         tell = begin("AdamW under a monitor, and attention")
@@ -104,17 +104,6 @@ def _prepare(store: Path, settings: Settings) -> None:
             for suffix in ("", "-wal", "-shm"):
                 store.with_name(store.name + suffix).unlink(missing_ok=True)
     store_document(store, "demo", "settings", asked)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The tensors are tiny: threads that wait for each other cost more than they bring on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 Begin = Callable[[str], parts.Tell]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor, nn
 
-from conserved.blocks import DecoderLM
-from conserved.impostors import impostors
-from conserved.lab.data import VOCABULARY, sequences
-from conserved.lab.order import Descent, descend, slopes
+from conserved.lab.fits import exponent
+from conserved.lab.recipes import Recipe, build, examples_of, small_text
+from conserved.lab.threads import threads
+from conserved.lab.train import train
 from conserved.laws import LawSet
 from conserved.recognize import recognize
 from conserved.table import renderable
@@ -24,6 +21,17 @@ from conserved.verdict import Evidence, Verdict
 
 _ROUNDING = 1e-12
 """Relative drift below which a float64 run shows nothing but rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descent:
+    """One run of gradient descent: step size, losses before and after, and relative drift by family."""
+
+    step: float
+    steps: int
+    loss_before: float
+    loss_after: float
+    drift: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,46 +57,62 @@ class Demonstration:
         }
 
 
-def next_byte_loss(model: nn.Module, text: Tensor) -> Tensor:
-    """Cross-entropy of each byte given the bytes before it."""
-    logits = model(text[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+def decoder(seed: int, steps: int) -> Recipe:
+    """Grouped rotary attention and gated experts, on the text of the standard library."""
+    return replace(
+        small_text(top_k=2),
+        name="demonstration",
+        sizes={
+            "vocab": 256,
+            "dim": 32,
+            "depth": 2,
+            "heads": 4,
+            "hidden": 48,
+            "kv_heads": 2,
+            "experts": 4,
+            "top_k": 2,
+            "max_length": 48,
+            "positions": "rotary-half",
+        },
+        length=47,
+        steps=steps,
+        seeds=(seed,),
+    )
 
 
 def demonstrate(*, seed: int = 0, steps: int = 150, console: Console | None = None) -> Demonstration:
-    """Train a decoder with grouped rotary attention and gated experts at three step sizes and the same flow time."""
-    torch.manual_seed(seed)
-    model = DecoderLM(
-        VOCABULARY, 32, 2, 4, 48, max_length=64, kv_heads=2, experts=4, top_k=2, positions="rotary-half", norm="rms"
-    ).double()
-    text = sequences(8, 48, seed=seed)
-    laws = recognize(model, loss="cross_entropy")
-    independent = laws.independent()
-
-    def watched(copied: nn.Module) -> LawSet:
-        found = recognize(copied, loss="cross_entropy").select(lambda s: s.exact)
-        return LawSet(symmetries=(*found, *impostors(found)), parameters=found.parameters)
-
+    """Train a decoder at three step sizes for the same flow time."""
+    recipe = decoder(seed, steps)
+    examples = examples_of(recipe)
+    laws = recognize(build(recipe, seed).double(), loss="cross_entropy")
     runs: list[Descent] = []
     coarse = 0.02
-    with Progress(console=console, disable=console is None or not console.is_terminal, transient=True) as bar:
+    quiet = console is None or not console.is_terminal
+    with threads(1), Progress(console=console, disable=quiet, transient=True) as bar:
         for divisor in (1, 2, 4):
-            task = bar.add_task(f"gradient descent with step {coarse / divisor:g}", total=steps * divisor)
+            planned, rate = steps * divisor, coarse / divisor
+            task = bar.add_task(f"gradient descent with step {rate:g}", total=planned)
             if console is not None and not console.is_terminal:
-                console.print(f"gradient descent with step {coarse / divisor:g}: {steps * divisor} steps")
+                console.print(f"gradient descent with step {rate:g}: {planned} steps")
+            (found,) = train(
+                replace(recipe, steps=planned),
+                examples,
+                rate=rate,
+                progress=lambda done, _, task=task: bar.update(task, completed=done),  # type: ignore[misc]
+            )
             runs.append(
-                descend(
-                    model,
-                    lambda net: next_byte_loss(net, text),
-                    watched,
-                    step=coarse / divisor,
-                    time=coarse * steps,
-                    progress=lambda done, task=task: bar.advance(task, done),  # type: ignore[misc]
+                Descent(
+                    step=rate,
+                    steps=found.steps,
+                    loss_before=found.loss[0],
+                    loss_after=found.loss[-1],
+                    drift={q.family: q.drift[-1] for q in found.quantities if q.role != "claim"},
                 )
             )
-    orders = slopes(runs)
+    sizes = [run.step for run in runs]
+    orders = {family: exponent(sizes, [run.drift[family] for run in runs]) for family in runs[0].drift}
     return Demonstration(
-        laws=laws, independent=independent, runs=tuple(runs), orders=orders, verdict=_judge(runs, orders)
+        laws=laws, independent=laws.independent(), runs=tuple(runs), orders=orders, verdict=_judge(runs, orders)
     )
 
 

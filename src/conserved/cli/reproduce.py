@@ -1,0 +1,136 @@
+"""Re-run the experiments of the sources and make their figures."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
+
+if TYPE_CHECKING:
+    from conserved.lab.places import Place
+    from conserved.lab.reproduction import Reproduction
+    from conserved.lab.sweep import Say
+
+INTERRUPTED = 130
+
+
+@app.command()
+def reproduce(
+    figures: Annotated[
+        list[str] | None, typer.Argument(help="figure1 … figure5, ledger, …; all if none is named", metavar="[FIGURE]…")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full/--small", help="the paper's sizes, or versions for two cores")] = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="a folder or file of a data set, or datasets:NAME; give one for images and one for text"),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="seeds per experiment, instead of the recipe's")] = None,
+    seconds: Annotated[float | None, typer.Option(min=1.0, help="stop each training run after so many seconds")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    workers: Annotated[int | None, typer.Option(min=1, help="processes; as many as there are cores if on cpu")] = None,
+    ray: Annotated[str | None, typer.Option(help="address of a Ray cluster, or local for two workers here")] = None,
+    store: Annotated[Path, typer.Option(help="where results are kept, and looked for")] = Path("store.db"),
+    as_json: AsJson = False,
+) -> None:
+    """Re-run the papers' experiments and make their figures, with fitted exponents; what is stored is not run again."""
+    from conserved.lab.data import Unusable
+    from conserved.lab.figures import CODES
+    from conserved.lab.reproduction import plan, reproduce
+    from conserved.lab.sweep import NoRoom
+
+    _usable(device)
+    try:
+        tasks = plan(
+            figures or CODES,
+            scale="full" if full else "small",
+            seeds=seeds,
+            data=data or (),
+            device=device,
+            seconds=seconds,
+        )
+        with _shown(len(tasks)) as say:
+            found = reproduce(tasks, store, _place(device, workers, ray), say=say)
+    except Unusable as problem:
+        raise Usage(str(problem)) from None
+    except NoRoom as problem:
+        raise Usage(str(problem)) from None
+    except sqlite3.DatabaseError as problem:
+        raise Usage(f"{store} is not a run store that can be used: {problem}. Name another with --store.") from None
+    except KeyboardInterrupt:
+        message = f"Stopped. What was finished is in {store}; run the same command again to go on from there."
+        Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json({"store": str(store), **found.record()})
+    else:
+        _show(found, store)
+    if not found.holds:
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+def _usable(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        first = str(problem).partition("\n")[0]
+        raise Usage(f"The device {device!r} cannot be used here: {first}") from None
+
+
+def _place(device: str, workers: int | None, ray: str | None) -> Place:
+    from conserved.lab.places import Here, Processes, Ray
+
+    if ray is not None:
+        return Ray(ray)
+    count = workers or (os.cpu_count() or 1 if device == "cpu" else 1)
+    return Processes(count) if count > 1 else Here()
+
+
+@contextmanager
+def _shown(total: int) -> Iterator[Say]:
+    """A bar on a terminal, plain lines elsewhere; both on standard error."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda message: console.print(message, markup=False, highlight=False, soft_wrap=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("experiments", total=total)
+
+        def say(message: str) -> None:
+            bar.console.print(message, style="dim", markup=False, highlight=False)
+            if message.startswith("["):
+                bar.advance(task)
+
+        yield say
+
+
+def _show(found: Reproduction, store: Path) -> None:
+    console = Console()
+    for figure in found.figures:
+        table = Table(title=f"{figure.code}: {figure.title}", box=None, pad_edge=False, title_justify="left")
+        for column in ("finding", "value", "95 % interval", "expected", ""):
+            table.add_column(column, justify="right" if column in ("value", "95 % interval") else "left")
+        for f in figure.findings:
+            between = "" if f.low is None or f.high is None else f"{f.low:.3g} … {f.high:.3g}"
+            table.add_row(f.what, f"{f.value:.3g}", between, f.expected, "holds" if f.holds else "does not hold")
+        console.print(table, highlight=False)
+        console.print()
+    for failure in found.sweep.failures:
+        console.print(f"failed: {failure.task}: {failure.reason}", style="red", markup=False, highlight=False)
+    results = found.sweep.stored + found.sweep.present
+    message = (
+        f"{results} results and {len(found.figures)} figures are in {store}; see them with: conserved report {store}"
+    )
+    console.print(message, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,38 @@
+"""Data that needs no download: scikit-learn's digits, and the text of the running interpreter's standard library."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from conserved.lab.data.examples import Images, Text, Unusable, as_bytes
+from conserved.optional import require
+
+_MEGABYTE = 1 << 20
+
+
+def digits() -> Images:
+    """1,797 handwritten digits of 8 × 8 pixels, shipped with scikit-learn."""
+    found = require("sklearn.datasets", "The handwritten digits").load_digits()
+    pixels = torch.as_tensor(found.images * (255 / 16)).round().to(torch.uint8)[:, None]
+    return Images(name="digits", pixels=pixels, labels=torch.as_tensor(found.target))
+
+
+def standard_library(size: int = _MEGABYTE) -> Text:
+    """The first `size` bytes of the standard library's modules, in alphabetical order, one token per byte."""
+    return as_bytes("standard library", standard_library_text(size))
+
+
+def standard_library_text(size: int) -> bytes:
+    """The bytes themselves."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = bytearray()
+    for file in sorted(folder.glob("*.py")):
+        text += file.read_bytes()
+        if len(text) >= size:
+            return bytes(text[:size])
+    raise Unusable(
+        f"The standard library in {folder} has {len(text):,} bytes of Python source; {size:,} were asked for."
+    )

@@ -1,0 +1,53 @@
+"""Exponents of power laws by least squares in logarithms, and intervals for a mean over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+_STUDENT = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+"""97.5 % quantiles of Student's t for 1 to 20 degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and where it lies with 95 % confidence; without bounds if there is a single value."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.value:.2f}"
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """p of y ∝ x^p, by least squares; not a number where fewer than two points are positive and finite."""
+    points = [(a, b) for a, b in zip(x, y, strict=True) if a > 0 and b > 0 and math.isfinite(a) and math.isfinite(b)]
+    if len({a for a, _ in points}) < 2:
+        return math.nan
+    logs = torch.tensor(points, dtype=torch.float64).log()
+    across, up = (logs - logs.mean(0)).unbind(1)
+    return float((across * up).sum() / across.square().sum())
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean of the finite values with Student's 95 % interval; they are independent, such as those of seeds."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return Interval(math.nan, None, None)
+    mean = sum(known) / len(known)
+    if len(known) == 1:
+        return Interval(mean, None, None)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
+    freedom = len(known) - 1
+    reach = (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.0) * spread / math.sqrt(len(known))
+    return Interval(mean, mean - reach, mean + reach)

@@ -1,0 +1,117 @@
+"""From the names of figures to the work they need, the store it fills, and the figures made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from conserved.lab.accounts import OPTIMIZERS, Account
+from conserved.lab.counts import COMPONENTS, Count
+from conserved.lab.data import Unusable
+from conserved.lab.data.sources import kind_of
+from conserved.lab.figure import Figure
+from conserved.lab.figures import CODES, all_figures
+from conserved.lab.levels import RATES, Levels
+from conserved.lab.places import Place
+from conserved.lab.recipes import Recipe, examples_of, named
+from conserved.lab.sweep import Say, Sweep, keep, sweep, trainings
+from conserved.lab.task import Task
+
+FIGURES = "figure"
+"""Under which figures are kept in a run store."""
+
+Scale = Literal["small", "full"]
+
+_RECIPES: dict[str, dict[Scale, tuple[str, ...]]] = {
+    "figure2": {"small": ("digits-sgd", "bytes-sgd"), "full": ("imagenet", "wikitext")},
+    "figure3": {"small": ("digits", "bytes"), "full": ("cifar", "penn")},
+    "figure4": {
+        "small": ("bytes", "bytes-sparse", "bytes-sigmoid", "bytes-sgd-sigmoid", "bytes-sparse-sigmoid"),
+        "full": ("penn", "penn-sparse", "penn-sigmoid", "wikitext-sigmoid", "penn-sparse-sigmoid"),
+    },
+    "figure5": {"small": ("digits-sgd", "bytes-sgd"), "full": ("imagenet", "wikitext")},
+    "relu-attention": {"small": ("relu-attention",), "full": ("relu-attention",)},
+    "schedules": {"small": ("digits", "digits-decaying"), "full": ("digits", "digits-decaying")},
+}
+"""What is trained for each figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """What was done, and every figure the store now has data for."""
+
+    sweep: Sweep
+    figures: tuple[Figure, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing failed and every finding is as expected."""
+        return not self.sweep.failures and all(f.holds for figure in self.figures for f in figure.findings)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "ok": self.holds,
+            "stored": self.sweep.stored,
+            "present": self.sweep.present,
+            "failures": [{"task": f.task, "reason": f.reason} for f in self.sweep.failures],
+            "figures": [
+                {"code": f.code, "title": f.title, "findings": [finding.record() for finding in f.findings]}
+                for f in self.figures
+            ],
+        }
+
+
+def plan(
+    figures: Sequence[str] = CODES,
+    *,
+    scale: Scale = "small",
+    seeds: int | None = None,
+    data: Sequence[str] = (),
+    device: str = "cpu",
+    seconds: float | None = None,
+) -> list[Task]:
+    """All the work the figures need, each piece once, the longest first; data in a user's files is looked at first."""
+    unknown = [code for code in figures if code not in CODES]
+    if unknown:
+        raise Unusable(f"There is no figure {unknown[0]!r}. There are: {', '.join(CODES)}.")
+    if seeds is not None and seeds < 1:
+        raise Unusable(f"There must be at least one seed; got {seeds}.")
+    chosen = dict.fromkeys(name for code in figures for name in _RECIPES.get(code, {}).get(scale, ()))
+    recipes = [named(name) for name in chosen]
+    sources = sources_among(data)
+    for source, recipe in {sources(recipe): recipe for recipe in recipes}.items():
+        if source is not None or not recipe.embedded:
+            # One example is enough to find a wrong path or a damaged file before hours of training.
+            examples_of(replace(recipe, examples=1), source)
+    tasks: list[Task] = [*trainings(recipes, seeds=seeds, sources=sources, device=device, seconds=seconds)]
+    if "counts" in figures:
+        tasks += [Count(component=name) for name in COMPONENTS]
+    if "ledger" in figures or "optimizers" in figures:
+        tasks += [Account(optimizer=name) for name in OPTIMIZERS]
+    if "figure1" in figures:
+        tasks += [Levels(rate=rate) for rate in RATES]
+    return tasks
+
+
+def sources_among(data: Sequence[str]) -> Callable[[Recipe], str | None]:
+    """For each recipe the first source given that holds its kind of data, if any does."""
+    kinds = {source: kind_of(source) for source in data}
+
+    def source_of(recipe: Recipe) -> str | None:
+        if recipe.architecture == "relu_attention":
+            return None
+        return next((source for source, kind in kinds.items() if kind in (recipe.wants, "either")), None)
+
+    return source_of
+
+
+def reproduce(tasks: Sequence[Task], store: str | Path, place: Place, *, say: Say = lambda _: None) -> Reproduction:
+    """Do what the store lacks, then make and store every figure it has data for."""
+    done = sweep(tasks, store, place, say=say)
+    figures = all_figures(store) if Path(store).exists() else []
+    for figure in figures:
+        keep(store, FIGURES, figure.code, figure.record())
+    return Reproduction(sweep=done, figures=tuple(figures))

@@ -1,0 +1,121 @@
+"""The record of one training run: what was trained and how, and every watched quantity at the steps that were recorded.
+
+A trajectory is kept in the run store as a document of kind "trajectory" named RECIPE/STEP/SEED. Its content is
+`Trajectory.record()`:
+
+    recipe, title, scale      the recipe's name and title; "small" or "full"
+    step, schedule, seed      initial step size τ_0, "constant", "linear" or "inverse", seed of weights and batches
+    precision, weights        what gradients were computed in and what the weights are kept in
+    data, batch, examples     the data set's name, examples per step (null: all of them) and in all
+    steps, planned            steps done, and steps the schedule was planned for
+    parameters, device, seconds, examples_per_second
+    at                        the recorded steps k, 0 first
+    time, squares             Σ_{i<k} τ_i and Σ_{i<k} τ_i² at each of them
+    loss                      the training loss at each of them
+    quantities                one entry per family of quantities:
+        {family, role, formula, laws, numbers, linear,
+         errors: {block: [equation (10) at each recorded step]}, mean: [over all laws of the family],
+         drift: [‖change‖ over ‖terms‖ of the whole family], bound: [equation (9) in units of `mean`] or null}
+
+`role` is "law" (conserved by gradient flow), "impostor" (a law with a sign or pairing spoiled, Appendix E.2) or "claim"
+(called conserved by a source and not recognised as a law).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+Role = Literal["law", "impostor", "claim"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One family of watched quantities along a run."""
+
+    family: str
+    role: Role
+    formula: str
+    laws: int
+    numbers: int
+    linear: bool
+    errors: Mapping[str, tuple[float, ...]]
+    mean: tuple[float, ...]
+    drift: tuple[float, ...]
+    bound: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One finished training run; the file's docstring says what each field holds."""
+
+    recipe: str
+    title: str
+    scale: Literal["small", "full"]
+    step: float
+    schedule: str
+    seed: int
+    precision: str
+    weights: str
+    data: str
+    batch: int | None
+    examples: int
+    steps: int
+    planned: int
+    parameters: int
+    device: str
+    seconds: float
+    examples_per_second: float
+    at: tuple[int, ...]
+    time: tuple[float, ...]
+    squares: tuple[float, ...]
+    loss: tuple[float, ...]
+    quantities: tuple[Quantity, ...]
+
+    @property
+    def name(self) -> str:
+        """What it is called in the run store."""
+        return trajectory_name(self.recipe, self.step, self.seed)
+
+    def quantity(self, family: str) -> Quantity:
+        """The quantity of a family."""
+        for quantity in self.quantities:
+            if quantity.family == family:
+                return quantity
+        known = ", ".join(quantity.family for quantity in self.quantities)
+        raise KeyError(f"{self.name} has no quantity {family!r}; it has {known}.")
+
+    def has(self, family: str) -> bool:
+        """Whether the family was watched."""
+        return any(quantity.family == family for quantity in self.quantities)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON and the run store."""
+        return asdict(self)
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> Trajectory:
+        """The inverse of `record`, also after a passage through JSON."""
+        known = {field.name for field in fields(Trajectory)}
+        missing = known - set(record)
+        if missing:
+            raise ValueError(f"Not the record of a trajectory: {min(missing)} is missing.")
+        quantities = tuple(
+            Quantity(
+                **{key: item[key] for key in ("family", "role", "formula", "laws", "numbers", "linear")},
+                errors={block: tuple(values) for block, values in item["errors"].items()},
+                mean=tuple(item["mean"]),
+                drift=tuple(item["drift"]),
+                bound=None if item["bound"] is None else tuple(item["bound"]),
+            )
+            for item in record["quantities"]
+        )
+        plain: dict[str, Any] = {key: record[key] for key in known - {"quantities"}}
+        plain |= {key: tuple(record[key]) for key in ("at", "time", "squares", "loss")}
+        return Trajectory(**plain, quantities=quantities)
+
+
+def trajectory_name(recipe: str, step: float, seed: int) -> str:
+    """RECIPE/STEP/SEED."""
+    return f"{recipe}/{step:g}/{seed}"
