@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ from conserved.audit import audit
 from conserved.claims.ledger import claims, outcomes
 from conserved.demo.decoder import decoder, next_byte_loss, plant_defect, text
 from conserved.lab.demo import Demonstration, demonstrate
+from conserved.lab.places import Processes
+from conserved.lab.reproduction import plan, reproduce
 from conserved.recognize import recognize
 from conserved.report.plot import Axis
 from conserved.track import Monitor, store_document
@@ -88,6 +91,14 @@ def order_figure(found: Demonstration) -> dict[str, object]:
 
 def _quantity(family: str) -> str:
     return f"{family.removeprefix('not_')} (spoiled)" if family.startswith("not_") else family
+
+
+def reproduce_figures(store: Path, figures: Sequence[str], seeds: int, tell: Tell) -> None:
+    """The papers' experiments in small, several seeds trained together; what is stored already is not run again."""
+    found = reproduce(plan(figures, seeds=seeds), store, Processes(min(2, os.cpu_count() or 1)), say=tell)
+    if found.sweep.failures:
+        listing = "; ".join(f"{failure.task}: {failure.reason}" for failure in found.sweep.failures)
+        raise RuntimeError(f"Experiments of the demonstration failed: {listing}")
 
 
 def watch_training(store: Path, seed: int, steps: int, tell: Tell) -> None:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from conserved.demo import parts
 from conserved.demo.found import found_lines
 from conserved.lab.demo import Demonstration
+from conserved.lab.figures import CODES
 from conserved.lab.threads import threads
 from conserved.report import write_report
 from conserved.report.contents import check, read
@@ -30,11 +31,13 @@ class Occupied(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How much the demonstration does: steps at the largest step size, steps under AdamW, which claims."""
+    """How much the demonstration does: steps at the largest step size and under AdamW, which figures and claims."""
 
     seed: int = 0
     steps: int = 150
     watched: int = 200
+    figures: tuple[str, ...] = CODES
+    seeds: int = 5
     claims: str | None = None
 
 
@@ -68,9 +71,11 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
     place = Path(folder)
     store = place / "store.db"
     _prepare(store, chosen)
-    with _progress(console, 5) as begin, threads(1):
+    with _progress(console, 6) as begin, threads(1):
         begin("laws of a decoder, and gradient descent at three step sizes")
         order = parts.compare_steps(store, chosen.seed, chosen.steps)
+        tell = begin("the papers' experiments in small")
+        parts.reproduce_figures(store, chosen.figures, chosen.seeds, tell)
         tell = begin("AdamW under a monitor, and attention")
         parts.watch_training(store, chosen.seed, chosen.watched, tell)
         begin("a right backward pass and a planted defect")
