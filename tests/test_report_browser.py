@@ -114,6 +114,8 @@ class TestDemoReport:
         marks = dict(page.evaluate(MARKS))
         assert len(marks) >= 12
         assert [plot for plot, count in marks.items() if count == 0] == []
+        offered = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title).join('; ')")
+        assert "loud" not in offered, "plotly offers to upload data unless told otherwise"
         assert page.evaluate(OVERFLOW) == 0, "tables and plots scroll in boxes of their own"
         assert page.evaluate(CONTRASTS) == {}
 

@@ -56,14 +56,21 @@
     layout.autosize = true;
     layout.height = layout.height || (box.classList.contains("small") ? 300 : 380);
     if (touched.matches) layout.dragmode = false;
+    if (layout.legend && layout.legend.y < 0) {
+      // Below the titles of the lowest axes, however high the figure is.
+      const inner = layout.height - 110;
+      layout.legend = { ...layout.legend, x: 0, y: -58 / inner, yanchor: "top" };
+    }
     const panels = Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key)).length;
     box.style.minWidth = panels > 1 && !printing ? `${Math.min(panels, 3) * 250}px` : "";
     return layout;
   }
 
   const settings = {
+    // Plotly would offer to upload the data of a plot; a report keeps to itself.
+    showSendToCloud: false,
     responsive: true, displaylogo: false, displayModeBar: touched.matches ? false : "hover", showTips: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "sendChartToCloud", "downloadJson"],
   };
 
   function draw(box) {
