@@ -26,6 +26,16 @@ SOURCES = {
 """The documents whose claims come with this package, by the first part of their codes, in the order they are shown."""
 
 _MODULES = (
+    "paper_framework",
+    "paper_laws",
+    "paper_lemmas",
+    "paper_gradients",
+    "paper_discrete",
+    "paper_experiments",
+    "summary",
+    "blog",
+    "blog_questions",
+    "softmax_invariants",
     "note",
     "note_gradients",
     "note_information",
@@ -96,11 +106,7 @@ def claims(pattern: str | None = None) -> list[Claim]:
     not matter. A code that is given in full names that claim alone.
     """
     _load()
-    order = list(SOURCES)
-    everything = sorted(
-        _registered.values(),
-        key=lambda claim: order.index(claim.document) if claim.document in order else len(order),
-    )
+    everything = sorted(_registered.values(), key=_order)
     if pattern is None:
         return everything
     wanted = pattern.lower()
@@ -114,6 +120,16 @@ def claims(pattern: str | None = None) -> list[Claim]:
         there = ", ".join(claim.code for claim in everything)
         raise NoSuchClaim(f"No claim matches {pattern!r}. There are: {there}.")
     return found
+
+
+def _order(claim: Claim) -> tuple[int, int]:
+    """By source, then by file; claims of one file stay in its order, and those of other packages come last."""
+    sources, modules = list(SOURCES), [f"conserved.claims.{name}" for name in _MODULES]
+    module = getattr(claim.check, "__module__", "")
+    return (
+        sources.index(claim.document) if claim.document in sources else len(sources),
+        modules.index(module) if module in modules else len(modules),
+    )
 
 
 def run(pattern: str | None = None, *, progress: Progress | None = None) -> list[Outcome]:

@@ -20,7 +20,7 @@ from conserved.verdict import Evidence, Verdict, Witness
 
 CONVEX = """\
 theta, eta, mu = 1.0, 1.0, 1.0    # one token: A = (1), F = A A^T = 1
-curvature = 3.0                   # L = 3/2 theta^2 is 1-strongly convex
+curvature = {curvature}.0                   # the loss {curvature}/2 theta^2 is 1-strongly convex
 after = theta - eta * curvature * theta
 print("|theta_1|^2 =", after ** 2, "bound", (1 - eta * mu) * theta ** 2)
 assert after ** 2 > (1 - eta * mu) * theta ** 2"""
@@ -46,7 +46,7 @@ def contraction(
                     data={"F": 1, "loss": f"{curvature}/2·θ²", "μ": mu, "η": step, "θ_0": 1},
                     claimed=f"≤ {limit}",
                     found=f"{factor}",
-                    numpy=code,
+                    numpy=code.format(curvature=curvature),
                 ),
             )
         tightest = max(tightest, factor / limit if limit else Fraction(0))

@@ -5,7 +5,7 @@ An identity of polynomials with rational coefficients that holds term by term ho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -49,9 +49,19 @@ class Letters:
         return found
 
 
+def arranged(rows: Sequence[Sequence[Any]]) -> Matrix:
+    """Rows of polynomials as a matrix; numpy would take a polynomial for a sequence of its terms."""
+    found = np.empty((len(rows), len(rows[0])), dtype=object)
+    for i, row in enumerate(rows):
+        for j, entry in enumerate(row):
+            found[i, j] = entry
+    return found
+
+
 def identical(left: Any, right: Any) -> bool:
     """Whether two polynomials, or two matrices of them, agree term by term."""
-    return bool(np.all(np.asarray(left, dtype=object) - np.asarray(right, dtype=object) == 0))
+    gaps = left - right
+    return all(gap == 0 for gap in (gaps.ravel().tolist() if isinstance(gaps, np.ndarray) else [gaps]))
 
 
 def times(factor: Any, matrix: Matrix) -> Matrix:
