@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -210,6 +211,16 @@ class TestClaimsOfOthers:
         assert float(torch.randn(())) == after, "nor does it disturb those of the caller"
         ledger.outcome(_mine(check=check))
         assert drawn[0] == drawn[1]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_example_for_contributors_runs() -> None:
+    text = (PAGE.parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "@claims.claim(" in block]
+    shown = reproduces(code)
+    assert "REFUTED: The mixed term is missing." in shown
+    [outcome] = conserved.claims.run("mine.T1")
+    _refutes_by_itself(outcome)
 
 
 def test_claims_are_loaded_when_they_are_asked_for() -> None:

@@ -16,7 +16,7 @@ from conserved.claims.certified import Parameters, Quantities, all_laws
 from conserved.claims.descents import exponent
 from conserved.claims.judging import judged, refuted
 from conserved.claims.ledger import claim
-from conserved.lab.data import VOCABULARY, sequences
+from conserved.lab.data.embedded import VOCABULARY, sequences
 from conserved.verdict import Evidence, Verdict, Witness
 
 

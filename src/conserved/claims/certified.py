@@ -10,7 +10,8 @@ at its rational θ is computed exactly.
 *The constraints.* A source's PDE is linear in ∇h. At the certificate's θ its solutions have dimension D − rank C,
 exactly. They are the orthogonal complement of the gradient fields if (a) as many fields as there are constraints are
 independent, which balls prove, and (b) the solutions are the infinitesimal symmetries, which a symbolic argument shows
-to leave the output alone.
+to leave the output alone. Everything is analytic in θ, so the same holds on an open dense set, and for h with a
+continuous gradient that is enough.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ for tau in (0.01, 1.0, 100.0):
     "other laws.",
     place="Section 6 and Figure 2(d)",
     hypotheses="The law of Theorem 4.5, Σ_i W_i. Double precision, so that rounding is not taken for drift.",
-    latex=[r"\Big\|\sum_i W_i(k)-\sum_i W_i(0)\Big\|\propto\tau^2k"],
+    latex=[r"\left\|\sum_i W_i(k)-\sum_i W_i(0)\right\|\propto\tau^2k"],
     corrected_by="paper.Fig2d.corrected",
 )
 def gating_drift(*, watch: Watch = router_sum) -> Verdict:
@@ -184,7 +184,7 @@ def _router_law(model: nn.Module) -> LawSet:
     "vanishes with the step.",
     place="Appendix E.1 and Figure 4",
     hypotheses="Full-batch gradient descent to the same flow time with four step sizes.",
-    latex=[r"\Big\|\sum_i W_i(k)-\sum_i W_i(0)\Big\|=\mathcal{O}(\tau^2k)"],
+    latex=[r"\left\|\sum_i W_i(k)-\sum_i W_i(0)\right\|=\mathcal{O}(\tau^2k)"],
     corrected_by="paper.T4.7.corrected",
 )
 def sigmoid_drift(*, build: Build = block.sigmoid_mixture) -> Verdict:

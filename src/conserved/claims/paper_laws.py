@@ -59,7 +59,7 @@ def swiglu_laws(*, quantities: Quantities = block.neuron_differences) -> Verdict
 @claim(
     "paper.T4.2.complete",
     "SwiGLU conserves nothing else",
-    statement="Every conservation law of a SwiGLU network is, near a generic point, a function of these.",
+    statement="Every conservation law of a SwiGLU network is, near a generic point, a function of those differences.",
     place="Theorem 4.2, consequently",
 )
 def swiglu_complete(

@@ -16,7 +16,7 @@ from conserved.blocks import DecoderLM, TransformerBlock
 from conserved.claims.judging import held, judged, refuted
 from conserved.claims.ledger import claim
 from conserved.claims.polynomials import Letters, Matrix, determinant, fractions, rank
-from conserved.lab.data import VOCABULARY, sequences
+from conserved.lab.data.embedded import VOCABULARY, sequences
 from conserved.verdict import Evidence, Verdict, Witness
 
 Logits = Callable[[Matrix, Matrix], Matrix]
