@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -111,6 +112,9 @@ def _prepare(store: Path, settings: Settings) -> None:
     store_document(store, "demo", "settings", asked)
 
 
+_SILENCE = 10.0
+"""Seconds after which a part says how far it is, where there is no bar."""
+
 Begin = Callable[[str], parts.Tell]
 """Begins a part; what it returns says how far it is."""
 
@@ -119,14 +123,19 @@ Begin = Callable[[str], parts.Tell]
 def _progress(console: Console | None, total: int) -> Iterator[Begin]:
     """A bar on a terminal, a line for each part elsewhere, nothing without a console."""
     if console is None or not console.is_terminal:
-        count = 0
+        count, said = 0, 0.0
+
+        def say(line: str) -> None:
+            nonlocal said
+            said = time.monotonic()
+            if console is not None:
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         def begin(what: str) -> parts.Tell:
             nonlocal count
             count += 1
-            if console is not None:
-                console.print(f"{count}/{total} {what}", markup=False, highlight=False)
-            return lambda _: None
+            say(f"{count}/{total} {what}")
+            return lambda detail: say(f"    {detail}") if time.monotonic() - said > _SILENCE else None
 
         yield begin
         return
