@@ -58,7 +58,7 @@ class TestDemonstration:
     def test_the_five_lines_follow_the_store(self, demo: Demo, tmp_path: Path) -> None:
         assert len(demo.found) == 5
         assert "801 conserved numbers, 801 of them independent" in demo.found[0]
-        assert "2 claims of the sources were run" in demo.found[2]
+        assert "2 of 2 claims of the sources were run" in demo.found[2]
         assert f"shows in {DEFECT}.gain" in demo.found[3]
         copied = tmp_path / "store.db"
         copied.write_bytes(demo.store.read_bytes())

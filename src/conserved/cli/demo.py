@@ -17,7 +17,7 @@ def demo(
         "conserved-demo"
     ),
     seed: Annotated[int, typer.Option(help="seed of the weights and of the text")] = 0,
-    steps: Annotated[int, typer.Option(min=2, help="steps at the largest step size")] = 150,
+    steps: Annotated[int, typer.Option(min=2, help="steps at the largest step size")] = 60,
     as_json: AsJson = False,
 ) -> None:
     """Run small versions of everything on embedded data; leave a run store and a report."""

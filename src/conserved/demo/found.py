@@ -19,7 +19,7 @@ def found_lines(store: RunStore) -> list[str]:
     return [
         _laws(store.documents("laws")[MODEL]),
         _drifts(store.documents("figure")),
-        _claims(store.documents("claim")),
+        _claims(store.documents("claim"), store.documents("demo")["claims"]),
         _audits(store.documents("audit")),
         _watched(store),
     ]
@@ -55,12 +55,12 @@ def _range(values: list[float]) -> str:
     return (low if low == high else f"{low} to {high}").replace("-", "−")
 
 
-def _claims(records: Mapping[str, Mapping[str, Any]]) -> str:
+def _claims(records: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Any]) -> str:
     count = Counter(record["status"] for record in records.values())
     listing = ", ".join(f"{number} {status}" for status, number in sorted(count.items()))
     changed = [code for code, record in records.items() if record["recorded"] != record["status"]]
     refuted = [code for code, record in records.items() if record["status"] == "refuted"]
-    text = f"{len(records)} claims of the sources were run: {listing}"
+    text = f"{len(records)} of {asked['known']} claims of the sources were run: {listing}"
     text += f"; among those that do not hold is {_first(refuted)}" if refuted else ""
     return f"{text}. Not as recorded: {', '.join(changed)}." if changed else f"{text}."
 

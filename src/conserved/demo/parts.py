@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from conserved.attention import probe
 from conserved.audit import audit
-from conserved.claims.ledger import claims, outcomes
+from conserved.claims.ledger import claims, outcomes, recorded
 from conserved.demo.decoder import decoder, next_byte_loss, plant_defect, text
 from conserved.lab.demo import Demonstration, demonstrate
 from conserved.lab.places import Processes
@@ -18,6 +19,7 @@ from conserved.lab.reproduction import plan, reproduce
 from conserved.recognize import recognize
 from conserved.report.plot import Axis
 from conserved.track import Monitor, store_document
+from conserved.verdict import Status
 
 Tell = Callable[[str], None]
 """Says in a few words what is being done."""
@@ -133,8 +135,17 @@ def audit_gradients(store: Path, seed: int) -> None:
         store_document(store, "audit", name, found | {"expected": expected, "planted": defect})
 
 
-def judge_claims(store: Path, pattern: str | None, tell: Tell) -> None:
-    """The claims of the sources that take no more than moments."""
+def judge_claims(store: Path, pattern: str | None, seconds: float, tell: Tell) -> None:
+    """As many claims as fit into some seconds, those first that take moments: refutations by a witness."""
     chosen = [claim for claim in claims(pattern) if not claim.slow]
-    for found in outcomes(chosen, progress=lambda claim, place, count: tell(f"{claim.code}, {place + 1} of {count}")):
+    order = [Status.REFUTED, Status.INCONCLUSIVE, Status.VERIFIED, Status.PROVED]
+    was = recorded()
+    chosen.sort(key=lambda claim: order.index(Status(was.get(claim.code, Status.PROVED))))
+    start = time.monotonic()
+    count = 0
+    for found in outcomes(chosen, progress=lambda claim, place, total: tell(f"{claim.code}, {place + 1} of {total}")):
         store_document(store, "claim", found.claim.code, found.record())
+        count += 1
+        if time.monotonic() - start > seconds:
+            break
+    store_document(store, "demo", "claims", {"run": count, "known": len(claims(pattern))})

@@ -35,11 +35,12 @@ class Settings:
     """How much the demonstration does: steps at the largest step size and under AdamW, which figures and claims."""
 
     seed: int = 0
-    steps: int = 150
+    steps: int = 60
     watched: int = 200
     figures: tuple[str, ...] = CODES
     seeds: int = 5
     claims: str | None = None
+    claim_seconds: float = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
         begin("a right backward pass and a planted defect")
         parts.audit_gradients(store, chosen.seed)
         tell = begin("claims of the sources")
-        parts.judge_claims(store, chosen.claims, tell)
+        parts.judge_claims(store, chosen.claims, chosen.claim_seconds, tell)
         begin("report")
         return _finished(store, place / "report.html", order)
 
