@@ -9,6 +9,9 @@ import jaxtyping
 import pytest
 import torch
 
+from conserved.demo import Demo, Settings
+from conserved.demo import run as run_demo
+
 torch.set_num_threads(1)
 """The tensors are tiny and the tests run on every core already."""
 
@@ -28,6 +31,14 @@ def as_users_run_it() -> Iterator[None]:
     """Without the type checks that only the tests have, so that the library's own refusals are seen."""
     with unchecked():
         yield
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """A fresh run of the demonstration, with fewer steps, figures, seeds and claims than a person would ask for."""
+    few = Settings(steps=20, watched=12, figures=("figure1", "relu-attention"), seeds=2, claims="note.L1")
+    with unchecked():
+        return run_demo(tmp_path_factory.mktemp("demo") / "new" / "folder", few)
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from chromium import Page, browsing, installed
-from conftest import unchecked
-from conserved.demo import Demo, Settings
-from conserved.demo import run as run_demo
+from conserved.demo import Demo
 from conserved.report import write_report
 from conserved.track import store_document
 from report_store import IMAGE, LINK, SCRIPT, claim, hostile_store, refuted
@@ -28,14 +26,6 @@ WIDTHS = {"desktop": (1280, 900, False), "phone": (390, 844, True), "narrow phon
 def page() -> Iterator[Page]:
     with browsing() as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """A fresh run of the demonstration, with fewer steps, seeds and claims than a person would ask for."""
-    settings = Settings(steps=10, watched=12, seeds=2, figures=("figure1", "relu-attention"), claims="note.L1")
-    with unchecked():
-        return run_demo(tmp_path_factory.mktemp("demo"), settings)
 
 
 @pytest.fixture(scope="module")
