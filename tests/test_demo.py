@@ -20,7 +20,7 @@ from conserved.report.contents import read
 from conserved.track import RunStore, store_document
 from report_store import claim
 
-CHEAP = Settings(steps=2, watched=2, figures=("figure1",), seeds=1, claims="note.L10")
+CHEAP = Settings(steps=2, watched=2, figures=("figure1",), seeds=1, workers=1, claims="note.L10")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from conserved.audit import audit
 from conserved.claims.ledger import claims, outcomes, recorded
 from conserved.demo.decoder import decoder, next_byte_loss, plant_defect, text
 from conserved.lab.demo import Demonstration, demonstrate
-from conserved.lab.places import Processes
+from conserved.lab.places import Here, Processes
 from conserved.lab.reproduction import plan, reproduce
 from conserved.recognize import recognize
 from conserved.report.plot import Axis
@@ -95,9 +94,10 @@ def _quantity(family: str) -> str:
     return f"{family.removeprefix('not_')} (spoiled)" if family.startswith("not_") else family
 
 
-def reproduce_figures(store: Path, figures: Sequence[str], seeds: int, tell: Tell) -> None:
+def reproduce_figures(store: Path, figures: Sequence[str], seeds: int, workers: int, tell: Tell) -> None:
     """The papers' experiments in small, several seeds trained together; what is stored already is not run again."""
-    found = reproduce(plan(figures, seeds=seeds), store, Processes(min(2, os.cpu_count() or 1)), say=tell)
+    place = Processes(workers) if workers > 1 else Here()
+    found = reproduce(plan(figures, seeds=seeds), store, place, say=tell)
     if found.sweep.failures:
         listing = "; ".join(f"{failure.task}: {failure.reason}" for failure in found.sweep.failures)
         raise RuntimeError(f"Experiments of the demonstration failed: {listing}")

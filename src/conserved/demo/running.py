@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ class Settings:
     watched: int = 200
     figures: tuple[str, ...] = CODES
     seeds: int = 5
+    workers: int = min(2, os.cpu_count() or 1)
     claims: str | None = None
     claim_seconds: float = 50.0
 
@@ -77,7 +79,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
         begin("laws of a decoder, and gradient descent at three step sizes")
         order = parts.compare_steps(store, chosen.seed, chosen.steps)
         tell = begin("the papers' experiments in small")
-        parts.reproduce_figures(store, chosen.figures, chosen.seeds, tell)
+        parts.reproduce_figures(store, chosen.figures, chosen.seeds, chosen.workers, tell)
         tell = begin("AdamW under a monitor, and attention")
         parts.watch_training(store, chosen.seed, chosen.watched, tell)
         begin("a right backward pass and a planted defect")
