@@ -25,6 +25,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/energy_field.py
 	$(BIN)/python benchmarks/attention_alarm.py
 	$(BIN)/python benchmarks/natural_attention.py
+	$(BIN)/python benchmarks/vmapped_seeds.py
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "conserved needs Python 3.11 or newer; set PYTHON=python3.11")'

@@ -21,6 +21,7 @@ import torch
 
 from conserved.lab.data import Examples
 from conserved.lab.exponents import by_rate, growth, in_step_size
+from conserved.lab.figures import all_figures
 from conserved.lab.recipes import Recipe, cifar, examples_of, imagenet, penn, wikitext
 from conserved.lab.sweep import stored
 from conserved.lab.train import Limits, train
@@ -166,7 +167,11 @@ def main() -> None:
         packed = saved.with_suffix(".trajectories.json.gz")
         packed.write_bytes(gzip.compress(json.dumps([shortened(t.record()) for t in everything]).encode(), mtime=0))
         print(f"saved {saved} and {packed.name}", flush=True)
+    figures = [figure.record() for figure in all_figures(options.store)]
+    drawn = saved.with_suffix(".figures.json")
+    drawn.write_text(json.dumps(shortened(figures)) + "\n")
     show(rows)
+    print(f"{len(figures)} figures in {drawn}")
 
 
 def summary_of(recipe: Recipe, found: list[Trajectory]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def reproduce(
             seconds=seconds,
         )
         with _shown(len(tasks)) as say:
-            found = reproduce(tasks, store, _place(device, workers, ray), say=say)
+            found = reproduce(tasks, store, _place(device, workers, ray), codes=figures or CODES, say=say)
     except Unusable as problem:
         raise Usage(str(problem)) from None
     except NoRoom as problem:
@@ -67,7 +67,8 @@ def reproduce(
     except sqlite3.DatabaseError as problem:
         raise Usage(f"{store} is not a run store that can be used: {problem}. Name another with --store.") from None
     except KeyboardInterrupt:
-        message = f"Stopped. What was finished is in {store}; run the same command again to go on from there."
+        done = f"What was finished is in {store}" if store.exists() else "No result was finished"
+        message = f"Stopped. {done}; run the same command again to go on from there."
         Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,11 @@ from conserved.lab.task import Documents, Task
 from conserved.optional import require
 
 Result = Documents | BaseException
+
+_GRACE = 3.0
+"""Seconds that interrupted workers have to save their state."""
+
+_ABRUPT = "its process ended abruptly; it may have run out of memory"
 
 
 class Place(ABC):
@@ -51,8 +58,8 @@ class Here(Place):
 class Processes(Place):
     """Several processes of this machine, each with its part of the cores.
 
-    A process that dies (killed for memory, say) takes the pool with it and does not say whose fault it was; tasks that
-    were not finished are then tried alone, so that only the one that dies again fails.
+    A process that dies (killed for memory, say) takes the pool with it and does not say whose fault it was; what was
+    not finished is then done one after another, so that only the one that dies again fails.
     """
 
     def __init__(self, workers: int) -> None:
@@ -62,33 +69,39 @@ class Processes(Place):
 
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Iterator[tuple[Task, Result]]:
         left = {task.name: task for task in tasks}
-        for task, found in self._pooled(tasks, folder, self.workers):
-            if not isinstance(found, BrokenProcessPool):
-                del left[task.name]
-                yield task, found
-        for task in left.values():
-            for _, found in self._pooled([task], folder, 1):
-                yield task, _explained(found)
+        workers = self.workers
+        while left:
+            # Alone in its pool, a task that breaks it is the one to blame; the others go on in the next pool.
+            asked = list(left.values())
+            for task, found in self._pooled(asked, folder, workers):
+                broken = isinstance(found, BrokenProcessPool)
+                if not broken or workers == 1:
+                    del left[task.name]
+                    yield task, RuntimeError(_ABRUPT) if broken else found
+                if broken:
+                    break
+            workers = 1
         _tidy(folder)
 
     def _pooled(self, tasks: Sequence[Task], folder: Path, workers: int) -> Iterator[tuple[Task, Result]]:
-        if not tasks:
-            return
+        """Results as they come; with one worker in order, so that the first that is broken is the one that broke it."""
         threads = max(1, (os.cpu_count() or 1) // self.workers)
         pool = ProcessPoolExecutor(
             workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(threads,)
         )
+        waiting: dict[Future[Documents], Task] = {}
+        queue = list(tasks)
         try:
-            waiting: dict[Future[Documents], Task] = {
-                pool.submit(task.perform, checkpoint_of(folder, task)): task for task in tasks
-            }
-            while waiting:
-                ready, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in ready:
+            while queue or waiting:
+                while queue and len(waiting) < workers:
+                    task = queue.pop(0)
+                    with _undisturbed():
+                        waiting[pool.submit(_interruptible, task, checkpoint_of(folder, task))] = task
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     problem = future.exception()
                     yield waiting.pop(future), future.result() if problem is None else problem
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            _ended(pool, list(waiting))
 
 
 class Ray(Place):
@@ -143,15 +156,41 @@ def _begin(threads: int) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
+def _ended(pool: ProcessPoolExecutor, unfinished: list[Future[Documents]]) -> None:
+    """Let workers that were interrupted save what they have, and end those that are still at work."""
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    if unfinished:
+        wait(unfinished, timeout=_GRACE)
+        for process in processes:
+            process.terminate()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Workers that start inside do not hear Ctrl-C, and do not end in tracebacks while they import or wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def _interruptible(task: Task, checkpoint: Path) -> Documents:
+    """In a worker: Ctrl-C ends the task, which saves its state, and nothing else."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return task.perform(checkpoint)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _alone(task: Task) -> Documents:
     torch.set_num_threads(1)
     return task.perform()
-
-
-def _explained(found: Result) -> Result:
-    if isinstance(found, BrokenProcessPool):
-        return RuntimeError("its process ended abruptly; it may have run out of memory")
-    return found
 
 
 def _tidy(folder: Path) -> None:

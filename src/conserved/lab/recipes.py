@@ -78,7 +78,7 @@ def build(recipe: Recipe, seed: int) -> nn.Module:
 
 
 def examples_of(recipe: Recipe, source: str | None = None) -> Examples:
-    """The recipe's data, from a source in its place if one is given."""
+    """The recipe's data, from a source in its place if one is given; all images where there are fewer than asked."""
     if source is None and not recipe.embedded:
         raise Unusable(f"{recipe.name} is trained on {recipe.data}: give where it is with --data PATH.")
     given = recipe.data if source is None else source
@@ -89,10 +89,13 @@ def examples_of(recipe: Recipe, source: str | None = None) -> Examples:
         return text.examples(recipe.examples, length=recipe.length)
     if recipe.architecture == "relu_attention":
         side = int(recipe.sizes["dim"])
-        return open_images(given, size=side, limit=recipe.examples).rows(recipe.examples, side=side)
+        rows = open_images(given, size=side, limit=recipe.examples)
+        return rows.rows(min(recipe.examples, len(rows)), side=side)
     size, channels = int(recipe.sizes["image"]), int(recipe.sizes["channels"])
     images = open_images(given, size=size, limit=recipe.examples)
-    return images.examples(recipe.examples, size=size, channels=channels, classes=int(recipe.sizes["classes"]))
+    return images.examples(
+        min(recipe.examples, len(images)), size=size, channels=channels, classes=int(recipe.sizes["classes"])
+    )
 
 
 def cifar() -> Recipe:

@@ -40,7 +40,7 @@ _RECIPES: dict[str, dict[Scale, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """What was done, and every figure the store now has data for."""
+    """What was done, and the figures that were asked for."""
 
     sweep: Sweep
     figures: tuple[Figure, ...]
@@ -82,10 +82,13 @@ def plan(
     chosen = dict.fromkeys(name for code in figures for name in _RECIPES.get(code, {}).get(scale, ()))
     recipes = [named(name) for name in chosen]
     sources = sources_among(data)
-    for source, recipe in {sources(recipe): recipe for recipe in recipes}.items():
-        if source is not None or not recipe.embedded:
+    seen = set()
+    for recipe in recipes:
+        source = sources(recipe)
+        if (source, recipe.wants) not in seen:
             # One example is enough to find a wrong path or a damaged file before hours of training.
             examples_of(replace(recipe, examples=1), source)
+            seen.add((source, recipe.wants))
     tasks: list[Task] = [*trainings(recipes, seeds=seeds, sources=sources, device=device, seconds=seconds)]
     if "counts" in figures:
         tasks += [Count(component=name) for name in COMPONENTS]
@@ -108,10 +111,18 @@ def sources_among(data: Sequence[str]) -> Callable[[Recipe], str | None]:
     return source_of
 
 
-def reproduce(tasks: Sequence[Task], store: str | Path, place: Place, *, say: Say = lambda _: None) -> Reproduction:
-    """Do what the store lacks, then make and store every figure it has data for."""
+def reproduce(
+    tasks: Sequence[Task],
+    store: str | Path,
+    place: Place,
+    *,
+    codes: Sequence[str] = CODES,
+    say: Say = lambda _: None,
+) -> Reproduction:
+    """Do what the store lacks, make and store every figure it has data for, and give back those asked for."""
     done = sweep(tasks, store, place, say=say)
     figures = all_figures(store) if Path(store).exists() else []
     for figure in figures:
         keep(store, FIGURES, figure.code, figure.record())
-    return Reproduction(sweep=done, figures=tuple(figures))
+    asked = tuple(figure for figure in figures if figure.code.removesuffix("-full") in codes)
+    return Reproduction(sweep=done, figures=asked)

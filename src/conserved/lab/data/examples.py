@@ -57,6 +57,9 @@ class Images:
         if len(self.pixels) != len(self.labels):
             raise Unusable(f"{self.name} has {len(self.pixels):,} images and {len(self.labels):,} labels.")
 
+    def __len__(self) -> int:
+        return len(self.pixels)
+
     def examples(self, count: int, *, size: int, channels: int, classes: int, seed: int = 0) -> Examples:
         """`count` images drawn without repetition, resized, with zero mean and unit variance over all of them."""
         if count > len(self.pixels):

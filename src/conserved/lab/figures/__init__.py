@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from conserved.lab import accounts, counts, levels, sweep
@@ -33,8 +35,12 @@ CODES = (
 
 
 def all_figures(store: str | Path) -> list[Figure]:
-    """Every figure the store has data for."""
-    return [figure for figure in _figures(store) if figure is not None]
+    """Every figure the store has data for; what too short runs leave unfitted is not among their findings."""
+    return [
+        replace(figure, findings=tuple(finding for finding in figure.findings if math.isfinite(finding.value)))
+        for figure in _figures(store)
+        if figure is not None
+    ]
 
 
 def _figures(store: str | Path) -> Iterator[Figure | None]:

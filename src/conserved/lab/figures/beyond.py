@@ -37,9 +37,12 @@ def ledger(accounts: Documents) -> Figure | None:
             )
         )  # fmt: skip
         for color, (part, label) in zip(PALETTE, _PARTS, strict=False):
-            data.append(
-                line(account["at"], _positive(parts[part]), name=label, color=color, panel=number, legend=number == 1)
-            )
+            # Plain gradient descent has no first-order part at all, and nothing to draw on a logarithmic axis.
+            if any(parts[part]):
+                first = label not in {trace["name"] for trace in data}
+                data.append(
+                    line(account["at"], _positive(parts[part]), name=label, color=color, panel=number, legend=first)
+                )
         worst[name] = max(
             max(f["residual"]) for a in accounts.values() if a["optimizer"] == name for f in a["families"].values()
         )

@@ -104,8 +104,8 @@ def _figure(
         caption=(
             f"Equation (10) over {steps} steps at three step sizes ({trained}). Thin lines are layers, thick ones "
             f"their mean, bands reach over {seeds} seeds, dotted lines are the bound of equation (9) with constants "
-            "from the run. Quadratic laws drift as τ²k; the gate's law is linear and does not drift at all, which the "
-            "paper's panel (d) does not show."
+            "from the run; exponents are fitted to all laws of a family together. Quadratic laws drift as τ²k; the "
+            "gate's law is linear and does not drift at all, which the paper's panel (d) does not show."
         ),
         alt=(
             f"{len(shown)} log-log panels of drift against iteration. "

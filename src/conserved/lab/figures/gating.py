@@ -41,7 +41,7 @@ def figure4(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure 
         titles.append(f"softmax Σ Wᵢ, {label}")
         data += panel_curves(group, "shift", len(titles), legend=False)
         findings.append(rounding_finding(group, "shift", f"softmax Σ Wᵢ, {label}"))
-    titles.append("order test: error at one flow time")
+    titles.append("order test: drift at one flow time")
     compared: list[tuple[str, Runs, str]] = [("sigmoid Σ Wᵢ", sigmoid[0][1], "claimed_shift")]
     if softmax:
         compared += [("softmax Σ Wᵢ", softmax[0][1], "shift"), ("rotary attention", softmax[0][1], "query_key")]
@@ -49,7 +49,8 @@ def figure4(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure 
     for color, (label, shown, family) in zip(PALETTE[3:], compared, strict=False):
         data += _order_curve(label, shown, family, len(titles), color)
     layout = panels(titles, x="iteration k", y="relative error (10)")
-    layout["xaxis" + ("" if len(titles) == 1 else str(len(titles)))]["title"] = {"text": "step size τ"}
+    layout[f"xaxis{len(titles)}"]["title"] = {"text": "step size τ"}
+    layout[f"yaxis{len(titles)}"]["title"] = {"text": "drift of the family"}
     return Figure(
         code="figure4" if scale == "small" else "figure4-full",
         title="Normalised-sigmoid gating does not conserve Σ Wᵢ",
@@ -100,6 +101,6 @@ def _order_curve(label: str, runs: Runs, family: str, panel: int, color: str) ->
         return []
     errors = []
     for rate, group in runs.items():
-        found = [run.quantity(family).mean[run.at.index(steps[rate])] for run in group]
+        found = [run.quantity(family).drift[run.at.index(steps[rate])] for run in group]
         errors.append(sum(found) / len(found))
     return [line(list(runs), errors, name=label, color=color, panel=panel, marks=True)]
