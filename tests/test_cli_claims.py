@@ -107,6 +107,15 @@ def test_a_check_that_crashes_is_reported_and_the_rest_runs(monkeypatch: Patch, 
     assert "1 verified, 1 inconclusive" in shown
 
 
+def test_on_a_terminal_there_is_a_bar(monkeypatch: Patch, capsys: Printed) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert run(monkeypatch, "claims", "*.L10*") == 0
+    shown = capsys.readouterr().err
+    assert "━" in shown
+    assert "1/2 note.L10 " not in shown, "no plain lines beside it"
+
+
 def test_a_pattern_that_matches_nothing_is_bad_usage_and_says_what_there_is(
     monkeypatch: Patch, capsys: Printed
 ) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
@@ -132,6 +133,8 @@ def all_laws(
         exactly = f"Exactly {independent} independent law{plural} of" if independent else "No law of"
         return held(f"{exactly} {found.parameters} parameters, for {size}.", at_most, listed)
     short = independent < found.at_most
+    if short and further is not None:
+        listed = replace(listed, what="independent quantities listed; a further law has a symbolic argument")
     message = "There are more laws than those listed." if short else "Fewer laws exist than are listed."
     return refuted(message, at_most, listed, witness=witness)
 

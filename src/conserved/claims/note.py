@@ -16,7 +16,7 @@ from conserved.attention import NaturalAttention
 from conserved.claims.balls import Balls, number, scalar_attention, surely_differs
 from conserved.claims.judging import held, judged, refuted
 from conserved.claims.ledger import claim
-from conserved.claims.polynomials import Letters, Matrix, fractions, identical, squares, times
+from conserved.claims.polynomials import Letters, Matrix, fractions, identical, squares, times, written
 from conserved.verdict import Evidence, Verdict, Witness
 
 
@@ -142,7 +142,7 @@ def energy_bound(*, bound: Callable[[int, Fraction], Fraction] = lambda d, size:
                 "Some weights exceed the bound.",
                 Evidence(what="energy", value=str(energy), limit=str(limit)),
                 witness=Witness(
-                    data={"X": x.tolist(), "W_Q": q.tolist(), "W_K": k.tolist()},
+                    data={"X": written(x), "W_Q": written(q), "W_K": written(k)},
                     claimed=f"≤ {limit}",
                     found=f"{energy}",
                 ),
@@ -254,7 +254,10 @@ def scale_invariance(*, attention: Callable[[Sequence[Fraction]], Balls] = scala
                 "softmax does not see a shift of its logits. It sees a factor, and so do the values.",
                 Evidence(what="entries of A(X) and A(αX) in disjoint balls", value=found),
                 witness=Witness(
-                    data={"X": list(map(str, x)), "W": 1, "α": alpha}, claimed="A(αX) = A(X)", found=found, numpy=SCALED
+                    data={"X": written(fractions(x)), "W": 1, "α": alpha},
+                    claimed="A(αX) = A(X)",
+                    found=found,
+                    numpy=SCALED,
                 ),
             )
     return held("No scaling changes the output.", Evidence(what="pairs (X, α)", samples=2 * len(cases), value="equal"))

@@ -15,7 +15,15 @@ from conserved.attention import NaturalAttention, NaturalDescent, value_metric
 from conserved.claims.judging import held, judged, refuted
 from conserved.claims.ledger import claim
 from conserved.claims.note_information import stochastic_matrices
-from conserved.claims.polynomials import Letters, Matrix, exact_determinant, fractions, identical, positive_semidefinite
+from conserved.claims.polynomials import (
+    Letters,
+    Matrix,
+    exact_determinant,
+    fractions,
+    identical,
+    positive_semidefinite,
+    written,
+)
 from conserved.verdict import Evidence, Verdict, Witness
 
 CONVEX = """\
@@ -43,7 +51,7 @@ def contraction(
                 "Strong convexity alone does not bound how far a step overshoots.",
                 Evidence(what="‖θ_1 − θ*‖²/‖θ_0 − θ*‖²", value=str(factor), limit=str(limit)),
                 witness=Witness(
-                    data={"F": 1, "loss": f"{curvature}/2·θ²", "μ": mu, "η": step, "θ_0": 1},
+                    data={"F": 1, "loss": f"½·{curvature}·θ²", "μ": mu, "η": step, "θ_0": 1},
                     claimed=f"≤ {limit}",
                     found=f"{factor}",
                     numpy=code.format(curvature=curvature),
@@ -143,12 +151,11 @@ def positive_definite(*, gram: Callable[[Matrix], Matrix] = lambda a: a @ a.T) -
         rest = found - fractions(np.eye(len(matrix), dtype=int)) / len(matrix)
         count += 1
         if not positive_semidefinite(rest):
-            shown = [[str(e) for e in row] for row in matrix]
             return refuted(
                 "Uniform attention has rank one, so AAᵀ is singular.",
                 Evidence(what="det AAᵀ", value=str(exact_determinant(found)), limit="> 0", proof=True),
                 witness=Witness(
-                    data={"L": len(matrix), "A": shown, "AAᵀ": [[str(e) for e in row] for row in found]},
+                    data={"L": len(matrix), "A": written(matrix), "AAᵀ": written(found)},
                     claimed=f"λ_min ≥ 1/{len(matrix)}",
                     found="λ_min = 0, with the eigenvector (1, −1)",
                     numpy=DEFINITE,

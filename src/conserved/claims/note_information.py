@@ -14,7 +14,7 @@ import numpy as np
 from conserved.claims.balls import ball, balls, number, scalar_attention, softmax_rows, surely_differs
 from conserved.claims.judging import held, judged, refuted
 from conserved.claims.ledger import claim
-from conserved.claims.polynomials import Matrix, fractions, squares
+from conserved.claims.polynomials import Matrix, fractions, squares, written
 from conserved.verdict import Evidence, Verdict, Witness
 
 
@@ -56,7 +56,7 @@ def information_bound(bound: Callable[[Channel], Any], statement: str, code: str
                     data={
                         "L": channel.length,
                         "d": 1,
-                        "X": f"uniform on {{0, …, {channel.inputs - 1}}}",
+                        "X": f"uniform on {set(range(channel.inputs))}",
                         "W": 1,
                         "λ": 1,
                     },
@@ -193,12 +193,11 @@ def entropy_bound(
         total, limit = sum(entropy(row) for row in matrix), bound(matrix)
         count += 1
         if total > limit:
-            shown = [[str(e) for e in row] for row in matrix]
             return refuted(
                 "The entropies of L rows add up; the bound has room for one.",
                 Evidence(what="H(A) of uniform attention", value=number(total), limit=number(limit)),
                 witness=Witness(
-                    data={"A": shown},
+                    data={"A": written(matrix)},
                     claimed=f"H(A) ≤ {number(limit):.4g}",
                     found=f"{number(total):.4g} = L log L",
                     numpy=ENTROPY,

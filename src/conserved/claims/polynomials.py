@@ -95,6 +95,12 @@ def fractions(rows: Any) -> Matrix:
     return np.asarray(convert(found), dtype=object)
 
 
+def written(array: Matrix) -> str:
+    """Exact numbers as a person writes them: (1, 1/2), or ((1, 0), (0, 1)) for a matrix."""
+    parts = [written(part) if isinstance(part, np.ndarray) else str(part) for part in array]
+    return f"({', '.join(parts)})"
+
+
 def rank(matrix: Matrix) -> int:
     """The rank of a matrix of fractions, exactly."""
     rows, columns = matrix.shape
