@@ -101,7 +101,8 @@ def _finished(store: Path, report: Path, order: Demonstration) -> Demo:
 
 def _prepare(store: Path, settings: Settings) -> None:
     """Begin anew unless an interrupted run of these settings can go on."""
-    asked = asdict(settings) | {"version": __version__}
+    # How many processes share the work makes no difference to what comes out.
+    asked = {key: value for key, value in asdict(settings).items() if key != "workers"} | {"version": __version__}
     if store.exists():
         check(store)
         with RunStore(store) as opened, opened.snapshot():

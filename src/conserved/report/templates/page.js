@@ -56,6 +56,10 @@
     layout.autosize = true;
     layout.height = layout.height || (box.classList.contains("small") ? 300 : 380);
     if (touched.matches) layout.dragmode = false;
+    for (const axis of Object.values(layout)) {
+      // One label a decade is too many for a range of twenty.
+      if (axis && axis.type === "log" && axis.dtick === 1) { delete axis.dtick; axis.nticks = 8; }
+    }
     if (layout.legend && layout.legend.y < 0) {
       // Below the titles of the lowest axes, however high the figure is.
       const inner = layout.height - 110;
