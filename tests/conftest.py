@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jaxtyping
 import pytest
 import torch
+
+from conserved.demo import Demo, Settings
+from conserved.demo import run as run_demo
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 """Kernels are run by Triton's interpreter: they are tested where there is no GPU to compile them for."""
@@ -16,12 +20,29 @@ torch.set_num_threads(1)
 """The tensors are tiny and the tests run on every core already."""
 
 
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Without the type checks that only the tests have."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture
 def as_users_run_it() -> Iterator[None]:
     """Without the type checks that only the tests have, so that the library's own refusals are seen."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    with unchecked():
+        yield
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """A fresh run of the demonstration, with fewer steps, figures, seeds and claims than a person would ask for."""
+    few = Settings(steps=20, watched=12, figures=("figure1", "relu-attention"), seeds=2, workers=1, claims="note.L1")
+    with unchecked():
+        return run_demo(tmp_path_factory.mktemp("demo") / "new" / "folder", few)
 
 
 @pytest.fixture(autouse=True)

@@ -146,30 +146,6 @@ def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().out == f"conserved {conserved.__version__}\n"
 
 
-@pytest.mark.slow
-def test_the_demonstration_tells_laws_from_impostors(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "demo", "--steps", "40", "--json") == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["verdict"] == "verified"
-    assert record["numbers"] == record["independent"] == 801
-    assert record["orders"]["query_key"] == pytest.approx(1, abs=0.1)
-    assert record["orders"]["not_query_key"] == pytest.approx(0, abs=0.1)
-    assert record["runs"][-1]["drift"]["class_shift"] < 1e-14
-    assert record["runs"][-1]["loss_after"] < record["runs"][-1]["loss_before"]
-
-
-@pytest.mark.slow
-def test_the_demonstration_is_readable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "demo", "--steps", "20") == 0
-    shown = capsys.readouterr().out
-    assert " a law" in shown
-    assert "an exact law" in shown
-    assert "not a law" in shown
-    assert "VERIFIED" in shown
-
-
 DISCOVER = """
 import torch
 from torch import nn

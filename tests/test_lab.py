@@ -1,12 +1,15 @@
-"""Fitted exponents and their intervals."""
+"""Fitted exponents and their intervals, and text by the stretch."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+import torch
 
+from conserved.lab.data.embedded import sequences, standard_library_text
 from conserved.lab.fits import exponent, interval
+from conserved.lab.order import Descent, slopes
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, -0.5], ids=str)
@@ -34,3 +37,20 @@ def test_an_interval_is_students() -> None:
 def test_one_value_has_no_interval_and_none_no_mean() -> None:
     assert interval([1.5]).low is None
     assert math.isnan(interval([math.nan]).value)
+
+
+def test_slopes_of_runs_recover_powers() -> None:
+    runs = [
+        Descent(step=step, steps=1, loss_before=1.0, loss_after=0.0, drift={"linear": 3 * step, "still": 2.0})
+        for step in (0.4, 0.2, 0.1)
+    ]
+    assert slopes(runs) == {"linear": pytest.approx(1), "still": pytest.approx(0)}
+
+
+def test_sequences_are_reproducible_stretches_of_the_standard_library() -> None:
+    first, second, other = sequences(3, 16, seed=1), sequences(3, 16, seed=1), sequences(3, 16, seed=2)
+    assert first.shape == (3, 16)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    text = standard_library_text(1 << 20)
+    assert all(bytes(row.tolist()) in text for row in first)

@@ -57,6 +57,6 @@ def __getattr__(name: str) -> Any:
     """Load what not every program needs when it is first asked for."""
     if name == "Monitor":
         return importlib.import_module("conserved.track").Monitor
-    if name == "attention":
-        return importlib.import_module("conserved.attention")
+    if name in ("attention", "claims"):
+        return importlib.import_module(f"conserved.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

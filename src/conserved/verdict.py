@@ -43,11 +43,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """A small example that anyone can recompute by hand: its data, what the statement says, what comes out."""
+    """A small example that anyone can recompute by hand: its data, what the statement says, what comes out.
+
+    `numpy` is the same in a few lines that can be pasted into Python, and that fail if the statement held after all.
+    """
 
     data: Mapping[str, Any]
     claimed: str
     found: str
+    numpy: str = ""
 
     def __str__(self) -> str:
         values = ", ".join(f"{key} = {value}" for key, value in self.data.items())

@@ -52,7 +52,7 @@ def examine(contents: Contents, progress: Progress | None = None) -> Findings:
     forms = [form for group in contents.laws for form in group]
     laws = prove_independent_laws(forms, contents.theta, contents.bits) if forms else None
     try:
-        patterns = _patterns(contents)
+        patterns = pieces(contents)
     except Undecided:
         patterns = []
     tiers, enclosed = [], 0.0
@@ -73,7 +73,7 @@ def _tier(contents: Contents, group: tuple[Form, ...], patterns: list[tuple[Inpu
     return (Status.VERIFIED if encloses_zero(width) else Status.INCONCLUSIVE), width
 
 
-def _patterns(contents: Contents) -> list[tuple[Input, Any]]:
+def pieces(contents: Contents) -> list[tuple[Input, Any]]:
     """Inputs that differ in their discrete tensors or in what comparisons give; one for each pattern."""
     used = sorted({contents.samples[s][0] for word in contents.words for s in word})
     found: dict[Any, tuple[Input, Any]] = {}

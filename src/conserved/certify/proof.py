@@ -242,6 +242,19 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
     return worst if worst == worst else float("inf")
 
 
+def departure(form: Form, sampled: RandomFields) -> float:
+    """The largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points prove; above zero h is no law."""
+    largest = 0.0
+    with precision(ENCLOSURE_BITS):
+        numbers = Balls()
+        for point, field in zip(sampled.points, sampled.fields, strict=True):
+            slope = numbers.array(form.gradient(point), (len(point),))
+            size = float(np.abs(slope).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
+            total = float((slope * field).sum().abs_lower())
+            largest = max(largest, total / size if size > 0 else 0.0)
+    return largest
+
+
 def encloses_zero(value: float) -> bool:
     """Whether an enclosure is as tight around zero as a law needs."""
     return value <= _ENCLOSED

@@ -9,14 +9,14 @@ from rich.console import Console
 from conserved import configured
 from conserved.attention.capture import Unheard
 from conserved.certify import Malformed
-from conserved.cli import attention, audit, certify, demo, discover, laws, reproduce
+from conserved.cli import attention, audit, certify, claims, demo, discover, laws, report, reproduce
 from conserved.cli.app import BAD_USAGE, INTERNAL, Usage, app
 from conserved.discover import Unsuitable
 from conserved.optional import Missing
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = (laws, discover, certify, audit, attention, reproduce, demo)
+COMMANDS = (laws, discover, certify, audit, attention, claims, reproduce, report, demo)
 """Importing a command registers it."""
 
 

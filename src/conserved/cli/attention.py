@@ -11,6 +11,7 @@ from rich.console import Console
 from conserved import configured
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
+from conserved.cli.storing import Store, store_record
 
 
 @app.command()
@@ -22,6 +23,7 @@ def attention(
     baselines: Annotated[bool, typer.Option(help="hold the keys against Gaussian and shuffled ones")] = True,
     low_rank: Annotated[bool, typer.Option("--low-rank", help="Show what the leading directions hold.")] = False,
     seed: Annotated[int, typer.Option(help="seed of inputs and baselines", min=0)] = 0,
+    store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe the attention of a model on an input: the energy field of every head, key coherence, entropy."""
@@ -43,6 +45,7 @@ def attention(
     say = progress()
     found = probe(model, *positional, baselines=baselines, seed=seed, progress=say, **named)
     table = low_rank_table(model, *positional, **named) if low_rank else None
+    store_record(store, "attention", target, options or [], found.record())
     if as_json:
         print_json(found.record() | ({} if table is None else {"low_rank": table.record()}))
     else:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
+from conserved.cli.storing import Store, store_record
 from conserved.recognize.registry import LOSSES
 
 
@@ -21,6 +22,7 @@ def audit(
     autocast: Annotated[str | None, typer.Option(help="compute under autocast in bfloat16 or float16")] = None,
     device: Annotated[str | None, typer.Option(help="where to compute, such as cuda")] = None,
     seed: Annotated[int, typer.Option(help="seed of inputs and targets", min=0)] = 0,
+    store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one backward pass of a model on random data and check it: gradient identities and the softmax gauge."""
@@ -35,6 +37,7 @@ def audit(
         found = trial(model, inputs_of(target, inputs), loss=loss, autocast=autocast, device=device, seed=seed)
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
         raise Usage(f"{target} cannot be run on {inputs}: {type(problem).__name__}: {problem}") from problem
+    store_record(store, "audit", target, options or [], found.record())
     if as_json:
         print_json(found.record())
     else:

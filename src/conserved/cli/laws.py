@@ -10,6 +10,7 @@ from rich.console import Console
 
 from conserved.cli.app import AsJson, Usage, app, print_json
 from conserved.cli.models import Options, Target, load_model
+from conserved.cli.storing import Store, store_record
 from conserved.recognize import recognize
 from conserved.recognize.registry import LOSSES
 from conserved.table import renderable
@@ -21,6 +22,7 @@ def laws(
     options: Options = None,
     loss: Annotated[str, typer.Option(help=f"what the model is trained with: {' or '.join(LOSSES)}")] = "regression",
     latex: Annotated[bool, typer.Option("--latex", help="Print each law as a line of LaTeX.")] = False,
+    store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
@@ -33,6 +35,7 @@ def laws(
         independent = found.independent()
     except ValueError as problem:
         reason = str(problem)
+    store_record(store, "laws", target, options or [], found.to_dict() | {"independent": independent})
     if as_json:
         print_json(
             found.to_dict()

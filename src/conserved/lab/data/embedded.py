@@ -6,11 +6,16 @@ import sysconfig
 from pathlib import Path
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from conserved.lab.data.examples import Images, Text, Unusable, as_bytes
 from conserved.optional import require
 
 _MEGABYTE = 1 << 20
+
+VOCABULARY = 256
+"""Of text by bytes."""
 
 
 def digits() -> Images:
@@ -23,6 +28,12 @@ def digits() -> Images:
 def standard_library(size: int = _MEGABYTE) -> Text:
     """The first `size` bytes of the standard library's modules, in alphabetical order, one token per byte."""
     return as_bytes("standard library", standard_library_text(size))
+
+
+def sequences(count: int, length: int, *, seed: int = 0) -> Int[Tensor, "count length"]:
+    """`count` stretches of `length` bytes from random places of the standard library's text."""
+    found = standard_library().examples(count, length=length - 1, seed=seed)
+    return torch.cat([found.inputs, found.targets[:, -1:]], dim=1)
 
 
 def standard_library_text(size: int) -> bytes:

@@ -68,6 +68,19 @@ class RunStore:
         """Whether SQLite finds the file sound."""
         return self._db.execute("pragma integrity_check").fetchone() == ("ok",)
 
+    @contextmanager
+    def snapshot(self) -> Iterator[RunStore]:
+        """The store as it is now, whatever is written meanwhile: everything read inside belongs to one moment."""
+        self._db.execute("begin")
+        try:
+            yield self
+        finally:
+            self._db.rollback()
+
+    def select(self, query: str, *given: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query on the tables of a store, for figures that are quicker to compute where the data is."""
+        return self._db.execute(query, given).fetchall()
+
     def runs(self) -> list[str]:
         """The names of all runs, oldest first."""
         return [name for (name,) in self._db.execute("select name from run order by id")]
@@ -98,7 +111,7 @@ class RunStore:
         for at, number, cause, amount in self._db.execute(
             "select step, law, cause, amount from cause where run = ?", self._id(run)
         ):
-            causes.setdefault((at, number), {})[cause] = _number(amount)
+            causes.setdefault((at, number), {})[cause] = real(amount)
         columns = ("law.name", "entry.step", "entry.law", "entry.first_order", *(f"entry.{name}" for name in FIELDS))
         rows = self._db.execute(
             f"select {', '.join(columns)} from entry join law on law.run = entry.run and law.number = entry.law "
@@ -109,9 +122,9 @@ class RunStore:
             Entry(
                 law=name,
                 step=at,
-                first_order=_number(first),
+                first_order=real(first),
                 causes=causes.get((at, number), {}),
-                **dict(zip(FIELDS, map(_number, numbers), strict=True)),
+                **dict(zip(FIELDS, map(real, numbers), strict=True)),
             )
             for name, at, number, first, *numbers in rows
         ]
@@ -127,20 +140,20 @@ class RunStore:
             f"and law.number = entry.law where entry.run = ? group by step, law.{column} order by step",
             self._id(run),
         ):
-            found.setdefault(step, {})[key] = _number(error)
+            found.setdefault(step, {})[key] = real(error)
         return found
 
     def readings(self, run: str) -> dict[int, dict[str, float]]:
         """What gauges showed, by step."""
         found: dict[int, dict[str, float]] = {}
         for step, name, value in self._db.execute("select step, name, value from reading where run = ?", self._id(run)):
-            found.setdefault(step, {})[name] = _number(value)
+            found.setdefault(step, {})[name] = real(value)
         return found
 
     def alarms(self, run: str) -> list[Alarm]:
         """Every alarm of a run."""
         return [
-            Alarm(step=step, code=code, law=law, value=_number(value), limit=_number(bound), message=message)
+            Alarm(step=step, code=code, law=law, value=real(value), limit=real(bound), message=message)
             for step, code, law, value, bound, message in self._db.execute(
                 "select step, code, law, value, bound, message from alarm where run = ? order by step", self._id(run)
             )
@@ -285,6 +298,6 @@ def _bytes(value: Tensor) -> bytes:
     return value.detach().to("cpu", torch.float64).contiguous().numpy().tobytes()
 
 
-def _number(value: float | None) -> float:
+def real(value: float | None) -> float:
     """SQLite stores NaN as null."""
     return float("nan") if value is None else float(value)

@@ -1,0 +1,210 @@
+"""Claims about the laws of a block, settled by a certificate: are these its laws, are they all, and which PDE says so.
+
+*Laws.* Quantities are maps of the parameters, as a source writes them. They are polynomials of degree two. Their
+gradients are known exactly, and a symbolic argument shows that the output does not move along them, or balls show at
+some point that a field does change them.
+
+*All of them.* The certificate proves that at most D − r independent laws exist; the rank of the quantities' gradients
+at its rational θ is computed exactly.
+
+*The constraints.* A source's PDE is linear in ∇h. At the certificate's θ its solutions have dimension D − rank C,
+exactly. They are the orthogonal complement of the gradient fields if (a) as many fields as there are constraints are
+independent, which balls prove, and (b) the solutions are the infinitesimal symmetries, which a symbolic argument shows
+to leave the output alone. Everything is analytic in θ, so the same holds on an open dense set, and for h with a
+continuous gradient that is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from conserved.certify import Certificate, certify
+from conserved.certify.certificate import pieces
+from conserved.certify.contents import Contents
+from conserved.certify.form import Form
+from conserved.certify.proof import departure, proved_by_argument, random_fields
+from conserved.claims.judging import held, judged, refuted
+from conserved.claims.polynomials import Matrix, fractions, rank
+from conserved.recognize import recognize
+from conserved.verdict import Evidence, Verdict, Witness
+
+Build = Callable[[], nn.Module]
+Parameters = Mapping[str, Tensor]
+Quantities = Callable[[Parameters], Tensor]
+"""Numbers of degree at most two in the parameters."""
+Constraints = Callable[[Parameters, Parameters], Tensor]
+"""What a PDE says vanishes, for parameters θ and the gradient of h; linear in the gradient."""
+
+
+@cache
+def certificate(build: Build, shape: tuple[int, ...], loss: str = "regression") -> Certificate:
+    """The certificate of a block; made once for all claims about it."""
+    return certify(build().double(), torch.zeros(shape, dtype=torch.float64), loss=loss)
+
+
+def named(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """A vector of all parameters as tensors by name."""
+    parts = vector.split([math.prod(shape) for shape in shapes.values()])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def forms_of(quantities: Quantities, shapes: Mapping[str, tuple[int, ...]], label: str = "h") -> list[Form]:
+    """Quantities as explicit polynomials: their gradients are affine, so values at zero and at unit vectors suffice."""
+    size = sum(math.prod(shape) for shape in shapes.values())
+    slope = torch.func.jacrev(lambda vector: quantities(named(vector, shapes)).flatten())
+    constant = slope(torch.zeros(size, dtype=torch.float64))
+    columns = torch.func.vmap(slope)(torch.eye(size, dtype=torch.float64)) - constant
+    return [
+        Form(
+            name=f"{label}[{k}]",
+            formula=label,
+            quadratic=tuple((i, j, float(columns[j, k, i])) for j, i in columns[:, k].nonzero().tolist()),
+            linear=tuple((i, float(constant[k, i])) for (i,) in constant[k].nonzero().tolist()),
+        )
+        for k in range(len(constant))
+    ]
+
+
+def gradients(forms: Sequence[Form], theta: Sequence[float]) -> Matrix:
+    """The gradients of forms at θ, exactly."""
+    point = [Fraction(value) for value in theta]
+    return np.array([form.gradient(point) for form in forms], dtype=object).reshape(len(forms), len(point))
+
+
+def proved(contents: Contents, forms: Sequence[Form]) -> bool:
+    """Whether the symbolic argument shows, for every piece of the function, that no form moves the output."""
+    return all(proved_by_argument(contents.program, forms, x, decided) for x, decided in pieces(contents))
+
+
+def laws_hold(
+    build: Build, shape: tuple[int, ...], quantities: Quantities, *, size: str, witness: Witness | None = None
+) -> Verdict:
+    """Whether all quantities are conserved."""
+    contents = certificate(build, shape).contents
+    forms = forms_of(quantities, contents.parameters)
+    # Balls first: an argument for what is no law can take long to fail.
+    sampled = random_fields(contents.program, contents.inputs, seed=1)
+    moved = [form for form in forms if departure(form, sampled) > 0]
+    if moved:
+        what = f"quantities that some field changes, by balls that exclude zero, {size}"
+        evidence = Evidence(what=what, value=f"{len(moved)} of {len(forms)}", limit="0", proof=True)
+        return refuted("Not all of them are conserved.", evidence, witness=witness)
+    if proved(contents, forms):
+        what = f"symbolic argument that the output does not move along ∇h, {len(forms)} numbers"
+        return held(f"All are laws, for {size}.", Evidence(what=what, value=size, proof=True))
+    return Verdict(status=Verdict.INCONCLUSIVE, message="Neither an argument nor a counterexample was found.")
+
+
+def all_laws(
+    build: Build,
+    shape: tuple[int, ...],
+    quantities: Quantities | None,
+    *,
+    size: str,
+    loss: str = "regression",
+    further: Quantities | None = None,
+    witness: Witness | None = None,
+) -> Verdict:
+    """Whether the quantities are all laws there are: as many independent ones as the certificate allows.
+
+    `further` are numbers that may be laws as well; if they are, and independent of the rest, the list was too short.
+    """
+    found = certificate(build, shape, loss)
+    contents = found.contents
+    forms = [] if quantities is None else forms_of(quantities, contents.parameters)
+    independent = rank(gradients(forms, contents.theta)) if forms else 0
+    at_most = Evidence(what=f"independent laws that exist at most, {size}", value=found.at_most, proof=True)
+    listed = Evidence(what="independent quantities listed", value=independent, limit=found.at_most)
+    more = found.complete or (further is not None and _adds_to(contents, forms, further, independent))
+    if found.verdict != Verdict.PROVED or (independent < found.at_most and not more):
+        return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
+    if independent == found.at_most:
+        if forms and not proved(contents, forms):
+            return laws_hold(build, shape, quantities or _nothing, size=size, witness=witness)
+        plural = "" if independent == 1 else "s"
+        exactly = f"Exactly {independent} independent law{plural} of" if independent else "No law of"
+        return held(f"{exactly} {found.parameters} parameters, for {size}.", at_most, listed)
+    short = independent < found.at_most
+    if short and further is not None:
+        listed = replace(listed, what="independent quantities listed; a further law has a symbolic argument")
+    message = "There are more laws than those listed." if short else "Fewer laws exist than are listed."
+    return refuted(message, at_most, listed, witness=witness)
+
+
+def _adds_to(contents: Contents, forms: Sequence[Form], further: Quantities, independent: int) -> bool:
+    added = forms_of(further, contents.parameters)
+    return proved(contents, added) and rank(gradients([*forms, *added], contents.theta)) > independent
+
+
+def _nothing(theta: Parameters) -> Tensor:
+    return torch.zeros(0, dtype=torch.float64)
+
+
+def constraints_characterise(
+    build: Build, shape: tuple[int, ...], constraints: Constraints, *, size: str, witness: Witness | None = None
+) -> Verdict:
+    """Whether the solutions of a PDE at θ are exactly the gradients orthogonal to all fields."""
+    found = certificate(build, shape)
+    contents, theta = found.contents, torch.tensor(found.contents.theta, dtype=torch.float64)
+    shapes = contents.parameters
+    here = named(theta, shapes)
+    matrix = torch.func.jacrev(lambda g: constraints(here, named(g, shapes)).flatten())(torch.zeros_like(theta))
+    exact = fractions(matrix.tolist())
+    solutions = found.parameters - rank(exact)
+    fields = sum(len(word) == 1 for word in contents.words)
+    moves = _symmetry_moves(build, shapes)
+    directions = gradients(moves, contents.theta)
+    solved = not moves or not (exact @ directions.T).any()
+    spanned = (rank(directions) if moves else 0) == solutions
+    unmoved = not moves or proved(contents, moves)
+    proof = found.verdict == Verdict.PROVED and solved and spanned and unmoved
+    evidence = (
+        Evidence(what=f"dimension of the solutions at a rational θ, {size}", value=solutions),
+        Evidence(what="independent gradient fields there, proved in balls", value=fields, proof=proof),
+        Evidence(what="parameters", value=found.parameters),
+        Evidence(what="solutions that are symmetries of the output, by a symbolic argument", value=len(moves)),
+    )
+    good = proof and fields + solutions == found.parameters
+    if found.verdict != Verdict.PROVED:
+        return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
+    return judged(
+        good,
+        f"The solutions are exactly the complement of the gradient fields, for {size}.",
+        "The solutions are not the complement of the gradient fields.",
+        *evidence,
+        witness=None if good else witness,
+    )
+
+
+def _symmetry_moves(build: Build, shapes: Mapping[str, tuple[int, ...]]) -> list[Form]:
+    """The directions in which the generators of the recognised symmetries move θ: the gradient of μ(θ, G) in G."""
+    laws = recognize(build().double())
+    if not len(laws):
+        return []
+    size = sum(math.prod(shape) for shape in shapes.values())
+
+    def pairing(theta: Tensor, gradient: Tensor) -> Tensor:
+        a, b = named(theta, shapes), named(gradient, shapes)
+        return torch.cat([symmetry.identity(a, b).flatten() for symmetry in laws])
+
+    slope = torch.func.jacrev(pairing, argnums=1)
+    zero = torch.zeros(size, dtype=torch.float64)
+    constant = slope(zero, zero)
+    columns = torch.func.vmap(slope, in_dims=(0, None))(torch.eye(size, dtype=torch.float64), zero) - constant
+    return [
+        Form(
+            name=f"generator {k}",
+            formula="",
+            quadratic=tuple((i, j, float(columns[j, k, i])) for j, i in columns[:, k].nonzero().tolist()),
+            linear=tuple((i, float(constant[k, i])) for (i,) in constant[k].nonzero().tolist()),
+        )
+        for k in range(len(constant))
+    ]

@@ -1,0 +1,117 @@
+"""Small training runs for claims about discrete time: a block on random regression data, and how its laws drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Watch = Callable[[dict[str, Tensor]], Tensor]
+"""Numbers made of the parameters."""
+Schedule = Callable[[int], float]
+"""The step size of step k, from 0."""
+
+
+def constant(size: float) -> Schedule:
+    """The same step size throughout."""
+    return lambda _: size
+
+
+def falling(size: float, falls: Schedule) -> Schedule:
+    """A first step size and how it goes on."""
+    return lambda k: size * falls(k)
+
+
+def scattered(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """A block with all weights of size one or so, where gradients are not small."""
+    torch.manual_seed(seed)
+    model = build().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.6 * torch.randn(parameter.shape, dtype=torch.float64))
+    return model
+
+
+def drifts(
+    build: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    watch: Watch,
+    schedule: Schedule,
+    steps: Sequence[int],
+    *,
+    stochastic: bool,
+    seed: int = 0,
+) -> list[float]:
+    """‖h(θ_k) − h(θ_0)‖ over the size of the squared weights, after so many steps of (stochastic) gradient descent.
+
+    Full-batch runs see the same inputs and targets in every step. Stochastic ones see fresh inputs and targets of pure
+    noise, so that gradients do not settle.
+    """
+    model = scattered(build, seed)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    fixed = _batch(shape, generator)
+    start = _watched(model, watch)
+    size = float(sum(p.detach().square().sum() for p in model.parameters()))
+    found = {}
+    for number in range(max(steps)):
+        x, noise = _batch(shape, generator) if stochastic else fixed
+        optimizer.zero_grad()
+        output = model(x)
+        (output - noise.expand_as(output)).square().mean().backward()
+        optimizer.param_groups[0]["lr"] = schedule(number)
+        optimizer.step()
+        if number + 1 in steps:
+            found[number + 1] = float((_watched(model, watch) - start).norm()) / size
+    return [found[step] for step in steps]
+
+
+def _batch(shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(4, *shape, generator=generator, dtype=torch.float64)
+    return x, torch.randn(4, *shape[:-1], 1, generator=generator, dtype=torch.float64)
+
+
+def _watched(model: nn.Module, watch: Watch) -> Tensor:
+    with torch.no_grad():
+        return watch(dict(model.named_parameters())).clone()
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """The p of y ∝ x^p, by least squares; NaN if some y is zero."""
+    if min(y) <= 0:
+        return math.nan
+    a = torch.tensor(x, dtype=torch.float64).log()
+    b = torch.tensor(y, dtype=torch.float64).log()
+    a = a - a.mean()
+    return float((a * (b - b.mean())).sum() / (a * a).sum())
+
+
+def flow(
+    model: nn.Module, loss: Callable[[nn.Module], Tensor], watch: Watch, *, time: float, steps: int
+) -> list[Tensor]:
+    """Follow gradient flow by the classical Runge–Kutta method; the watched numbers at every step."""
+    parameters = list(model.parameters())
+    start = [p.detach().clone() for p in parameters]
+
+    def downhill(at: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, at, strict=True):
+                parameter.copy_(value)
+        return [-g for g in torch.autograd.grad(loss(model), parameters)]
+
+    def moved(by: list[Tensor], far: float) -> list[Tensor]:
+        return [a + far * b for a, b in zip(start, by, strict=True)]
+
+    h = time / steps
+    seen = [_watched(model, watch)]
+    for _ in range(steps):
+        k1 = downhill(start)
+        k2 = downhill(moved(k1, h / 2))
+        k3 = downhill(moved(k2, h / 2))
+        k4 = downhill(moved(k3, h))
+        start = [s + h / 6 * (a + 2 * b + 2 * c + d) for s, a, b, c, d in zip(start, k1, k2, k3, k4, strict=True)]
+        downhill(start)
+        seen.append(_watched(model, watch))
+    return seen

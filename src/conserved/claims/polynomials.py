@@ -1,0 +1,127 @@
+"""Exact algebra for claims: matrices of letters whose polynomials are compared term by term, and of fractions.
+
+An identity of polynomials with rational coefficients that holds term by term holds for all real values of the letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import flint
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[Any]
+"""An array of objects: polynomials or fractions."""
+
+
+class Letters:
+    """Independent letters, arranged in matrices by name: `Letters(X=(2, 3), w=())["X"]`."""
+
+    def __init__(self, **shapes: tuple[int, ...]) -> None:
+        self._where: dict[str, tuple[int, tuple[int, ...]]] = {}
+        names: list[str] = []
+        for name, shape in shapes.items():
+            self._where[name] = (len(names), shape)
+            names += [f"{name}_{'_'.join(map(str, place))}" for place in np.ndindex(*shape)]
+        self._ring = flint.fmpq_mpoly_ctx.get(tuple(names), "lex")
+        self._letters = self._ring.gens()
+
+    def __getitem__(self, name: str) -> Matrix:
+        start, shape = self._where[name]
+        found = np.empty(shape, dtype=object)
+        for offset, place in enumerate(np.ndindex(*shape)):
+            found[place] = self._letters[start + offset]
+        return found
+
+    def scalar(self, name: str) -> Any:
+        """A letter that is not in a matrix."""
+        return self[name][()]
+
+    def gradient(self, polynomial: Any, name: str) -> Matrix:
+        """The derivatives of a polynomial in the letters of a matrix."""
+        start, shape = self._where[name]
+        found = np.empty(shape, dtype=object)
+        for offset, place in enumerate(np.ndindex(*shape)):
+            found[place] = polynomial.derivative(start + offset)
+        return found
+
+
+def arranged(rows: Sequence[Sequence[Any]]) -> Matrix:
+    """Rows of polynomials as a matrix; numpy would take a polynomial for a sequence of its terms."""
+    found = np.empty((len(rows), len(rows[0])), dtype=object)
+    for i, row in enumerate(rows):
+        for j, entry in enumerate(row):
+            found[i, j] = entry
+    return found
+
+
+def identical(left: Any, right: Any) -> bool:
+    """Whether two polynomials, or two matrices of them, agree term by term."""
+    gaps = left - right
+    return all(gap == 0 for gap in (gaps.ravel().tolist() if isinstance(gaps, np.ndarray) else [gaps]))
+
+
+def times(factor: Any, matrix: Matrix) -> Matrix:
+    """A polynomial times a matrix of them; numpy would take the polynomial for a sequence."""
+    found: Matrix = np.frompyfunc(lambda entry: factor * entry, 1, 1)(matrix)
+    return found
+
+
+def trace(matrix: Matrix) -> Any:
+    """The sum of the diagonal."""
+    return sum(matrix[i, i] for i in range(len(matrix)))
+
+
+def squares(matrix: Matrix) -> Any:
+    """‖M‖_F²."""
+    return sum(entry * entry for entry in matrix.ravel().tolist())
+
+
+def determinant(matrix: Matrix) -> Any:
+    """By expansion along the first row, which needs no division; for the few rows that letters allow."""
+    if len(matrix) == 1:
+        return matrix[0, 0]
+    rest = np.arange(len(matrix))
+    return sum((-1) ** j * matrix[0, j] * determinant(matrix[1:][:, rest != j]) for j in range(len(matrix)))
+
+
+def fractions(rows: Any) -> Matrix:
+    """A matrix of exact fractions."""
+    found = np.array(rows, dtype=object)
+    convert: Callable[[Any], Any] = np.frompyfunc(Fraction, 1, 1)
+    return np.asarray(convert(found), dtype=object)
+
+
+def written(array: Matrix) -> str:
+    """Exact numbers as a person writes them: (1, 1/2), or ((1, 0), (0, 1)) for a matrix."""
+    parts = [written(part) if isinstance(part, np.ndarray) else str(part) for part in array]
+    return f"({', '.join(parts)})"
+
+
+def rank(matrix: Matrix) -> int:
+    """The rank of a matrix of fractions, exactly."""
+    rows, columns = matrix.shape
+    if not rows or not columns:
+        return 0
+    entries = [flint.fmpq(e.numerator, e.denominator) for e in fractions(matrix).ravel().tolist()]
+    return int(flint.fmpq_mat(rows, columns, entries).rank())
+
+
+def exact_determinant(matrix: Matrix) -> Fraction:
+    """The determinant of a matrix of fractions, exactly."""
+    entries = [flint.fmpq(e.numerator, e.denominator) for e in fractions(matrix).ravel().tolist()]
+    found = flint.fmpq_mat(len(matrix), len(matrix), entries).det()
+    return Fraction(int(found.p), int(found.q))
+
+
+def positive_semidefinite(matrix: Matrix) -> bool:
+    """Whether a symmetric matrix of fractions has no negative eigenvalue: all principal minors are ≥ 0."""
+    size = len(matrix)
+    for chosen in range(1, 2**size):
+        places = [i for i in range(size) if chosen >> i & 1]
+        if exact_determinant(matrix[np.ix_(places, places)]) < 0:
+            return False
+    return True

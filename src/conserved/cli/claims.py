@@ -1,0 +1,158 @@
+"""Run what the sources claim, and show the verdicts."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
+from conserved.verdict import Status
+
+STYLES = {
+    Status.PROVED: "bold green",
+    Status.VERIFIED: "green",
+    Status.REFUTED: "bold red",
+    Status.INCONCLUSIVE: "yellow",
+}
+
+
+@app.command()
+def claims(
+    pattern: Annotated[
+        str | None, typer.Argument(help="a code (note.L10), the beginning of codes (paper.T4), or *.corrected")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the claims without running them.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a verdict is not the recorded one.")] = False,
+    store: Annotated[Path | None, typer.Option(help="keep the outcomes in this run store")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the claims of the papers, the blog post and the notes, and say which hold."""
+    from conserved.claims.ledger import NoSuchClaim, claims, outcomes
+
+    try:
+        chosen = claims(pattern)
+    except NoSuchClaim as problem:
+        raise Usage(str(problem)) from None
+    if listing:
+        _list(chosen, as_json)
+        return
+    with _progress(len(chosen)) as tell:
+        found = list(outcomes(chosen, progress=tell))
+    if store is not None:
+        from conserved.track.sinks.sqlite import store_document
+
+        for outcome in found:
+            store_document(store, "claim", outcome.claim.code, outcome.record())
+    changed = [outcome for outcome in found if outcome.changed]
+    broken = [outcome for outcome in found if outcome.failure]
+    if as_json:
+        print_json(
+            {
+                "claims": [outcome.record() for outcome in found],
+                "counts": _counts(found),
+                "changed": [outcome.claim.code for outcome in changed],
+                "failed": [outcome.claim.code for outcome in broken],
+            }
+        )
+    else:
+        console = Console()
+        console.print(_detail(found[0]) if len(found) == 1 else _table(found))
+        for outcome in broken:
+            console.print(Text(f"{outcome.claim.code} did not come to an end: {outcome.failure}", style="red"))
+        for outcome in changed if strict else ():
+            was = outcome.recorded or "not recorded"
+            line = f"{outcome.claim.code} is {outcome.verdict.status.value}; it was {was}"
+            console.print(Text(line, style="red"), soft_wrap=True)
+    if broken or (strict and changed):
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+def _counts(found: list[Any]) -> dict[str, int]:
+    counted = Counter(outcome.verdict.status.value for outcome in found)
+    return {status.value: counted[status.value] for status in Status}
+
+
+def _list(chosen: list[Any], as_json: bool) -> None:
+    if as_json:
+        fields = ("code", "title", "statement", "hypotheses", "source", "place", "corrected_by", "corrects", "slow")
+        print_json({"claims": [{field: getattr(claim, field) for field in fields} for claim in chosen]})
+        return
+    console = Console()
+    for source, group in itertools.groupby(chosen, key=lambda claim: claim.source):
+        table = Table(box=None, pad_edge=False, show_header=False, title=source, title_justify="left")
+        for claim in group:
+            table.add_row(claim.code, Text(claim.title))
+        console.print(table)
+
+
+def _table(found: list[Any]) -> RenderableType:
+    parts: list[RenderableType] = []
+    for source, group in itertools.groupby(found, key=lambda outcome: outcome.claim.source):
+        table = Table(box=None, pad_edge=False, show_header=False, title=source, title_justify="left")
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for outcome in group:
+            status = outcome.verdict.status
+            title = Text(outcome.claim.title)
+            if outcome.claim.corrected_by and status is Status.REFUTED:
+                title.append(f" → {outcome.claim.corrected_by}", style="dim")
+            table.add_row(outcome.claim.code, Text(status.value, style=STYLES[status]), title)
+        parts += [table, Text()]
+    summary = ", ".join(f"{count} {status}" for status, count in _counts(found).items() if count)
+    seconds = sum(outcome.seconds for outcome in found)
+    parts.append(Text(f"{len(found)} claims in {seconds:.0f} s: {summary}", style="bold"))
+    return Group(*parts)
+
+
+def _detail(outcome: Any) -> RenderableType:
+    """Everything about one claim."""
+    claim, verdict = outcome.claim, outcome.verdict
+    parts: list[RenderableType] = [
+        Text(f"{claim.code}  {claim.title}", style="bold"),
+        Text(f"{claim.source}, {claim.place}", style="dim"),
+        Text(f"\n{claim.statement}"),
+    ]
+    if claim.hypotheses:
+        parts.append(Text(f"Given: {claim.hypotheses}"))
+    parts += [Text(f"  {line}", style="dim") for line in claim.latex]
+    parts.append(Text.assemble("\n", (verdict.status.value.upper(), STYLES[verdict.status]), f": {verdict.message}"))
+    parts += [Text(f"  {'proof: ' if item.proof else ''}{item}") for item in verdict.evidence]
+    if verdict.witness is not None:
+        witness = verdict.witness
+        parts.append(Text("\nWitness", style="bold"))
+        parts += [Text(f"  {name} = {value}") for name, value in witness.data.items()]
+        parts.append(Text(f"  claimed: {witness.claimed}\n  found:   {witness.found}"))
+        if witness.numpy:
+            parts += [Text("\nIn NumPy", style="bold"), Syntax(witness.numpy, "python", background_color="default")]
+    if claim.corrected_by:
+        parts.append(Text(f"\nWhat holds instead: {claim.corrected_by}"))
+    if claim.corrects:
+        parts.append(Text(f"\nReplaces {claim.corrects}"))
+    return Group(*parts)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """A bar on a terminal, a line for each claim elsewhere; both on standard error."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
+        yield lambda claim, place, count: errors.print(
+            f"{place + 1}/{count} {claim.code} {claim.title}", markup=False, highlight=False, soft_wrap=True
+        )
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("claims", total=total)
+        yield lambda claim, place, count: bar.update(task, completed=place, description=claim.code)

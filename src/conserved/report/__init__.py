@@ -1,0 +1,24 @@
+"""From a run store to one HTML file that works offline: verdicts, plots, laws, claims, audits, attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conserved.report.contents import Contents, NotAStore, read
+from conserved.report.page import Unwritable, rendered, written
+
+__all__ = ["Contents", "NotAStore", "Unwritable", "write_report"]
+
+
+def write_report(
+    store: str | Path, output: str | Path = "report.html", *, title: str | None = None, command: str | None = None
+) -> Contents:
+    """Write the report of a store, in place of one that is there, and say what is in it.
+
+    The file needs no network and loads nothing. NotAStore or FileNotFoundError if there is no store, Unwritable if
+    the report cannot be put where it should go; an earlier report is then left as it was.
+    """
+    contents = read(store)
+    said = command or f"conserved report {Path(store).name} -o {Path(output).name}"
+    written(rendered(contents, title=title or "What training conserved", command=said), output)
+    return contents

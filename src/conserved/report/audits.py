@@ -1,0 +1,176 @@
+"""Audits of backward passes: every identity's residual against what rounding explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conserved.report.plot import Axis, Plot
+from conserved.report.table import Table
+from conserved.verdict import Status
+
+_DRAWN = 1500
+"""Identities that are drawn; failures come first in a record, so the ones left out held."""
+
+_MARKS = (("holds", "circle", "var(--line-1)", True), ("does not hold", "x", "var(--refuted)", False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSection:
+    """One audit, failures first."""
+
+    name: str
+    status: Status
+    message: str
+    worst: float | None
+    precision: str
+    identities: int
+    failed: int
+    plot: Plot | None
+    failures: Table | None
+    families: Table
+    findings: Table | None
+    gauge: Table | None
+    gauge_message: str
+    unclaimed: int
+    blind: str
+    expected: str
+    """What the audit was expected to find, where something was planted for it."""
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether it came out as expected: clean, unless something else is said."""
+        return self.status.value == self.expected if self.expected else self.status is Status.VERIFIED
+
+
+def audit_section(name: str, content: Mapping[str, Any]) -> AuditSection:
+    """A section from an audit's record, or a trial's, which has the softmax gauge beside it."""
+    rows: Sequence[Mapping[str, Any]] = content["rows"]
+    failed = [row for row in rows if not row["ok"]]
+    findings = [(item["parameter"], item["trouble"]) for item in content.get("findings") or ()]
+    gauge = content.get("gauge") or {}
+    status = Status(content["status"])
+    if status is not Status.REFUTED and not content.get("ok", True):
+        status = Status(gauge["status"]) if gauge.get("status") == "refuted" else status
+    return AuditSection(
+        name=name,
+        status=status,
+        message=str(content.get("message", "")),
+        worst=content.get("worst"),
+        precision=str(content.get("precision", "")),
+        identities=len(rows),
+        failed=len(failed),
+        plot=_residuals(name, rows) if rows else None,
+        failures=_failures(failed) if failed else None,
+        families=_families(rows),
+        findings=Table.of(("parameter", "its gradient"), findings, 100) if findings else None,
+        gauge=_gauge(gauge["rows"]) if gauge.get("rows") else None,
+        gauge_message=str(gauge.get("message", "")),
+        unclaimed=len(content.get("unclaimed") or ()),
+        blind=str(content.get("not_seen", "")),
+        expected=str(content.get("expected", "")),
+    )
+
+
+def _failures(failed: Sequence[Mapping[str, Any]]) -> Table:
+    return Table.of(
+        ("identity", "residual", "rounding explains", "this suggests", "between"),
+        [
+            (
+                row["name"],
+                row["residual"],
+                row["tolerance"],
+                " ".join(row.get("suggests") or ()),
+                ", ".join(row.get("parameters") or ()),
+            )
+            for row in failed
+        ],
+        100,
+    )
+
+
+def _families(rows: Sequence[Mapping[str, Any]]) -> Table:
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault(str(row["family"]), []).append(row)
+    return Table.of(
+        ("law", "identities", "fail", "largest residual", "rounding explains"),
+        [
+            (
+                family,
+                len(members),
+                sum(not row["ok"] for row in members),
+                max((_magnitude(row["residual"]) for row in members), default=None),
+                max((float(row["tolerance"]) for row in members), default=None),
+            )
+            for family, members in grouped.items()
+        ],
+    )
+
+
+def _magnitude(residual: Any) -> float:
+    """A residual that is not a number counts as the largest."""
+    value = float("nan") if residual is None else float(residual)
+    return math.inf if math.isnan(value) else value
+
+
+def _gauge(rows: Sequence[Mapping[str, Any]]) -> Table:
+    columns = ("name", "head", "residual", "tolerance", "ok")
+    return Table.of(
+        ("attention", "head", "Σ of key gradients, relative", "rounding explains", "holds"),
+        [tuple(row.get(column) for column in columns) for row in rows],
+        60,
+    )
+
+
+def _residuals(name: str, rows: Sequence[Mapping[str, Any]]) -> Plot:
+    drawn = rows[:_DRAWN]
+    traces: list[dict[str, Any]] = []
+    for label, symbol, shade, ok in _MARKS:
+        chosen = [(place, row) for place, row in enumerate(drawn, 1) if bool(row["ok"]) is ok]
+        if chosen:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": label,
+                    "x": [place for place, _ in chosen],
+                    # An exact zero has no place on a logarithmic axis; it is drawn where no float64 residual is.
+                    "y": [max(_drawable(row["residual"]), 1e-18) for _, row in chosen],
+                    "text": [str(row["name"]) for _, row in chosen],
+                    "hovertemplate": "%{text}<br>residual %{y:.2e}<extra></extra>",
+                    "marker": {"symbol": symbol, "color": shade, "size": 7 if ok else 10},
+                }
+            )
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "what rounding explains",
+            "x": list(range(1, len(drawn) + 1)),
+            "y": [float(row["tolerance"]) for row in drawn],
+            "line": {"dash": "dot", "shape": "hvh", "color": "var(--muted)"},
+            "hoverinfo": "skip",
+        }
+    )
+    failed = sum(not row["ok"] for row in rows)
+    cut = f" The first {len(drawn):,} of {len(rows):,} are drawn." if len(drawn) < len(rows) else ""
+    return Plot(
+        anchor=f"audit-{name}",
+        title="Residual of every gradient identity",
+        alt=f"Residuals of {len(rows):,} identities, worst first, with what rounding explains; {failed:,} lie above.",
+        caption=f"One mark for each identity μ(θ, G) = 0, failures and worst first.{cut}",
+        data=traces,
+        layout={
+            "xaxis": Axis("identity").layout(),
+            "yaxis": Axis("relative residual", log=True).layout(),
+        },
+    )
+
+
+def _drawable(residual: Any) -> float:
+    """What is not finite is drawn at the largest residual there can be."""
+    value = _magnitude(residual)
+    return 1.0 if math.isinf(value) else value

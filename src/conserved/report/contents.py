@@ -1,0 +1,171 @@
+"""What a report shows, read from a run store in one moment, also while others write to it."""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from conserved.report.audits import AuditSection, audit_section
+from conserved.report.claimcards import ClaimCard, claim_card
+from conserved.report.heads import AttentionSection, attention_section
+from conserved.report.lawtables import LawSection, law_section
+from conserved.report.plot import Plot, from_document
+from conserved.report.watched import RunSection, run_section
+from conserved.track.sinks import RunStore
+from conserved.track.sinks.digest import digest
+
+T = TypeVar("T")
+
+MOST_RUNS = 12
+"""Watched runs with a section of their own, the latest; a run is half a dozen plots."""
+
+
+class NotAStore(ValueError):
+    """The file named as a run store is not one; the message says what it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A record that is in the store and not in the report, and why."""
+
+    kind: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """Everything a report shows."""
+
+    store: str
+    written: str
+    """When the latest record was made."""
+    found: tuple[str, ...]
+    """Sentences of the demonstration, computed from its records."""
+    laws: tuple[LawSection, ...]
+    figures: tuple[Plot, ...]
+    runs: tuple[RunSection, ...]
+    claims: tuple[ClaimCard, ...]
+    audits: tuple[AuditSection, ...]
+    attention: tuple[AttentionSection, ...]
+    trajectories: int
+    left_out: tuple[LeftOut, ...]
+    versions: tuple[tuple[str, str], ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.laws or self.figures or self.runs or self.claims or self.audits or self.attention)
+
+    def counts(self) -> dict[str, int]:
+        """How many of each there are."""
+        names = ("laws", "figures", "runs", "claims", "audits", "attention")
+        return {name: len(getattr(self, name)) for name in names} | {"trajectories": self.trajectories}
+
+
+def read(path: str | Path) -> Contents:
+    """The contents of a store; NotAStore or FileNotFoundError where there is none."""
+    path = Path(path)
+    check(path)
+    with RunStore(path) as store, store.snapshot():
+        known = {name for (name,) in store.select("select name from sqlite_master where type = 'table'")}
+        left: list[LeftOut] = []
+        runs = store.runs() if "run" in known else []
+        left += [
+            LeftOut(kind="run", name=name, reason=f"only the latest {MOST_RUNS} have a section")
+            for name in runs[:-MOST_RUNS]
+        ]
+        return Contents(
+            store=path.name,
+            written=_written(store, known),
+            found=_found(store.documents("demo")),
+            laws=_each(store, "laws", law_section, left),
+            figures=_figures(store, left),
+            runs=tuple(run_section(digest(store, name)) for name in runs[-MOST_RUNS:]),
+            claims=_each(store, "claim", claim_card, left),
+            audits=_each(store, "audit", audit_section, left),
+            attention=_each(store, "attention", attention_section, left),
+            trajectories=len(store.documents("trajectory")),
+            left_out=tuple(left),
+            versions=_versions(),
+        )
+
+
+def check(path: Path) -> None:
+    """Refuse what is not a run store without changing it; a file of no bytes is a store in which nothing is yet."""
+    if path.is_dir():
+        raise NotAStore(f"{path} is a folder; name the run store in it, such as {path / 'store.db'}.")
+    if not path.exists():
+        raise FileNotFoundError(f"There is no run store at {path}.")
+    try:
+        db = sqlite3.connect(path, timeout=60.0)
+        try:
+            tables = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
+        finally:
+            db.close()
+    except sqlite3.DatabaseError as problem:
+        raise NotAStore(f"{path} is not a run store ({problem}).") from problem
+    if tables and not tables & {"run", "document"}:
+        listing = ", ".join(sorted(tables)[:5])
+        raise NotAStore(f"{path} is an SQLite database, but not a run store: it has the tables {listing}.")
+
+
+def _each(
+    store: RunStore, kind: str, shape: Callable[[str, Mapping[str, Any]], T], left: list[LeftOut]
+) -> tuple[T, ...]:
+    return tuple(_shaped(kind, store.documents(kind).items(), shape, left))
+
+
+def _shaped(
+    kind: str,
+    documents: Iterable[tuple[str, Mapping[str, Any]]],
+    shape: Callable[[str, Mapping[str, Any]], T],
+    left: list[LeftOut],
+) -> list[T]:
+    """Records as sections; one that is damaged or of another version is named and does not sink the rest."""
+    found: list[T] = []
+    for name, content in documents:
+        try:
+            found.append(shape(name, content))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
+            left.append(LeftOut(kind=kind, name=name, reason=f"{type(problem).__name__}: {problem}"))
+    return found
+
+
+def _figures(store: RunStore, left: list[LeftOut]) -> tuple[Plot, ...]:
+    """The figures that were stored."""
+    return tuple(_shaped("figure", store.documents("figure").items(), from_document, left))
+
+
+def _found(documents: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    headline = documents.get("summary", {}).get("headline") or ()
+    return tuple(str(sentence) for sentence in headline)
+
+
+def _written(store: RunStore, known: set[str]) -> str:
+    """The moment of the latest record, as far as the store knows."""
+    columns = {"document": "written", "step": "written", "run": "started"}
+    moments = [
+        store.select(f"select max({column}) from {table}")[0][0] for table, column in columns.items() if table in known
+    ]
+    latest = max((moment for moment in moments if moment is not None), default=None)
+    return "" if latest is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(latest))
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    from conserved.version import __version__
+
+    found = [("conserved", __version__), ("Python", platform.python_version())]
+    for package in ("torch", "numpy", "plotly"):
+        try:
+            found.append((package, version(package)))
+        except PackageNotFoundError:
+            continue
+    found.append(("system", f"{platform.system()} {platform.machine()}"))
+    return tuple(found)

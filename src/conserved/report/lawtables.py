@@ -1,0 +1,91 @@
+"""Law sets of the store as tables: what is conserved, where, and how many numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conserved.laws import LawSet
+from conserved.report.plot import Axis, Plot
+from conserved.report.table import Table
+from conserved.table import rows, totals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawSection:
+    """The laws of one model."""
+
+    name: str
+    laws: int
+    numbers: int
+    independent: int | None
+    sentence: str
+    table: Table
+    dropped: Table
+    unclaimed: Table
+    plot: Plot | None
+
+
+def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
+    """A law set from its record; layers and heads that share a law are one row."""
+    found = LawSet.from_dict(content)
+    counted = content.get("independent")
+    independent = int(counted) if isinstance(counted, int) else None
+    folded = rows(found.symmetries)
+    return LawSection(
+        name=name,
+        laws=len(found),
+        numbers=found.numbers,
+        independent=independent,
+        sentence=totals(found.symmetries, independent),
+        table=Table.of(
+            ("law", "where", "numbers", "copies", "group", "holds", "what is conserved"),
+            [
+                (
+                    row.family,
+                    row.block,
+                    row.numbers,
+                    row.copies,
+                    row.group,
+                    "exactly" if row.epsilon == 0 else f"up to ε = {row.epsilon:g}",
+                    row.formula,
+                )
+                for row in folded
+            ],
+        ),
+        dropped=Table.of(("law", "why it is not kept"), [(item.name, item.reason) for item in found.dropped], 100),
+        unclaimed=Table.of(("parameter",), [(item,) for item in found.unclaimed], 100),
+        plot=_numbers_by_family(name, found) if len(found) else None,
+    )
+
+
+def _numbers_by_family(name: str, found: LawSet) -> Plot:
+    count: Counter[str] = Counter()
+    for symmetry in found:
+        count[symmetry.family] += symmetry.numbers
+    ranked = sorted(count.items(), key=lambda item: item[1])[-30:]
+    listing = ", ".join(f"{family} {numbers:,}" for family, numbers in reversed(ranked))
+    return Plot(
+        anchor=f"laws-{name}",
+        title="Conserved numbers by law",
+        alt=f"Bars of how many conserved numbers each law of {name} holds: {listing}.",
+        data=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "x": [numbers for _, numbers in ranked],
+                "y": [family for family, _ in ranked],
+                "text": [f"{numbers:,}" for _, numbers in ranked],
+                "textposition": "outside",
+                "cliponaxis": False,
+                "hovertemplate": "%{y}: %{x:,} numbers<extra></extra>",
+            }
+        ],
+        layout={
+            "xaxis": Axis("conserved numbers").layout(),
+            "yaxis": {"automargin": True, "type": "category"},
+            "height": 110 + 26 * len(ranked),
+        },
+    )

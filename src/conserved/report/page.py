@@ -1,0 +1,175 @@
+"""One HTML file from the contents of a store: everything inside, nothing fetched, everything from elsewhere escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from conserved.report.contents import Contents
+from conserved.report.numerals import numeral
+from conserved.report.plot import Plot
+from conserved.report.summary import headlines
+from conserved.report.table import Table
+
+SECTIONS = {
+    "papers": "The papers' figures, measured again",
+    "beyond": "Beyond the papers",
+    "attention": "Figures of attention",
+    "audit": "Figures of audits",
+    "": "Other figures",
+}
+"""Where figures go, in this order."""
+
+
+class Unwritable(OSError):
+    """The report cannot be written where it was asked for."""
+
+
+class Anchors:
+    """Names as identifiers of the page: letters, digits and dashes, each one once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        """The identifier of a name, the same every time."""
+        if name not in self._known:
+            stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "item"
+            taken = set(self._known.values())
+            number = next(n for n in range(1, len(taken) + 2) if (stem if n == 1 else f"{stem}-{n}") not in taken)
+            self._known[name] = stem if number == 1 else f"{stem}-{number}"
+        return self._known[name]
+
+
+def rendered(contents: Contents, *, title: str, command: str) -> str:
+    """The page as text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("conserved.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    anchor = Anchors()
+    for name in ("summary", "figures", "runs", "claims", "audits", "attention", "laws", "provenance", "content"):
+        anchor(name)
+    environment.filters["numeral"] = numeral
+    environment.filters["anchor"] = anchor
+    environment.globals["in_numbers"] = in_numbers
+    drawn = {anchor(plot.anchor): plot.specification() for plot in plots(contents)}
+    scripts = {"theme": _source("theme.js"), "plotly": _plotly(), "page": _source("page.js")}
+    figures = {
+        heading: found
+        for section, heading in SECTIONS.items()
+        if (found := [plot for plot in contents.figures if _section(plot) == section])
+    }
+    return environment.get_template("page.html.j2").render(
+        contents=contents,
+        title=title,
+        command=command,
+        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        headlines=headlines(contents),
+        figures=figures,
+        codes={card.code for card in contents.claims},
+        style=Markup(_source("style.css")),
+        scripts={name: Markup(text) for name, text in scripts.items()},
+        hashes=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),
+        data=script_json(drawn),
+    )
+
+
+def plots(contents: Contents) -> Iterator[Plot]:
+    """Every plot of a report."""
+    yield from contents.figures
+    yield from (section.plot for section in contents.laws if section.plot)
+    for run in contents.runs:
+        yield from (plot for plot in (run.errors, run.causes, run.readings, *run.ledgers) if plot)
+    yield from (section.plot for section in contents.audits if section.plot)
+    for probe in contents.attention:
+        yield from probe.plots
+
+
+def in_numbers(plot: Plot) -> Table:
+    """A plot as a table: its own, or a row for every line with where it starts, ends and lies between."""
+    if plot.table is not None:
+        return plot.table
+    rows = []
+    for number, trace in enumerate(plot.data, 1):
+        values = list(_flat(trace.get("z", trace.get("x" if trace.get("orientation") == "h" else "y"))))
+        row = [str(trace.get("name") or f"series {number}"), len(values)]
+        rows.append([*row, *((values[0], values[-1], min(values), max(values)) if values else (None,) * 4)])
+    return Table.of(("series", "points", "first", "last", "least", "largest"), rows, 60)
+
+
+def _flat(values: Any) -> Iterator[float]:
+    if isinstance(values, list | tuple):
+        for value in values:
+            yield from _flat(value)
+    elif isinstance(values, int | float) and not isinstance(values, bool) and math.isfinite(values):
+        yield float(values)
+
+
+def script_json(data: Any) -> Markup:
+    """JSON that cannot end the script element it stands in, nor break a line where JavaScript would not."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def written(text: str, output: str | Path) -> Path:
+    """Put the page in its place, whole or not at all; what was there before stays until then."""
+    path = Path(output)
+    if path.is_dir():
+        raise Unwritable(f"{path} is a folder; name a file in it, such as {path / 'report.html'}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as problem:
+        raise Unwritable(f"{path} cannot be written: {problem.strerror or problem}.") from problem
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except OSError as problem:
+        Path(temporary).unlink(missing_ok=True)
+        raise Unwritable(f"{path} cannot be written: {problem.strerror or problem}.") from problem
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _section(plot: Plot) -> str:
+    return plot.section if plot.section in SECTIONS else ""
+
+
+def _source(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8").strip()
+
+
+def _plotly() -> str:
+    """The library as its package brings it, made fit to stand inside a page."""
+    from plotly.offline import get_plotlyjs
+
+    text: str = get_plotlyjs()
+    text = re.sub(r"<(/?script|!--)", r"\\x3c\1", text, flags=re.IGNORECASE)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,192 @@
+"""Runs under a Monitor: errors over steps, the exact ledger by family, causes, readings and alarms."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conserved.report.numerals import numeral, shown, without_folders
+from conserved.report.plot import Axis, Plot, line
+from conserved.report.table import Table
+from conserved.track.sinks.digest import Digest, FamilyStep
+from conserved.verdict import Status
+
+_FAMILIES_DRAWN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSection:
+    """One watched run."""
+
+    name: str
+    status: Status
+    message: str
+    started: str
+    steps: int
+    shown: int
+    laws: int
+    skipped: int
+    config: Table | None
+    errors: Plot | None
+    ledgers: tuple[Plot, ...]
+    causes: Plot | None
+    readings: Plot | None
+    last: Table | None
+    drifts: Table | None
+    alarms: Table | None
+    alarm_count: int
+
+
+def run_section(run: Digest) -> RunSection:
+    """A section from a run's digest; its verdict is whether the account closed to rounding in every step."""
+    status, message = _judged(run)
+    config = [(str(key), shown(value)) for key, value in without_folders(run.config).items()]
+    drawn = sorted(run.ledger, key=lambda family: -_peak(run.ledger[family]))[:_FAMILIES_DRAWN]
+    return RunSection(
+        name=run.name,
+        status=status,
+        message=message,
+        started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started)),
+        steps=run.steps,
+        shown=len(run.shown),
+        laws=run.laws,
+        skipped=run.skipped,
+        config=Table.of(("setting", "value"), config, 100) if config else None,
+        errors=_errors(run) if run.errors else None,
+        ledgers=tuple(_ledger(run, family) for family in sorted(drawn)),
+        causes=_causes(run) if run.totals else None,
+        readings=_readings(run) if run.readings else None,
+        last=_last(run) if run.ledger else None,
+        drifts=_drifts(run) if run.drifts else None,
+        alarms=_alarms(run) if run.alarms else None,
+        alarm_count=run.alarm_count,
+    )
+
+
+def _judged(run: Digest) -> tuple[Status, str]:
+    if not run.steps or (run.worst is None and not run.not_finite):
+        return Status.INCONCLUSIVE, "No step has been recorded yet."
+    if run.not_finite:
+        return Status.REFUTED, f"{run.not_finite:,} rows of the ledger are not finite: the run has diverged."
+    assert run.worst is not None
+    excess, law, step = run.worst
+    if run.alarm_count or excess > 1:
+        many = f"{run.alarm_count:,} alarms. " if run.alarm_count else ""
+        return Status.REFUTED, f"{many}The residual of {law} in step {step} is {numeral(excess)} times rounding."
+    return (
+        Status.VERIFIED,
+        f"The account closes: in all {run.steps:,} steps and {run.laws:,} laws what is neither first nor second order "
+        f"is at most {numeral(excess)} of what rounding explains.",
+    )
+
+
+def _peak(steps: Sequence[FamilyStep]) -> float:
+    found = [abs(step.numbers["observed"]) for step in steps]
+    return max((math.inf if math.isnan(value) else value for value in found), default=0.0)
+
+
+def _positive(values: Sequence[float]) -> list[float | None]:
+    """Magnitudes for a logarithmic axis, where zero has no place."""
+    return [abs(value) if value == value and value != 0 else None for value in values]
+
+
+def _errors(run: Digest) -> Plot:
+    last = {family: values[-1] for family, values in run.errors.items()}
+    listing = ", ".join(f"{family} {numeral(value)}" for family, value in last.items())
+    return Plot(
+        anchor=f"run-{run.name}-errors",
+        title="Relative error of the laws",
+        alt=f"Lines of the error of equation (10) over {run.steps:,} steps by law; at the end: {listing}.",
+        caption="Equation (10): mean of ‖h(θ_k) − h(θ_0)‖ / ‖h(θ_0)‖ over the laws of a kind.",
+        data=[line(family, run.shown, _positive(values)) for family, values in run.errors.items()],
+        layout={"xaxis": Axis("step").layout(), "yaxis": Axis("error", log=True).layout(), "hovermode": "x unified"},
+    )
+
+
+def _ledger(run: Digest, family: str) -> Plot:
+    steps = run.ledger[family]
+    x = [step.step for step in steps]
+    lines: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("observed", "observed", {}),
+        ("first order", "first_order", {"dash": "dash"}),
+        ("second order", "second_order", {"dash": "dashdot"}),
+        ("residual", "residual", {"width": 1.5}),
+        ("rounding", "bound", {"dash": "dot", "width": 1.5, "color": "var(--muted)"}),
+    )
+    data = [
+        line(title, x, _positive([step.numbers[field] for step in steps]), line=style) for title, field, style in lines
+    ]
+    final = steps[-1].numbers
+    return Plot(
+        anchor=f"run-{run.name}-ledger-{family}",
+        title=family,
+        alt=(
+            f"Lines of the change of {family} in each step and its parts. In the last step shown: observed "
+            f"{numeral(final['observed'])}, first order {numeral(final['first_order'])}, second order "
+            f"{numeral(final['second_order'])}, residual {numeral(final['residual'])}."
+        ),
+        data=data,
+        layout={
+            "xaxis": Axis("step").layout(),
+            "yaxis": Axis("|change in the step|", log=True).layout(),
+            "hovermode": "x unified",
+        },
+        small=True,
+    )
+
+
+def _causes(run: Digest) -> Plot:
+    return Plot(
+        anchor=f"run-{run.name}-causes",
+        title="What the first-order change is due to",
+        alt=f"Lines over steps of the first-order change by cause: {', '.join(run.totals)}.",
+        caption="Magnitudes added over all laws. Plain gradient descent has none of this; the optimizer puts it there.",
+        data=[line(cause, run.shown, _positive(values)) for cause, values in run.totals.items()],
+        layout={
+            "xaxis": Axis("step").layout(),
+            "yaxis": Axis("Σ |first order|", log=True).layout(),
+            "hovermode": "x unified",
+        },
+    )
+
+
+def _readings(run: Digest) -> Plot:
+    return Plot(
+        anchor=f"run-{run.name}-readings",
+        title="Readings",
+        alt=f"Lines over steps of {', '.join(run.readings)}.",
+        data=[line(name, run.shown, list(values)) for name, values in list(run.readings.items())[:40]],
+        layout={"xaxis": Axis("step").layout(), "yaxis": Axis("value").layout(), "hovermode": "x unified"},
+    )
+
+
+def _last(run: Digest) -> Table:
+    """The ledger of the last step that was written."""
+    causes = list(run.totals)
+    rows: list[list[Any]] = []
+    for family, steps in run.ledger.items():
+        one = steps[-1]
+        fields = ("observed", "first_order", "second_order", "residual", "bound")
+        rows.append(
+            [family, one.law, *(one.numbers[field] for field in fields), *(one.causes.get(cause) for cause in causes)]
+        )
+    parts = ("observed", "= first order", "+ second order", "+ residual", "rounding")
+    return Table.of(("kind", "law that changed most", *parts, *(f"first order: {cause}" for cause in causes)), rows)
+
+
+def _drifts(run: Digest) -> Table:
+    return Table.of(
+        ("kind", "laws", "error of eq. (10)", "law that drifted most", "drift since the start", "accounted for"),
+        [(one.family, one.laws, one.error, one.law, one.drift, one.predicted) for one in run.drifts],
+    )
+
+
+def _alarms(run: Digest) -> Table:
+    return Table.of(
+        ("step", "code", "law", "value", "limit", "what to look at"),
+        [(alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit, alarm.message) for alarm in run.alarms],
+        200,
+    )

@@ -1,0 +1,554 @@
+"""The report: one file, nothing fetched, everything escaped, and a defined outcome for every store."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conserved.cli import main
+from conserved.report import NotAStore, Unwritable, write_report
+from conserved.report.mathematics import typeset
+from conserved.report.numerals import numeral, without_folders
+from conserved.report.page import Anchors, script_json
+from conserved.report.plot import cleaned_trace, literal
+from conserved.track import RunStore, store_document
+from conserved.track.sinks.digest import digest, spread
+from report_store import IMAGE, LINK, SCRIPT, claim, figure, hostile_store, refuted, watch
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes; the text outside scripts and styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def page_of(store: Path, tmp_path: Path, **options: Any) -> Elements:
+    output = tmp_path / "page.html"
+    write_report(store, output, **options)
+    return Elements(output.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hostile_store(tmp_path_factory.mktemp("hostile") / "store.db")
+
+
+class TestNothingComesFromElsewhere:
+    """Whatever the store holds."""
+
+    def test_no_element_is_made_of_text(self, hostile: Path, tmp_path: Path) -> None:
+        page = page_of(hostile, tmp_path, title=IMAGE, command=SCRIPT)
+        assert not page.all("img")
+        assert not page.all("iframe")
+        assert len(page.all("script")) == 4, "theme, data, plotly and page"
+        assert all(not name.startswith("on") for _, attributes in page.found for name in attributes)
+        for text in (IMAGE, SCRIPT, LINK):
+            assert text in page.text
+
+    def test_nothing_is_loaded(self, hostile: Path, tmp_path: Path) -> None:
+        page = page_of(hostile, tmp_path)
+        for tag, attributes in page.found:
+            for name in ("src", "href", "action", "data", "poster", "srcset"):
+                target = attributes.get(name)
+                assert target is None or target.startswith("#") or target == "data:,", (tag, name, target)
+        html = (tmp_path / "page.html").read_text(encoding="utf-8")
+        style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
+        assert style is not None
+        assert "url(" not in style[1]
+        assert "@import" not in style[1]
+        policy = next(meta["content"] for meta in page.all("meta") if "http-equiv" in meta)
+        assert policy is not None
+        assert policy.startswith("default-src 'none'")
+        assert "connect-src 'none'" in policy
+        scripts = policy.split("script-src ")[1].split(";")[0]
+        assert "unsafe" not in scripts
+
+    def test_every_link_has_a_target_and_every_name_is_given_once(self, hostile: Path, tmp_path: Path) -> None:
+        page = page_of(hostile, tmp_path)
+        names = [attributes["id"] for _, attributes in page.found if "id" in attributes]
+        assert len(names) == len(set(names))
+        targets = [href for link in page.all("a") if (href := link.get("href"))]
+        assert len(targets) > 10
+        assert {target[1:] for target in targets} <= set(names)
+        labels = [name for _, attributes in page.found if (name := attributes.get("aria-labelledby"))]
+        assert set(labels) <= set(names)
+
+    def test_folders_of_the_machine_are_not_told(self, hostile: Path, tmp_path: Path) -> None:
+        page_of(hostile, tmp_path)
+        html = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "/srv/secret" not in html
+        assert str(hostile.parent) not in html
+        assert str(tmp_path) not in html
+        assert str(Path.home()) + "/" not in html
+        assert "text.txt" in html
+
+    def test_every_plot_has_words_and_numbers(self, hostile: Path, tmp_path: Path) -> None:
+        page = page_of(hostile, tmp_path)
+        plots = [attributes for _, attributes in page.found if "data-plot" in attributes]
+        assert len(plots) >= 10
+        assert all(plot["role"] == "img" and plot["aria-label"] for plot in plots)
+        assert len([a for a in page.all("details") if a.get("class") == "numbers"]) == len(plots)
+
+
+class TestEscapes:
+    """Text inside scripts and inside plots."""
+
+    @pytest.mark.parametrize("text", [IMAGE, SCRIPT, LINK, "&lt;", "\u2028\u2029"])
+    def test_json_in_a_script_is_the_same_data_without_markup(self, text: str) -> None:
+        said = str(script_json({text: [text]}))
+        assert json.loads(said) == {text: [text]}
+        assert said.isascii()
+        assert not set("<>&") & set(said)
+
+    def test_plotly_is_told_to_take_tags_as_text(self) -> None:
+        assert literal(LINK) == "&lt;a href='javascript:hacked()'&gt;layer&lt;/a&gt;"
+        assert literal("R&D <b onclick=x>") == "R&amp;D &lt;b onclick=x&gt;"
+        assert literal("10<sup>-3</sup><br>%{y}<extra></extra>") == "10<sup>-3</sup><br>%{y}<extra></extra>"
+
+    def test_numbers_that_json_cannot_say_are_left_out(self) -> None:
+        found = cleaned_trace({"x": [1, math.nan, math.inf], "y": [True, None, 2.0]})
+        assert found == {"x": [1, None, None], "y": [True, None, 2.0]}
+
+    def test_long_lines_are_thinned_together_and_keep_their_ends(self) -> None:
+        found = cleaned_trace({"x": list(range(100_000)), "y": [2.0 * x for x in range(100_000)], "name": "line"})
+        assert len(found["x"]) == len(found["y"]) == 2000
+        assert (found["x"][0], found["x"][-1]) == (0, 99_999)
+        assert all(y == 2.0 * x for x, y in zip(found["x"], found["y"], strict=True))
+        assert found["name"] == "line"
+
+
+class TestMathematics:
+    """LaTeX becomes MathML, or stays what it is."""
+
+    def test_a_formula_is_typeset(self) -> None:
+        found = str(typeset(r"\frac{a}{b} \le \mathtt{q\_proj}"))
+        assert found.startswith('<math display="block"')
+        assert "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>" in found
+        assert '<mtext class="name">q_proj</mtext>' in found
+
+    @pytest.mark.parametrize(
+        "latex",
+        [r"\unknowncommand{x}", r"\href{javascript:hacked()}{x}", r"\style{color:red}{x}", "", "x" * 5000, r"\frac"],
+        ids=["unknown", "link", "style", "nothing", "endless", "unfinished"],
+    )
+    def test_what_is_not_understood_or_not_allowed_is_shown_as_its_source(self, latex: str) -> None:
+        found = Elements(str(typeset(latex)))
+        assert [tag for tag, _ in found.found] == ["code"]
+        assert found.text == latex
+
+    def test_markup_in_a_formula_is_text(self) -> None:
+        found = Elements(str(typeset(rf"\mathtt{{{IMAGE}}} + {IMAGE}")))
+        assert "img" not in {tag for tag, _ in found.found}
+        assert IMAGE in found.text
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "–"),
+        (0.0, "0"),
+        (1234567, "1,234,567"),
+        (0.12345, "0.123"),
+        (1.234e-17, "1.23×10⁻¹⁷"),
+        (-2e-5, "−2.00×10⁻⁵"),
+        (1e300, "1.00×10³⁰⁰"),
+        (math.nan, "NaN"),
+        (-math.inf, "−∞"),
+        (12345.6, "12,346"),
+        (True, "yes"),
+    ],
+)
+def test_numerals(value: Any, said: str) -> None:
+    assert numeral(value) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("/home/someone/runs/a.db", "a.db"),
+        ("read /tmp/x/y.py now", "read y.py now"),
+        (r"C:\Users\someone\a.db", "a.db"),
+        ("https://example.org/a/b", "https://example.org/a/b"),
+        ("layers/0/attention", "layers/0/attention"),
+        ("QᵀQ/√d", "QᵀQ/√d"),
+    ],
+)
+def test_absolute_paths_become_names(text: str, said: str) -> None:
+    assert without_folders({"a": [text]}) == {"a": [said]}
+
+
+def test_names_become_identifiers_that_never_collide() -> None:
+    anchor = Anchors()
+    assert anchor("a b") == anchor("a b") == "a-b"
+    assert anchor("a-b") == "a-b-2"
+    assert anchor("A.B") == "a-b-3"
+    assert re.fullmatch(r"[a-z0-9-]+", anchor(IMAGE))
+    assert anchor("…") == "item"
+
+
+class TestStores:
+    """Every kind of store has a defined outcome."""
+
+    def test_a_store_without_anything(self, tmp_path: Path) -> None:
+        store = tmp_path / "empty.db"
+        store.touch()
+        page = page_of(store, tmp_path)
+        assert "Nothing has been recorded in empty.db yet" in page.text
+        assert not [1 for _, attributes in page.found if "data-plot" in attributes]
+
+    def test_only_claims(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        store_document(store, "claim", "note.L10c", claim("note.L10c", corrects="note.L10"))
+        store_document(store, "claim", "note.L10", refuted("note.L10", corrected_by="note.L10c"))
+        store_document(store, "claim", "note.X", claim("note.X", status="inconclusive"))
+        page = page_of(store, tmp_path)
+        assert "1 verified, 1 refuted, 1 inconclusive" in page.text
+        assert "1 not as recorded" in page.text
+        assert "recorded as verified" in page.text
+        assert "np.linalg.eigvalsh(A @ A.T)" in page.text
+        assert len(page.all("math")) == 3
+        assert {"href": "#claim-note-l10"} in page.all("a")
+        assert "Watched training" not in page.text
+
+    def test_only_a_watched_run(self, tmp_path: Path) -> None:
+        watch(tmp_path / "store.db", "short")
+        page = page_of(tmp_path / "store.db", tmp_path)
+        assert "The account closes: in all 5 steps" in page.text
+        assert "first order: momentum" in page.text
+        assert "Alarms" not in page.text
+
+    def test_a_spoiled_run_is_refuted_with_its_alarms(self, tmp_path: Path) -> None:
+        watch(tmp_path / "store.db", "spoiled", spoil=True)
+        page = page_of(tmp_path / "store.db", tmp_path)
+        assert "the account does not close" in page.text
+        assert "neither the optimizer's doing nor rounding" in page.text
+
+    def test_a_damaged_record_is_named_and_does_not_sink_the_rest(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        store_document(store, "claim", "good", claim("good"))
+        store_document(store, "claim", "no status", {"code": "x"})
+        store_document(store, "audit", "no rows", {"status": "verified"})
+        store_document(store, "laws", "of another format", {"format": "conserved/laws/0"})
+        store_document(store, "figure", "map", figure("map", data=[{"type": "scattermapbox", "lat": [0]}]))
+        store_document(store, "figure", "ragged", figure("ragged", table={"columns": ["a"], "rows": [[1, 2]]}))
+        store_document(store, "attention", "strange verdict", {"verdict": "maybe", "heads": []})
+        contents = write_report(store, tmp_path / "page.html")
+        assert len(contents.claims) == 1
+        assert [(item.kind, item.name) for item in contents.left_out] == [
+            ("laws", "of another format"),
+            ("figure", "map"),
+            ("figure", "ragged"),
+            ("claim", "no status"),
+            ("audit", "no rows"),
+            ("attention", "strange verdict"),
+        ]
+        assert "In the store and not shown" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("kind", ["nan", "inf"])
+    def test_values_that_are_not_finite_are_shown_as_such(self, kind: str, tmp_path: Path) -> None:
+        value = float(kind)
+        store = tmp_path / "store.db"
+        findings = [{"what": "a", "value": value, "low": value, "high": value, "expected": 1.0, "holds": False}]
+        lines = [{"type": "scatter", "x": [1, 2, 3], "y": [1.0, value, 2.0]}]
+        store_document(store, "figure", "f", figure("f", findings=findings, data=lines))
+        row = {"name": "n", "family": "f", "parameters": ["p"], "part": "", "tolerance": 1e-7, "suggests": []}
+        rows = [row | {"residual": value, "ok": False, "status": "refuted"}]
+        store_document(store, "audit", "a", {"ok": False, "status": "refuted", "message": "m", "rows": rows})
+        page = page_of(store, tmp_path)
+        assert ("NaN" if kind == "nan" else "∞") in page.text
+        assert "0 of 1" in page.text
+
+    def test_a_diverged_run_is_refuted(self, tmp_path: Path) -> None:
+        watch(tmp_path / "store.db", "run")
+        with sqlite3.connect(tmp_path / "store.db") as db:
+            db.execute("update entry set observed = null, residual = null, drift = null where step = 5")
+            db.execute("update entry set error = 9e999 where step = 4")
+        db.close()
+        page = page_of(tmp_path / "store.db", tmp_path)
+        assert "not finite: the run has diverged" in page.text
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"this is a text file, and not a short one either " * 20, "is not a run store"),
+            (None, "is a folder"),
+        ],
+        ids=["text", "folder"],
+    )
+    def test_what_is_not_a_store_is_refused(self, content: bytes | None, message: str, tmp_path: Path) -> None:
+        path = tmp_path / "x"
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content)
+        with pytest.raises(NotAStore, match=message):
+            write_report(path, tmp_path / "page.html")
+        assert not (tmp_path / "page.html").exists()
+        assert content is None or path.read_bytes() == content
+
+    def test_a_database_of_something_else_is_refused_and_left_as_it_was(self, tmp_path: Path) -> None:
+        path = tmp_path / "other.db"
+        db = sqlite3.connect(path)
+        db.execute("create table recipes (name text)")
+        db.commit()
+        db.close()
+        before = path.read_bytes()
+        with pytest.raises(NotAStore, match="not a run store: it has the tables recipes"):
+            write_report(path, tmp_path / "page.html")
+        assert path.read_bytes() == before
+        with pytest.raises(FileNotFoundError, match="no run store"):
+            write_report(tmp_path / "none.db", tmp_path / "page.html")
+
+    def test_a_store_that_another_process_is_writing_to(self, tmp_path: Path) -> None:
+        """A report does not wait for the writer, shows what was whole when it was made, and the rest next time."""
+        store = tmp_path / "store.db"
+        watch(store, "live", steps=2)
+        script = (
+            "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None);"
+            "db.execute('begin immediate');"
+            "db.execute('insert into step select run, 3, written, skipped from step where step = 2');"
+            "db.execute('update entry set step = 3 where step = 2');"
+            "print('half way', flush=True); sys.stdin.readline(); db.execute('commit')"
+        )
+        arguments = [sys.executable, "-c", script, str(store)]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            assert writer.stdin is not None
+            assert writer.stdout.readline() == "half way\n"
+            during = write_report(store, tmp_path / "page.html").runs[0]
+            writer.stdin.write("go on\n")
+            writer.stdin.flush()
+        assert writer.returncode == 0
+        after = write_report(store, tmp_path / "page.html").runs[0]
+        assert (during.steps, after.steps) == (2, 3)
+
+    def test_everything_in_a_snapshot_belongs_to_one_moment(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        store_document(store, "claim", "first", claim("first"))
+        with RunStore(store) as opened:
+            with opened.snapshot():
+                assert len(opened.documents("claim")) == 1
+                store_document(store, "claim", "second", claim("second"))
+                assert len(opened.documents("claim")) == 1
+            assert len(opened.documents("claim")) == 2
+
+
+class TestLargeStores:
+    """Aggregation keeps the file small and agrees with a plain look at every row."""
+
+    def test_a_digest_is_what_a_loop_over_the_ledger_finds(self, tmp_path: Path) -> None:
+        watch(tmp_path / "store.db", "run", steps=30, spoil=True)
+        with RunStore(tmp_path / "store.db") as store:
+            found = digest(store, "run", steps=7)
+            entries = store.entries("run")
+            families = dict(store.select("select name, family from law"))
+            errors = store.errors("run", by="family")
+            alarms = store.alarms("run")
+        assert list(found.shown) == spread(range(1, 31), 7)
+        assert (found.shown[0], found.shown[-1], found.steps) == (1, 30, 30)
+        for family, steps in found.ledger.items():
+            for step in steps:
+                members = [e for e in entries if e.step == step.step and families[e.law] == family]
+                largest = max(members, key=lambda entry: abs(entry.observed))
+                assert step.law == largest.law
+                assert step.causes == largest.causes
+                assert step.numbers["observed"] == largest.observed
+                parts = step.numbers["first_order"] + step.numbers["second_order"] + step.numbers["residual"]
+                assert parts == pytest.approx(step.numbers["observed"], rel=1e-12, abs=1e-18)
+            assert found.errors[family] == pytest.approx([errors[step][family] for step in found.shown])
+        for cause, values in found.totals.items():
+            for place, value in zip(found.shown, values, strict=True):
+                at = [abs(e.causes[cause]) for e in entries if e.step == place]
+                assert value == pytest.approx(sum(at))
+        worst = max(entries, key=lambda entry: entry.excess)
+        assert found.worst == (worst.excess, worst.law, worst.step)
+        assert (found.alarm_count, len(found.alarms)) == (len(alarms), len(alarms))
+        last = [entry for entry in entries if entry.step == 30]
+        for drift in found.drifts:
+            furthest = max((e for e in last if families[e.law] == drift.family), key=lambda entry: abs(entry.drift))
+            assert (drift.law, drift.drift, drift.predicted) == (furthest.law, furthest.drift, furthest.predicted)
+
+    def test_thousands_of_laws_and_steps_stay_a_readable_file(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        watch(store, "run", steps=1)
+        laws, steps = 5000, 40
+        with sqlite3.connect(store) as db:
+            number = db.execute("select id from run").fetchone()[0]
+            db.executemany(
+                "insert or replace into law values (?, ?, ?, ?, ?, ?, ?)",
+                [(number, n, f"layers.{n}.law", f"layers.{n}", f"kind {n % 20}", 1, "h") for n in range(laws)],
+            )
+            width = len(db.execute("select * from entry limit 1").fetchone())
+            db.executemany(
+                f"insert or replace into entry values ({', '.join('?' * width)})",
+                [(number, s, n, *([1e-9 * n] * (width - 3))) for s in range(1, steps + 1) for n in range(laws)],
+            )
+            db.executemany(
+                "insert or replace into step values (?, ?, 0, 0)", [(number, step) for step in range(1, steps + 1)]
+            )
+            db.executemany(
+                "insert or replace into alarm values (?, ?, 'residual', ?, 2, 1, 'x')",
+                [(number, 1, f"law {n}") for n in range(laws)],
+            )
+        db.close()
+        rows = [
+            {
+                "name": f"n{n}",
+                "family": f"f{n % 9}",
+                "parameters": ["p"],
+                "residual": 1.0,
+                "tolerance": 1e-7,
+                "ok": False,
+            }
+            for n in range(laws)
+        ]
+        store_document(store, "audit", "a", {"ok": False, "status": "refuted", "message": "m", "rows": rows})
+        contents = write_report(store, tmp_path / "page.html")
+        assert contents.runs[0].laws == laws
+        assert contents.runs[0].alarm_count == laws
+        text = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "the first 200 are listed" in text
+        assert "4,900 more rows are in the store" in text
+        assert len(text) < 7_000_000
+
+    def test_of_many_runs_the_latest_have_a_section(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        for number in range(14):
+            watch(store, f"run {number}", steps=1)
+        contents = write_report(store, tmp_path / "page.html")
+        assert [run.name for run in contents.runs] == [f"run {number}" for number in range(2, 14)]
+        assert [item.name for item in contents.left_out] == ["run 0", "run 1"]
+
+
+class TestWriting:
+    """The file is put in its place whole or not at all."""
+
+    def test_folders_are_made_and_an_earlier_report_is_replaced(self, hostile: Path, tmp_path: Path) -> None:
+        output = tmp_path / "new" / "folder" / "page.html"
+        write_report(hostile, output)
+        output.write_text("an earlier report")
+        write_report(hostile, output)
+        assert output.read_text(encoding="utf-8").startswith("<!doctype html>")
+        assert os.listdir(output.parent) == ["page.html"]
+
+    def test_what_cannot_be_written_says_so_and_leaves_what_was_there(
+        self, hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(Unwritable, match="is a folder"):
+            write_report(hostile, tmp_path)
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(Unwritable, match="cannot be written"):
+            write_report(hostile, tmp_path / "file" / "page.html")
+        output = tmp_path / "page.html"
+        output.write_text("an earlier report")
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", full)
+        with pytest.raises(Unwritable, match="No space left on device"):
+            write_report(hostile, output)
+        assert output.read_text() == "an earlier report"
+        assert sorted(os.listdir(tmp_path)) == ["file", "page.html"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["conserved", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+class TestCommand:
+    """`conserved report`, and --store of the commands that fill a store."""
+
+    MODEL = ("conserved.blocks:DecoderLM", "vocab=20", "dim=8", "depth=1", "heads=2", "hidden=8")
+
+    def test_commands_fill_a_store_and_the_report_says_what_is_in_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store, output = str(tmp_path / "store.db"), str(tmp_path / "page.html")
+        inputs = ("--inputs", "tokens:20:2,12", "--store", store)
+        assert run(monkeypatch, "laws", *self.MODEL, "--store", store) == 0
+        assert run(monkeypatch, "audit", *self.MODEL, *inputs) == 0
+        assert run(monkeypatch, "attention", *self.MODEL, *inputs) == 0
+        capsys.readouterr()
+        assert run(monkeypatch, "report", store, "-o", output) == 0
+        assert capsys.readouterr().out == f"{output}: 1 laws, 1 audits, 1 attention\n"
+        assert run(monkeypatch, "report", store, "-o", output, "--title", "Mine", "--json") == 0
+        record = json.loads(capsys.readouterr().out)
+        assert (record["laws"], record["audits"], record["attention"], record["claims"]) == (1, 1, 1, 0)
+        assert record["bytes"] == Path(output).stat().st_size
+        page = Elements(Path(output).read_text(encoding="utf-8"))
+        assert "Mine" in page.text
+        assert "conserved.blocks:DecoderLM vocab=20" in page.text
+        assert "conserved report store.db -o page.html" in page.text
+
+    @pytest.mark.parametrize(
+        ("store", "output", "message"),
+        [
+            ("none.db", "page.html", "There is no run store at none.db"),
+            ("text.txt", "page.html", "is not a run store"),
+            ("empty.db", ".", "is a folder"),
+        ],
+        ids=["missing", "not a store", "a folder"],
+    )
+    def test_mistakes_end_with_one_sentence_and_code_2(
+        self,
+        store: str,
+        output: str,
+        message: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("empty.db").touch()
+        Path("text.txt").write_text("words " * 100)
+        assert run(monkeypatch, "report", store, "-o", output) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert "Traceback" not in error
+
+    def test_a_store_that_cannot_be_written_is_bad_usage(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "text.db").write_text("words " * 100)
+        assert run(monkeypatch, "laws", *self.MODEL, "--store", str(tmp_path / "text.db")) == 2
+        assert "cannot be written as a run store" in capsys.readouterr().err
+
+
+def test_the_library_is_imported_without_what_a_report_needs() -> None:
+    packages = ("jinja2", "plotly", "latex2mathml")
+    script = f"import sys, conserved, conserved.cli; print([name for name in {packages} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
