@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import hf_zoo
 import zoo
 from conserved import LawSet, audit, blocks, recognize
+from test_recognize_timm import CASES as TIMM_CASES
 from torch_zoo import TORCH_CASES, encoder
 
 SEEDS = range(2)
@@ -50,13 +52,12 @@ HABITS = [
 
 def alarms(model: nn.Module, laws: LawSet, losses: list[Callable[[], Tensor]], habit: Habit) -> list[str]:
     """What the audit holds against a right pass."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=habit.scale, enabled=habit.scale != 1)
     for objective in losses:
         with _casting(habit):
             loss = objective()
-        (habit.scale * loss.float()).backward()
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.div_(habit.scale)
+        scaler.scale(loss.float()).backward()
+    scaler.unscale_(torch.optim.SGD(model.parameters()))
     if habit.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), habit.clip)
     PASSES.append(1)
@@ -106,6 +107,42 @@ def test_no_alarm_on_transformers(habit: Habit) -> None:
             if heard:
                 found[family.name, seed] = heard
     assert found == {}
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.name)
+def test_no_alarm_on_modules_built_as_timm_builds_them(habit: Habit) -> None:
+    found = {}
+    for case in TIMM_CASES:
+        for seed in SEEDS:
+            model = case.model(seed, epsilon=None, dtype=habit.dtype)
+            losses: list[Callable[[], Tensor]] = [
+                lambda m=model, c=case, s=seed, n=n: c.objective(s + 7 * n + 1, habit.dtype)(m)  # type: ignore[misc]
+                for n in range(habit.passes)
+            ]
+            heard = alarms(model, case.laws(model), losses, habit)
+            if heard:
+                found[case.name, seed] = heard
+    assert found == {}
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("habit", FEW, ids=lambda habit: habit.name)
+@pytest.mark.parametrize("base", ["frozen", "trained"])
+def test_no_alarm_on_adapters(base: str, habit: Habit) -> None:
+    family = hf_zoo.named("Llama")
+    heard = []
+    for seed in range(10):
+        torch.manual_seed(seed)
+        options = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+        model = peft.get_peft_model(family.build(seed, habit.dtype), options)
+        model = hf_zoo.generic(model, epsilon=1e-6)
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.requires_grad or base == "trained")
+        laws = recognize(model, loss="cross_entropy")
+        assert len(laws) > 0
+        heard += alarms(model, laws, [lambda m=model, s=seed: family.objective(m, s)], habit)  # type: ignore[misc]
+    assert heard == []
 
 
 class Checkpointed(nn.Module):
