@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench docs clean
 
 demo: $(VENV)/ready
 	$(BIN)/conserved demo
@@ -12,12 +12,19 @@ test: check
 	$(BIN)/pytest -n auto --dist worksteal
 
 check: $(VENV)/ready
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks docs_build examples
+	$(BIN)/ruff format --check src tests benchmarks docs_build examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/ready
+	$(BIN)/python docs_build/tables.py
+	$(BIN)/python docs_build/figures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(VENV)/ready
+	$(BIN)/python benchmarks/order_test.py
+	$(BIN)/python benchmarks/law_tables.py
 	$(BIN)/python benchmarks/law_evaluation.py
 	$(BIN)/python benchmarks/law_count.py
 	$(BIN)/python benchmarks/certificates.py

@@ -91,7 +91,7 @@ def test_a_model_without_values_is_listed_and_says_what_was_not_counted(
 ) -> None:
     assert run(monkeypatch, "laws", f"{file}:meta") == 0
     shown = capsys.readouterr().out
-    assert "1 laws hold 4 conserved numbers" in shown
+    assert "1 law holds 4 conserved numbers" in shown
     assert "Independence was not counted" in shown
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import runpy
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,68 @@ from conserved import discover, recognize
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def test_a_recogniser_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(EXAMPLES / "custom_recognizer.py"), run_name="__main__")
+SAYS = {
+    "custom_recognizer": (
+        r"‖up\.weight\[i,:\]‖² − 2·‖down\.weight\[:,i\]‖²",
+        r"2 laws hold 32 conserved numbers",
+        r"VERIFIED",
+    ),
+    "custom_optimizer": (r"sign: \d+% of", r"decay: \d+% of", r"copies kept: 0 bytes", r"unaccounted for: rounding"),
+    "custom_sink": (r"run,step,law,observed", r"\nexample,1,gated_neurons,", r"\nexample,2,gated_neurons,"),
+    "custom_claim": (r"lectures.linear: VERIFIED: 6 laws, as stated",),
+    "custom_figure": (r"laws per hidden neuron: 1, expected 1", r"in the report: True"),
+    "audit_custom_attention": (
+        r"REFUTED: 1 of 3 gradient identities do not hold",
+        r"gradient of k\.weight and k\.bias times 4,",
+        r"query heads of a group not summed into dK",
+        r"summed over the heads that share it:\nVERIFIED",
+    ),
+    "sigmoid_gate_refuted": (
+        r"softmax: 9 laws of 63 parameters;.*step 0\.04: \d\.\de-1[56]  .*step 0\.01: \d\.\de-1[56]\n",
+        r"sigmoid: 6 laws of 63 parameters;.*step 0\.04: 4\.4e-02  step 0\.02: 4\.4e-02  step 0\.01: 4\.4e-02\n",
+    ),
+    "lora_balance": (
+        r"SGD: .* \d\.\de-0[34]\n  100\.0%  size of the steps\n  unaccounted for: 0 alarms",
+        r"AdamW: .*\n   9\d\.\d%  preconditioner\n(.*\n)*  unaccounted for: 0 alarms",
+    ),
+    "trainer_callback": (r"16 laws watched over 30 steps", r"gated_neurons  changed by", r"\n0 alarms"),
+    "discover_new_block": (
+        r"VERIFIED: 7 independent laws of 52 parameters, all found",
+        r"rank by depth of brackets, first point: 44, 45, 45",
+        r"u        scaling",
+    ),
+    "certify_new_block": (r"(?s)PROVED: Exactly 7 independent laws.*again from it alone:\nPROVED: Exactly 7",),
+    "probe_attention": (
+        r"rank 64 of at most 64",
+        r"one key eight times as long: coherence 6\d\.\d",
+        r"VERIFIED: Rows sum to zero and ranks obey their bound in all 8 heads",
+    ),
+}
+"""What each example must print."""
+
+
+def test_every_example_is_listed() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_runs_and_says_what_it_should(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    began = time.process_time()
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     shown = capsys.readouterr().out
-    assert "‖up.weight[i,:]‖² − 2·‖down.weight[:,i]‖²" in shown
-    assert "2 laws hold 32 conserved numbers" in shown
-    assert "VERIFIED" in shown
+    for pattern in SAYS[name]:
+        assert re.search(pattern, shown), shown
+    assert time.process_time() - began < 60
+
+
+def test_the_refutation_takes_thirty_lines() -> None:
+    assert len((EXAMPLES / "sigmoid_gate_refuted.py").read_text(encoding="utf-8").splitlines()) <= 30
 
 
 def test_the_recogniser_in_the_documentation_runs_and_is_twenty_lines() -> None:

@@ -13,13 +13,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from conserved import html
 from conserved.backward import coarsest, gradients_of, precision_of
 from conserved.balance import Balance, weigh
 from conserved.batch import Plan
 from conserved.independence import rank_of_gradients
 from conserved.judging import judged, rounding, together
 from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
-from conserved.table import plain, renderable
+from conserved.table import plain, renderable, rows, totals
 from conserved.verdict import Verdict
 
 FORMAT = "conserved/laws/1"
@@ -329,6 +330,22 @@ class LawSet:
     def summary(self) -> str:
         """A table by block, as text."""
         return plain(renderable(self.symmetries, self.unclaimed, [(d.name, d.reason) for d in self.dropped], None))
+
+    def _repr_html_(self) -> str:
+        """The table of `summary`, for notebooks."""
+        listed = [
+            (r.block, r.family, r.formula, r.group, f"{r.copies:,}", f"{r.numbers:,}") for r in rows(self.symmetries)
+        ]
+        heads = ("where", "law", "conserved", "group", "×", "numbers")
+        parts = [html.paragraph(totals(self.symmetries, None))]
+        if listed:
+            parts.append(html.table(heads, listed, numbers=(4, 5), wraps=2))
+        if self.dropped:
+            names = ", ".join(item.name for item in self.dropped[:3]) + (", …" if len(self.dropped) > 3 else "")
+            parts.append(html.paragraph(f"Not conserved in this model: {len(self.dropped)} ({names})", quiet=True))
+        if self.unclaimed:
+            parts.append(html.paragraph(f"No recogniser speaks for {len(self.unclaimed)} parameters.", quiet=True))
+        return html.panel(*parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; parameter values are not part of it."""

@@ -51,7 +51,8 @@ def totals(symmetries: Sequence[Symmetry], independent: int | None) -> str:
     """One line: how many laws, and how many numbers they hold."""
     exact = sum(symmetry.numbers for symmetry in symmetries if symmetry.exact)
     nearly = sum(symmetry.numbers for symmetry in symmetries if not symmetry.exact)
-    text = f"{len(symmetries):,} laws hold {exact + nearly:,} conserved numbers"
+    holds = "1 law holds" if len(symmetries) == 1 else f"{len(symmetries):,} laws hold"
+    text = f"{holds} {exact + nearly:,} conserved {'number' if exact + nearly == 1 else 'numbers'}"
     if nearly:
         text += f" ({exact:,} exact, {nearly:,} up to a normalisation's ε)"
     return text if independent is None else f"{text}; {independent:,} are independent at these weights"

@@ -29,6 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from conserved.attention import display
 from conserved.attention.band import Band
 from conserved.attention.coherence import KeySpace
 from conserved.attention.lanczos import leading_values
@@ -40,7 +41,7 @@ DENSE = 512
 _DOUBLE = torch.finfo(torch.float64).eps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class EnergyField:
     """Exact statistics of the energy field of every head.
 
@@ -114,6 +115,13 @@ class EnergyField:
             return torch.full_like(self.energy, torch.nan)
         found = self.energy / self.singular_values[..., 0].square()
         return torch.where(self._nothing, 0.0, found)
+
+    def __repr__(self) -> str:
+        return f"<EnergyField: {display.title(self)}>"
+
+    def _repr_html_(self) -> str:
+        """A table by head, for notebooks."""
+        return display.table(self)
 
     @property
     def _nothing(self) -> Bool[Tensor, "*heads"]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from conserved import html
 from conserved.verdict import Evidence, Status, Verdict
 
 BLIND = (
@@ -169,6 +170,22 @@ class Audit:
         if self.ok:
             lines.append(BLIND)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The verdict and the identities, worst first, for notebooks."""
+        worst = self.failures[:_SHOWN] or self.rows[:5]
+        heads = ("identity", "residual", "rounding explains", *(["where to look"] if self.failures else []))
+        listed = [
+            (row.name, f"{row.residual:.2g}", f"{row.tolerance:.1g}", *([" ".join(row.suggests)] if row.failed else []))
+            for row in worst
+        ]
+        parts = [html.badge(self.verdict), *(html.paragraph(str(item)) for item in self.findings[:_SHOWN])]
+        if listed:
+            parts.append(html.table(heads, listed, numbers=(1, 2), wraps=3))
+        if len(self.rows) > len(worst):
+            rest = len(self.rows) - len(worst)
+            parts.append(html.paragraph(f"… and {rest:,} more identities, none further off", quiet=True))
+        return html.panel(*parts, html.paragraph(BLIND, quiet=True) if self.ok else "")
 
     def __repr__(self) -> str:
         return f"<Audit: {self.verdict.status.value}, {len(self.rows)} identities, worst {self.worst:.2g}>"

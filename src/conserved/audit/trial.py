@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved.audit.auditing import audit
-from conserved.audit.gauge import Gauge
+from conserved.audit.gauging import Gauge
 from conserved.audit.keys import keys_seen
 from conserved.audit.report import Audit
 from conserved.backward import precision_of

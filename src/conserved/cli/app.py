@@ -15,11 +15,15 @@ from conserved.version import __version__
 app = typer.Typer(
     name="conserved",
     help="Find, prove, watch and use the quantities that neural-network training conserves.",
+    epilog="Begin with: conserved laws conserved.blocks:Attention dim=4 heads=2",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+LOSSES = ("regression", "cross_entropy")
+"""Those of `conserved.recognize`, said here so that `--help` need not load it; a test holds the two equal."""
 
 DOES_NOT_HOLD = 1
 BAD_USAGE = 2

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 
-from conserved import configured
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
 from conserved.cli.storing import Store, store_record
@@ -27,6 +25,9 @@ def attention(
     as_json: AsJson = False,
 ) -> None:
     """Describe the attention of a model on an input: the energy field of every head, key coherence, entropy."""
+    import torch
+
+    from conserved import configured
     from conserved.attention import low_rank_table, probe
 
     if text and not configured.has_weights(target):

@@ -15,7 +15,7 @@ from conserved.cli.models import InputShape, Options, inputs_of, load_model
 
 @app.command()
 def certify(
-    target: Annotated[str | None, typer.Argument(help="as for discover", metavar="[MODEL]")] = None,
+    target: Annotated[str | None, typer.Argument(help="as for discover", metavar="MODEL")] = None,
     options: Options = None,
     inputs: InputShape = None,
     loss: Annotated[str, typer.Option(help="regression or cross_entropy")] = "regression",

@@ -8,12 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from conserved.cli.app import AsJson, Usage, app, print_json
+from conserved.cli.app import LOSSES, AsJson, Usage, app, print_json
 from conserved.cli.models import Options, Target, load_model
 from conserved.cli.storing import Store, store_record
-from conserved.recognize import recognize
-from conserved.recognize.registry import LOSSES
-from conserved.table import renderable
 
 
 @app.command()
@@ -26,6 +23,9 @@ def laws(
     as_json: AsJson = False,
 ) -> None:
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
+    from conserved.recognize import recognize
+    from conserved.table import renderable
+
     if loss not in LOSSES:
         raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
     found = recognize(load_model(target, options or [], weights=False), loss=loss)

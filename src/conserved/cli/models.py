@@ -8,14 +8,15 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from torch import nn
 
-from conserved import configured
 from conserved.cli.app import Usage
+from conserved.optional import EXTRAS, require
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Target = Annotated[
     str,
@@ -26,7 +27,7 @@ Target = Annotated[
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Argument(help="arguments of the factory or entries of the config, as name=value", metavar="[NAME=VALUE]…"),
+    typer.Argument(help="arguments of the factory or entries of the config, as name=value", metavar="NAME=VALUE"),
 ]
 
 InputShape = Annotated[
@@ -40,6 +41,11 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
 
     A config of transformers is a factory too, and so is a config.json; without `weights` they take no memory.
     """
+    import torch
+    from torch import nn
+
+    from conserved import configured
+
     given = dict(map(_option, options))
     if configured.is_config_file(target):
         return configured.from_file(target, given, empty=not weights)
@@ -59,6 +65,8 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
         return factory
     if not callable(factory):
         raise Usage(f"{target} is a {type(factory).__name__}, neither a model nor a function that returns one.")
+    # The same command says the same: a factory that draws random weights draws the same ones every time.
+    torch.manual_seed(0)
     try:
         if getattr(factory, "__module__", "").startswith("transformers."):
             model = configured.from_class(factory, given, empty=not weights) or factory(**given)
@@ -97,6 +105,8 @@ def _importable(folder: Path) -> None:
 
 def _load_module(name: str) -> ModuleType:
     _importable(Path.cwd())
+    if name.partition(".")[0] in EXTRAS:
+        return require(name, "A model of that package")
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as problem:
@@ -117,6 +127,8 @@ def inputs_of(target: str, text: str | None) -> Any:
     """What --inputs says: a shape of numbers, a shape of token ids, or a function beside the model."""
     if text is None:
         raise Usage("Say what the model takes: --inputs 5,4 for numbers of that shape, or --inputs tokens:VOCAB:SHAPE.")
+    import torch
+
     kind, _, rest = text.partition(":")
     if kind == "tokens":
         vocab, _, shape = rest.partition(":")

@@ -27,7 +27,7 @@ INTERRUPTED = 130
 @app.command()
 def reproduce(
     figures: Annotated[
-        list[str] | None, typer.Argument(help="figure1 … figure5, ledger, …; all if none is named", metavar="[FIGURE]…")
+        list[str] | None, typer.Argument(help="figure1 … figure5, ledger, …; all if none is named", metavar="FIGURE")
     ] = None,
     full: Annotated[bool, typer.Option("--full/--small", help="the paper's sizes, or versions for two cores")] = False,
     data: Annotated[

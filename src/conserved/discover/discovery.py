@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved import html
 from conserved.discover.features import features_of, rates
 from conserved.discover.forms import symmetries
 from conserved.discover.function import Function, Inputs, Loss, function_of
@@ -64,6 +65,13 @@ class Discovery:
         """The laws as a table, and what is known about their number."""
         lines = [self.laws.summary(), "", str(self.verdict)] if len(self.laws) else [str(self.verdict)]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The verdict, the ranks it rests on and the laws, for notebooks."""
+        ranks = ", ".join(map(str, self.ranks))
+        known = f"rank by depth of brackets: {ranks}; kept over dropped singular values: {self.gap:.1g}"
+        parts = [html.badge(self.verdict), html.paragraph(known, quiet=True)]
+        return html.panel(*parts, self.laws._repr_html_() if len(self.laws) else "")
 
     def latex(self) -> str:
         """A table that can be pasted into a paper."""

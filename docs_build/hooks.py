@@ -1,0 +1,284 @@
+"""What the site adds to docs/: generated pages, mathematics without scripts, links that work there and in the clone.
+
+Loaded by mkdocs (`hooks:` in mkdocs.yml). Nothing here fetches anything: formulas become MathML while pages are built.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import importlib.util
+import inspect
+import json
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import latex2mathml.converter
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs_build"))
+
+import tables  # noqa: E402
+
+PARTS = {
+    "laws": "Laws",
+    "symmetry": "Symmetries",
+    "kind": "Kinds of group",
+    "verdict": "Verdicts",
+    "recognize": "Recognising a model",
+    "discover": "Discovering laws",
+    "certify": "Certificates",
+    "audit": "Auditing gradients",
+    "testing": "For test suites",
+    "track": "Watching training",
+    "integrations": "Training loops of others",
+    "attention": "Attention",
+    "claims": "Claims",
+    "lab": "The laboratory",
+    "report": "The report",
+    "blocks": "Blocks",
+    "impostors": "Impostors",
+}
+"""The pages of the reference: a part of the package each."""
+
+DERIVED = (
+    "symmetry",
+    "kind",
+    "balance",
+    "grain",
+    "recognize.norms",
+    "recognize.residual",
+    "discover.rank",
+    "discover.relations",
+    "discover.forms",
+    "certify.proof",
+    "certify.jets",
+    "track.ledger",
+    "track.expansion",
+    "track.theory",
+    "attention.energy",
+    "attention.band",
+    "attention.coherence",
+    "attention.low_rank",
+    "attention.natural",
+)
+"""Modules that open with the derivation of what they compute."""
+
+UNLOADED = {
+    "integrations": {
+        "ConservationCallback": "conserved.integrations.trainer.ConservationCallback",
+        "LightningConservation": "conserved.integrations.lightning.LightningConservation",
+    }
+}
+"""Names whose packages take long to import, and where they are defined."""
+
+COPIED = {"contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md", "changelog.md": "CHANGELOG.md"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the reference into the navigation."""
+    pages = [{"Public names": "api/index.md"}, *({title: f"api/{part}.md"} for part, title in parts().items())]
+    config.nav = [{"Reference": pages} if item == {"Reference": "api/"} else item for item in config.nav or []]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what is made of code, notebooks, results and the files beside docs/."""
+    for place, content in generated():
+        files.append(File.generated(config, place, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links as they are written for the repository, so that they work on the site as well."""
+    return site_links(markdown, page.file.src_uri)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas as MathML."""
+    return re.sub(r'<(div|span) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', _mathml, content, flags=re.DOTALL)
+
+
+def _mathml(found: re.Match[str]) -> str:
+    display = "block" if found[2] == "[" else "inline"
+    return latex2mathml.converter.convert(html.unescape(found[3]).strip(), display=display)
+
+
+def site_links(markdown: str, place: str) -> str:
+    """Rewrite links to files that are pages under another name."""
+    up = "../" * place.count("/")
+    rules = [
+        (
+            r"\]\((?:\.\./)*(CONTRIBUTING|SECURITY|CHANGELOG)\.md(#[\w-]+)?\)",
+            lambda m: f"]({up}{m[1].lower()}.md{m[2] or ''})",
+        ),
+        (r"\]\((?:\.\./)*examples/(\w+)\.py\)", lambda m: f"]({up}examples.md#{m[1]})"),
+        (r"\]\((?:\.\./)*examples/tour\.ipynb\)", lambda m: f"]({up}tour.md)"),
+        (r"\]\((?:\.\./)*examples/?\)", lambda m: f"]({up}examples.md)"),
+        (r"\]\((?:\.\./)*benchmarks/results/?\)", lambda m: f"]({up}benchmarks.md)"),
+    ]
+    if place in COPIED:
+        rules += [(r"\]\(docs/", lambda m: "]("), (r"\"docs/assets/", lambda m: '"assets/')]
+    for pattern, replacement in rules:
+        markdown = re.sub(pattern, replacement, markdown)
+    return markdown
+
+
+def generated() -> Iterator[tuple[str, str]]:
+    """Every page that is not a file in docs/."""
+    for place, source in COPIED.items():
+        yield place, (ROOT / source).read_text(encoding="utf-8")
+    yield "examples.md", examples()
+    yield "tour.md", notebook(ROOT / "examples" / "tour.ipynb")
+    yield "benchmarks.md", tables.page()
+    yield "derivations.md", derivations()
+    yield "api/index.md", public_names()
+    for part, title in parts().items():
+        yield f"api/{part}.md", reference(part, title)
+
+
+def examples() -> str:
+    """Every script, with its first sentence as the heading's text."""
+    lines = [
+        "# Examples",
+        "",
+        "Each of these runs in the test-suite in less than a minute, offline. They are in the folder `examples`.",
+    ]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        said = inspect.cleandoc(re.match(r'"""(.*?)"""', source, re.DOTALL)[1])  # type: ignore[index]
+        first, _, rest = said.partition("\n")
+        lines += ["", f"## {path.stem} {{#{path.stem}}}", "", first, rest, ""]
+        lines += [f'```python title="examples/{path.name}"', source.rstrip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def notebook(path: Path) -> str:
+    """A notebook as it was executed: text, code and displays."""
+    lines: list[str] = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            lines += [source, ""]
+            continue
+        lines += ["```python", source, "```", ""]
+        for output in cell["outputs"]:
+            shown = "".join(output.get("data", {}).get("text/html", ""))
+            if shown:
+                lines += [f'<div class="display">{shown}</div>', ""]
+    lines.append("The notebook itself is `examples/tour.ipynb`.")
+    return "\n".join(lines) + "\n"
+
+
+def derivations() -> str:
+    """The docstrings of the modules that derive what they compute."""
+    lines = [
+        "# Derivations",
+        "",
+        "Each of these stands at the top of the file whose code it justifies, and is shown here from there.",
+    ]
+    for name in DERIVED:
+        path = f"src/conserved/{name.replace('.', '/')}.py"
+        lines += ["", f"## {name} {{#{name.replace('.', '-')}}}", "", f"`{path}`", "", f"::: conserved.{name}"]
+        lines += [
+            "    options:",
+            "      members: false",
+            "      show_root_heading: false",
+            "      show_root_toc_entry: false",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def parts() -> dict[str, str]:
+    """The parts that this version of the package has."""
+    return {part: title for part, title in PARTS.items() if importlib.util.find_spec(f"conserved.{part}") is not None}
+
+
+def names_of(part: str) -> dict[str, str]:
+    """The public names of a part, and where each is defined."""
+    if part in UNLOADED:
+        return UNLOADED[part]
+    module = importlib.import_module(f"conserved.{part}")
+    package = importlib.import_module("conserved")
+    listed = list(getattr(module, "__all__", []))
+    listed += [name for name in package.__all__ if package._HOMES.get(name) == part and name not in listed]
+    if not listed:
+        return _defined_in(module)
+    found = {}
+    for name in listed:
+        value = getattr(module, name)
+        if not isinstance(value, ModuleType) and not name.startswith("_"):
+            found[name] = home(f"conserved.{part}", name, value)
+    return found
+
+
+def _defined_in(module: ModuleType) -> dict[str, str]:
+    """Of a part that lists no names: the public classes and functions of its modules, or its own."""
+    inside = getattr(module, "__path__", None)
+    below = [f"{module.__name__}.{one.name}" for one in pkgutil.iter_modules(inside)] if inside else []
+    paths = [
+        f"{name}.{value.__qualname__}"
+        for name in below or [module.__name__]
+        for value in vars(importlib.import_module(name)).values()
+        if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == name
+    ]
+    return {path: path for path in paths if not path.rpartition(".")[2].startswith("_")}
+
+
+def home(module: str, name: str, value: Any) -> str:
+    """The dotted path of a definition; of a constant, where it can be had from."""
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"{module}.{name}"
+
+
+def everything() -> dict[str, str]:
+    """Where each definition is documented: the first part that lists it."""
+    places: dict[str, str] = {}
+    for part in parts():
+        for path in names_of(part).values():
+            places.setdefault(path, part)
+    return places
+
+
+def reference(part: str, title: str) -> str:
+    """One page: a heading, what the module says of itself, and its names."""
+    said = inspect.getdoc(importlib.import_module(f"conserved.{part}")) or ""
+    lines = [f"# {title}", "", said, ""]
+    places = everything()
+    elsewhere = []
+    for name, path in names_of(part).items():
+        if places[path] == part:
+            lines += [f"::: {path}", ""]
+        else:
+            elsewhere.append(f"[`{name}`][{path}]")
+    if elsewhere:
+        lines += ["Also here: " + ", ".join(elsewhere) + ".", ""]
+    return "\n".join(lines)
+
+
+def public_names() -> str:
+    """The names of the package itself, with a sentence each."""
+    package = importlib.import_module("conserved")
+    lines = ["# Public names", "", "`import conserved` gives these; each is loaded when it is first used.", ""]
+    lines += ["| name | |", "|---|---|"]
+    for name in package.__all__:
+        value = getattr(package, name)
+        if name == "__version__":
+            continue
+        first = re.split(r"(?<=[.:])\s", inspect.cleandoc(inspect.getdoc(value) or "").replace("\n", " "))[0]
+        first = first.replace("|", "\\|")
+        if isinstance(value, ModuleType):
+            lines.append(f"| [`conserved.{name}`]({name}.md) | {first} |")
+        else:
+            path = home(f"conserved.{package._HOMES[name]}", name, value)
+            lines.append(f"| [`{name}`][{path}] | {first} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,415 @@
+"""Tables and sentences of the documentation, one function each, made of nothing but what benchmarks have stored."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+
+
+@cache
+def stored(name: str, device: str = "cpu") -> dict[str, Any]:
+    """The newest result of a benchmark on a device."""
+    found = sorted(RESULTS.glob(f"{name}_{device}_*.json"))
+    if not found:
+        raise FileNotFoundError(f"No result of {name} on {device} is stored in {RESULTS}.")
+    record: dict[str, Any] = json.loads(found[-1].read_text(encoding="utf-8"))
+    return record
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Markdown; all columns but the first are numbers if their first entry is one."""
+    first = rows[0]
+    marks = ["---:" if place and re.match(r"[−\d]", str(cell)) else "---" for place, cell in enumerate(first)]
+    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "|".join(marks) + "|", *lines[1:]])
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A number a person reads: 1,234 or 0.56 or 7.8e-16; whole numbers as they are."""
+    if isinstance(value, int) or value == 0:
+        return f"{value:,.0f}".replace("-", "−")
+    if 1e-3 <= abs(value) < 1e6:
+        decimals = max(0, digits - 1 - _magnitude(value))
+        text = f"{round(value, digits - 1 - _magnitude(value)):,.{decimals}f}"
+        return text.replace("-", "−")
+    return f"{value:.{digits - 1}e}".replace("-", "−").replace("e−0", "e−").replace("e+", "e")
+
+
+def size(parameters: int) -> str:
+    """How large a model is, in words from a million on."""
+    for unit, word in ((10**9, "billion"), (10**6, "million")):
+        if parameters >= unit / 2:
+            return f"{parameters / unit:.3g} {word}"
+    return f"{parameters:,}"
+
+
+def _magnitude(value: float) -> int:
+    return int(f"{abs(value):e}".partition("e")[2])
+
+
+def span(values: Sequence[float], digits: int = 2) -> str:
+    """Least to most; one number if they are the same."""
+    least, most = number(min(values), digits), number(max(values), digits)
+    return least if least == most else f"{least} to {most}"
+
+
+def seconds(value: float) -> str:
+    """A duration with its unit."""
+    return f"{number(value * 1e3, 3)} ms" if value < 1 else f"{number(value, 3)} s"
+
+
+def made_on(record: dict[str, Any]) -> str:
+    """Where a table comes from."""
+    processor = record["device"] if "NVIDIA" in record["device"] else f"{record['device']}, {record['threads']} threads"
+    return f"*{processor}, PyTorch {record['torch'].partition('+')[0]}, {record['date']}, commit {record['commit']}.*"
+
+
+def catalogue() -> str:
+    """Which check sees which broken backward pass."""
+    words = {"identity": "identity", "scale": "scale", "gauge": "gauge", "missing": "no gradient"}
+    rows = []
+    for item in stored("audit_catalogue")["rows"]:
+        single, half = item["float32"], item["bfloat16"]
+        seen = ", ".join(words[one] for one in single["seen"]) or "**nobody**"
+        figures = [number(one["residual"]) if one["residual"] else "–" for one in (single, half)]
+        first = f"`{single['broken'][0]}`" if single["broken"] else "–"
+        label = re.sub(r"https://github.com/([^/]+/[^/]+)/(?:issues|pull)/(\d+)", r"\1#\2", item["source"])
+        name = f"{item['defect']} ([{label}]({item['source']}))" if label else item["defect"]
+        rows.append((name, seen, *figures, first, item["why"]))
+    return table(("defect", "seen by", "float32", "bfloat16", "broken first", "why not by others"), rows)
+
+
+def audit_kernels() -> str:
+    """Clean kernels and planted defects on real hardware."""
+    record = stored("audit_kernels", "h200")
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        groups.setdefault((row["defect"], row["dtype"]), []).append(row)
+    rows = []
+    for (defect, dtype), members in groups.items():
+        if defect and dtype != "bfloat16":
+            continue
+        kernels = len({row["kernel"] for row in members})
+        seen = " and ".join(
+            name for name, holds in (("identity", "identities hold"), ("gauge", "gauge holds")) if not members[0][holds]
+        )
+        name = f"{defect}, {dtype}" if defect else f"clean, {dtype}, {kernels} kernels"
+        figures = [span([row[key] for row in members]) for key in ("query_key", "value_output", "gauge")]
+        rows.append((name, len(members), *figures, number(members[0]["tolerance"]), seen or "–"))
+    lengths = sorted({row["length"] for row in record["rows"]})
+    heads = ("pass", "passes", "query/key", "value/output", "gauge", "limit", "seen by")
+    named = ", ".join(dict.fromkeys(row["kernel"] for row in record["rows"]))
+    text = f"Kernels: {named}; lengths {', '.join(f'{length:,}' for length in lengths)}."
+    return f"{table(heads, rows)}\n\n{text} {made_on(record)}"
+
+
+def audit_cost() -> str:
+    """What an audit costs beside a backward pass, and beside gradcheck."""
+    rows = []
+    for device in ("cpu", "h200"):
+        record = stored("audit_cost", device)
+        for model in record["models"]:
+            spent, shape = model["seconds"], model["size"]
+            rows.append(
+                (
+                    f"{record['device']}, {model['precision']}",
+                    size(model["parameters"]),
+                    f"{shape['batch']} × {shape['length']:,}",
+                    seconds(spent["backward alone"]),
+                    seconds(spent["audit"]),
+                    f"{number(100 * model['audit / backward'])} %",
+                    f"{number(record['one layer']['gradcheck / audit'], 3)}",
+                )
+            )
+    heads = (
+        "machine",
+        "parameters",
+        "tokens",
+        "backward",
+        "audit",
+        "share",
+        "gradcheck / (backward and audit), one layer",
+    )
+    return table(heads, rows)
+
+
+def alarm() -> str:
+    """What the attention alarm sees, and when."""
+    record = stored("attention_alarm")
+    healthy = record["healthy"]
+    name = f"healthy, not used for calibration ({healthy['false_alarms']} alarm in {healthy['samples']} samples)"
+    rows: list[tuple[object, ...]] = [(name, healthy["runs"], healthy["runs_with_a_false_alarm"], "")]
+    for defect, found in record["broken"].items():
+        rows.append((defect, found["runs"], found["detected"], span(found["delays"])))
+    return table(("run", "runs", "alarmed", "delay in steps"), rows)
+
+
+def delocalisation() -> str:
+    """How evenly the heads of an encoder spread their energy."""
+    record = stored("delocalisation_minilm")
+    names = {
+        "participation": "participation",
+        "gaussian_participation": "… of Gaussian keys with the same covariance",
+        "shuffled_participation": "… of keys shuffled entry by entry",
+        "coherence": "coherence",
+        "gaussian_coherence": "… of Gaussian keys",
+        "effective_rank": "effective rank",
+        "directions_needed_for_99_percent": "directions that hold 99 % of the energy",
+    }
+    rows = [
+        (label, *(number(record[key][part]) for part in ("median", "least", "most"))) for key, label in names.items()
+    ]
+    text = (
+        f"Of {record['heads']} heads, {record['less_spread_than_gaussian']} spread less than Gaussian keys would, and "
+        f"{record['more_coherent_than_gaussian']} have keys that are more coherent."
+    )
+    return f"{table(('all-MiniLM-L6-v2', 'median', 'least', 'most'), rows)}\n\n{text}"
+
+
+def natural_rate() -> str:
+    """The rate the note states, against what was measured."""
+    rows = [
+        (
+            row["attention"],
+            number(row["damping"]),
+            *(number(row[key], 3) for key in ("in_metric", "in_length", "stated")),
+        )
+        for row in stored("natural_attention")["rate_of_the_note"]
+    ]
+    return table(("attention", "damping", "worst factor in the metric", "in parameter length", "stated"), rows)
+
+
+def natural() -> str:
+    """Natural descent against other optimizers."""
+    tasks = stored("natural_attention")["tasks"]
+    methods = list(next(iter(tasks.values())))
+    rows = []
+    for method in methods:
+        cells = [tasks[task][method] for task in tasks]
+        rows.append((method, *(f"{number(c['log10_loss'], 3)} ± {number(c['half_interval'])}" for c in cells)))
+    return table(("log10 of final over first loss", *tasks), rows)
+
+
+def energy_speed() -> str:
+    """The field against forming the matrix, and at length."""
+    rows = []
+    for device in ("cpu", "h200"):
+        record = stored("energy_field", device)
+        forming = record["against_forming"]
+        last, masked = record["whole"]["rows"][-1], record["causal"]["rows"][-1]
+        rows.append(
+            (
+                record["device"],
+                f"{seconds(forming['seconds']['field'])} against {seconds(forming['seconds']['formed'])}",
+                number(forming["ratio"], 3),
+                f"{last['length']:,}",
+                seconds(last["seconds"]["field"]),
+                seconds(masked["seconds"]["field"]),
+                number(last["extra_bytes"] / last["input_bytes"]),
+                number(masked["extra_bytes"] / masked["input_bytes"]),
+            )
+        )
+    heads = (
+        "machine",
+        "4,096 keys: field, formed",
+        "ratio",
+        "longest",
+        "field there",
+        "causal",
+        "temporaries over inputs",
+        "causal",
+    )
+    return table(heads, rows)
+
+
+def overhead() -> str:
+    """What watching every law at every step costs."""
+    record = stored("step_overhead", "h200")
+    found = record["optimizers"]["SGD"]
+    labels = {
+        "monitor": "every law, every step",
+        "generic rule": "… with the generic rule",
+        "float64 copy": "laws of a float64 copy, no account",
+    }
+    rows = []
+    for key, label in labels.items():
+        share = found["held_share"].get(key)
+        held = "–" if share is None else f"{number(100 * share)} %"
+        rows.append((label, f"{number(100 * found['overhead'][key])} %", seconds(found["alone_seconds"][key]), held))
+    text = (
+        f"{size(found['parameters'])} parameters, {found['laws']} laws, SGD, {found['tokens']:,} tokens a step "
+        f"({seconds(found['seconds']['none'])} without). {made_on(record)}"
+    )
+    return f"{table(('what', 'added to a step', 'alone', 'memory, of the parameters'), rows)}\n\n{text}"
+
+
+def evaluation() -> str:
+    """All laws at once against one plain read of the weights."""
+    record = stored("law_evaluation")
+    rows = [
+        (
+            name,
+            size(m["parameters"]),
+            m["laws"],
+            f"{m['numbers']:,}",
+            number(m["ratios"]["laws"]),
+            number(m["ratios"]["loop"]),
+        )
+        for name, m in record["models"].items()
+    ]
+    heads = (
+        "decoder of 12 layers, width 768",
+        "parameters",
+        "laws",
+        "numbers",
+        "all laws / one sum",
+        "one by one / one sum",
+    )
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
+def large_counts() -> str:
+    """Counting the laws of attention by size."""
+    rows = []
+    for device in ("cpu", "h200"):
+        record = stored("law_count", device)
+        for row in record["rows"]:
+            found = f"{row['explained']:,}" if row["forms"] else "not looked for"
+            rows.append(
+                (
+                    record["device"],
+                    number(row["parameters"]),
+                    number(row["count"]),
+                    found,
+                    number(row["gap"]),
+                    seconds(row["seconds"]),
+                )
+            )
+    return table(("machine", "parameters", "laws", "found", "gap", "time"), rows)
+
+
+def certificate_times() -> str:
+    """Making and checking proofs."""
+    record = stored("certificates")
+    rows = [
+        (
+            r["model"],
+            r["parameters"],
+            r["laws"],
+            r["verdict"].upper(),
+            seconds(r["seconds"]),
+            seconds(r["check_seconds"]),
+        )
+        for r in record["rows"]
+    ]
+    return f"{table(('function', 'parameters', 'laws', 'verdict', 'made in', 'checked in'), rows)}\n\n{made_on(record)}"
+
+
+def counts() -> str:
+    """Every block: counted, found, recognised and proved."""
+    rows = []
+    for row in stored("law_tables")["blocks"]:
+        ranks = ", ".join(map(str, row["ranks"]))
+        proved = f"{row['proved']} of at most {row['at_most']}"
+        rows.append((row["name"], row["parameters"], ranks, row["count"], row["found"], row["recognised"], proved))
+    heads = ("function", "parameters", "rank by depth", "laws", "found", "recognised", "proved")
+    return table(heads, rows)
+
+
+def families() -> str:
+    """Models of transformers: recognised against counted."""
+    rows = [
+        (row["name"], row["parameters"], row["recognised"], row["count"])
+        for row in stored("law_tables")["families"]
+        if "count" in row
+    ]
+    return table(("model", "parameters", "recognised", "counted"), rows)
+
+
+def family_proofs() -> str:
+    """Models of transformers: recognised against proved."""
+    rows = [
+        (row["name"], row["parameters"], row["proved"], row["at_most"], row["certificate"].upper())
+        for row in stored("law_tables")["families"]
+        if "at_most" in row
+    ]
+    return table(("model", "parameters", "laws proved", "at most", "verdict"), rows)
+
+
+def full_size() -> str:
+    """Laws of whole models from a config alone."""
+    rows = [
+        (r["name"], size(r["parameters"]), f"{r['laws']:,}", f"{r['numbers']:,}", seconds(r["seconds"]))
+        for r in stored("law_tables")["full_size"]
+    ]
+    return table(("default config", "parameters", "laws", "conserved numbers", "listed in"), rows)
+
+
+def orders() -> str:
+    """The order test: drift at each step size."""
+    record = stored("order_test")
+    runs = record["runs"]
+    names = sorted(runs[0]["drift"], key=lambda name: (name.startswith("not_"), -runs[0]["drift"][name]))
+    rows = []
+    for name in names:
+        drifts = [run["drift"][name] for run in runs]
+        still = max(drifts) < 1e-12
+        halved = median(a / b for a, b in pairwise(drifts))
+        meaning = "an exact law" if still else "no law" if name.startswith("not_") else "a law"
+        label = f"{name.removeprefix('not_')}, one sign spoiled" if name.startswith("not_") else name
+        rows.append((label, *map(number, drifts), "–" if still else number(halved), meaning))
+    heads = ("quantity", *(f"step {run['step']:g}" for run in runs), "factor per halving", "so it is")
+    return table(heads, rows)
+
+
+def tolerances() -> str:
+    """What rounding explains, by precision, for identities of few and of many entries: from the library's own table."""
+    import torch
+
+    from conserved.judging import TOLERANCE, rounding
+
+    rows = [
+        (
+            str(precision).removeprefix("torch."),
+            *(number(rounding(precision, entries)) for entries in (16, 4096, 10**6)),
+        )
+        for precision in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        if precision in TOLERANCE
+    ]
+    return table(("precision of the pass", "16 entries", "4,096", "a million"), rows)
+
+
+def slowest() -> str:
+    """The tests that take longest, and all of them together."""
+    try:
+        record = stored("test_durations")
+    except FileNotFoundError:
+        return "*No run of the whole suite is stored for this version.*"
+    rows = [(f"`{row['test']}`", seconds(row["seconds"])) for row in record["slowest"]]
+    text = (
+        f"{record['tests']:,} tests take {number(record['seconds'] / 60)} minutes of processor time in all, "
+        f"{number(record['elapsed'] / 60)} minutes on {record['workers']} workers."
+    )
+    return f"{table(('test', 'time'), rows)}\n\n{text} {made_on(record)}"
+
+
+def claims() -> str:
+    """How many statements of each source hold, as recorded when they were last run."""
+    from conserved.claims import claims as listed
+    from conserved.claims.ledger import SOURCES, recorded
+
+    statuses = ("proved", "verified", "refuted", "inconclusive")
+    counts: dict[str, dict[str, int]] = {}
+    for one in listed():
+        counts.setdefault(one.document, dict.fromkeys(statuses, 0))[recorded()[one.code]] += 1
+    shown = [status for status in statuses if any(found[status] for found in counts.values())]
+    rows = [(SOURCES[name], *(found[status] for status in shown)) for name, found in counts.items()]
+    return table(("source", *shown), rows)

@@ -1,0 +1,92 @@
+"""What results look like in a notebook: escaped, small, and legible on light and on dark backgrounds.
+
+Text has the colour of its surroundings and nothing has a background but the word of a verdict, which brings its own
+pair of colours (contrast above 4.5). Styles are inline: viewers that strip style sheets keep them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from conserved.verdict import Status, Verdict
+
+_LINE = "border-bottom:1px solid rgba(128,128,128,.35)"
+
+_COLOURS = {
+    Status.PROVED: "#0b5fa5",
+    Status.VERIFIED: "#1a7332",
+    Status.REFUTED: "#b3261e",
+    Status.INCONCLUSIVE: "#6b5900",
+}
+
+MOST = 20
+"""Rows that a table shows."""
+
+
+def panel(*parts: str) -> str:
+    """Parts one below the other."""
+    return f'<div style="font-size:14px;line-height:1.45;max-width:72em;overflow-x:auto">{"".join(parts)}</div>'
+
+
+def paragraph(text: str, *, quiet: bool = False) -> str:
+    """A line of plain text."""
+    style = "margin:.35em 0;opacity:.75" if quiet else "margin:.35em 0"
+    return f'<p style="{style}">{escape(text)}</p>'
+
+
+def badge(verdict: Verdict) -> str:
+    """The verdict as a coloured word and its sentence."""
+    word = f"padding:.1em .5em;border-radius:.3em;color:#fff;font-weight:600;background:{_COLOURS[verdict.status]}"
+    return (
+        f'<p style="margin:.35em 0"><span style="{word}">{escape(verdict.status.value.upper())}</span> '
+        f"{escape(verdict.message)}</p>"
+    )
+
+
+def table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Sequence[int] = (),
+    wraps: int | None = None,
+    raw: int | None = None,
+) -> str:
+    """A table of texts; `numbers` are columns set to the right, `wraps` is the one whose lines may be broken, and the
+    column `raw` is markup already."""
+    head = _row("th", [escape(name) for name in heads], numbers, wraps)
+    body = "".join(
+        _row("td", [text if place == raw else escape(text) for place, text in enumerate(row)], numbers, wraps)
+        for row in rows[:MOST]
+    )
+    more = paragraph(f"… and {len(rows) - MOST:,} more", quiet=True) if len(rows) > MOST else ""
+    return f'<table style="border-collapse:collapse;margin:.3em 0">{head}{body}</table>{more}'
+
+
+def _row(tag: str, contents: Sequence[str], numbers: Sequence[int], wraps: int | None) -> str:
+    cells = []
+    for place, content in enumerate(contents):
+        style = f"text-align:{'right' if place in numbers else 'left'};padding:.2em .7em;background:none"
+        style += f";vertical-align:top;{_LINE};font-weight:{600 if tag == 'th' else 400}"
+        style += ";min-width:18em" if place == wraps else ";white-space:nowrap"
+        cells.append(f'<{tag} style="{style}">{content}</{tag}>')
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def spectrum(values: Sequence[float], *, width: int = 120, height: int = 26) -> str:
+    """Singular values as a small picture: a bar each, logarithmic over twelve decades, in the colour of the text."""
+    largest = max((value for value in values if math.isfinite(value)), default=0.0)
+    if largest <= 0:
+        return ""
+    step = width / len(values)
+    bars = []
+    for place, value in enumerate(values):
+        share = max(0.0, 1 + math.log10(value / largest) / 12) if value > 0 and math.isfinite(value) else 0.0
+        tall, wide = share * height, max(0.5, 0.8 * step)
+        bars.append(f'<rect x="{place * step:.1f}" y="{height - tall:.1f}" width="{wide:.1f}" height="{tall:.1f}"/>')
+    label = f"{len(values)} singular values from {largest:.2g} down, logarithmic"
+    return (
+        f'<svg width="{width}" height="{height}" role="img" aria-label="{label}" fill="currentColor" opacity=".8">'
+        f"{''.join(bars)}</svg>"
+    )

@@ -1,0 +1,49 @@
+"""Text that documentation shows against text that comes out: equal, but for what differs between machines."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+−]?\d+)?")
+
+
+def same(shown: str, found: str) -> bool:
+    """Whether every line and word agrees; see `close` for numbers. A line `…` stands for any lines."""
+    wanted, given = _lines(shown), _lines(found)
+    if "…" not in wanted:
+        return _all_alike(wanted, given)
+    cut = wanted.index("…")
+    rest = wanted[cut + 1 :]
+    return _all_alike(wanted[:cut], given[:cut]) and _all_alike(rest, given[len(given) - len(rest) :])
+
+
+def _all_alike(shown: list[str], found: list[str]) -> bool:
+    return len(shown) == len(found) and all(_alike(a, b) for a, b in zip(shown, found, strict=True))
+
+
+def _lines(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.strip().splitlines()]
+
+
+def _alike(shown: str, found: str) -> bool:
+    words = [_NUMBER.sub("#", line) for line in (shown, found)]
+    numbers = [_NUMBER.findall(line) for line in (shown, found)]
+    return words[0] == words[1] and all(close(a, b) for a, b in zip(*numbers, strict=True))
+
+
+def close(shown: str, found: str) -> bool:
+    """Whole numbers are equal; decimals agree to five per cent; what is written with an exponent is rounding, or a
+    measure of it, and agrees to three orders of magnitude."""
+    if shown == found:
+        return True
+    if "e" in shown or "e" in found:
+        sizes = [abs(_value(text)) for text in (shown, found)]
+        return min(sizes) > 0 and abs(math.log10(sizes[0] / sizes[1])) <= 3
+    if "." not in shown or "." not in found:
+        return False
+    return math.isclose(_value(shown), _value(found), rel_tol=0.05, abs_tol=1e-3)
+
+
+def _value(text: str) -> float:
+    return float(text.replace("−", "-").replace(",", ""))

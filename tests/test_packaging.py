@@ -1,0 +1,214 @@
+"""What a stranger gets: the wheel in an environment with nothing but its requirements."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import conserved
+from conserved.cli.app import LOSSES
+from conserved.optional import EXTRAS
+from conserved.recognize.registry import LOSSES as RECOGNISED_LOSSES
+from wheel_environment import ROOT, Environment, build, install, required
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+WITHOUT = {
+    "TensorBoard": ("import conserved; conserved.track.TensorBoard('x')", "tensorboard"),
+    "trackio": ("import conserved; conserved.track.Trackio()", "trackio"),
+    "Weights & Biases": ("import conserved; conserved.track.WeightsAndBiases()", "wandb"),
+    "Trainer": ("from conserved.integrations import ConservationCallback", "hf"),
+    "Lightning": ("from conserved.integrations import LightningConservation", "lightning"),
+    "figure": ("import conserved; conserved.attention.coherence_figure({'run': None}, 'x.svg')", "plots"),
+    "digits": ("from conserved.lab.data.embedded import digits; digits()", "lab"),
+    "Ray": ("from conserved.lab.places import Ray; list(Ray('local').run([], folder=None))", "ray"),
+}
+"""Each optional feature, and the extra that brings what it needs."""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return install(wheel, tmp_path_factory.mktemp("environments") / "core")
+
+
+def test_the_wheel_is_typed_complete_and_licensed(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    source = ROOT / "src"
+    files = [path for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    missing = {path.relative_to(source).as_posix() for path in files} - names
+    assert not missing
+    assert "conserved/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
+
+
+def test_the_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    archive = build(tmp_path / "sdist", "sdist")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path / "open", filter="data")
+    (folder,) = (tmp_path / "open").iterdir()
+    again = build(tmp_path / "again", source=folder)
+    assert set(zipfile.ZipFile(again).namelist()) == set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_no_optional_package_is_among_the_requirements() -> None:
+    assert required().isdisjoint(EXTRAS)
+    assert {"torch", "numpy", "python-flint", "rich", "typer"} <= required()
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_an_extra_that_is_named_brings_the_package(package: str) -> None:
+    listed = PROJECT["optional-dependencies"][EXTRAS[package]]
+    names = {"sklearn": "scikit-learn", "PIL": "pillow"}
+    assert any(Requirement(line).name == names.get(package, package) for line in listed)
+
+
+def test_every_public_name_is_there_and_warns_of_nothing(core: Environment, tmp_path: Path) -> None:
+    code = "import conserved\nfor name in conserved.__all__: getattr(conserved, name)\nprint(conserved.__file__)"
+    shown = core.run(core.python, "-W", "error", "-c", code, at=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith(str(core.folder))
+
+
+def test_the_version_is_that_of_the_package(core: Environment, tmp_path: Path) -> None:
+    assert core.run("conserved", "--version", at=tmp_path).stdout == f"conserved {conserved.__version__}\n"
+    assert re.fullmatch(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?", conserved.__version__), "semantic versioning"
+    assert f"version: {conserved.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("--version",), ("laws", "--help"), ("certify", "--help")], ids=" ".join
+)
+def test_help_waits_for_neither_pytorch_nor_extras(core: Environment, tmp_path: Path, words: tuple[str, ...]) -> None:
+    code = (
+        "import sys; sys.argv = ['conserved', *sys.argv[1:]]\nfrom conserved.cli import main\n"
+        "try: main()\n"
+        "finally: print(*{'torch', 'numpy', 'flint'}.intersection(sys.modules), file=sys.stderr)"
+    )
+    shown = core.run(core.python, "-c", code, *words, at=tmp_path)
+    assert shown.returncode == 0
+    assert shown.stderr.strip() == "", "loaded for nothing"
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+
+
+def test_the_shell_completes_commands(core: Environment, tmp_path: Path) -> None:
+    shown = core.run(
+        "conserved", at=tmp_path, _CONSERVED_COMPLETE="complete_bash", COMP_WORDS="conserved dis", COMP_CWORD="1"
+    )
+    assert shown.stdout.split() == ["discover"]
+    script = core.run(
+        "conserved", "--show-completion", "bash", at=tmp_path, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
+    )
+    assert "complete" in script.stdout
+
+
+TRY_EACH = """
+import sys
+for code in sys.stdin.read().splitlines():
+    try:
+        exec(code, {})
+    except ImportError as problem:
+        print(problem)
+    else:
+        print("nothing was missing:", code)
+"""
+
+
+def test_features_without_their_extra_say_in_one_line_what_to_install(core: Environment, tmp_path: Path) -> None:
+    shown = core.run(core.python, "-c", TRY_EACH, at=tmp_path, text="\n".join(code for code, _ in WITHOUT.values()))
+    lines = shown.stdout.splitlines()
+    assert len(lines) == len(WITHOUT), shown.stderr
+    for line, (_, extra) in zip(lines, WITHOUT.values(), strict=True):
+        assert line.endswith(f"Install it: pip install 'conserved[{extra}]'.")
+
+
+@pytest.mark.parametrize("model", ["transformers:LlamaConfig", "timm:create_model", "config.json"])
+def test_the_command_without_an_extra_says_in_one_line_what_to_install(
+    core: Environment, tmp_path: Path, model: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    shown = core.run("conserved", "laws", model, at=tmp_path)
+    extra = "timm" if model.startswith("timm") else "hf"
+    assert shown.returncode == 2
+    assert len(shown.stderr.strip().splitlines()) == 1
+    assert f"pip install 'conserved[{extra}]'" in shown.stderr
+
+
+def test_the_commands_work_on_requirements_alone(core: Environment, tmp_path: Path) -> None:
+    block = ("conserved.blocks:SwiGLU", "dim=3", "hidden=4", "--inputs", "5,3")
+    counted = core.run("conserved", "discover", *block, at=tmp_path)
+    assert "VERIFIED: 4 independent laws of 36 parameters, all found." in counted.stdout, counted.stderr
+    proved = core.run("conserved", "certify", *block, at=tmp_path)
+    assert "PROVED: Exactly 4 independent laws of 36 parameters, all listed." in proved.stdout, proved.stderr
+
+
+def test_importing_everything_adds_less_than_half_a_second_to_pytorch(core: Environment, tmp_path: Path) -> None:
+    code = (
+        "import time, torch\nstart = time.process_time()\nimport conserved\n"
+        "for name in conserved.__all__: getattr(conserved, name)\nprint(time.process_time() - start)"
+    )
+    core.run(core.python, "-c", code, at=tmp_path)
+    seconds = [float(core.run(core.python, "-c", code, at=tmp_path).stdout) for _ in range(2)]
+    assert min(seconds) < 0.5
+
+
+def test_names_for_type_checkers_are_the_names_that_are_loaded() -> None:
+    tree = ast.parse((ROOT / "src/conserved/__init__.py").read_text(encoding="utf-8"))
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    told = {
+        alias.name: item.module or "" for item in typed.body if isinstance(item, ast.ImportFrom) for alias in item.names
+    }
+    assert {*told, "__version__"} == set(conserved.__all__)
+    for name, module in told.items():
+        home = importlib.import_module(f"{module}.{name}" if module == "conserved" else module)
+        assert getattr(conserved, name) is (home if module == "conserved" else getattr(home, name))
+
+
+def test_a_function_stays_itself_when_the_part_of_its_name_is_imported(core: Environment, tmp_path: Path) -> None:
+    code = (
+        "import conserved.audit.report, conserved.recognize, conserved.certify, conserved.discover, conserved\n"
+        "assert all(map(callable, (conserved.audit, conserved.recognize, conserved.certify, conserved.discover)))"
+    )
+    shown = core.run(core.python, "-c", code, at=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+
+
+def test_the_command_knows_the_losses_of_the_library() -> None:
+    assert LOSSES == RECOGNISED_LOSSES
+
+
+def test_a_type_checker_outside_sees_the_public_names(core: Environment, tmp_path: Path) -> None:
+    """The file is someone else's program; PyTorch's own types are not the question and would take a minute."""
+    program = ROOT / "tests" / "outside_program.py.txt"
+    (tmp_path / "program.py").write_text(program.read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = True\ncache_dir = cache\n[mypy-torch.*,numpy.*,flint.*,rich.*]\nfollow_imports = skip\n"
+    )
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(program.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+    }
+    assert set(conserved.__all__) <= used
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(core.python), "program.py"]
+    good = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert good.returncode == 0, good.stdout
+    wrong = program.read_text(encoding="utf-8").replace("laws.independent()", "laws.indepndent()")
+    (tmp_path / "program.py").write_text(wrong, encoding="utf-8")
+    bad = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert 'has no attribute "indepndent"' in bad.stdout

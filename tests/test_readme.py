@@ -1,0 +1,100 @@
+"""A stranger follows the README: every command and snippet, in an environment made from the wheel of a fresh clone."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shown import same
+from wheel_environment import ROOT, Environment, build, copy_of_repository, install
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+SNIPPETS = re.findall(r"^```python\n(.*?)^```\n+^```text\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+COMMANDS = [
+    (line.strip(), shown)
+    for block in re.findall(r"^```console\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    for line, _, shown in (part.partition("\n") for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:])
+]
+
+RUN_ALL = """
+import sys
+for number, code in enumerate(sys.stdin.read().split("\\f")):
+    exec(compile(code, f"README snippet {number}", "exec"), {"__name__": "__main__"})
+    print("\\f", end="")
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    clone = copy_of_repository(tmp_path_factory.mktemp("clone"))
+    return build(tmp_path_factory.mktemp("wheel"), source=clone)
+
+
+@pytest.fixture(scope="module")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return install(wheel, tmp_path_factory.mktemp("readme") / "core")
+
+
+def test_every_snippet_is_followed_by_what_it_prints() -> None:
+    assert len(SNIPPETS) == README.count("```python\n") >= 3
+
+
+def test_the_snippets_print_what_is_shown(core: Environment, tmp_path: Path) -> None:
+    ran = core.run(core.python, "-c", RUN_ALL, at=tmp_path, text="\f".join(code for code, _ in SNIPPETS))
+    assert ran.returncode == 0, ran.stderr
+    for (_, shown), printed in zip(SNIPPETS, ran.stdout.split("\f"), strict=False):
+        assert same(shown, printed), printed
+    assert (tmp_path / "runs.db").exists()
+
+
+@pytest.mark.parametrize(("line", "shown"), COMMANDS, ids=[line.partition("#")[0].strip() for line, _ in COMMANDS])
+def test_a_command_prints_what_is_shown(core: Environment, wheel: Path, tmp_path: Path, line: str, shown: str) -> None:
+    """A line that says it needs an extra is run with that extra; without it the command says so."""
+    extra = re.search(r"needs \.\[(\w+)\]", line)
+    place = install(wheel, tmp_path / "environment", extra[1]) if extra else core
+    ran = place.run(*shlex.split(line, comments=True), at=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert not shown.strip() or same(shown, ran.stdout), ran.stdout
+    assert shown or ran.stdout.startswith("{")
+
+
+def test_what_make_is_asked_for_is_there(tmp_path: Path) -> None:
+    """What the targets do is what everything else tests; here, that a fresh clone has them and begins with set-up."""
+    clone = copy_of_repository(tmp_path)
+    asked = set(re.findall(r"\bmake (\w+)", README)) & {"demo", "test", "docs", "bench", "check"}
+    assert {"demo", "test"} <= asked
+    make = shutil.which("make")
+    assert make is not None
+    for target in asked:
+        planned = subprocess.run([make, "-n", target], cwd=clone, capture_output=True, text=True)
+        assert planned.returncode == 0, planned.stderr
+        assert "-m venv .venv" in planned.stdout
+        assert "pip install" in planned.stdout
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("demo", "--help"), ("report", "--help")], ids=" ".join)
+def test_what_is_said_in_passing_works_too(core: Environment, tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert core.run("conserved", *words, at=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_links_to_files_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]+)?\)|(?:src|srcset)=\"([^\"]+)\"", text):
+        target = link[0] or link[1]
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_anchors_in_the_readme_are_headings_there() -> None:
+    for page, anchor in re.findall(r"\]\((docs/[\w/-]+\.md)#([\w-]+)\)", README):
+        headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, anchor
