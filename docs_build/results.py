@@ -134,8 +134,8 @@ def audit_cost() -> str:
         "parameters",
         "tokens",
         "backward",
-        "audit",
-        "share",
+        "audit by itself",
+        "it adds",
         "gradcheck / (backward and audit), one layer",
     )
     return table(heads, rows)

@@ -36,7 +36,7 @@ PAGE = {
     "Proving laws": ("certificates.py", "", "certificate_times"),
     "What an audit costs": (
         "audit_cost.py",
-        "The audit reads weights and gradients once; on a fast device its time is that of launching small operations.",
+        "The audit reads weights and gradients a few times; on a fast device most of its time is the host's.",
         "audit_cost",
     ),
     "Real kernels": (
