@@ -127,7 +127,7 @@ def test_findings_that_are_not_as_expected_say_so(store: Path, tmp_path: Path) -
     assert verdicts == {
         "rotary attention: exponent of the drift in iteration k": True,
         "rotary attention: exponent of the drift in step size τ at fixed k": False,
-        "rotary attention: largest share of the bound (9)": False,
+        "rotary attention: largest share of the bound (9) at the largest step size": False,
         "softmax gate Σ Wᵢ: largest drift at any step size": False,
     }
 
