@@ -232,15 +232,22 @@ def energy_speed() -> str:
 
 def overhead() -> str:
     """What watching every law at every step costs."""
-    record = stored("step_overhead", "h200")
+    return "\n\n".join(_overhead(device) for device in ("h200", "cpu"))
+
+
+def _overhead(device: str) -> str:
+    record = stored("step_overhead", device)
     found = record["optimizers"]["SGD"]
     labels = {
         "monitor": "every law, every step",
         "generic rule": "… with the generic rule",
         "float64 copy": "laws of a float64 copy, no account",
+        "wandb.watch": 'wandb.watch(log="all")',
     }
     rows = []
     for key, label in labels.items():
+        if key not in found["overhead"]:
+            continue
         share = found["held_share"].get(key)
         held = "–" if share is None else f"{number(100 * share)} %"
         rows.append((label, f"{number(100 * found['overhead'][key])} %", seconds(found["alone_seconds"][key]), held))
@@ -249,6 +256,54 @@ def overhead() -> str:
         f"({seconds(found['seconds']['none'])} without). {made_on(record)}"
     )
     return f"{table(('what', 'added to a step', 'alone', 'memory, of the parameters'), rows)}\n\n{text}"
+
+
+def paper_runs() -> str:
+    """The paper's four set-ups at full size."""
+    record = stored("paper_runs", "h200")
+    names = {
+        "query_key": "queries and keys",
+        "gated_neurons": "SwiGLU neurons",
+        "shift": "softmax gate",
+        "not_query_key": "queries and keys, one sign spoiled",
+    }
+    titles = {one["configuration"]: one for one in record["configurations"]}
+    rows = []
+    for row in record["table"]:
+        if row["family"] in names:
+            one = titles[row["configuration"]]
+            rate, error = list(row["final_error"].items())[-1]
+            rows.append(
+                (
+                    one["title"],
+                    names[row["family"]],
+                    f"{one['steps'][rate]} of {one['planned_steps']:,}",
+                    f"τ = {float(rate):g}",
+                    number(error),
+                    number(row["exponent_in_k"][0]),
+                    number(row["exponent_in_step"][0]),
+                )
+            )
+    heads = ("set-up", "quantity", "steps", "step size", "error (10)", "exponent in k", "in τ")
+    seeds, spent = record["configurations"][0]["seeds"], record["seconds_per_configuration"]
+    text = f"{seeds} seeds together, {spent:g} s for each set-up."
+    return f"{table(heads, rows)}\n\n{text} {made_on(record)}"
+
+
+def seeds_together() -> str:
+    """Stacked seeds against one after another."""
+    record = stored("vmapped_seeds", "h200")
+    rows = [
+        (
+            row["images_per_seed"],
+            seconds(row["seconds_together"]),
+            seconds(row["seconds_one_after_another"]),
+            number(row["ratio"]),
+        )
+        for row in record["rows"]
+    ]
+    heads = ("images per seed", "ten seeds together", "one after another", "ratio")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
 
 
 def evaluation() -> str:

@@ -45,6 +45,18 @@ PAGE = {
         "audit_kernels",
     ),
     "What watching costs": ("step_overhead.py", "", "overhead"),
+    "The paper's set-ups at full size": (
+        "paper_runs.py",
+        "Appendix D on Fashion-MNIST, resized, and the King James text, for as many steps as the time allows. With "
+        "mini-batches of images the loss falls fast in these first steps and gradients with it, so the "
+        "drift grows more slowly than with k τ²; full batches and texts show the exponents 1 and 2.",
+        "paper_runs",
+    ),
+    "Seeds together": (
+        "vmapped_seeds.py",
+        "The CIFAR-sized vision transformer in float32: stacked seeds pay while a step is short.",
+        "seeds_together",
+    ),
     "The energy field": ("energy_field.py", "One head of width 64 in float32.", "energy_speed"),
     "How evenly an encoder attends": ("delocalisation.py", "Eight texts of 256 tokens.", "delocalisation"),
     "Alarms": ("attention_alarm.py", "A decoder of six heads, broken in the middle of its run.", "alarm"),
