@@ -126,11 +126,11 @@ def surveyed(plan: Plan, theta: Tensors, slopes: Tensors) -> Surveyed | None:
 
 
 def _outline(plan: Plan) -> _Outline:
-    covered = [
-        batch
-        for batch in plan.batches
-        if all(leg.layout is not None for leg in batch.legs) and plan.symmetries[batch.members[0]].kind.by_rows
-    ]
+    def covers(batch: Batch) -> bool:
+        kind = plan.symmetries[batch.members[0]].kind
+        return all(leg.layout is not None and kind.row_products(leg.layout) is not None for leg in batch.legs)
+
+    covered = [batch for batch in plan.batches if covers(batch)]
     return _Outline(
         tuple(covered),
         tuple(place for batch in covered for place in batch.members),
@@ -230,6 +230,7 @@ class _Drafting:
             source = self._index[leg.view.parameter]
             sources = (source, source + len(self._index))
             products = first.kind.row_products(leg.layout)
+            assert products is not None
             for read in _short(product if degree > 0 else product.swapped() for product in products):
                 draft = self._launches[self._types[leg.view.parameter], Tile.of(read)]
                 for members in _read_members(read, len(owners)):

@@ -25,7 +25,6 @@ class ComplexScaling(Kind):
     __slots__ = ()
     code = "complex_scaling"
     title = "complex scaling"
-    by_rows = True
 
     def row_products(self, layout: Layout) -> tuple[RowProduct, ...]:
         real, imaginary = layout.halves()

@@ -32,8 +32,6 @@ class Kind(ABC):
     """What the legs must have in common: "rows" (n), "columns" (m) or "nothing"."""
     together: ClassVar[bool] = False
     """Whether the law of one symmetry is one law h_i of equation (10); otherwise each of its numbers is."""
-    by_rows: ClassVar[bool] = False
-    """Whether its moment map is made of sums over single rows, which `row_products` lists."""
     linear: ClassVar[bool] = False
     """Whether the law is linear in the parameters; gradient descent, with momentum or without, does not move it."""
 
@@ -45,9 +43,9 @@ class Kind(ABC):
         """Whether `weighed` and `pairings` take legs of n rows that lie in many tensors."""
         return True
 
-    def row_products(self, layout: Layout) -> tuple[RowProduct, ...]:
-        """The rows of a leg of degree +1 that `contract` multiplies, for kinds that are `by_rows`."""
-        raise NotImplementedError(f"{self.title} does more than multiply single rows.")
+    def row_products(self, layout: Layout) -> tuple[RowProduct, ...] | None:
+        """The products of single rows that `contract` adds up, for a leg of degree +1; None if it does more."""
+        return None
 
     @abstractmethod
     def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:

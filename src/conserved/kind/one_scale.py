@@ -22,7 +22,6 @@ class OneScale(Kind):
     title = "one scale"
     weighted = True
     shared = "nothing"
-    by_rows = True
 
     def row_products(self, layout: Layout) -> tuple[RowProduct, ...]:
         return (RowProduct(layout, layout, step=0),)

@@ -19,7 +19,6 @@ class Scaling(Kind):
     code = "scaling"
     title = "positive scaling"
     weighted = True
-    by_rows = True
 
     def row_products(self, layout: Layout) -> tuple[RowProduct, ...]:
         return (RowProduct(layout, layout),)
