@@ -15,9 +15,10 @@ from conserved import Monitor, audit, blocks, fused, recognize
 from conserved.balance import weighed
 from conserved.batch import Plan
 from conserved.kind import KINDS, Kind
-from conserved.launches import Launch
-from conserved.sheaf import Layout, Sheaf
-from conserved.symmetry import Tensors
+from conserved.launches import Launch, Tile
+from conserved.sheaf import Layout, RowProduct, Sheaf
+from conserved.survey import _OUTLINES, surveyed
+from conserved.symmetry import Leg, Symmetry, Tensors
 from conserved.view import View
 
 pytest.importorskip("triton")
@@ -106,6 +107,24 @@ def test_a_shift_is_added_to_every_entry_of_its_side_only(kernels: list[str]) ->
     for entry, (x, y) in enumerate(zip(left, right, strict=True)):
         expected = ((1 + x) * y).sum(-1)
         torch.testing.assert_close(fused.row_sums(shifted, b)[entry].double(), expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("view", "aligned"),
+    [
+        (View.of("w", (24, 16), grid=(3, 8, 16), axes=1, pick={0: 0}), True),
+        (View.of("w", (16, 24), grid=(16, 3, 8), axes=2, pick={1: 0}), True),
+        (View.of("w", (24, 15), grid=(3, 8, 15), axes=1, pick={0: 0}), False),
+        (View.of("w", (16, 24), grid=(16, 8, 3), axes=1, pick={2: 0}), False),
+        (View.of("w", (16, 24), pick={1: (4, 20)}), False),
+    ],
+    ids=["rows", "columns", "rows of odd length", "heads next to each other", "an odd beginning"],
+)
+def test_many_entries_are_fetched_at_once_only_where_all_strides_allow_it(view: View, aligned: bool) -> None:
+    batch = tuple(axis for axis, pick in enumerate(view.pick) if pick == 0)
+    layout = Layout.of(view.reading(batch))
+    assert layout is not None
+    assert Tile.of(RowProduct(layout, layout)).aligned == aligned
 
 
 def test_views_without_few_strides_have_no_layout() -> None:
@@ -226,3 +245,71 @@ def test_a_survey_brings_the_norms_of_gradients_along(kernels: list[str]) -> Non
     assert found is not None
     expected = torch.stack([slopes[name].norm() for name in found.names])
     torch.testing.assert_close(found.norms.float(), expected)
+
+
+def symmetry(name: str, kind: Kind, *legs: Leg) -> Symmetry:
+    return Symmetry(block="", family=name, kind=kind, legs=legs)
+
+
+WHOLE = Leg(View.of("w", (16, 24)), 1)
+LAWS = {
+    "rows and everything": (
+        symmetry("rows", KINDS["scaling"], WHOLE, Leg(View.of("g", (16,)), -1)),
+        symmetry("everything", KINDS["one_scale"], WHOLE, Leg(View.of("v", (8, 3)), -2)),
+    ),
+    "everything of a shifted parameter, which rows are not": (
+        symmetry("rows", KINDS["scaling"], WHOLE, Leg(View.of("g", (16,)), -1)),
+        symmetry("everything", KINDS["one_scale"], Leg(View.of("w", (16, 24), offset=1.0), 1)),
+    ),
+    "everything by heads": (
+        symmetry("columns", KINDS["scaling"], Leg(View.of("w", (16, 24), axes=1), 1)),
+        *(
+            symmetry(f"head {h}", KINDS["one_scale"], Leg(View.of("w", (16, 24), grid=(2, 8, 24), axes=1, pick={0: h})))
+            for h in range(2)
+        ),
+    ),
+    "heads that share a leg": tuple(
+        symmetry(
+            f"head {h}",
+            KINDS["scaling"],
+            Leg(View.of("w", (16, 24), grid=(2, 8, 24), axes=1, pick={0: h}), 1),
+            Leg(View.of("v", (8, 3)), -1),
+        )
+        for h in range(2)
+    ),
+    "a part of a parameter": (symmetry("part", KINDS["scaling"], Leg(View.of("w", (16, 24), pick={0: (3, 9)}), 1)),),
+    "a shift": (
+        symmetry("shift", KINDS["translation"], Leg(View.of("v", (8, 3)), 1), Leg(View.of("u", (5, 3)), -2)),
+        symmetry("everything", KINDS["one_scale"], Leg(View.of("v", (8, 3)), 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_what_laws_read_together_is_what_each_reads(name: str, kernels: list[str]) -> None:
+    plan = Plan.of(LAWS[name])
+    generator = torch.Generator().manual_seed(0)
+    shapes = {leg.view.parameter: leg.view.shape for law in LAWS[name] for leg in law.legs}
+    theta, slopes = ({key: torch.randn(s, generator=generator) for key, s in shapes.items()} for _ in range(2))
+    found = surveyed(plan, theta, slopes)
+    assert found is not None
+    assert set(found.places) == set(range(len(LAWS[name])))
+    together, one_by_one = (in_order(plan, theta, slopes, together=way) for way in (True, False))
+    torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.norms.float(), torch.stack([slopes[key].norm() for key in found.names]))
+
+
+def test_a_law_of_all_entries_reads_nothing_that_another_reads(kernels: list[str]) -> None:
+    rows, everything = LAWS["rows and everything"]
+    shapes = {"w": (16, 24), "g": (16,), "v": (8, 3)}
+    theta, slopes = ({key: torch.randn(shape) for key, shape in shapes.items()} for _ in range(2))
+
+    def programs(*laws: Symmetry) -> int:
+        plan = Plan.of(laws)
+        assert surveyed(plan, theta, slopes) is not None
+        (survey,) = _OUTLINES[plan].surveys.values()
+        return sum(len(launch.fields) for launch in survey.launches)
+
+    assert programs(rows) == 2
+    assert programs(everything) == 2
+    assert programs(rows, everything) == programs(everything, rows) == 3

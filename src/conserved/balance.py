@@ -12,15 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.batch import Plan
 from conserved.grain import grain
 from conserved.judging import TOLERANCE
 from conserved.survey import Surveyed, surveyed
-from conserved.symmetry import Tensors
+from conserved.symmetry import Symmetry, Tensors
 from conserved.view import whole
 
 _NOISE = {torch.float16: 1 / 16, torch.bfloat16: 1 / 16}
@@ -37,16 +39,15 @@ _TENSORS, _ENTRIES = 24, 512
 class Balance:
     """What one reading of parameters and gradients gives, on the host."""
 
-    residuals: tuple[float, ...]
+    residuals: NDArray[np.float64]
     """‖μ(θ, G)‖ over its scale, in [0, 1], of every symmetry of the plan."""
-    scales: tuple[float, ...]
+    scales: NDArray[np.float64]
     """What each residual is relative to; 0 if no gradient reached any leg of the symmetry."""
-    gradients: Mapping[str, float]
-    """The norm of every gradient, by parameter."""
+    names: tuple[str, ...]
+    norms: NDArray[np.float64]
+    """The norm of every gradient, and the parameters they are of."""
     grain: torch.dtype | None
     """The half precision that single-precision gradients show to have been computed in, if they do."""
-    everything: float
-    """The norm of all the gradients together."""
     ranks: int = 1
     """Processes over which the parameters are sharded."""
 
@@ -114,39 +115,48 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
         read = () if found is None else found.names
         known = frozenset(read)
         rest = {name: slope for name, slope in slopes.items() if name not in known} if read else slopes
-        names = [*read, *rest]
+        names = (*read, *rest)
         device = tables[0].device if tables else next((slope.device for slope in slopes.values()), torch.device("cpu"))
         samples = _samples(slopes, device)
         parts = [*(table.flatten() for table in tables), *([] if found is None else [found.norms])]
-        parts += [_norms(rest, norms, device)]
-        parts += [torch.cat(samples)] if samples else []
-        numbers = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts]).cpu()
-    count = len(plan.symmetries)
-    sizes = torch.empty(count, 2, dtype=torch.float64)
-    sizes[places] = numbers[: 2 * count].view(count, 2)
-    gradients = dict(zip(names, numbers[2 * count : 2 * count + len(names)].tolist(), strict=True))
-    everything = float(numbers[2 * count : 2 * count + len(names)].norm())
-    residuals: list[float] = []
-    scales: list[float] = []
-    for symmetry, (value, scale) in zip(plan.symmetries, sizes.tolist(), strict=True):
-        if symmetry.kind.linear:
-            stored = slopes[symmetry.parameters[0]].dtype
-            noise = _NOISE.get(stored, 1.0) * torch.finfo(stored).eps / TOLERANCE[stored]
-            least = everything if symmetry.inert else noise * everything
-            scale = max(scale, least)
-        scales.append(scale)
-        # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
-        residuals.append(1.0 if value > scale > 0 else value / scale if scale > 0 else value)
-    entries = numbers[2 * count + len(names) :].split([part.numel() for part in samples])
-    agreed = _agreed([float(_GRAINS.index(grain(entries))), *residuals], meshes)
+        parts += [_norms(rest, norms, device), *([torch.cat(samples)] if samples else [])]
+        queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+        order, count = np.array(places, dtype=np.int64), len(places)
+        least = {place: _least(plan.symmetries[place], slopes) for place in plan.linear}
+        numbers = queued.cpu().numpy()
+    # From here on the device has nothing to do: no loops over identities or gradients.
+    weights, lengths, entries = np.split(numbers, (2 * count, 2 * count + len(names)))
+    sizes = np.empty((count, 2))
+    sizes[order] = weights.reshape(count, 2)
+    values, scales = sizes.T
+    everything = float(np.linalg.norm(lengths))
+    for place, share in least.items():
+        scales[place] = max(scales[place], share * everything)
+    reached = scales > 0
+    with np.errstate(invalid="ignore"):
+        residuals = np.divide(values, scales, out=values.copy(), where=reached)
+    # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
+    residuals[reached & (values > scales)] = 1.0
+    seen = grain(np.split(entries, np.cumsum([part.numel() for part in samples])[:-1])) if samples else None
+    if meshes:
+        agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], meshes)
+        seen, residuals = _GRAINS[round(agreed[0])], np.array(agreed[1:])
     return Balance(
-        residuals=tuple(agreed[1:]),
-        scales=tuple(scales),
-        gradients=gradients,
-        grain=_GRAINS[round(agreed[0])],
-        everything=everything,
+        residuals=residuals,
+        scales=scales,
+        names=names,
+        norms=lengths,
+        grain=seen,
         ranks=max((mesh.size() for mesh in meshes), default=1),
     )
+
+
+def _least(symmetry: Symmetry, slopes: Tensors) -> float:
+    """The share of the norm of all gradients that a linear law is held against at least."""
+    if symmetry.inert:
+        return 1.0
+    stored = slopes[symmetry.parameters[0]].dtype
+    return _NOISE.get(stored, 1.0) * torch.finfo(stored).eps / TOLERANCE[stored]
 
 
 def _norms(slopes: Tensors, known: Mapping[str, Tensor], device: torch.device) -> Float[Tensor, " gradients"]:
@@ -206,8 +216,6 @@ def _meshes(tensors: Tensors) -> list[Any]:
 
 def _agreed(numbers: list[float], meshes: list[Any]) -> list[float]:
     """The largest of each number over all processes that hold a part of the parameters, so that all judge alike."""
-    if not meshes:
-        return numbers
     import torch.distributed as dist
 
     for mesh in meshes:

@@ -82,6 +82,8 @@ class Plan:
     """How many entries the legs of each symmetry have together."""
     epsilons: NDArray[np.float64]
     """The ε of each symmetry."""
+    linear: tuple[int, ...]
+    """Symmetries, by their place, whose laws are linear."""
 
     @staticmethod
     def of(symmetries: Sequence[Symmetry]) -> Plan:
@@ -101,6 +103,7 @@ class Plan:
             needs,
             np.array([symmetry.entries for symmetry in symmetries], dtype=np.int64),
             np.array([symmetry.epsilon for symmetry in symmetries], dtype=np.float64),
+            tuple(place for place, symmetry in enumerate(symmetries) if symmetry.kind.linear),
         )
 
     @property

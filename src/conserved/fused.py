@@ -14,20 +14,19 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.sheaf import Layout, Legs, Sheaf, plain
+from conserved.launches import Tile, power
+from conserved.sheaf import Layout, Legs, RowProduct, Sheaf, plain
 
 LARGEST = 128
 """Rows of a leg whose outer product fits one tile."""
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What kernels read; they add up in float32."""
-
-_VECTOR = 8
-"""Entries that are fetched at once if addresses and strides are multiples of it."""
 
 
 @cache
@@ -88,14 +87,11 @@ def _row_sums(a: Legs, b: Legs, *, spread: bool) -> tuple[Tensor, Tensor]:
 
     assert isinstance(a, Sheaf)
     assert isinstance(b, Sheaf)
-    entries, batch, n, m = a.shape
-    along_rows = a.layout.columns[1][1] != 1 and a.layout.rows[1][1] == 1
-    # The side along which entries are next to each other in memory is the long one of a tile.
-    height, width = (_power(n, 64), _power(m, 32)) if along_rows else (_power(n, 4), _power(m, 512))
+    entries, batch, n, _ = a.shape
+    tile = Tile.of(RowProduct(a.layout, b.layout))
     sums = torch.empty((entries, batch, n), device=a.device, dtype=torch.float32)
     squares = torch.empty_like(sums) if spread else sums
-    grid = -(-n // height) * entries * batch
-    _launch(kernels.row_sums, grid, a, b, sums, squares, spread=spread, height=height, width=width)
+    _launch(kernels.row_sums, -(-n // tile.height) * entries * batch, tile, a, b, sums, squares, spread=spread)
     return sums, squares
 
 
@@ -108,7 +104,7 @@ def _outer_products(a: Legs, b: Legs, *, spread: bool) -> tuple[Tensor, Tensor]:
     assert n <= LARGEST
     sums = torch.empty((entries, batch, n, n), device=a.device, dtype=torch.float32)
     squares = torch.empty((entries, batch), device=a.device, dtype=torch.float32) if spread else sums
-    height = max(16, _power(n, LARGEST))
+    tile = replace(Tile.of(RowProduct(a.layout, b.layout)), height=max(16, power(n, LARGEST)), width=32)
     # Half-precision numbers are tf32 numbers; three products of such parts make one of single precision, up to the
     # rounding of its last bits, which a ledger of single steps must not see.
     half = torch.float32 not in (a.dtype, b.dtype)
@@ -116,26 +112,20 @@ def _outer_products(a: Legs, b: Legs, *, spread: bool) -> tuple[Tensor, Tensor]:
     _launch(
         kernels.outer_products,
         entries * batch,
+        tile,
         a,
         b,
         sums,
         squares,
         spread=spread,
-        height=height,
-        width=32,
         PRECISION=precision,
     )
     return sums, squares
 
 
-def _power(size: int, most: int) -> int:
-    """The smallest power of two that holds `size`, but no more than `most`."""
-    return min(most, 1 << (size - 1).bit_length())
-
-
 def _launch(
-    kernel: Any, programs: int, a: Sheaf, b: Sheaf, sums: Tensor, squares: Tensor, *,
-    spread: bool, height: int, width: int, **more: str,
+    kernel: Any, programs: int, tile: Tile, a: Sheaf, b: Sheaf, sums: Tensor, squares: Tensor, *,
+    spread: bool, **more: str,
 ) -> None:  # fmt: skip
     from conserved.kernels import TYPES
 
@@ -143,9 +133,11 @@ def _launch(
     strides: list[int] = []
     for outer, inner in (a.layout.batch, a.layout.rows, a.layout.columns):
         strides += [outer[0] * inner[0], inner[0], outer[1], inner[1]]
-    table = torch.tensor(a.addresses() + b.addresses()).to(a.device, non_blocking=True)
+    addresses = np.array(a.addresses() + b.addresses())
+    table = torch.from_numpy(addresses).to(a.device, non_blocking=True)
     with torch.cuda.device_of(sums):
         kernel[(programs,)](
             table, sums, squares, a.shift, b.shift, len(a.tensors), *strides,
-            A=TYPES[a.dtype], B=TYPES[b.dtype], SPREAD=spread, HEIGHT=height, WIDTH=width, **more,
+            A=TYPES[a.dtype], B=TYPES[b.dtype], SPREAD=spread, HEIGHT=tile.height, WIDTH=tile.width,
+            TURNED=tile.turned, MERGED=tile.merged, ALIGNED=tile.aligned and not bool((addresses % 16).any()), **more,
         )  # fmt: skip

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor
 
 _FEWEST = 24
 """Nonzero entries below which nothing is concluded."""
@@ -23,16 +21,16 @@ _FEWEST = 24
 _FRACTION_BITS = 23
 
 
-def grain(samples: Sequence[Float[Tensor, "_"]]) -> torch.dtype | None:
+def grain(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:
     """The half precision that at least half of some float32 gradients, of which these are entries, come from.
 
     One coarse gradient among fine ones is no sign of autocast but a defect, and must not loosen what it is held to.
     """
     if not samples:
         return None
-    table = np.zeros((len(samples), max(sample.numel() for sample in samples)), dtype=np.float32)
+    table = np.zeros((len(samples), max(map(len, samples))), dtype=np.float32)
     for row, sample in zip(table, samples, strict=True):
-        row[: sample.numel()] = np.abs(sample.numpy())
+        row[: len(sample)] = np.abs(sample)
     found = _grains(np.where(np.isfinite(table), table, 0))
     coarse = [precision for precision in found if precision is not None]
     if not coarse or 2 * len(coarse) < len(found):

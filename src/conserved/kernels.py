@@ -14,15 +14,30 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 @triton.jit
-def _along(index, INNER, outer_stride, inner_stride):
-    """Where an index along two axes gone through as one lies, in entries."""
-    return (index // INNER).to(tl.int64) * outer_stride + (index % INNER).to(tl.int64) * inner_stride
+def _along(index, inner, far, near, NEXT: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where an index along two axes gone through as one lies, in entries.
+
+    The compiler must know which neighbours lie NEXT to each other, and what is ALIGNED, to fetch many at once.
+    """
+    index = index.to(tl.int64)
+    if NEXT:
+        near = 1
+    elif ALIGNED:
+        near = tl.multiple_of(near, 8)
+    if ALIGNED:
+        far = tl.multiple_of(far, 8)
+    found = index * near
+    if MERGED:
+        found = (index // inner) * far + (index % inner) * near
+    return found
 
 
 @triton.jit
-def _tile(table, entry, offsets, shift, mask, KIND: tl.constexpr):
+def _tile(table, entry, offsets, shift, mask, KIND: tl.constexpr, ALIGNED: tl.constexpr):
     """A tile of one leg in float32, zero outside of it."""
     start = tl.load(table + entry).to(tl.pointer_type(KIND))
+    if ALIGNED:
+        start = tl.multiple_of(start, 16)
     values = tl.load(start + offsets, mask=mask, other=0.0).to(tl.float32)
     return tl.where(mask, values + shift, 0.0)
 
@@ -35,22 +50,24 @@ def row_sums(
     ROWS, ROWS_INNER, rows_outer, rows_inner,
     COLUMNS, COLUMNS_INNER, columns_outer, columns_inner,
     A: tl.constexpr, B: tl.constexpr, SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr,
 ):
     """Σ_k a_ik b_ik of a tile of rows, and the same of the squared products."""
     tiles = tl.cdiv(ROWS, HEIGHT)
     member = tl.program_id(0) // tiles
     entry = member // BATCH
     rows = (tl.program_id(0) % tiles) * HEIGHT + tl.arange(0, HEIGHT)
-    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner)
-    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner)
+    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED, ALIGNED)
+    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED, ALIGNED)
     total = tl.zeros((HEIGHT, WIDTH), tl.float32)
     spread = tl.zeros((HEIGHT, WIDTH), tl.float32)
     for begin in range(0, COLUMNS, WIDTH):
         columns = begin + tl.arange(0, WIDTH)
         mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
-        offsets = down[:, None] + _along(columns, COLUMNS_INNER, columns_outer, columns_inner)[None, :]
-        a = _tile(table, entry, offsets, a_shift, mask, A)
-        b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B)
+        across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED, ALIGNED)
+        offsets = down[:, None] + across[None, :]
+        a = _tile(table, entry, offsets, a_shift, mask, A, ALIGNED)
+        b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B, ALIGNED)
         product = a * b
         total += product
         if SPREAD:
@@ -63,11 +80,11 @@ def row_sums(
 
 @triton.jit
 def survey(
-    programs, fields, shifts, table, sums, squares,
+    programs, fields, shifts, table, sums, squares, norms,
     FIELDS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr,
+    TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr, LIFTED: tl.constexpr,
 ):
-    """Σ_k a_ik b_ik of some rows of some product, and the sum of all squared products of them."""
+    """Σ_k a_ik b_ik of some rows of some product, and over all of them Σ (a_ik b_ik)² and Σ b_ik²; a = 1 if LIFTED."""
     program = tl.program_id(0)
     number = tl.load(programs + 3 * program)
     member = tl.load(programs + 3 * program + 1)
@@ -94,60 +111,29 @@ def survey(
         b = tl.multiple_of(b, 16)
         a_begin = tl.multiple_of(a_begin, 8)
         b_begin = tl.multiple_of(b_begin, 8)
-        batch_far = tl.multiple_of(batch_far, 8)
-        batch_near = tl.multiple_of(batch_near, 8)
-        row_far = tl.multiple_of(row_far, 8)
-        column_far = tl.multiple_of(column_far, 8)
-    here = member * batch_near
-    if MERGED:
-        here = (member // batch_inner) * batch_far + (member % batch_inner) * batch_near
+    here = _along(member, batch_inner, batch_far, batch_near, False, MERGED, ALIGNED)
+    down = _along(rows, row_inner, row_far, row_near, TURNED, MERGED, ALIGNED)
     a += here + a_begin
     b += here + b_begin
     shift = tl.load(shifts + number)
-    if TURNED:
-        if ALIGNED:
-            column_near = tl.multiple_of(column_near, 8)
-        down = rows.to(tl.int64)
-        if MERGED:
-            down = (rows // row_inner) * row_far + rows % row_inner
-        total = tl.zeros((WIDTH, HEIGHT), tl.float32)
-        spread = tl.zeros((WIDTH, HEIGHT), tl.float32)
-        for begin in range(0, length, WIDTH):
-            columns = begin + tl.arange(0, WIDTH)
-            across = columns * column_near
-            if MERGED:
-                across = (columns // column_inner) * column_far + (columns % column_inner) * column_near
-            mask = (columns < length)[:, None] & (rows < count)[None, :]
-            offsets = across[:, None] + down[None, :]
-            x = tl.load(a + offsets, mask=mask, other=0.0).to(tl.float32) + shift
-            product = tl.where(mask, x * tl.load(b + offsets, mask=mask, other=0.0).to(tl.float32), 0.0)
-            total += product
-            spread += product * product
-        found = tl.sum(total, 0)
-    else:
-        if ALIGNED:
-            row_near = tl.multiple_of(row_near, 8)
-        down = rows * row_near
-        if MERGED:
-            down = (rows // row_inner) * row_far + (rows % row_inner) * row_near
-        total = tl.zeros((HEIGHT, WIDTH), tl.float32)
-        spread = tl.zeros((HEIGHT, WIDTH), tl.float32)
-        for begin in range(0, length, WIDTH):
-            columns = begin + tl.arange(0, WIDTH)
-            across = columns.to(tl.int64)
-            if MERGED:
-                across = (columns // column_inner) * column_far + (columns % column_inner) * column_near
-            elif not ALIGNED:
-                across = columns * column_near
-            mask = (rows < count)[:, None] & (columns < length)[None, :]
-            offsets = down[:, None] + across[None, :]
-            x = tl.load(a + offsets, mask=mask, other=0.0).to(tl.float32) + shift
-            product = tl.where(mask, x * tl.load(b + offsets, mask=mask, other=0.0).to(tl.float32), 0.0)
-            total += product
-            spread += product * product
-        found = tl.sum(total, 1)
-    tl.store(sums + out + member * count + rows, found, mask=rows < count)
+    total = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    spread = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    norm = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    for begin in range(0, length, WIDTH):
+        columns = begin + tl.arange(0, WIDTH)
+        across = _along(columns, column_inner, column_far, column_near, ALIGNED and not TURNED, MERGED, ALIGNED)
+        mask = (rows < count)[:, None] & (columns < length)[None, :]
+        offsets = down[:, None] + across[None, :]
+        y = tl.load(b + offsets, mask=mask, other=0.0).to(tl.float32)
+        product = y
+        if not LIFTED:
+            product = (tl.load(a + offsets, mask=mask, other=0.0).to(tl.float32) + shift) * y
+        total += product
+        spread += product * product
+        norm += y * y
+    tl.store(sums + out + member * count + rows, tl.sum(total, 1), mask=rows < count)
     tl.store(squares + program, tl.sum(spread))
+    tl.store(norms + program, tl.sum(norm))
 
 
 @triton.jit
@@ -157,22 +143,23 @@ def outer_products(
     ROWS, ROWS_INNER, rows_outer, rows_inner,
     COLUMNS, COLUMNS_INNER, columns_outer, columns_inner,
     A: tl.constexpr, B: tl.constexpr, SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """A Bᵀ of legs whose rows fit one tile, and Σ_k ‖a_:k‖² ‖b_:k‖²."""
     member = tl.program_id(0)
     entry = member // BATCH
     rows = tl.arange(0, HEIGHT)
-    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner)
-    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner)
+    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED, ALIGNED)
+    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED, ALIGNED)
     total = tl.zeros((HEIGHT, HEIGHT), tl.float32)
     spread = tl.zeros((WIDTH,), tl.float32)
     for begin in range(0, COLUMNS, WIDTH):
         columns = begin + tl.arange(0, WIDTH)
         mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
-        offsets = down[:, None] + _along(columns, COLUMNS_INNER, columns_outer, columns_inner)[None, :]
-        a = _tile(table, entry, offsets, a_shift, mask, A)
-        b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B)
+        across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED, ALIGNED)
+        offsets = down[:, None] + across[None, :]
+        a = _tile(table, entry, offsets, a_shift, mask, A, ALIGNED)
+        b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B, ALIGNED)
         total += tl.dot(a, tl.trans(b), input_precision=PRECISION)
         if SPREAD:
             spread += tl.sum(a * a, 0) * tl.sum(b * b, 0)

@@ -28,29 +28,33 @@ class Tile:
     merged: bool
     """Rows, columns or batches are two axes gone through as one."""
     aligned: bool
+    lifted: bool
 
     @staticmethod
     def of(product: RowProduct) -> Tile:
         """The long side of a tile is the one along which entries are next to each other."""
         layout = product.first
         n, m = layout.count("rows"), layout.count("columns")
-        axes = (layout.batch, layout.rows, layout.columns)
         turned = layout.rows[1][1] == 1 and m > 1
         if m == 1:
-            height, width = _power(n, 256), 1
+            height, width = power(n, 256), 1
         elif turned:
-            height, width = _power(n, 64), _power(m, 32)
+            height, width = power(n, 32), power(m, 32)
         else:
-            height, width = _power(n, 4), _power(m, 512)
-        steps = [stride for pair in axes for size, stride in pair if size > 1 and stride != 1]
+            height, width = power(n, 8), power(m, 128)
+        far, near = zip(layout.batch, layout.rows, layout.columns, strict=True)
+        neighbours = near[1 if turned else 2]
+        others = (*far, near[0], near[2 if turned else 1])
         return Tile(
             height,
             width,
             turned,
-            merged=any(outer[0] > 1 for outer, _ in axes),
+            merged=any(size > 1 for size, _ in far),
             aligned=m > 1
-            and (turned or layout.columns[1][1] == 1)
-            and all(step % _VECTOR == 0 for step in (*steps, layout.offset, product.second.offset)),
+            and neighbours[1] == 1
+            and all(size == 1 or stride % _VECTOR == 0 for size, stride in others)
+            and layout.offset % _VECTOR == product.second.offset % _VECTOR == 0,
+            lifted=product.lifted,
         )
 
 
@@ -66,10 +70,16 @@ class Launch:
     programs: Tensor
     """For every program: its product, which of the batch, and which rows."""
     first: int
-    """Where the squares of its programs begin."""
+    """Where its programs begin among those of all launches."""
 
-    def run(self, where: Addresses, sums: Float[Tensor, " rows"], squares: Float[Tensor, " programs"]) -> None:
-        """Fill in the sums of all row products, and the sums of their squares by program."""
+    def run(
+        self,
+        where: Addresses,
+        sums: Float[Tensor, " rows"],
+        squares: Float[Tensor, " programs"],
+        norms: Float[Tensor, " programs"],
+    ) -> None:
+        """Fill in the sums of all row products, and by program the squares of the products and of the second factor."""
         from conserved import kernels
 
         tile = self.tile
@@ -81,6 +91,7 @@ class Launch:
                 where.table,
                 sums,
                 squares[self.first :],
+                norms[self.first :],
                 FIELDS=self.fields.shape[1],
                 A=kernels.TYPES[self.types[0]],
                 B=kernels.TYPES[self.types[1]],
@@ -89,6 +100,7 @@ class Launch:
                 TURNED=tile.turned,
                 MERGED=tile.merged,
                 ALIGNED=tile.aligned and where.aligned,
+                LIFTED=tile.lifted,
             )
 
 
@@ -114,31 +126,22 @@ class Draft:
     fields: list[list[int]] = field(default_factory=list)
     shifts: list[float] = field(default_factory=list)
     programs: list[NDArray[np.int32]] = field(default_factory=list)
-    owners: list[NDArray[np.int64]] = field(default_factory=list)
-    """For every program, the symmetry it works for."""
-    weights: list[NDArray[np.float64]] = field(default_factory=list)
+    count: int = 0
+    """How many programs."""
 
-    def add(
-        self,
-        product: RowProduct,
-        sources: tuple[int, int],
-        shift: float,
-        out: int,
-        owners: NDArray[np.int64],
-        weight: float,
-    ) -> None:
-        """One product, for one symmetry of each of its batch; its sums go to `out` and after."""
+    def add(self, product: RowProduct, sources: tuple[int, int], shift: float, out: int) -> NDArray[np.int64]:
+        """One product, whose sums go to `out` and after; the numbers of its programs, a row for each of the batch."""
         layout = product.first
         assert replace(layout, offset=0) == replace(product.second, offset=0)
         axes = [number for part in (layout.batch, layout.rows, layout.columns) for number in _numbers(part)]
+        shape = layout.count("batch"), -(-layout.count("rows") // Tile.of(product).height)
+        member, part = np.indices(shape, dtype=np.int32).reshape(2, -1)
+        self.programs.append(np.stack((np.full_like(member, len(self.fields)), member, part), -1))
         self.fields.append([*sources, layout.offset, product.second.offset, out, *axes])
         self.shifts.append(shift)
-        tiles = -(-layout.count("rows") // Tile.of(product).height)
-        member, part = np.meshgrid(np.arange(len(owners)), np.arange(tiles), indexing="ij")
-        number = np.full_like(member, len(self.fields) - 1)
-        self.programs.append(np.stack((number, member, part), -1).reshape(-1, 3).astype(np.int32))
-        self.owners.append(np.repeat(owners, tiles))
-        self.weights.append(np.full(len(owners) * tiles, weight))
+        begin = self.count
+        self.count += member.size
+        return np.arange(begin, self.count).reshape(shape)
 
     def launch(self, types: tuple[torch.dtype, torch.dtype], tile: Tile, first: int, device: torch.device) -> Launch:
         """The finished launch."""
@@ -158,6 +161,6 @@ def _numbers(axes: Axes) -> list[int]:
     return [outer * inner, inner, outer_stride, inner_stride]
 
 
-def _power(size: int, most: int) -> int:
+def power(size: int, most: int) -> int:
     """The smallest power of two that holds `size`, but no more than `most`."""
     return min(most, 1 << (size - 1).bit_length())

@@ -194,7 +194,7 @@ class LawSet:
     ) -> dict[str, float]:
         """Relative size of every identity's left-hand side, in [0, 1]: ‖μ(θ, G)‖ over what it is made of."""
         found = self.weigh(gradients, parameters, dtype=dtype).residuals
-        return dict(zip((symmetry.name for symmetry in self.symmetries), found, strict=True))
+        return dict(zip((symmetry.name for symmetry in self.symmetries), found.tolist(), strict=True))
 
     def weigh(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None

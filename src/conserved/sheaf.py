@@ -73,6 +73,10 @@ class Layout:
         even = replace(self, rows=rows)
         return even, replace(even, offset=self.offset + stride)
 
+    def turned(self) -> Layout:
+        """The transposes of the matrices."""
+        return replace(self, rows=self.columns, columns=self.rows)
+
 
 def _merged(axes: list[Axis]) -> list[Axis]:
     """The same entries in the same order with as few axes as possible."""
@@ -104,6 +108,8 @@ class RowProduct:
     start: int = 0
     step: int = 1
     sign: int = 1
+    lifted: bool = False
+    """A is all ones and not read: what translations act on."""
 
     def swapped(self) -> RowProduct:
         """The same for μ(B, A)."""

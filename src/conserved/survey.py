@@ -1,4 +1,4 @@
-r"""All identities of a plan whose groups scale rows, weighed in a few launches however many layers there are.
+r"""All identities of a plan whose groups act on single rows, weighed in a few launches however many layers there are.
 
 For these kinds the moment map is made of sums over single rows. With p going through products of a row of θ and a row
 of G, of which each leg has one or several, and r through rows,
@@ -6,18 +6,23 @@ of G, of which each leg has one or several, and r through rows,
     term of a leg    t_ℓ[k] = Σ_{p, r ↦ k} ± Σ_j θ_rj G_rj              μ[k] = Σ_ℓ degree_ℓ t_ℓ[k]
     scale²           Σ_ℓ degree_ℓ² (‖t_ℓ‖² + Σ_{p, r, j} (θ_rj G_rj)²)
 
-A kernel computes the inner sums, for all rows of all legs of all layers; which row goes where does not change, so it is
-worked out once and the outer sums are a few additions by index. What changes from step to step is where gradients lie.
+A kernel computes the inner sums, for all rows of all legs of all layers, and ‖G‖² on the way. Which row goes where does
+not change, so the outer sums are products with three sparse matrices, worked out once:
 
-The squared norm of a gradient is the moment map of one scale on the gradient with itself, so norms come along.
+    sums → terms → moments        (moments², terms², squares) → (‖μ‖², scale²) and ‖G‖²
+
+What changes from step to step is where gradients lie. What several laws need is read once; and a law that scales all of
+a parameter by one number takes the sums that another law reads row by row.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -37,7 +42,7 @@ Types = tuple[torch.dtype, torch.dtype]
 """Of a parameter and of its gradient."""
 
 _NORM_ROWS = 256
-"""Rows that a gradient is cut into at the most where its norm is taken."""
+"""Rows that a gradient is cut into at the most where nothing but its norm is taken."""
 
 _COLUMNS = 1024
 """Columns that one program goes through where rows lie next to each other and many fit into a tile."""
@@ -47,37 +52,26 @@ _COLUMNS = 1024
 class Survey:
     """Where every row product is read, and what it is added to."""
 
-    owners: int
-    """How many symmetries are covered, and gradients read."""
     launches: tuple[Launch, ...]
     rows: int
     programs: int
-    row_sign: Tensor
-    row_leg: Tensor
-    leg_degree: Tensor
-    leg_number: Tensor
-    leg_owner: Tensor
-    number_owner: Tensor
-    program_owner: Tensor
-    program_weight: Tensor
+    to_terms: Tensor
+    to_moments: Tensor
+    to_sizes: Tensor
 
-    def weighed(self, points: list[Tensor], directions: list[Tensor]) -> Float[Tensor, "owners 2"]:
-        """‖μ(θ, G)‖ and its scale for every symmetry that is covered, and ‖G‖² and its scale for every gradient."""
-        device = points[0].device
+    def weighed(self, points: list[Tensor], directions: list[Tensor]) -> Float[Tensor, " sizes"]:
+        """‖μ(θ, G)‖ of every symmetry that is covered, then the scale of each, and ‖G‖ of every gradient."""
         where = Addresses.of([*points, *directions])
-        sums = torch.empty(self.rows, device=device)
-        squares = torch.empty(self.programs, device=device)
+
+        def empty(count: int) -> Tensor:
+            return torch.empty(count, device=points[0].device, dtype=torch.float64)
+
+        sums, squares, norms = empty(self.rows), empty(self.programs), empty(self.programs)
         for launch in self.launches:
-            launch.run(where, sums, squares)
-
-        def added(count: int, index: Tensor, values: Tensor) -> Tensor:
-            return torch.zeros(count, device=device, dtype=torch.float64).index_add_(0, index, values)
-
-        terms = added(len(self.leg_degree), self.row_leg, self.row_sign * sums) * self.leg_degree
-        mu = added(len(self.number_owner), self.leg_number, terms)
-        scale = added(self.owners, self.leg_owner, terms.square())
-        scale.index_add_(0, self.program_owner, self.program_weight * squares)
-        return torch.stack((added(self.owners, self.number_owner, mu.square()), scale), -1).sqrt_()
+            launch.run(where, sums, squares, norms)
+        terms = self.to_terms @ sums
+        moments = self.to_moments @ terms
+        return (self.to_sizes @ torch.cat((moments.square(), terms.square(), squares, norms))).sqrt_()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +101,7 @@ class Surveyed:
 
 
 def surveyed(plan: Plan, theta: Tensors, slopes: Tensors) -> Surveyed | None:
-    """Weigh all symmetries that scale rows; None where that cannot be done."""
+    """Weigh all symmetries that act on rows one by one; None where that cannot be done."""
     if plan not in _OUTLINES:
         _OUTLINES[plan] = _outline(plan)
     outline = _OUTLINES[plan]
@@ -120,22 +114,77 @@ def surveyed(plan: Plan, theta: Tensors, slopes: Tensors) -> Surveyed | None:
     types = tuple((point.dtype, direction.dtype) for point, direction in zip(points, directions, strict=True))
     if (device, types) not in outline.surveys:
         outline.surveys[device, types] = _Drafting(plan, outline, types).survey(device)
-    table = outline.surveys[device, types].weighed(points, directions)
+    sizes = outline.surveys[device, types].weighed(points, directions)
     count = len(outline.places)
-    return Surveyed(outline.places, table[:count], outline.names, table[count:, 0].sqrt())
+    return Surveyed(outline.places, sizes[: 2 * count].view(2, count).mT, outline.names, sizes[2 * count :])
 
 
 def _outline(plan: Plan) -> _Outline:
-    def covers(batch: Batch) -> bool:
+    def products(batch: Batch) -> list[tuple[RowProduct, ...] | None]:
         kind = plan.symmetries[batch.members[0]].kind
-        return all(leg.layout is not None and kind.row_products(leg.layout) is not None for leg in batch.legs)
+        return [None if leg.layout is None else kind.row_products(leg.layout) for leg in batch.legs]
 
-    covered = [batch for batch in plan.batches if covers(batch)]
+    def adds_up_legs(batch: Batch) -> bool:
+        return all(product.step == 0 for some in products(batch) for product in some or ())
+
+    # Those that add up whole legs come last, because they can use what others read.
+    batches = sorted((batch for batch in plan.batches if None not in products(batch)), key=adds_up_legs)
     return _Outline(
-        tuple(covered),
-        tuple(place for batch in covered for place in batch.members),
-        tuple(dict.fromkeys(leg.view.parameter for batch in covered for leg in batch.legs)),
+        tuple(batches),
+        tuple(place for batch in batches for place in batch.members),
+        tuple(dict.fromkeys(leg.view.parameter for batch in batches for leg in batch.legs)),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reading:
+    """A row product that some launch computes."""
+
+    entries: int
+    sums: Integers
+    """Where its sums go, a row for each of its batch."""
+    launch: tuple[Types, Tile]
+    programs: Integers
+    """Its programs among those of its launch, a row for each of its batch."""
+
+    def as_one(self) -> _Reading:
+        """The same without a batch."""
+        return replace(self, sums=self.sums.reshape(1, -1), programs=self.programs.reshape(1, -1))
+
+
+class _Sparse:
+    """A sparse matrix that is being written down, in coordinates."""
+
+    def __init__(self) -> None:
+        self.height = 0
+        self._parts: list[tuple[NDArray[Any], ...]] = []
+
+    def more(self, count: int) -> Integers:
+        """That many rows more, by their numbers."""
+        self.height += count
+        return np.arange(self.height - count, self.height)
+
+    def add(self, rows: Integers | int, columns: Integers, value: float) -> None:
+        self._parts.append(tuple(part.reshape(-1) for part in np.broadcast_arrays(rows, columns, value)))
+
+    def put(self, other: _Sparse, row: int, column: int) -> None:
+        """Another matrix, with its upper left corner here."""
+        self._parts += [(rows + row, columns + column, values) for rows, columns, values in other._parts]
+
+    def matrix(self, width: int, device: torch.device) -> Tensor:
+        """The finished matrix."""
+        rows, columns, values = (np.concatenate(part) for part in zip(*self._parts, strict=True))
+        order = np.argsort(rows, kind="stable")
+        begins = np.concatenate(([0], np.bincount(rows, minlength=self.height).cumsum()))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")
+            return torch.sparse_csr_tensor(
+                torch.from_numpy(begins.astype(np.int32)),
+                torch.from_numpy(columns[order].astype(np.int32)),
+                torch.from_numpy(values[order].astype(np.float64)),
+                (self.height, width),
+                check_invariants=False,
+            ).to(device)
 
 
 class _Drafting:
@@ -146,120 +195,131 @@ class _Drafting:
         self._types = dict(zip(outline.names, types, strict=True))
         self._index = {name: number for number, name in enumerate(outline.names)}
         legs = [leg for batch in outline.batches for leg in batch.legs]
-        self._sizes = {leg.view.parameter: prod(leg.view.shape) for leg in legs}
-        self._parts: dict[str, list[NDArray[np.float64] | Integers]] = defaultdict(list)
-        self._counts: dict[str, int] = defaultdict(int)
-        self._launches: dict[tuple[Types, Tile], Draft] = defaultdict(Draft)
+        self._entries = {leg.view.parameter: prod(leg.view.shape) for leg in legs}
+        self._terms, self._moments = _Sparse(), _Sparse()
+        self._of_moments, self._of_terms = _Sparse(), _Sparse()
+        self._programs: list[tuple[Integers, _Reading, float]] = []
+        """Symmetries, what they are made of, and how much its squares weigh in their scales."""
+        self._rows = 0
+        self._drafts: dict[tuple[Types, Tile], Draft] = defaultdict(Draft)
+        self._known: dict[tuple[str, RowProduct, float], _Reading] = {}
+        self._whole: dict[tuple[str, float], list[_Reading]] = {}
+        """Of a parameter with a shift: readings of θ ∘ G that cover all of it once."""
+        self._gradients: dict[str, list[_Reading]] = {}
+        """The same of G alone."""
 
     def survey(self, device: torch.device) -> Survey:
         """The finished survey, on the device."""
+        owners = 0
         for batch in self._outline.batches:
-            self._add_batch(batch)
+            self._add_batch(batch, owners + np.arange(len(batch.members)))
+            owners += len(batch.members)
         for name in self._outline.names:
-            self._add_norm(name)
-        first = 0
-        launches = []
-        for (types, tile), draft in self._launches.items():
-            launches.append(draft.launch(types, tile, first, device))
-            self._add("program_weight", np.concatenate(draft.weights))
-            self._add("program_owner", np.concatenate(draft.owners))
-            first = self._counts["program_owner"]
-
-        def index(name: str) -> Tensor:
-            return torch.from_numpy(np.concatenate(self._parts[name]).astype(np.int32)).to(device)
-
-        def weight(name: str) -> Tensor:
-            return torch.from_numpy(np.concatenate(self._parts[name]).astype(np.float64)).to(device)
-
+            if name not in self._gradients:
+                self._gradients[name] = [self._norm(name)]
+        first: dict[tuple[Types, Tile], int] = {}
+        programs = 0
+        for key, draft in self._drafts.items():
+            first[key] = programs
+            programs += draft.count
+        moments, terms = self._moments.height, self._terms.height
+        sizes = _Sparse()
+        sizes.more(2 * owners + len(self._index))
+        sizes.put(self._of_moments, 0, 0)
+        sizes.put(self._of_terms, owners, moments)
+        for whose, reading, weight in self._programs:
+            sizes.add(owners + whose[:, None], moments + terms + first[reading.launch] + reading.programs, weight)
+        for number, name in enumerate(self._outline.names):
+            for reading in self._gradients[name]:
+                at = moments + terms + programs + first[reading.launch] + reading.programs
+                sizes.add(2 * owners + number, at, 1.0)
         return Survey(
-            owners=self._counts["owners"],
-            launches=tuple(launches),
-            rows=self._counts["row_leg"],
-            programs=first,
-            row_sign=weight("row_sign"),
-            row_leg=index("row_leg"),
-            leg_degree=weight("leg_degree"),
-            leg_number=index("leg_number"),
-            leg_owner=index("leg_owner"),
-            number_owner=index("number_owner"),
-            program_owner=index("program_owner"),
-            program_weight=weight("program_weight"),
+            launches=tuple(
+                draft.launch(types, tile, first[types, tile], device) for (types, tile), draft in self._drafts.items()
+            ),
+            rows=self._rows,
+            programs=programs,
+            to_terms=self._terms.matrix(self._rows, device),
+            to_moments=self._moments.matrix(terms, device),
+            to_sizes=sizes.matrix(moments + terms + 2 * programs, device),
         )
 
-    def _add_norm(self, name: str) -> None:
-        """⟨G, G⟩ as the only number of a law with one leg."""
-        owner = np.array([self._counts["owners"]])
-        self._counts["owners"] += 1
-        number = self._add("number_owner", owner)
-        leg = self._add("leg_number", np.array([number]))
-        self._add("leg_owner", owner)
-        self._add("leg_degree", np.ones(1))
-        entries = self._sizes[name]
-        rows = gcd(entries, _NORM_ROWS)
-        layout = Layout(
-            0,
-            batch=((1, 0), (1, 0)),
-            rows=((1, 0), (rows, entries // rows)),
-            columns=((1, 0), (entries // rows, 1)),
-        )
-        product = RowProduct(layout, layout, step=0)
-        out = self._add("row_leg", np.full(rows, leg))
-        self._add("row_sign", np.ones(rows))
-        source = self._index[name] + len(self._index)
-        kind = self._types[name][1]
-        self._launches[(kind, kind), Tile.of(product)].add(product, (source, source), 0.0, out, owner, 0.0)
-
-    def _add(self, name: str, values: NDArray[np.float64] | Integers) -> int:
-        """Append, and say where that begins."""
-        begin = self._counts[name]
-        self._parts[name].append(values.reshape(-1))
-        self._counts[name] += values.size
-        return begin
-
-    def _add_batch(self, batch: Batch) -> None:
+    def _add_batch(self, batch: Batch, owners: Integers) -> None:
         first = self._plan.symmetries[batch.members[0]]
         size = first.kind.identities(first.n, first.m)
-        owners = self._counts["owners"] + np.arange(len(batch.members))
-        self._counts["owners"] += len(batch.members)
-        numbers = self._add("number_owner", np.repeat(owners, size)) + np.arange(len(owners) * size)
+        moments = self._moments.more(len(owners) * size)
+        self._of_moments.add(np.repeat(owners, size), moments, 1.0)
         for degree, leg in zip(first.degrees, batch.legs, strict=True):
+            terms = self._terms.more(len(moments))
+            self._moments.add(moments, terms, float(degree))
+            self._of_terms.add(np.repeat(owners, size), terms, float(degree) ** 2)
             assert leg.layout is not None
-            begin = self._add("leg_number", numbers)
-            self._add("leg_owner", np.repeat(owners, size))
-            self._add("leg_degree", np.full(len(numbers), float(degree)))
-            source = self._index[leg.view.parameter]
-            sources = (source, source + len(self._index))
             products = first.kind.row_products(leg.layout)
             assert products is not None
-            for read in _short(product if degree > 0 else product.swapped() for product in products):
-                draft = self._launches[self._types[leg.view.parameter], Tile.of(read)]
-                for members in _read_members(read, len(owners)):
-                    rows = np.arange(read.first.count("rows"))
-                    where = begin + members[:, None] * size + read.start + read.step * rows
-                    out = self._add("row_leg", where)
-                    self._add("row_sign", np.full(where.size, float(read.sign)))
-                    draft.add(read, sources, leg.view.offset, out, owners[members], float(degree) ** 2)
+            name, shift = leg.view.parameter, leg.view.offset
+            for product in products:
+                turned = product if degree > 0 else product.swapped()
+                for reading in self._readings(name, turned, shift):
+                    rows = np.arange(reading.sums.shape[1])
+                    where = terms.reshape(len(owners), size)[:, product.start + product.step * rows]
+                    # Members of a batch that share a leg share its sums.
+                    self._terms.add(where, reading.sums, float(product.sign))
+                    self._programs.append((owners, reading, float(degree) ** 2))
+
+    def _readings(self, name: str, product: RowProduct, shift: float) -> list[_Reading]:
+        """What a product of a parameter and its gradient is read by."""
+        layout, entries = product.first, self._entries[name]
+        if (
+            product.step == 0
+            and layout.count("rows") * layout.count("columns") == entries
+            and (name, shift) in self._whole
+        ):
+            return [reading.as_one() for reading in self._whole[name, shift]]
+        found = [self._read(name, part, shift) for part in _short(product)]
+        if layout == product.second and sum(reading.entries for reading in found) == entries:
+            self._gradients.setdefault(name, found)
+            if not product.lifted:
+                self._whole.setdefault((name, shift), found)
+        return found
+
+    def _read(self, name: str, product: RowProduct, shift: float) -> _Reading:
+        key = (name, replace(product, start=0, step=1, sign=1), shift)
+        if key not in self._known:
+            source = self._index[name]
+            self._known[key] = self._drafted(product, self._types[name], (source, source + len(self._index)), shift)
+        return self._known[key]
+
+    def _norm(self, name: str) -> _Reading:
+        """A reading of a gradient alone."""
+        entries = self._entries[name]
+        rows = gcd(entries, _NORM_ROWS)
+        layout = Layout(
+            0, batch=((1, 0), (1, 0)), rows=((1, 0), (rows, entries // rows)), columns=((1, 0), (entries // rows, 1))
+        )
+        source = self._index[name] + len(self._index)
+        kind = self._types[name][1]
+        return self._drafted(RowProduct(layout, layout, lifted=True), (kind, kind), (source, source), 0.0)
+
+    def _drafted(self, product: RowProduct, types: Types, sources: tuple[int, int], shift: float) -> _Reading:
+        layout = product.first
+        batch, rows = layout.count("batch"), layout.count("rows")
+        launch = types, Tile.of(product)
+        programs = self._drafts[launch].add(product, sources, shift, self._rows)
+        sums = self._rows + np.arange(batch * rows).reshape(batch, rows)
+        self._rows += sums.size
+        return _Reading(sums.size * layout.count("columns"), sums, launch, programs)
 
 
-def _short(products: Iterable[RowProduct]) -> Iterator[RowProduct]:
-    """The same products with few columns each, where going through all of them would take one program too long."""
-    for product in products:
-        far, (size, stride) = product.first.columns
-        if far[0] > 1 or size <= _COLUMNS or product.first.rows[1][1] != 1:
-            yield product
-            continue
-        for begin in range(0, size, _COLUMNS):
-            columns = (far, (min(_COLUMNS, size - begin), stride))
-            first, second = (
-                replace(layout, offset=layout.offset + begin * stride, columns=columns)
-                for layout in (product.first, product.second)
-            )
-            yield replace(product, first=first, second=second)
-
-
-def _read_members(product: RowProduct, count: int) -> Iterator[Integers]:
-    """Members of a batch that one reading serves: all in order, or, if they share one leg, each by itself."""
-    if product.first.count("batch") == count:
-        yield np.arange(count)
-    else:
-        yield from np.arange(count).reshape(-1, 1)
+def _short(product: RowProduct) -> Iterator[RowProduct]:
+    """The same product with few columns each, where going through all of them would take one program too long."""
+    far, (size, stride) = product.first.columns
+    if far[0] > 1 or size <= _COLUMNS or product.first.rows[1][1] != 1:
+        yield product
+        return
+    for begin in range(0, size, _COLUMNS):
+        columns = (far, (min(_COLUMNS, size - begin), stride))
+        first, second = (
+            replace(layout, offset=layout.offset + begin * stride, columns=columns)
+            for layout in (product.first, product.second)
+        )
+        yield replace(product, first=first, second=second)

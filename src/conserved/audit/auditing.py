@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conserved.audit.causes import factor, step_size, usual
@@ -58,11 +60,12 @@ def audit(
     if accumulated < 1:
         raise ValueError(f"At least one backward pass was accumulated; got {accumulated}.")
     found = recognize(model, loss=loss) if laws is None else laws
-    backward = _Backward.of(dict(model.named_parameters()), found)
-    balance = weigh(backward.laws.plan, backward.points, backward.slopes)
-    used, known = _precision(precision, backward.slopes, balance)
-    limits = _limits(backward, used, accumulated, given=known == "given")
-    return _judged(backward, balance, limits, used, known, found.unclaimed, tuple(unused))
+    with torch.no_grad():
+        backward = _Backward.of(dict(model.named_parameters()), found)
+        balance = weigh(backward.laws.plan, backward.points, backward.slopes)
+        used, known = _precision(precision, backward, balance)
+        limits = _limits(backward, used, accumulated, given=known == "given")
+        return _judged(backward, balance, limits, used, known, found.unclaimed, tuple(unused))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class _Backward:
     slopes: Tensors
     absent: tuple[str, ...]
     """Trained parameters that have no gradient; those that laws need are taken to have a zero one."""
+    types: frozenset[tuple[torch.dtype, torch.dtype]]
+    """Of a parameter and of its gradient, as they occur."""
 
     @staticmethod
     def of(theta: Mapping[str, nn.Parameter], laws: LawSet) -> _Backward:
@@ -91,19 +96,21 @@ class _Backward:
             raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
         # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything.
         lawful = laws if all(name in trained for name in laws.plan.needs) else laws.select(lambda s: _free(s, trained))
-        zeros = {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
+        absent = tuple(name for name in trained if name not in slopes)
+        slopes |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
         return _Backward(
             laws=lawful,
-            points={name: p.detach() for name, p in trained.items()},
-            slopes=slopes | zeros,
-            absent=tuple(name for name in trained if name not in slopes),
+            points=trained,
+            slopes=slopes,
+            absent=absent,
+            types=frozenset((trained[name].dtype, slope.dtype) for name, slope in slopes.items()),
         )
 
 
 def _judged(
     backward: _Backward,
     balance: Balance,
-    limits: Sequence[float],
+    limits: NDArray[np.float64],
     used: torch.dtype,
     known: Literal["given", "stored", "bits"],
     unclaimed: tuple[str, ...],
@@ -111,14 +118,13 @@ def _judged(
 ) -> Audit:
     """Hold every residual against its limit, and look into those that are too large, worst first."""
     symmetries, points, slopes = backward.laws.symmetries, backward.points, backward.slopes
-    statuses = [
-        Status.VERIFIED if residual <= limit and scale > 0 else _status(symmetry, residual, limit, scale, points)
-        for symmetry, residual, limit, scale in zip(symmetries, balance.residuals, limits, balance.scales, strict=True)
-    ]
-    findings = _findings(backward.absent, balance, _excused(symmetries), unused)
-
-    def excess(place: int) -> float:
-        return _excess(balance.residuals[place], limits[place])
+    residuals, scales = balance.residuals, balance.scales
+    doubtful = np.flatnonzero(~((residuals <= limits) & (scales > 0))).tolist()
+    statuses = {
+        place: _status(symmetries[place], residuals[place], limits[place], scales[place], points) for place in doubtful
+    }
+    findings = _findings(backward, balance, unused)
+    excess = np.where(np.isnan(residuals), np.inf, residuals / limits)
 
     def row(place: int, suggests: tuple[str, ...] = ()) -> Row:
         symmetry = symmetries[place]
@@ -127,39 +133,37 @@ def _judged(
             family=symmetry.family,
             parameters=symmetry.parameters,
             part=symmetry.part,
-            residual=balance.residuals[place],
-            tolerance=limits[place],
-            status=statuses[place],
-            checked=balance.scales[place] > 0,
+            residual=float(residuals[place]),
+            tolerance=float(limits[place]),
+            status=statuses.get(place, Status.VERIFIED),
+            checked=bool(scales[place] > 0),
             suggests=suggests,
         )
 
-    broken = sorted((p for p, status in enumerate(statuses) if status is Status.REFUTED), key=excess, reverse=True)
+    broken = [place for place in doubtful if statuses[place] is Status.REFUTED]
     moved: float | None = None
     if broken and not any(item.trouble == "not finite" for item in findings):
-        moved = _moved([symmetries[place] for place in sorted(broken)[:_EXPLAINED]], points, slopes)
+        moved = _moved([symmetries[place] for place in broken[:_EXPLAINED]], points, slopes)
     failures = [
         row(place, _suggestions(symmetries[place], points, slopes, moved) if number < _EXPLAINED else ())
-        for number, place in enumerate(broken)
+        for number, place in enumerate(sorted(broken, key=lambda place: -excess[place]))
     ]
-    sound = [place for place, status in enumerate(statuses) if status is not Status.REFUTED]
-    tested = [place for place, scale in enumerate(balance.scales) if scale > 0]
-    nearest = max(tested, key=excess, default=None)
+    tested = np.flatnonzero(scales > 0)
     return Audit(
         verdict=_verdict(
             failures,
-            [row(place) for place in tested if statuses[place] is Status.INCONCLUSIVE],
+            [row(place) for place in doubtful if statuses[place] is Status.INCONCLUSIVE and scales[place] > 0],
             findings,
             moved,
             used,
-            count=len(statuses),
+            count=len(symmetries),
             tested=len(tested),
-            nearest=None if nearest is None else row(nearest),
-            nearly=sum(symmetry.epsilon > 0 for symmetry in symmetries),
+            nearest=row(int(tested[excess[tested].argmax()])) if len(tested) else None,
+            nearly=int((backward.laws.plan.epsilons > 0).sum()),
         ),
         failures=tuple(failures),
-        worst=max(balance.residuals, key=lambda residual: _excess(residual, 1.0), default=0.0),
-        others=lambda: map(row, sound),
+        worst=float(residuals.max(initial=0.0)),
+        others=lambda: map(row, sorted(set(range(len(symmetries))).difference(broken))),
         findings=tuple(findings),
         unclaimed=unclaimed,
         precision=used,
@@ -174,34 +178,33 @@ def _free(symmetry: Symmetry, trained: Mapping[str, Tensor]) -> bool:
 
 
 def _precision(
-    given: torch.dtype | None, slopes: Tensors, balance: Balance
+    given: torch.dtype | None, backward: _Backward, balance: Balance
 ) -> tuple[torch.dtype, Literal["given", "stored", "bits"]]:
     """The coarsest precision of the pass, and how it is known."""
     if given is not None:
         return given, "given"
-    stored = coarsest(*(slope.dtype for slope in slopes.values()))
+    stored = coarsest(*(slope for _, slope in backward.types))
     seen = None if stored in _HALF else balance.grain
     return (stored, "stored") if seen is None else (seen, "bits")
 
 
-def _limits(backward: _Backward, used: torch.dtype, accumulated: int, *, given: bool) -> list[float]:
+def _limits(backward: _Backward, used: torch.dtype, accumulated: int, *, given: bool) -> NDArray[np.float64]:
     """The residual that rounding explains, for every symmetry: its tensors may be stored more coarsely than others."""
     # Libraries run norms, softmax and routers in float32 inside a float64 model, and gradients do not show it.
     least = used if given else coarsest(used, torch.float32)
-    stored = {name: coarsest(backward.points[name].dtype, slope.dtype) for name, slope in backward.slopes.items()}
-    kinds = set(stored.values())
-    coarse = {kind: coarsest(least, kind) for kind in kinds}
-    # Each pass that is added to a half-precision gradient rounds it once more.
-    more = {kind: math.sqrt(accumulated) if kind in _HALF else 1.0 for kind in kinds}
     plan = backward.laws.plan
-    by_kind = {kind: more[kind] * rounding(coarse[kind], plan.entries) + plan.epsilons**0.5 for kind in kinds}
-    if len(kinds) == 1:
-        found: list[float] = next(iter(by_kind.values())).tolist()
-        return found
-    return [
-        float(by_kind[coarsest(*(stored[name] for name in symmetry.parameters))][place])
-        for place, symmetry in enumerate(backward.laws.symmetries)
-    ]
+
+    def limits(kind: torch.dtype) -> NDArray[np.float64]:
+        # Each pass that is added to a half-precision gradient rounds it once more.
+        more = math.sqrt(accumulated) if kind in _HALF else 1.0
+        return more * rounding(coarsest(least, kind), plan.entries) + plan.epsilons**0.5
+
+    by_kind = {kind: limits(kind) for kind in {coarsest(*pair) for pair in backward.types}}
+    if len(by_kind) == 1:
+        return next(iter(by_kind.values()))
+    stored = {name: coarsest(backward.points[name].dtype, slope.dtype) for name, slope in backward.slopes.items()}
+    kinds = (coarsest(*(stored[name] for name in symmetry.parameters)) for symmetry in plan.symmetries)
+    return np.array([by_kind[kind][place] for place, kind in enumerate(kinds)])
 
 
 def _status(symmetry: Symmetry, residual: float, limit: float, scale: float, theta: Tensors) -> Status:
@@ -237,14 +240,17 @@ def _excused(symmetries: Sequence[Symmetry]) -> set[str]:
     }
 
 
-def _findings(absent: Sequence[str], balance: Balance, excused: set[str], unused: tuple[str, ...]) -> list[Finding]:
-    needed = [n for n in absent if n not in excused and not any(fnmatchcase(n, pattern) for pattern in unused)]
+def _findings(backward: _Backward, balance: Balance, unused: tuple[str, ...]) -> list[Finding]:
+    absent = set(backward.absent)
+    odd = np.flatnonzero(~np.isfinite(balance.norms) | (balance.norms == 0)).tolist()
+    if not odd and not absent:
+        return []
+    excused = _excused(backward.laws.symmetries)
+    there = [(balance.names[place], balance.norms[place]) for place in odd if balance.names[place] not in absent]
+    needed = [n for n in backward.absent if n not in excused and not any(fnmatchcase(n, pattern) for pattern in unused)]
     found = [Finding(parameter=name, trouble="missing") for name in needed]
-    norms = {name: norm for name, norm in balance.gradients.items() if name not in absent}
-    found += [Finding(parameter=name, trouble="not finite") for name, norm in norms.items() if not math.isfinite(norm)]
-    found += [
-        Finding(parameter=name, trouble="zero") for name, norm in norms.items() if norm == 0 and name not in excused
-    ]
+    found += [Finding(parameter=name, trouble="not finite") for name, norm in there if norm != 0]
+    found += [Finding(parameter=name, trouble="zero") for name, norm in there if norm == 0 and name not in excused]
     return found
 
 
@@ -260,10 +266,6 @@ def _suggestions(symmetry: Symmetry, theta: Tensors, slopes: Tensors, moved: flo
     if moved is not None:
         return (f"the parameters moved by −{moved:.3g} times this gradient after it was taken",)
     return tuple(filter(None, (factor(symmetry, theta, slopes), usual(symmetry))))
-
-
-def _excess(residual: float, limit: float) -> float:
-    return residual / limit if residual == residual else float("inf")
 
 
 def _verdict(

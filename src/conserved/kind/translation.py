@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conserved.grams import row_grams
 from conserved.kind.kind import Degree, Kind
-from conserved.sheaf import Legs
+from conserved.sheaf import Layout, Legs, RowProduct
 from conserved.view import View
 
 
@@ -32,6 +32,9 @@ class Translation(Kind):
 
     def in_sheaves(self, n: int) -> bool:
         return False
+
+    def row_products(self, layout: Layout) -> tuple[RowProduct, ...]:
+        return (RowProduct(layout.turned(), layout.turned(), lifted=True),)
 
     def lift(self, a: Float[Tensor, "*batch n m"], *, point: bool) -> Float[Tensor, "*batch n k"]:
         return a.new_full((1,) * a.ndim, float(point)).expand(*a.shape[:-1], 1)
