@@ -101,6 +101,19 @@ def test_a_sheaf_gives_what_its_matrices_give(view: View, kind: Kind, dtype: tor
     assert kernels
 
 
+@pytest.mark.parametrize("code", ["scaling", "complex_scaling", "general_linear", "one_scale"])
+def test_pairs_of_different_types_do_not_mix(code: str, kernels: list[str]) -> None:
+    kind, view = KINDS[code], VIEWS["rows of a head"]
+    a, _, left, _ = sheaves(view, torch.float32)
+    _, b, _, right = sheaves(view, torch.bfloat16)
+    pairs = [(1, 1), (0, 1), (0, 0), (1, 0), (2, 0)]
+    found = kind.pairings([a, b, a], pairs, torch.float32)
+    assert len(kernels) == 4, "one launch for every two types"
+    for entry, (x, y) in enumerate(zip(left, right, strict=True)):
+        for form, expected in zip(found, kind.pairings([x, y, x], pairs, torch.float64), strict=True):
+            torch.testing.assert_close(form[entry].double(), expected, rtol=2e-6, atol=2e-6)
+
+
 def test_a_shift_is_added_to_every_entry_of_its_side_only(kernels: list[str]) -> None:
     a, b, left, right = sheaves(VIEWS["rows of a head"], torch.float32)
     shifted = Sheaf(a.tensors, a.layout, 1.0)

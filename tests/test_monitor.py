@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved import Monitor, Symmetry, blocks, impostors, recognize
-from conserved.track import GENERIC, ParameterStep, StepMissed, Update, register_rule
+from conserved.track import GENERIC, Entry, ParameterStep, StepMissed, Update, register_rule, rule_of
 from conserved.track.combination import Combination
 from conserved.track.record import By
 from conserved.track.rules import Rule
@@ -358,6 +359,33 @@ def test_one_function_makes_a_new_optimizer_known() -> None:
     assert {cause for entry in entries for cause in entry.causes} == {"sign"}
     assert max(abs(entry.residual) for entry in entries) < 1e-13
     assert monitor.memory()["copies"] == 0
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+def test_parameters_that_began_later_have_their_own_step_count(optimizer: type[torch.optim.Optimizer]) -> None:
+    def ledger(*, uniform: bool) -> list[Entry]:
+        torch.manual_seed(0)
+        model = decoder().double()
+        stepper = optimizer(model.parameters(), lr=1e-3, weight_decay=0.1)  # type: ignore[call-arg]
+        rule = replace(rule_of(stepper), uniform=uniform)
+        monitor = Monitor(model, stepper, rule=rule, where=["*query_key*", "*value_output*", "*gated*"])
+        late = list(model.layers[0].feedforward.parameters())  # type: ignore[index, union-attr]
+
+        def loss(at: nn.Module, step: int) -> Tensor:
+            for parameter in late:
+                parameter.requires_grad_(step > 2)
+            return exact_text_loss(at, step)
+
+        train(model, stepper, loss, 6, after=lambda _: monitor.step())
+        assert {float(stepper.state[parameter]["step"]) for parameter in model.parameters()} == {3.0, 6.0}
+        assert not monitor.alarms
+        return monitor.ledger()
+
+    one_by_one = ledger(uniform=False)
+    assert max(abs(entry.residual) for entry in one_by_one) < 1e-13
+    assert {"momentum", "preconditioner"} <= {cause for entry in one_by_one for cause in entry.causes}
+    for entry, expected in zip(ledger(uniform=True), one_by_one, strict=True):
+        assert entry.causes == pytest.approx(expected.causes, rel=1e-9, abs=1e-18)
 
 
 def test_a_subclass_with_its_own_step_is_not_taken_for_its_base() -> None:

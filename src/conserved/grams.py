@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 
 import torch
 from jaxtyping import Float, Shaped
@@ -97,7 +100,7 @@ def outer_products(
     """A Bᵀ for every listed pair (a, b) of the sources."""
     tensors = _tensors(sources)
     if tensors is None:
-        return [fused.outer_products(sources[i], sources[j]) for i, j in pairs]
+        return _in_sheaves(fused.outer_products, sources, pairs)
     cast = [source.to(dtype) for source in tensors]
     if in_cache(cast[0]):
         return [cast[i] @ cast[j].mT for i, j in pairs]
@@ -116,7 +119,7 @@ def row_grams(
     """
     tensors = _tensors(sources)
     if tensors is None:
-        return [fused.row_sums(sources[i], sources[j]) for i, j in pairs]
+        return _in_sheaves(fused.row_sums, sources, pairs)
     first = tensors[0]
     if first.numel() <= _SLICE and in_cache(first):
         small = [source.to(dtype) for source in tensors]
@@ -178,7 +181,7 @@ def dots(
     """Σ_ij a_ij b_ij for every listed pair of the sources, slice by slice in memory order."""
     tensors = _tensors(sources)
     if tensors is None:
-        return [fused.row_sums(sources[i], sources[j]).sum(-1) for i, j in pairs]
+        return [sums.sum(-1) for sums in _in_sheaves(fused.row_sums, sources, pairs)]
     turned = tensors[0].stride(-2) < tensors[0].stride(-1)
     flat = [(one.mT if turned else one).flatten(-2) for one in tensors]
     totals: list[Tensor] = []
@@ -196,6 +199,26 @@ def _slices(sources: Sequence[Tensor], along: int, dtype: torch.dtype) -> Iterat
     size = max(1, entries * length // max(first.numel(), 1))
     for start in range(0, length, size):
         yield [source.narrow(along, start, min(size, length - start)).to(dtype) for source in sources]
+
+
+def _in_sheaves(
+    product: Callable[[Sheaf, Sheaf], Tensor], sources: Sequence[Legs], pairs: Sequence[tuple[int, int]]
+) -> list[Tensor]:
+    """The product of every listed pair of sheaves, in one launch for all pairs of the same types."""
+    sheaves = [source for source in sources if isinstance(source, Sheaf)]
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for number, pair in enumerate(pairs):
+        alike[tuple((sheaves[i].dtype, sheaves[i].layout, sheaves[i].shift) for i in pair)].append(number)
+    found: dict[int, Tensor] = {}
+    for numbers in alike.values():
+        # Entry by entry, so that what pairs have in common is still in the cache.
+        a, b = (
+            replace(sheaves[side[0]], tensors=tuple(chain(*zip(*(sheaves[i].tensors for i in side), strict=True))))
+            for side in zip(*(pairs[number] for number in numbers), strict=True)
+        )
+        values = product(a, b).unflatten(0, (-1, len(numbers)))
+        found |= zip(numbers, values.unbind(1), strict=True)
+    return [found[number] for number in range(len(pairs))]
 
 
 def _tensors(sources: Sequence[Legs]) -> list[Tensor] | None:

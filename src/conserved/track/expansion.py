@@ -43,8 +43,8 @@ class Expansion:
     rate: Scalar
     origins: tuple[int, ...] = ()
     """The identities of the tensors that the sources are, or are gathered from."""
-    made: int = 0
-    """Entries of tensors that exist for this account only."""
+    made: bool = False
+    """Whether some of the tensors exist for this account only."""
 
     @staticmethod
     def of(
@@ -71,11 +71,7 @@ class Expansion:
             gradient=over(update.gradient) if update.gradient.terms else None,
             rate=update.rate,
             origins=tuple(tensors),
-            made=sum(
-                tensor.numel()
-                for tensor in order
-                if hasattr(tensor, "full_tensor") or (id(tensor) not in held and tensor is not parameter)
-            ),
+            made=any(hasattr(tensor, "full_tensor") or id(tensor) not in {id(parameter), *held} for tensor in order),
         )
 
     def of_others(self, tensors: Sequence[Tensor]) -> Expansion:
@@ -83,7 +79,7 @@ class Expansion:
         return replace(
             self,
             sources=tuple(whole(tensor.detach()) for tensor in tensors),
-            made=sum(tensor.numel() for tensor in tensors if hasattr(tensor, "full_tensor")),
+            made=self.made or any(hasattr(tensor, "full_tensor") for tensor in tensors),
         )
 
     def shifted(self) -> Expansion:

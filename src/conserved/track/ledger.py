@@ -25,7 +25,7 @@ from conserved.track.combination import Scalar
 from conserved.track.expansion import Expansion, Slot, StepWeights, Weights
 
 _TEMPORARY = 1 << 25
-"""Entries of tensors that an account makes before legs that wait for others are read."""
+"""Entries of parameters whose steps are expanded together: for each of them a rule may make a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class _Sums:
     weights: StepWeights
     rate: Scalar
     slots: tuple[Slot, ...]
-    plus: list[list[Tensor]] = field(default_factory=list)
-    minus: list[list[Tensor]] = field(default_factory=list)
-    absolute: list[list[Tensor]] = field(default_factory=list)
+    plus: list[Tensor] = field(default_factory=list)
+    """For every leg of positive degree, the forms of all slots, one row each."""
+    minus: list[Tensor] = field(default_factory=list)
+    absolute: list[Tensor] = field(default_factory=list)
     """For linear laws: sums of the absolute values of the parameter and of its gradient."""
 
-    def add(self, forms: Sequence[Tensor], degree: Degree) -> None:
-        target = self.plus if degree > 0 else self.minus
-        target.append([form if abs(degree) == 1 else abs(degree) * form for form in forms])
+    def add(self, forms: Tensor, degree: Degree) -> None:
+        (self.plus if degree > 0 else self.minus).append(forms if abs(degree) == 1 else abs(degree) * forms)
 
     def signed(self) -> tuple[Tensor, Tensor]:
         """The sum over all legs with their signs, and without, for every slot."""
@@ -99,9 +99,8 @@ def _side_by_side(held: Sequence[_Sums]) -> list[_Sums]:
     if len(held) == 1 or len({(len(one.plus), len(one.minus)) for one in held}) > 1:
         return list(held)
 
-    def joined(side: str) -> list[list[Tensor]]:
-        rows = [getattr(one, side) for one in held]
-        return [[torch.cat(forms) for forms in zip(*legs, strict=True)] for legs in zip(*rows, strict=True)]
+    def joined(side: str) -> list[Tensor]:
+        return [torch.cat(legs, 1) for legs in zip(*(getattr(one, side) for one in held), strict=True)]
 
     first = held[0]
     return [
@@ -116,12 +115,11 @@ def _side_by_side(held: Sequence[_Sums]) -> list[_Sums]:
     ]
 
 
-def _over_legs(legs: list[list[Tensor]]) -> Tensor | None:
+def _over_legs(legs: list[Tensor]) -> Tensor | None:
     """Stacked once and summed once, however many legs there are."""
     if not legs:
         return None
-    flat = torch.stack([form for forms in legs for form in forms])
-    return flat if len(legs) == 1 else flat.unflatten(0, (len(legs), -1)).sum(0)
+    return legs[0] if len(legs) == 1 else torch.stack(legs).sum(0)
 
 
 class Ledger:
@@ -152,29 +150,30 @@ class Ledger:
         )
         self.parameters = tuple(self._uses)
         self._like = theta[self.parameters[0]]
+        # Where layers are read together, their parameters' steps are expanded together too.
+        most = _TEMPORARY if fused.available(self._like.device) else 0
+        self._portions = _portions({name: theta[name].numel() for name in self._uses}, most)
 
-    def account(self, expand: Callable[[str], Expansion]) -> list[Account]:
-        """The account of a step for every shelf; `expand` gives each parameter's step when its turn comes."""
+    def account(self, expand: Callable[[Sequence[str]], Sequence[Expansion]]) -> list[Account]:
+        """The account of a step for every shelf; `expand` gives the steps of some parameters when their turn comes."""
         sums: list[dict[Hashable, _Sums]] = [{} for _ in self._batches]
         known: dict[tuple[Hashable, bool], StepWeights] = {}
         waiting: dict[Hashable, list[_Read]] = defaultdict(list)
-        made = 0
         with torch.no_grad(), full_precision(self._like):
-            for name, uses in self._uses.items():
-                expansion = expand(name)
-                key = expansion.key
-                types = _types(expansion.sources)
-                for number, position in uses:
-                    read = self._noted(sums[number], number, position, expansion, key, known)
-                    lies = self._lies[number][position]
-                    if types is None or lies is None:
-                        self._read(read)
-                    else:
-                        waiting[lies, types, read.sums.slots].append(read)
-                made += expansion.made
-                if made > _TEMPORARY:
+            for names in self._portions:
+                made = False
+                for name, expansion in zip(names, expand(names), strict=True):
+                    types = _types(expansion.sources)
+                    made = made or expansion.made
+                    for number, position in self._uses[name]:
+                        read = self._noted(sums[number], number, position, expansion, known)
+                        lies = self._lies[number][position]
+                        if types is None or lies is None:
+                            self._read(read)
+                        else:
+                            waiting[lies, types, read.sums.slots].append(read)
+                if made:
                     self._read_together(waiting)
-                    made = 0
             self._read_together(waiting)
             return [self._shelved(numbers, sums) for numbers in self._members]
 
@@ -184,15 +183,13 @@ class Ledger:
         number: int,
         position: int,
         expansion: Expansion,
-        key: Hashable,
         known: dict[tuple[Hashable, bool], StepWeights],
     ) -> _Read:
         """What is to be read of one leg, and which sums of its batch it belongs to."""
         batch = self._batches[number]
         if batch.legs[position].view.offset:
             expansion = expansion.shifted()
-            key = expansion.key
-        linear = self.symmetries[batch.members[0]].kind.linear
+        key, linear = expansion.key, self.symmetries[batch.members[0]].kind.linear
         if key not in sums:
             if (key, linear) not in known:
                 known[key, linear] = expansion.weights(linear=linear)
@@ -214,10 +211,10 @@ class Ledger:
             shown = [0] if read.gradient is None else [0, _index(read.gradient)]
             assert isinstance(kind, Translation)
             absolute = kind.column_sizes([legs[j] for j in shown], dtype)
-            read.sums.absolute.append([abs(degree) * form for form in absolute])
+            read.sums.absolute.append(abs(degree) * torch.stack(absolute))
         else:
             forms = kind.pairings(legs, read.sums.slots, dtype)
-        read.sums.add(forms, degree)
+        read.sums.add(torch.stack(forms), degree)
 
     def _read_together(self, waiting: dict[Hashable, list[_Read]]) -> None:
         """Add the legs that wait to the sums of their batches, those that lie alike in one go."""
@@ -228,11 +225,11 @@ class Ledger:
             assert layout is not None
             sheaves = [Sheaf(column, layout) for column in zip(*(read.sources for read in reads), strict=True)]
             kind = self.symmetries[batch.members[0]].kind
-            forms = kind.pairings(sheaves, first.sums.slots, torch.float32)
-            for read, mine in zip(reads, zip(*(form.unbind() for form in forms), strict=True), strict=True):
+            forms = torch.stack(kind.pairings(sheaves, first.sums.slots, torch.float32))
+            for read, mine in zip(reads, forms.unbind(1), strict=True):
                 owner = self._batches[read.number]
                 size = len(owner.members)
-                whole = [form if len(form) == size else form.expand(size, *form.shape[1:]) for form in mine]
+                whole = mine if mine.shape[1] == size else mine.expand(-1, size, *mine.shape[2:])
                 read.sums.add(whole, self.symmetries[owner.members[0]].legs[read.position].degree)
         waiting.clear()
 
@@ -245,6 +242,19 @@ class Ledger:
             return _accounted(kind, [sums[number][key] for number in numbers])
         pieces = [_mixed([_accounted(kind, [held]) for held in sums[number].values()]) for number in numbers]
         return _stacked(pieces)
+
+
+def _portions(entries: Mapping[str, int], most: int) -> list[list[str]]:
+    """Parameters in order, as many at a time as have at most so many entries together; a larger one by itself."""
+    found: list[list[str]] = []
+    room = -1
+    for name, count in entries.items():
+        if count > room:
+            found.append([])
+            room = most
+        found[-1].append(name)
+        room -= count
+    return found
 
 
 def _lies(symmetry: Symmetry, leg: BatchLeg, dtype: torch.dtype) -> Hashable | None:
@@ -298,7 +308,7 @@ def _accounted(kind: Kind, held: Sequence[_Sums]) -> Account:
     sums = [one.signed() for one in held]
     forms = _cat([kind.coordinates(kind.polar(difference)) for difference, _ in sums], 1)
     if kind.linear:
-        absolute = _cat([_added([torch.stack(leg) for leg in one.absolute]) for one in held], 1)
+        absolute = _cat([_added(one.absolute) for one in held], 1)
         sizes, moved = absolute[0], forms.new_zeros(forms.shape[1])
         steepness = absolute[1].amax(-1) if len(absolute) > 1 else torch.zeros_like(moved)
     else:

@@ -285,13 +285,13 @@ class Monitor:
                 running.previous, running.sizes = account.law.clone(), account.sizes.clone()
 
     def _laws_now(self) -> list[Account]:
-        return self._ledger.account(lambda name: Expansion.of(self._theta[name]))
+        return self._ledger.account(lambda names: [Expansion.of(self._theta[name]) for name in names])
 
     def _account(self) -> None:
         skipped = not self._watch.stepped
         if skipped:
             self._before_step()
-        accounts = self._ledger.account(lambda name: self._watch.expand(name, causes=self._causes))
+        accounts = self._ledger.account(lambda names: self._watch.expand(names, causes=self._causes))
         norm = self._watch.gradient_norm() if self._linear and not skipped else None
         rows: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
         with torch.no_grad():

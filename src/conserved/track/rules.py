@@ -15,7 +15,7 @@ exist anyway. A rule that cannot do without asks for a copy with `keeps`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -38,6 +38,8 @@ class ParameterStep:
     before: Tensor | None = None
     count: float | None = None
     """How many steps the optimizer has made with it, where that is known without asking the device."""
+    made: Tensor | None = None
+    """What the rule's `make` gave for it."""
 
     @property
     def slope(self) -> Combination:
@@ -75,7 +77,9 @@ class Rule:
     update: Callable[[ParameterStep], Update]
     keeps: Callable[[Mapping[str, Any]], bool] = _never
     uniform: bool = False
-    """Whether every parameter of a group is stepped with the same coefficients, and nothing is computed for one."""
+    """Whether every parameter of a group is stepped with the same coefficients as long as step counts are equal."""
+    make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None
+    """A direction that the optimizer does not keep, for parameters of one group with one step count together."""
 
 
 _RULES: dict[type[Optimizer], Rule] = {}
@@ -87,14 +91,16 @@ def register_rule(
     *,
     keeps: Callable[[Mapping[str, Any]], bool] | bool = False,
     uniform: bool = False,
+    make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None,
 ) -> Rule:
     """Make an optimizer known. Subclasses that do not change `step` follow the same rule.
 
-    With `uniform` the update of one parameter of a group is taken to be that of all, with tensors of their own: it must
-    combine the parameter, its gradient and tensors of its state with numbers that depend on the group only.
+    With `uniform` the update of one parameter of a group is taken to be that of all with its step count, with tensors
+    of their own: it must combine the parameter, its gradient, tensors of its state and what `make` gave with numbers
+    that depend on the group and the count only. `make` computes a direction of many parameters in a few operations.
     """
     condition = keeps if callable(keeps) else (_always if keeps else _never)
-    _RULES[optimizer] = Rule(name=optimizer.__name__, update=update, keeps=condition, uniform=uniform)
+    _RULES[optimizer] = Rule(name=optimizer.__name__, update=update, keeps=condition, uniform=uniform, make=make)
     return _RULES[optimizer]
 
 
@@ -136,19 +142,41 @@ def _sgd(step: ParameterStep) -> Update:
     return Update(gradient=slope, rate=lr, parts=_present(decay=loss) | {"momentum": lr * (buffer - slope) - loss})
 
 
+def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
+    """m̂/(√v̂ + ε)."""
+    group = steps[0].group
+    first, second = _corrections(steps[0])
+    key = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
+    divisors = torch._foreach_sqrt([_wide(step.state[key]) for step in steps])
+    _multiply(divisors, second**-0.5)
+    torch._foreach_add_(divisors, group["eps"])
+    directions = torch._foreach_div([_wide(step.state["exp_avg"]) for step in steps], divisors)
+    _multiply(directions, 1 / first)
+    return list(directions)
+
+
+def _multiply(tensors: tuple[Tensor, ...], factor: Scalar) -> None:
+    """All of them, whether the factor is a number or on a device."""
+    factors: list[Any] = [factor] * len(tensors)
+    torch._foreach_mul_(tensors, factors)
+
+
+def _corrections(step: ParameterStep) -> tuple[Scalar, Scalar]:
+    """What Adam's averages are divided by to make up for beginning at zero."""
+    count = _number(step.state["step"]) if step.count is None else step.count
+    beta1, beta2 = step.group["betas"]
+    return 1 - beta1**count, 1 - beta2**count
+
+
 def _adam(step: ParameterStep, *, decoupled: bool = False) -> Update:
     """U = lr·m̂/(√v̂ + ε), with λθ added to the gradient (Adam) or to the update (AdamW)."""
     group, state = step.group, step.state
     lr, decay = group["lr"], group["weight_decay"]
     decoupled = decoupled or bool(group.get("decoupled_weight_decay", False))
-    beta1, beta2 = group["betas"]
-    count = _number(state["step"]) if step.count is None else step.count
-    first, second = 1 - beta1**count, 1 - beta2**count
     theta, slope = Combination.of(step.parameter), step.slope
-    mean = Combination.of(state["exp_avg"]) / first
-    square = _wide(state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"])
-    scaled = Combination.of((_wide(state["exp_avg"]) / first).div_(square.sqrt().div_(second**0.5).add_(group["eps"])))
-    moved = lr * scaled
+    mean = Combination.of(state["exp_avg"]) / _corrections(step)[0]
+    assert step.made is not None
+    moved = lr * Combination.of(step.made)
     before = (theta + moved) / (1 - lr * decay) if decoupled else theta + moved
     loss = lr * decay * before
     mixed = lr * (mean - slope) if decoupled else lr * (mean - slope) - loss
@@ -229,8 +257,8 @@ def _number(step: Tensor | float) -> Scalar:
 
 
 register_rule(SGD, _sgd, uniform=True)
-register_rule(Adam, _adam)
-register_rule(AdamW, partial(_adam, decoupled=True))
+register_rule(Adam, _adam, uniform=True, make=_adam_directions)
+register_rule(AdamW, partial(_adam, decoupled=True), uniform=True, make=_adam_directions)
 register_rule(RMSprop, _rmsprop, keeps=lambda group: bool(group["weight_decay"] != 0 and group["momentum"] == 0))
 if hasattr(torch.optim, "Muon"):  # torch 2.9
     register_rule(torch.optim.Muon, _muon)

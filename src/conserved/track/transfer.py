@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,8 @@ class Transfer:
 
     def __init__(self, laws: tuple[LawName, ...], order: list[int]) -> None:
         self._laws = laws
-        self._order = torch.tensor(order)
+        self._places = np.argsort(order)
+        """Where the row of every law is."""
         self._underway: deque[_Underway] = deque()
 
     def send(
@@ -63,8 +65,7 @@ class Transfer:
                     break
                 first.arrived.synchronize()
             self._underway.popleft()
-            numbers = torch.empty_like(first.host, dtype=torch.float64)
-            numbers[self._order] = first.host.to(torch.float64)
+            numbers = torch.from_numpy(first.host.numpy()[self._places].astype(np.float64))
             found.append(
                 StepRecord(
                     step=first.step,

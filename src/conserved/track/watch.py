@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,8 +71,8 @@ class OptimizerWatch:
         self._names = {id(parameter): name for name, parameter in theta.items()}
         self._before_step, self._sampled = before, sampled
         self._copies: dict[str, Tensor] = {}
-        self._patterns: dict[tuple[int, int, bool], tuple[Expansion, tuple[str, ...]]] = {}
-        """By optimizer and group, the last step of one parameter, and what its tensors are to it."""
+        self._patterns: dict[Hashable, tuple[Expansion, tuple[str, ...]]] = {}
+        """By optimizer, group and step count, the last step of one parameter, and what its tensors are to it."""
         self._watched = [
             _Watched(optimizer, rule or rule_of(optimizer), [GroupSums() for _ in optimizer.param_groups])
             for optimizer in optimizers
@@ -155,25 +156,17 @@ class OptimizerWatch:
             watched.steps, watched.depth, watched.skipped = 0, 0, None
             watched.moved = set()
 
-    def expand(self, name: str, *, causes: bool = True) -> Expansion:
-        """The last step of a parameter."""
-        parameter = self._theta[name]
-        watched, group = self._place[name]
-        state = watched.optimizer.state.get(parameter, {})
-        held: dict[str, Any] = {"parameter": parameter, "gradient": parameter.grad, **state}
-        place = (id(watched), group, causes)
-        if name in watched.moved and place in self._patterns:
-            expansion, roles = self._patterns[place]
-            return expansion.of_others([held[role] for role in roles])
-        update = self._update(name)
-        expansion = Expansion.of(parameter, update, causes=causes, held=set(map(id, held.values())))
-        if update is not None and watched.rule.uniform and watched.skipped is None:
-            role_of = {id(tensor): role for role, tensor in held.items()}
-            self._patterns[place] = (expansion, tuple(role_of[origin] for origin in expansion.origins))
-        return expansion
+    def expand(self, names: Sequence[str], *, causes: bool = True) -> list[Expansion]:
+        """The last steps of some parameters."""
+        steps = {name: step for name in names if (step := self._step(name)) is not None}
+        made = self._made(steps)
+        return [self._expansion(name, made.get(name, steps.get(name)), causes=causes) for name in names]
 
-    def unclipped(self, name: str) -> Expansion:
-        """A parameter that has not moved, and its gradient as it is now."""
+    def unclipped(self, names: Sequence[str]) -> list[Expansion]:
+        """Parameters that have not moved, and their gradients as they are now."""
+        return [self._unclipped(name) for name in names]
+
+    def _unclipped(self, name: str) -> Expansion:
         watched, group = self._place[name]
         parameter = self._theta[name]
         if parameter.grad is None:
@@ -190,29 +183,64 @@ class OptimizerWatch:
         norm = torch.nn.utils.get_total_norm(values)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
-    def _update(self, name: str) -> Update | None:
+    def _step(self, name: str) -> ParameterStep | None:
+        """What an optimizer did to a parameter; None if it did nothing."""
         watched, group = self._place[name]
         if not watched.steps or name not in watched.moved:
             return None
         parameter = self._theta[name]
         gradient = parameter.grad
-        before = self._copies.get(name)
-        update = watched.rule.update(
-            ParameterStep(
-                parameter=parameter,
-                gradient=torch.zeros_like(parameter) if gradient is None else gradient,
-                state=watched.optimizer.state[parameter],
-                group=watched.groups[group],
-                before=before,
-                count=self._count(watched, name),
-            )
+        return ParameterStep(
+            parameter=parameter,
+            gradient=torch.zeros_like(parameter) if gradient is None else gradient,
+            state=watched.optimizer.state[parameter],
+            group=watched.groups[group],
+            before=self._copies.get(name),
+            count=self._count(watched, name),
         )
-        return update if watched.skipped is None else _unless(watched.skipped, update, parameter)
+
+    def _made(self, steps: Mapping[str, ParameterStep]) -> dict[str, ParameterStep]:
+        """The steps whose rules make tensors, with those: parameters that are stepped alike together."""
+        alike: dict[Hashable, list[str]] = defaultdict(list)
+        for name, step in steps.items():
+            watched, group = self._place[name]
+            if watched.rule.make is not None:
+                sharded, alone = hasattr(step.parameter, "full_tensor"), name if step.count is None else None
+                alike[id(watched), group, step.count, sharded, alone].append(name)
+        found: dict[str, ParameterStep] = {}
+        for names in alike.values():
+            make = self._place[names[0]][0].rule.make
+            assert make is not None
+            tensors = make([steps[name] for name in names])
+            found |= {name: replace(steps[name], made=made) for name, made in zip(names, tensors, strict=True)}
+        return found
+
+    def _expansion(self, name: str, step: ParameterStep | None, *, causes: bool) -> Expansion:
+        parameter = self._theta[name]
+        if step is None:
+            return Expansion.of(parameter, causes=causes)
+        watched, group = self._place[name]
+        held: dict[str, Any] = {"parameter": parameter, "gradient": step.gradient, "made": step.made, **step.state}
+        place = (id(watched), group, step.count, causes)
+        if place in self._patterns:
+            expansion, roles = self._patterns[place]
+            return expansion.of_others([held[role] for role in roles])
+        update = watched.rule.update(step)
+        if watched.skipped is not None:
+            return Expansion.of(parameter, _unless(watched.skipped, update, parameter), causes=causes)
+        kept = {id(tensor) for role, tensor in held.items() if role != "made"}
+        expansion = Expansion.of(parameter, update, causes=causes, held=kept)
+        if watched.rule.uniform:
+            role_of = {id(tensor): role for role, tensor in held.items()}
+            self._patterns[place] = (expansion, tuple(role_of[origin] for origin in expansion.origins))
+        return expansion
 
     def _count(self, watched: _Watched, name: str) -> float | None:
         """The number of steps, read from the device once; a scaler that skips steps leaves no way to follow it."""
         count = watched.optimizer.state[self._theta[name]].get("step")
-        if not isinstance(count, Tensor) or not remote(count) or watched.skipped is not None:
+        if not isinstance(count, Tensor) or not remote(count):
+            return None if count is None else float(count)
+        if watched.skipped is not None:
             return None
         if name not in watched.counts:
             watched.counts[name] = float(count)
