@@ -96,22 +96,22 @@ def in_cache(like: Shaped[Tensor, "..."]) -> bool:
 
 def outer_products(
     sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-) -> list[Float[Tensor, "*batch n n"]]:
+) -> Float[Tensor, "pairs *batch n n"]:
     """A Bᵀ for every listed pair (a, b) of the sources."""
     tensors = _tensors(sources)
     if tensors is None:
         return _in_sheaves(fused.outer_products, sources, pairs)
     cast = [source.to(dtype) for source in tensors]
     if in_cache(cast[0]):
-        return [cast[i] @ cast[j].mT for i, j in pairs]
+        return torch.stack([cast[i] @ cast[j].mT for i, j in pairs])
     stacked, n = torch.cat(cast, -2), cast[0].shape[-2]
     gram = stacked @ stacked.mT
-    return [gram[..., i * n : (i + 1) * n, j * n : (j + 1) * n] for i, j in pairs]
+    return torch.stack([gram[..., i * n : (i + 1) * n, j * n : (j + 1) * n] for i, j in pairs])
 
 
 def row_grams(
     sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-) -> list[Float[Tensor, "*batch n"]]:
+) -> Float[Tensor, "pairs *batch n"]:
     """Σ_j a_ij b_ij for every row i and every listed pair (a, b) of the sources, in one pass over them.
 
     The sources are read in slices that follow memory order and stay in cache, so that a slice that several pairs need
@@ -123,12 +123,12 @@ def row_grams(
     first = tensors[0]
     if first.numel() <= _SLICE and in_cache(first):
         small = [source.to(dtype) for source in tensors]
-        return [(small[i] * small[j]).sum(-1) for i, j in pairs]
+        return torch.stack([(small[i] * small[j]).sum(-1) for i, j in pairs])
     across = first.stride(-2) < first.stride(-1)
     if not in_cache(first):
-        return _device_grams(tensors, pairs, dtype, across=across)
+        return torch.stack(_device_grams(tensors, pairs, dtype, across=across))
     if across:
-        return _column_grams([source.mT for source in tensors], pairs, dtype)
+        return torch.stack(_column_grams([source.mT for source in tensors], pairs, dtype))
     found: list[list[Tensor]] = [[] for _ in pairs]
     product: Tensor | None = None
     for here in _slices(tensors, -2, dtype):
@@ -136,7 +136,7 @@ def row_grams(
             product = torch.empty_like(here[0], memory_format=torch.contiguous_format)
         for parts, (i, j) in zip(found, pairs, strict=True):
             parts.append(torch.mul(here[i], here[j], out=product).sum(-1))
-    return [torch.cat(parts, -1) for parts in found]
+    return torch.stack([torch.cat(parts, -1) for parts in found])
 
 
 def _column_grams(
@@ -177,18 +177,18 @@ def _device_grams(
 
 def dots(
     sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-) -> list[Float[Tensor, "*batch"]]:
+) -> Float[Tensor, "pairs *batch"]:
     """Σ_ij a_ij b_ij for every listed pair of the sources, slice by slice in memory order."""
     tensors = _tensors(sources)
     if tensors is None:
-        return [sums.sum(-1) for sums in _in_sheaves(fused.row_sums, sources, pairs)]
+        return _in_sheaves(fused.row_sums, sources, pairs).sum(-1)
     turned = tensors[0].stride(-2) < tensors[0].stride(-1)
     flat = [(one.mT if turned else one).flatten(-2) for one in tensors]
     totals: list[Tensor] = []
     for here in _slices(flat, -1, dtype):
         found = [(here[i].unsqueeze(-2) @ here[j].unsqueeze(-1))[..., 0, 0] for i, j in pairs]
         totals = [total + one for total, one in zip(totals, found, strict=True)] if totals else found
-    return totals
+    return torch.stack(totals)
 
 
 def _slices(sources: Sequence[Tensor], along: int, dtype: torch.dtype) -> Iterator[list[Tensor]]:
@@ -203,22 +203,24 @@ def _slices(sources: Sequence[Tensor], along: int, dtype: torch.dtype) -> Iterat
 
 def _in_sheaves(
     product: Callable[[Sheaf, Sheaf], Tensor], sources: Sequence[Legs], pairs: Sequence[tuple[int, int]]
-) -> list[Tensor]:
+) -> Float[Tensor, "pairs entries ..."]:
     """The product of every listed pair of sheaves, in one launch for all pairs of the same types."""
     sheaves = [source for source in sources if isinstance(source, Sheaf)]
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for number, pair in enumerate(pairs):
         alike[tuple((sheaves[i].dtype, sheaves[i].layout, sheaves[i].shift) for i in pair)].append(number)
-    found: dict[int, Tensor] = {}
+    found: list[Tensor] = []
     for numbers in alike.values():
         # Entry by entry, so that what pairs have in common is still in the cache.
         a, b = (
             replace(sheaves[side[0]], tensors=tuple(chain(*zip(*(sheaves[i].tensors for i in side), strict=True))))
             for side in zip(*(pairs[number] for number in numbers), strict=True)
         )
-        values = product(a, b).unflatten(0, (-1, len(numbers)))
-        found |= zip(numbers, values.unbind(1), strict=True)
-    return [found[number] for number in range(len(pairs))]
+        found.append(product(a, b).unflatten(0, (-1, len(numbers))).transpose(0, 1))
+    if len(found) == 1:
+        return found[0]
+    order = list(chain(*alike.values()))
+    return torch.cat(found)[[order.index(number) for number in range(len(pairs))]]
 
 
 def _tensors(sources: Sequence[Legs]) -> list[Tensor] | None:

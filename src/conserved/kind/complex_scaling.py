@@ -64,8 +64,8 @@ class ComplexScaling(Kind):
 
     def pairings(
         self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-    ) -> list[Float[Tensor, "*law"]]:
-        return [rows.unflatten(-1, (-1, 2)).sum(-1) for rows in row_grams(sources, pairs, dtype)]
+    ) -> Float[Tensor, "pairs *law"]:
+        return row_grams(sources, pairs, dtype).unflatten(-1, (-1, 2)).sum(-1)
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         pairs = a.unflatten(0, (-1, 2))

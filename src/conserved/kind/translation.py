@@ -44,18 +44,17 @@ class Translation(Kind):
 
     def pairings(
         self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-    ) -> list[Float[Tensor, "*law"]]:
+    ) -> Float[Tensor, "pairs *law"]:
         """A direction's lift is zero, and so is every pairing of directions."""
         *batch, _, m = sources[0].shape
-        zero = torch.zeros((*batch, m), dtype=dtype, device=sources[0].device)
-        return [zero] * len(pairs)
+        return torch.zeros((len(pairs), *batch, m), dtype=dtype, device=sources[0].device)
 
     def column_sizes(
         self, sources: Sequence[Float[Tensor, "*batch n m"]], dtype: torch.dtype
-    ) -> list[Float[Tensor, "*batch m"]]:
+    ) -> Float[Tensor, "sources *batch m"]:
         """Upper bounds of the sums of absolute values of every column: Σ|a_i| ≤ (n Σ a_i²)^½."""
         squares = row_grams([source.mT for source in sources], [(k, k) for k in range(len(sources))], dtype)
-        return [(sources[0].shape[-2] * square).sqrt() for square in squares]
+        return (sources[0].shape[-2] * squares).sqrt()
 
     def weighed(self, a: Legs, b: Legs) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
         # One of the two is the lifted column of ones, or of zeros, which no parameter is.

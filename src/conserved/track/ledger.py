@@ -207,14 +207,14 @@ class Ledger:
         if kind.linear:
             # The moment map at a point is the sum of the rows of the direction, whatever the point.
             chosen = [legs[j].to(dtype) for _, j in read.sums.slots]
-            forms = [moment_map(kind, (1,), (chosen[0],), (direction,)) for direction in chosen]
+            forms = torch.stack([moment_map(kind, (1,), (chosen[0],), (direction,)) for direction in chosen])
             shown = [0] if read.gradient is None else [0, _index(read.gradient)]
             assert isinstance(kind, Translation)
             absolute = kind.column_sizes([legs[j] for j in shown], dtype)
-            read.sums.absolute.append(abs(degree) * torch.stack(absolute))
+            read.sums.absolute.append(abs(degree) * absolute)
         else:
             forms = kind.pairings(legs, read.sums.slots, dtype)
-        read.sums.add(torch.stack(forms), degree)
+        read.sums.add(forms, degree)
 
     def _read_together(self, waiting: dict[Hashable, list[_Read]]) -> None:
         """Add the legs that wait to the sums of their batches, those that lie alike in one go."""
@@ -225,7 +225,7 @@ class Ledger:
             assert layout is not None
             sheaves = [Sheaf(column, layout) for column in zip(*(read.sources for read in reads), strict=True)]
             kind = self.symmetries[batch.members[0]].kind
-            forms = torch.stack(kind.pairings(sheaves, first.sums.slots, torch.float32))
+            forms = kind.pairings(sheaves, first.sums.slots, torch.float32)
             for read, mine in zip(reads, forms.unbind(1), strict=True):
                 owner = self._batches[read.number]
                 size = len(owner.members)
