@@ -237,7 +237,6 @@ def overhead() -> str:
 
 def _overhead(device: str) -> str:
     record = stored("step_overhead", device)
-    found = record["optimizers"]["SGD"]
     labels = {
         "monitor": "every law, every step",
         "generic rule": "… with the generic rule",
@@ -245,17 +244,19 @@ def _overhead(device: str) -> str:
         "wandb.watch": 'wandb.watch(log="all")',
     }
     rows = []
-    for key, label in labels.items():
-        if key not in found["overhead"]:
-            continue
-        share = found["held_share"].get(key)
-        held = "–" if share is None else f"{number(100 * share)} %"
-        rows.append((label, f"{number(100 * found['overhead'][key])} %", seconds(found["alone_seconds"][key]), held))
+    for optimizer, found in record["optimizers"].items():
+        for key, label in labels.items():
+            if key in found["overhead"]:
+                share = found["held_share"].get(key)
+                held = "–" if share is None else f"{number(100 * share)} %"
+                added = f"{number(100 * found['overhead'][key])} %"
+                rows.append((optimizer, label, added, seconds(found["alone_seconds"][key]), held))
+    found = record["optimizers"]["SGD"]
     text = (
-        f"{size(found['parameters'])} parameters, {found['laws']} laws, SGD, {found['tokens']:,} tokens a step "
+        f"{size(found['parameters'])} parameters, {found['laws']} laws, {found['tokens']:,} tokens a step "
         f"({seconds(found['seconds']['none'])} without). {made_on(record)}"
     )
-    return f"{table(('what', 'added to a step', 'alone', 'memory, of the parameters'), rows)}\n\n{text}"
+    return f"{table(('optimizer', 'what', 'added to a step', 'alone', 'memory, of the parameters'), rows)}\n\n{text}"
 
 
 def paper_runs() -> str:

@@ -143,29 +143,21 @@ def _sgd(step: ParameterStep) -> Update:
 
 
 def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
-    """m̂/(√v̂ + ε)."""
+    """m/(√v + ε'): m̂/(√v̂ + ε) but for the factor that `_corrections` gives, with the averages as they are stored."""
     group = steps[0].group
-    first, second = _corrections(steps[0])
+    _, root = _corrections(steps[0])
     key = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
     divisors = torch._foreach_sqrt([_wide(step.state[key]) for step in steps])
-    _multiply(divisors, second**-0.5)
-    torch._foreach_add_(divisors, group["eps"])
-    directions = torch._foreach_div([_wide(step.state["exp_avg"]) for step in steps], divisors)
-    _multiply(directions, 1 / first)
-    return list(directions)
-
-
-def _multiply(tensors: tuple[Tensor, ...], factor: Scalar) -> None:
-    """All of them, whether the factor is a number or on a device."""
-    factors: list[Any] = [factor] * len(tensors)
-    torch._foreach_mul_(tensors, factors)
+    shift: list[Any] = [group["eps"] * root] * len(steps)
+    torch._foreach_add_(divisors, shift)
+    return list(torch._foreach_div([_wide(step.state["exp_avg"]) for step in steps], divisors))
 
 
 def _corrections(step: ParameterStep) -> tuple[Scalar, Scalar]:
-    """What Adam's averages are divided by to make up for beginning at zero."""
+    """What Adam's averages, begun at zero, are too small by: m̂ = m/c₁ and √v̂ = √v/c₂."""
     count = _number(step.state["step"]) if step.count is None else step.count
     beta1, beta2 = step.group["betas"]
-    return 1 - beta1**count, 1 - beta2**count
+    return 1 - beta1**count, (1 - beta2**count) ** 0.5
 
 
 def _adam(step: ParameterStep, *, decoupled: bool = False) -> Update:
@@ -174,9 +166,11 @@ def _adam(step: ParameterStep, *, decoupled: bool = False) -> Update:
     lr, decay = group["lr"], group["weight_decay"]
     decoupled = decoupled or bool(group.get("decoupled_weight_decay", False))
     theta, slope = Combination.of(step.parameter), step.slope
-    mean = Combination.of(state["exp_avg"]) / _corrections(step)[0]
+    small, root = _corrections(step)
+    mean = Combination.of(state["exp_avg"]) / small
     assert step.made is not None
-    moved = lr * Combination.of(step.made)
+    # m̂/(√v̂ + ε) = (c₂/c₁) m/(√v + c₂ε)
+    moved = (lr * root / small) * Combination.of(step.made)
     before = (theta + moved) / (1 - lr * decay) if decoupled else theta + moved
     loss = lr * decay * before
     mixed = lr * (mean - slope) if decoupled else lr * (mean - slope) - loss

@@ -238,8 +238,12 @@ class OptimizerWatch:
     def _count(self, watched: _Watched, name: str) -> float | None:
         """The number of steps, read from the device once; a scaler that skips steps leaves no way to follow it."""
         count = watched.optimizer.state[self._theta[name]].get("step")
-        if not isinstance(count, Tensor) or not remote(count):
-            return None if count is None else float(count)
+        if isinstance(count, int | float):
+            return count
+        if not isinstance(count, Tensor) or count.numel() != 1:
+            return None
+        if not remote(count):
+            return float(count)
         if watched.skipped is not None:
             return None
         if name not in watched.counts:
