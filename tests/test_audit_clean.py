@@ -20,8 +20,6 @@ from test_recognize_timm import CASES as TIMM_CASES
 from torch_zoo import TORCH_CASES, encoder
 
 SEEDS = range(2)
-PASSES: list[int] = []
-"""How many passes each test audited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +65,6 @@ def alarms(model: nn.Module, laws: LawSet, losses: list[Callable[[], Tensor]], h
     scaler.unscale_(torch.optim.SGD(model.parameters()))
     if habit.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), habit.clip)
-    PASSES.append(1)
     found = audit(model, laws, precision=habit.autocast if habit.told else None, accumulated=habit.passes)
     return [f"{row.name}: {row.residual:.2g} > {row.tolerance:.2g}" for row in found.failures]
 

@@ -503,7 +503,7 @@ class TestCommand:
         assert run(monkeypatch, "attention", *self.MODEL, *inputs) == 0
         capsys.readouterr()
         assert run(monkeypatch, "report", store, "-o", output) == 0
-        assert capsys.readouterr().out == f"{output}: 1 laws, 1 audits, 1 attention\n"
+        assert capsys.readouterr().out == f"{output} (laws: 1, audits: 1, attention: 1)\n"
         assert run(monkeypatch, "report", store, "-o", output, "--title", "Mine", "--json") == 0
         record = json.loads(capsys.readouterr().out)
         assert (record["laws"], record["audits"], record["attention"], record["claims"]) == (1, 1, 1, 0)

@@ -44,8 +44,9 @@ class Balance:
     scales: NDArray[np.float64]
     """What each residual is relative to; 0 if no gradient reached any leg of the symmetry."""
     names: tuple[str, ...]
+    """The parameters that have a gradient, in some order."""
     norms: NDArray[np.float64]
-    """The norm of every gradient, and the parameters they are of."""
+    """The norm of each of these gradients."""
     grain: torch.dtype | None
     """The half precision that single-precision gradients show to have been computed in, if they do."""
     ranks: int = 1

@@ -30,9 +30,9 @@ def report(
     if as_json:
         print_json({"report": str(output), "bytes": output.stat().st_size, **counts, "left_out": left})
         return
-    listing = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing yet"
+    listing = ", ".join(f"{name}: {count:,}" for name, count in counts.items() if count) or "nothing yet"
     console = Console()
-    console.print(f"{output}: {listing}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{output} ({listing})", markup=False, highlight=False, soft_wrap=True)
     for item in left:
         text = f"not shown: {item['kind']} {item['name']} ({item['reason']})"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
