@@ -68,7 +68,8 @@ def seconds(value: float) -> str:
 
 def made_on(record: dict[str, Any]) -> str:
     """Where a table comes from."""
-    processor = record["device"] if "NVIDIA" in record["device"] else f"{record['device']}, {record['threads']} threads"
+    threads = "1 thread" if record["threads"] == 1 else f"{record['threads']} threads"
+    processor = record["device"] if "NVIDIA" in record["device"] else f"{record['device']}, {threads}"
     return f"*{processor}, PyTorch {record['torch'].partition('+')[0]}, {record['date']}, commit {record['commit']}.*"
 
 
