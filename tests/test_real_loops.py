@@ -120,9 +120,13 @@ class Overflowing:
         return loss * torch.inf if number in self.when else loss
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("way", ["plain", "fused", "fused, counts on a device"])
 @pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.AdamW], ids=["SGD", "AdamW"])
-def test_steps_that_a_gradient_scaler_skips_move_nothing(cls: Any, fused: bool) -> None:
+def test_steps_that_a_gradient_scaler_skips_move_nothing(cls: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = way != "plain"
+    if "device" in way:
+        monkeypatch.setattr("conserved.track.watch.remote", lambda tensor: True)
+        monkeypatch.setattr("conserved.track.rules._number", lambda step: step.to(torch.float64))
     model = decoder()
     options = {"momentum": 0.9} if cls is torch.optim.SGD else {"weight_decay": 0.1}
     optimizer = cls(model.parameters(), lr=0.01, fused=fused, **options)
