@@ -209,18 +209,19 @@ def _in_sheaves(
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for number, pair in enumerate(pairs):
         alike[tuple((sheaves[i].dtype, sheaves[i].layout, sheaves[i].shift) for i in pair)].append(number)
-    found: list[Tensor] = []
+    found: dict[int, Tensor] = {}
     for numbers in alike.values():
         # Entry by entry, so that what pairs have in common is still in the cache.
         a, b = (
             replace(sheaves[side[0]], tensors=tuple(chain(*zip(*(sheaves[i].tensors for i in side), strict=True))))
             for side in zip(*(pairs[number] for number in numbers), strict=True)
         )
-        found.append(product(a, b).unflatten(0, (-1, len(numbers))).transpose(0, 1))
-    if len(found) == 1:
-        return found[0]
-    order = list(chain(*alike.values()))
-    return torch.cat(found)[[order.index(number) for number in range(len(pairs))]]
+        values = product(a, b).unflatten(0, (-1, len(numbers))).transpose(0, 1)
+        if len(alike) == 1:
+            return values
+        found |= zip(numbers, values.unbind(), strict=True)
+    # Stacked and not indexed: an index would have to be sent to the device, and the host would wait for that.
+    return torch.stack([found[number] for number in range(len(pairs))])
 
 
 def _tensors(sources: Sequence[Legs]) -> list[Tensor] | None:
