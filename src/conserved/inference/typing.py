@@ -1,0 +1,124 @@
+"""The walk over a program that gives every value its type, and the equations that its result must satisfy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from conserved.inference.capture import Operation, Program, Ref
+from conserved.inference.engine import Engine, View
+from conserved.inference.rules import RULES, Known, Step, base_name, fix_all, same_value
+from conserved.inference.types import FIXED, Type
+
+
+@dataclass(slots=True)
+class Typing:
+    """Types of all values that the result depends on, and the operations that had no rule."""
+
+    program: Program
+    engine: Engine
+    known: dict[int, Known]
+    live: list[int]
+    unknown: Counter[str] = field(default_factory=Counter)
+    stopped: list[int] = field(default_factory=list)
+    """Operations through which no gradient is recorded although the result depends on them."""
+    custom: set[str] = field(default_factory=set)
+    """Autograd functions whose forward was followed: their backward is their author's."""
+    reached: set[str] = field(default_factory=set)
+    """Parameters that the result depends on."""
+
+
+def typed(program: Program, classes: int | None = None) -> Typing:
+    """Type a program whose outputs are judged by any loss; along axis `classes`, if given, by cross-entropy."""
+    engine = Engine()
+    known: dict[int, Known] = {}
+    typing = Typing(program, engine, known, _live(program))
+    for name, value in program.parameters.items():
+        if program.values[value].parameter is None:
+            continue
+        known[value] = engine.parameter(name, program.values[value].shape)
+    shared = set(program.shared)
+    for number in typing.live:
+        engine.origin = number
+        _step(typing, program.operations[number], shared)
+    engine.origin = len(program.operations)
+    for value in program.outputs:
+        found = known.get(value, FIXED)
+        step = Step(engine, program, Operation("output", (), {}, [], "", ""), known)
+        type_ = step.type(Ref(value)) if isinstance(found, View) else found
+        if classes is None:
+            engine.zero(type_)
+        else:
+            count = len(program.values[value].shape)
+            engine.zero(Type(type_.factors))
+            engine.forget_shift(type_, [classes + count if classes < 0 else classes])
+    for name in shared:
+        for region in engine.regions.get(name, []):
+            engine.zero(region.type)
+    return typing
+
+
+def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
+    program, known = typing.program, typing.known
+    step = Step(typing.engine, program, operation, known)
+    inputs = operation.inputs()
+    moving = [number for number in inputs if not _fixed(known.get(number, FIXED))]
+    for number in inputs:
+        if program.values[number].parameter is not None:
+            typing.reached.add(str(program.values[number].parameter))
+    if operation.custom:
+        typing.custom.add(operation.custom)
+    name = base_name(operation.name)
+    rule = RULES.get(operation.name.rsplit(".", 1)[0]) or RULES.get(name)
+    if not moving and not name.endswith(("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")):
+        zero = any(isinstance(known.get(n), Type) and known[n].zero for n in inputs)  # type: ignore[union-attr]
+        if not zero:
+            return
+    if operation.stopped and moving:
+        typing.stopped.append(typing.engine.origin)
+        fix_all(step)
+        return
+    if rule is None:
+        typing.unknown[name] += 1
+        fix_all(step)
+        return
+    found = rule(step)
+    results = list(found) if isinstance(found, list | tuple) else [found]
+    if len(results) < len(operation.results):
+        # An operation in place: its last result is the new value of what it wrote to.
+        results += [results[0]] * (len(operation.results) - len(results))
+    for number, type_ in zip(operation.results, results, strict=False):
+        dtype = program.values[number].dtype
+        if (dtype.is_floating_point or dtype.is_complex) and (isinstance(type_, View) or type_.zero or not type_.fixed):
+            known[number] = type_
+
+
+def _fixed(known: Known) -> bool:
+    return isinstance(known, Type) and known.fixed
+
+
+def _live(program: Program) -> list[int]:
+    """Operations that the outputs depend on, in order."""
+    step = Step(Engine(), program, Operation("", (), {}, [], "", ""), {})
+    needed = set(program.outputs)
+    found = []
+    for number in range(len(program.operations) - 1, -1, -1):
+        operation = program.operations[number]
+        if needed.isdisjoint(operation.results):
+            continue
+        found.append(number)
+        if base_name(operation.name) == "aten::div" and len(operation.args) > 1 and same_value(step, *operation.args[:2]):
+            continue
+        for value in operation.inputs():
+            dtype = program.values[value].dtype
+            if dtype.is_floating_point or dtype.is_complex:
+                needed.add(value)
+    return found[::-1]
+
+
+def parameter_atoms(region_type: Type) -> np.ndarray:
+    """All atoms that occur in a type."""
+    parts = [np.unique(one.atoms) for one in (*region_type.factors, *region_type.shifts)]
+    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
