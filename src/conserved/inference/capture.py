@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from conserved.inference.objective import judged
+
 KEPT = 100_000
 """Constants of at most this many entries are kept, so that rules can look at their values."""
 
@@ -342,21 +344,5 @@ def capture(run: Callable[[], Any], parameters: Mapping[str, Tensor], model: nn.
         recorder,
     ):
         result = run()
-    recorder.program.outputs = [
-        recorder.value_of(leaf) for leaf in _tensors(result) if leaf.is_floating_point() or leaf.is_complex()
-    ]
+    recorder.program.outputs = [recorder.value_of(leaf) for leaf in judged(result)]
     return recorder.program
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    """All tensors of a result: of tuples, dictionaries and the outputs of transformers' models."""
-    leaves, _ = tree_flatten(dict(result) if isinstance(result, Mapping) else result)
-    found: list[Tensor] = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif isinstance(leaf, Mapping):
-            found += _tensors(leaf)
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, nn.Module | type):
-            found += _tensors([v for v in vars(leaf).values() if isinstance(v, Tensor | tuple | list)])
-    return found

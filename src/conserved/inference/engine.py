@@ -136,10 +136,9 @@ class Engine:
         """What an equation between charges means for mixing: two fields over the same axes are matched one to one."""
         if soft:
             return
-        widest = max(len(one.dims) + len(one.virtual) for one in group)
-        wide = [one for one in group if len(one.dims) + len(one.virtual) == widest]
-        narrow = [one for one in group if len(one.dims) + len(one.virtual) < widest]
-        if len(wide) == 2 and abs(wide[0].weight) == abs(wide[1].weight) and _same_axes(*wide):
+        ordered = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
+        wide, narrow = ordered[:2], ordered[2:]
+        if len(wide) == 2 and abs(wide[0].weight) == abs(wide[1].weight) and all(_within(one, wide[0]) for one in ordered):
             a, b = wide
             right = spread(b, a.dims, a.atoms.shape, a.virtual)
             for one in narrow:
@@ -293,12 +292,12 @@ class Engine:
         pairable = (
             len(group) == 2
             and abs(group[0].weight) == abs(group[1].weight)
-            and _same_axes(*group)
+            and (_within(group[0], group[1]) or _within(group[1], group[0]))
             and set(dims) <= summed | batch
         )
         if pairable:
-            right = spread(group[1], group[0].dims, (), group[0].virtual)
-            self.partition.pair(group[0].atoms, right, dual=group[0].weight == group[1].weight)
+            a, b = group if _within(group[1], group[0]) else group[::-1]
+            self.partition.pair(a.atoms, spread(b, a.dims, (), a.virtual), dual=a.weight == b.weight)
         elif len(group) == 1:
             return self.uniform(group, sorted(summed))
         else:
@@ -383,8 +382,9 @@ class Engine:
             virtual, dims, _, _ = _axes(parts) if parts else ([], [], [], [])
             if not parts:
                 return one
-            index = np.broadcast_arrays(*(spread(part, dims, (), virtual) for part in parts))
-            return Field(tuple(dims), one.atoms[tuple(index)], one.weight, tuple(virtual))
+            index = tuple(np.broadcast_arrays(*(spread(part, dims, (), virtual) for part in parts)))
+            copies = None if one.copies is None else one.copies[index]
+            return Field(tuple(dims), one.atoms[index], one.weight, tuple(virtual), copies)
 
         type_ = region.type
         return scaled(self, Type(tuple(map(field, type_.factors)), tuple(map(field, type_.shifts))), view.scale)
@@ -414,8 +414,14 @@ class Engine:
         if not np.array_equal(again, array):
             self.charges.add([(Fraction(1), again), (Fraction(-1), array)], origin=self.origin)
             self.partition.shatter(array)
+        copies = None
+        if one.copies is not None:
+            copies = np.zeros_like(base)
+            spread_copies = replace(one, atoms=one.copies)
+            copies[index] = np.broadcast_to(spread(spread_copies, dims, (), virtual), shape)
+            copies = tidy(axes, copies)[1]
         kept, base = tidy(axes, base)
-        return Field(kept, base, one.weight)
+        return Field(kept, base, one.weight, copies=copies)
 
 
 def scaled(engine: Engine, type_: Type, number: float) -> Type:
@@ -450,6 +456,11 @@ def _same_axes(a: Field, b: Field) -> bool:
         and len(a.virtual) == len(b.virtual)
         and all(_has(b, axis) for axis in a.virtual)
     )
+
+
+def _within(a: Field, b: Field) -> bool:
+    """Whether every axis of one field is an axis of the other."""
+    return set(a.dims) <= set(b.dims) and all(_has(b, axis) for axis in a.virtual)
 
 
 def _cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:

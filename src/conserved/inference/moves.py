@@ -29,7 +29,8 @@ class Move(ABC):
             Virtual(axis.key, *self.array(axis.dims, axis.slots, 0)) for axis in field.virtual
         )
         dims, atoms = self.array(field.dims, field.atoms, len(field.virtual))
-        return Field(dims, atoms, field.weight, virtual)
+        copies = None if field.copies is None else self.array(field.dims, field.copies, len(field.virtual))[1]
+        return Field(dims, atoms, field.weight, virtual, copies)
 
     def image(self, image: Image) -> Image:
         """An image of a shift after the move."""
@@ -124,18 +125,67 @@ class Regroup(Move):
 
     def array(self, dims: tuple[int, ...], array: Atoms, leading: int) -> tuple[tuple[int, ...], Atoms]:
         involved = [(s, t) for s, t in self.groups() if any(dim in s for dim in dims)]
-        if all(len([d for d in s if self.old[d] != 1]) <= 1 and len([d for d in t if self.new[d] != 1]) <= 1
-               for s, t in involved):
+        if self._simple(involved):
             place = {next(d for d in s if self.old[d] != 1): next(d for d in t if self.new[d] != 1)
                      for s, t in involved if any(self.old[d] != 1 for d in s)}
             return tidy([place[dim] for dim in dims], array, leading)
+        dims, array = self._wide(involved, dims, array, leading)
+        return without_constant_axes(dims, array, leading)
+
+    def field(self, field: Field) -> Field:
+        """A field after the move; where it is repeated along an axis that is merged, the copies are numbered."""
+        virtual = tuple(Virtual(axis.key, *self.array(axis.dims, axis.slots, 0)) for axis in field.virtual)
+        leading = len(field.virtual)
+        involved = [(s, t) for s, t in self.groups() if any(dim in s for dim in field.dims)]
+        if self._simple(involved):
+            return replace(Move.field(self, field), virtual=virtual)
+        added = [dim for s, _ in involved for dim in s if dim not in field.dims and self.old[dim] != 1]
+        dims, atoms = self._wide(involved, field.dims, field.atoms, leading)
+        copies: Atoms | None = None
+        if added or field.copies is not None:
+            all_dims = tuple(sorted({*field.dims, *added}))
+            number = np.zeros((1,) * (leading + len(all_dims)), dtype=np.int64)
+            if field.copies is not None:
+                number = field.copies[
+                    (slice(None),) * leading + tuple(slice(None) if dim in field.dims else None for dim in all_dims)
+                ]
+            for dim in added:
+                axis = leading + all_dims.index(dim)
+                place = np.arange(self.old[dim]).reshape(tuple(-1 if n == axis else 1 for n in range(number.ndim)))
+                number = number * self.old[dim] + place
+            number = np.broadcast_to(
+                number,
+                tuple(atoms_size for atoms_size in field.atoms.shape[:leading]) + tuple(self.old[dim] for dim in all_dims),
+            )
+            copies = self._wide(involved, all_dims, number, leading)[1]
+        kept = list(dims)
+        for dim in dims:
+            axis = leading + kept.index(dim)
+            if bool((atoms == np.take(atoms, [0], axis)).all()):
+                atoms = np.take(atoms, 0, axis)
+                copies = None if copies is None else np.take(copies, 0, axis)
+                kept.remove(dim)
+        if copies is not None and bool((copies == copies.reshape(-1)[0]).all()):
+            copies = None
+        return Field(tuple(kept), atoms, field.weight, virtual, copies)
+
+    def _simple(self, involved: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+        """Whether no axis of a field is merged or cut."""
+        return all(
+            len([d for d in s if self.old[d] != 1]) <= 1 and len([d for d in t if self.new[d] != 1]) <= 1
+            for s, t in involved
+        )
+
+    def _wide(
+        self, involved: list[tuple[tuple[int, ...], tuple[int, ...]]], dims: tuple[int, ...], array: Atoms, leading: int
+    ) -> tuple[tuple[int, ...], Atoms]:
+        """An array over all axes that are merged or cut with its own, in the new shape."""
         wide = [dim for s, _ in involved for dim in s]
         index = (slice(None),) * leading + tuple(slice(None) if dim in dims else None for dim in wide)
         array = np.broadcast_to(array[index], array.shape[:leading] + tuple(self.old[dim] for dim in wide))
         targets = [dim for _, t in involved for dim in t]
         array = array.reshape(array.shape[:leading] + tuple(self.new[dim] for dim in targets))
-        dims, array = tidy(targets, array, leading)
-        return without_constant_axes(dims, array, leading)
+        return tidy(targets, array, leading)
 
     def carry(self, dim: int) -> tuple[int, ...]:
         for sources, targets in self.groups():

@@ -110,6 +110,8 @@ class Assembly:
             if not inside.size:
                 continue
             own = self.engine.partition.labels[flat[inside]]
+            if one.copies is not None:
+                own = combine(own, one.copies.reshape(-1)[inside].astype(np.uint64))
             pair = combine(own, group[inside].astype(np.uint64))
             _, which = np.unique(pair, return_inverse=True)
             order = np.lexsort((rows[self.classes[flat[inside]]], which))
@@ -328,6 +330,9 @@ class Assembly:
             for power in np.unique(np.round(powers[0, columns], 9)):
                 mine = columns[np.isclose(powers[0, columns], power)]
                 labels = self.engine.partition.spaces[flat[where[:, mine]]]
+                copies = self.factors[number][2].copies
+                if copies is not None:
+                    labels = combine(labels, copies.reshape(-1)[where[:, mine]].astype(np.uint64))
                 apart = [np.flatnonzero(labels[0] == one) for one in np.unique(labels[0])]
                 regular = all(bool((np.sort(row) == np.sort(labels[0])).all()) for row in labels)
                 if not regular or len(apart) == 1:

@@ -57,6 +57,8 @@ class Field:
     atoms: Atoms
     weight: Fraction = Fraction(1)
     virtual: tuple[Virtual, ...] = ()
+    copies: Atoms | None = None
+    """Where atoms occur several times (a key head repeated for its queries), which of the copies a place belongs to."""
 
     def times(self, weight: Fraction | int) -> Field:
         """The same atoms with another weight."""
