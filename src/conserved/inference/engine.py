@@ -55,6 +55,9 @@ class Region:
     type: Type
     offset: float
     origin: int
+    role: str = ""
+    """How it was first used: "map" (contracted: its first factor is what it makes, the others what it reads), "gain"
+    (multiplied), "bias" (added), "table" (looked up)."""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,10 @@ class Engine:
     partition: Partition = field(default_factory=Partition)
     regions: dict[str, list[Region]] = field(default_factory=dict)
     endings: list[Ending] = field(default_factory=list)
+    forgotten: list[Ending] = field(default_factory=list)
+    """Shifts that an operation does not see."""
+    passed: dict[str, list[Atoms]] = field(default_factory=dict)
+    """Charges that went through a kind of operation: "homogeneous" or "gated"."""
     origin: int = -1
     _keys: int = 0
 
@@ -221,6 +228,7 @@ class Engine:
     def forget_shift(self, type_: Type, dims: Sequence[int]) -> None:
         """An operation that does not see what is added along `dims` alike."""
         gone = set(dims)
+        self.forgotten += [Ending(one.atoms, self.origin, True) for one in (*type_.shifts, *type_.images)]
         touching = [one for one in type_.shifts if one.touches(gone)]
         for group in _components(_cancelled(touching)):
             axes_v, all_dims, sizes, counts = _axes(group)
@@ -235,6 +243,19 @@ class Engine:
                 self.shifts.add(terms, origin=self.origin)
                 self.endings += [Ending(one.atoms, self.origin, True) for one in group]
         self.drop(one for one in type_.images if one.varies & gone)
+
+    def net(self, shifts: Sequence[Field]) -> tuple[Field, ...]:
+        """Shifts that are added, with one field for each group that shares axes: what cancels here cancels later on."""
+        result = []
+        for group in _components(_cancelled(shifts)):
+            if len(group) > 1:
+                virtual, dims, sizes, counts = _axes(group)
+                total = Field(tuple(dims), self.shifts.fresh((*counts, *sizes)), Fraction(1), tuple(virtual))
+                terms, _ = _terms([*group, total.times(-1)])
+                self.shifts.add(terms, origin=self.origin)
+                group = [total]
+            result += group
+        return tuple(result)
 
     # --- products ---------------------------------------------------------------------------------------------------
 
@@ -263,6 +284,8 @@ class Engine:
             return Type(zero=True)
         self.split_by(left.factors, varies[1], batch=False)
         self.split_by(right.factors, varies[0], batch=False)
+        for one, other in ((left, varies[1]), (right, varies[0])):
+            self.passed.setdefault("gated", []).extend(f.atoms for f in one.factors if f.touches(other))
         return Type(
             _cancelled([*left.factors, *right.factors]),
             (),
@@ -348,7 +371,7 @@ class Engine:
             return FIXED
         return None
 
-    def first_use(self, view: View, factors: Sequence[Field], *, entries: bool = False) -> Type:
+    def first_use(self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False) -> Type:
         """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have."""
         sets = tuple(np.unique(one.atoms) for one in view.coordinates)
         sizes = [one.size for one in sets]
@@ -363,6 +386,7 @@ class Engine:
                 if prod(sizes[d] for d in others) <= LARGEST:
                     shifts.append(Field(tuple(others), self.shifts.fresh([sizes[d] for d in others])))
         region = self._region(view, sets, Type(tuple(fields), tuple(shifts)))
+        region.role = role
         return self._read(view, region)
 
     def _region(self, view: View, sets: tuple[Atoms, ...], type_: Type) -> Region:

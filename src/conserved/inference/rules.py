@@ -21,7 +21,7 @@ from torch import Tensor
 from conserved.inference.capture import Operation, Program, Ref
 from conserved.inference.engine import ENTRIES, Engine, View, _cancelled, renumbered, scaled
 from conserved.inference.moves import Move, Regroup, Renumber, Take, broadcast, permute
-from conserved.inference.types import FIXED, ZERO, Field, Image, Type, Virtual, tidy
+from conserved.inference.types import FIXED, ZERO, Field, Image, Type, Virtual, tidy, without_constant_axes
 
 Known = Type | View
 
@@ -64,7 +64,7 @@ class Step:
                 fields = [self.engine.fresh(dims, sizes, virtual, counts)]
             else:
                 fields = [self.engine.fresh((dim,), (size,)) for dim, size in zip(dims, sizes, strict=True)]
-            found = self.engine.first_use(found, fields, entries=entries)
+            found = self.engine.first_use(found, fields, role="gain", entries=entries)
         return found
 
     def arg(self, place: int, name: str = "", default: Any = None) -> Any:
@@ -207,7 +207,7 @@ def taken(s: Step, x: Any, dim: int, index: Any) -> Known:
             if dim in one.dims:
                 axis = len(one.virtual) + one.dims.index(dim)
                 keys = chosen.reshape(tuple(-1 if n == axis else 1 for n in range(one.atoms.ndim)))
-                s.engine.partition.split(one.atoms, np.broadcast_to(keys, one.atoms.shape), batch=True)
+                s.engine.partition.split(one.atoms, np.broadcast_to(keys, one.atoms.shape), batch=False)
     return moved(known, Take(dim, index))
 
 
@@ -347,42 +347,59 @@ def _write(s: Step) -> Known:
         return FIXED
     if before.fixed and not before.zero and after.fixed:
         return FIXED
-    if before.zero and not after.shifted:
-        return placed(s, after, shape, positions)
-    there = read_at(s, before, shape, positions)
-    return merge_written(s, before, there, after, positions, shape)
+    if any(one.virtual for type_ in (before, after) for one in (*type_.factors, *type_.shifts)):
+        before, after = unvirtual(s.engine, before), unvirtual(s.engine, after)
+    if before.zero:
+        factors = tuple(placed(s.engine, one, shape, positions) for one in after.factors)
+    else:
+        there = read_at(s, before, shape, positions)
+        if not after.zero:
+            s.engine.equate(there.factors, after.factors)
+        factors = before.factors
+    shifts = written_shift(s.engine, before.shifts, after.shifts, shape, positions)
+    everywhere = frozenset(wide(shape))
+    images = tuple(
+        Image(s.engine.key(), everywhere, one.atoms) for type_ in (before, after) for one in type_.images
+    )
+    return Type(factors, shifts, images, before.zero and after.zero)
 
 
-def placed(s: Step, written: Type, shape: Sequence[int], positions: np.ndarray) -> Type:
+def over(one: Field, shape: Sequence[int]) -> np.ndarray:
+    """The atoms of a field over all axes of a tensor."""
+    return np.broadcast_to(one.atoms[tuple(slice(None) if d in one.dims else None for d in range(len(shape)))], tuple(shape))
+
+
+def placed(engine: Engine, one: Field, shape: Sequence[int], positions: np.ndarray) -> Field:
     """Zeros into which something was written: the rest is zero and may move with anything."""
-    factors = []
-    for one in written.factors:
-        if one.virtual:
-            s.engine.zero(written)
-            return FIXED
-        array = np.broadcast_to(
-            one.atoms[tuple(slice(None) if d in one.dims else None for d in range(positions.ndim))], positions.shape
-        )
-        full = s.engine.alone(tuple(range(len(shape))), shape).atoms.reshape(tuple(shape)).copy()
-        full.reshape(-1)[positions.reshape(-1)] = array.reshape(-1)
-        dims, full = tidy(tuple(range(len(shape))), full)
-        from conserved.inference.types import without_constant_axes
-
-        dims, full = without_constant_axes(dims, full)
-        factors.append(Field(dims, full, one.weight))
-    return Type(tuple(factors), zero=not factors and written.zero)
+    full = engine.alone(tuple(range(len(shape))), shape).atoms.reshape(tuple(shape)).copy()
+    full.reshape(-1)[positions.reshape(-1)] = over(one, positions.shape).reshape(-1)
+    dims, full = tidy(tuple(range(len(shape))), full)
+    dims, full = without_constant_axes(dims, full)
+    return Field(dims, full, one.weight)
 
 
-def merge_written(
-    s: Step, before: Type, there: Type, after: Type, positions: np.ndarray, shape: Sequence[int]
-) -> Type:
-    if not after.zero:
-        s.engine.equate(there.factors, after.factors)
-    shifted = before.shifted or after.shifted
-    if shifted:
-        s.engine.steady(before)
-        s.engine.steady(after)
-    return Type(before.factors)
+def written_shift(
+    engine: Engine, before: Sequence[Field], after: Sequence[Field], shape: Sequence[int], positions: np.ndarray
+) -> tuple[Field, ...]:
+    """The shift of a tensor part of which was written: that of what was written there, the former one elsewhere."""
+    if not before and not after:
+        return ()
+    full = total_shift(engine, before, shape).copy()
+    full.reshape(-1)[positions.reshape(-1)] = total_shift(engine, after, positions.shape).reshape(-1)
+    dims, full = tidy(tuple(range(len(shape))), full)
+    return (Field(*without_constant_axes(dims, full)),)
+
+
+def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -> np.ndarray:
+    """One atom for the shift of every entry."""
+    if not shifts:
+        return np.zeros(tuple(shape), dtype=np.int64)
+    if len(shifts) == 1 and shifts[0].weight == 1:
+        return over(shifts[0], shape)
+    atoms = engine.shifts.fresh(shape)
+    terms = [(one.weight, over(one, shape)) for one in shifts]
+    engine.shifts.add([*terms, (Fraction(-1), atoms)], origin=engine.origin)
+    return atoms
 
 
 @rule("cat", "concat", "concatenate")
@@ -548,7 +565,7 @@ def added(engine: Engine, x: Type, y: Type) -> Type:
                 break
         else:
             images.append(one)
-    return Type(tuple(factors), _cancelled([*x.shifts, *y.shifts]), tuple(images), x.zero and y.zero)
+    return Type(tuple(factors), engine.net([*x.shifts, *y.shifts]), tuple(images), x.zero and y.zero)
 
 
 def adopt(s: Step, ref: Any, view: View, like: Type, count: int) -> Type:
@@ -562,7 +579,7 @@ def adopt(s: Step, ref: Any, view: View, like: Type, count: int) -> Type:
         if one.virtual:
             continue
         fields.append(Field(tuple(dim - offset for dim in one.dims), one.atoms, one.weight))
-    return s.engine.first_use(view, fields, entries=True)
+    return s.engine.first_use(view, fields, role="bias", entries=True)
 
 
 def number(ref: Any, s: Step) -> float | None:
@@ -776,6 +793,7 @@ def power(s: Step, x: Type, exponent: Fraction) -> Type:
     """x^k entry by entry: k times the charge, and no shift."""
     for one in x.factors:
         s.engine.partition.shatter(one.atoms)
+        s.engine.passed.setdefault("homogeneous", []).append(one.atoms)
     s.engine.steady(x)
     return Type(tuple(one.times(exponent) for one in x.factors) if exponent else (), zero=x.zero and exponent > 0)
 
@@ -948,12 +966,13 @@ def first_contraction(engine: Engine, view: View, place: Renumber, partner: Type
         if inner:
             fields.append(engine.fresh(inner, [axes.sizes[dim] for dim in inner]))
     else:
-        touching = [one for one in partner.factors if one.touches(axes.summed)]
+        # A charge that all of the partner has can be taken up here, so that what comes out does not have it.
+        touching = [one for one in partner.factors if one.touches(axes.summed) or not (one.dims or one.virtual)]
         foreign = sorted({dim for one in touching for dim in one.dims if dim not in own})
         strangers = [axis for one in touching for axis in one.virtual if not any(axis.same(v) for v in virtual)]
         left = engine.uniform(touching, foreign, strangers) if foreign or strangers else touching
         fields += [one.times(-1) for one in left]
-    known = engine.first_use(moved_view, fields)
+    known = engine.first_use(moved_view, fields, role="map")
     back = {new: old for old, new in enumerate(place.places) if new is not None}
     return renumbered(known, back, max(axes.sizes) + 1)
 
@@ -1067,7 +1086,8 @@ def _convolution(s: Step) -> Known:
     known_b = s.raw(b)
     if isinstance(known_b, View):
         fields = s.engine.uniform(result.factors, [d for d in range(len(s.out)) if d != 1])
-        known_b = s.engine.first_use(known_b, [Field(tuple(0 for _ in one.dims), one.atoms, one.weight) for one in fields], entries=True)
+        known_b = s.engine.first_use(known_b, [Field(tuple(0 for _ in one.dims), one.atoms, one.weight) for one in fields],
+                                       role="bias", entries=True)
     return added(s.engine, result, Renumber((1,)).type(known_b))
 
 
@@ -1233,7 +1253,7 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
             fields = [
                 Field(tuple(dims.index(dim) for dim in one.dims), one.atoms, one.weight) for one in result.factors
             ]
-            known = s.engine.first_use(known, fields, entries=True)
+            known = s.engine.first_use(known, fields, role="bias", entries=True)
         result = added(s.engine, result if weight is not None else FIXED, place.type(known))
     return result
 
@@ -1350,7 +1370,7 @@ def _embedding(s: Step) -> Known:
     if isinstance(known, View):
         sizes = shape[1:]
         dims = [dim + 1 for dim in range(len(sizes))]
-        known = s.engine.first_use(known, [s.engine.fresh(dims, sizes)])
+        known = s.engine.first_use(known, [s.engine.fresh(dims, sizes)], role="table")
     if bool(s.arg(3, "scale_grad_by_freq", False)):
         s.engine.zero(known)
     elif padding is not None and padding >= 0:

@@ -14,10 +14,11 @@ from scipy import sparse
 
 from conserved.inference.engine import Region
 from conserved.inference.roots import combine, mix
+from conserved.inference.rotation import Rotations
 from conserved.inference.system import Solution, _matrix
 from conserved.inference.typing import Typing
 from conserved.inference.types import Field
-from conserved.inference.views import Unviewable, columns_view, rows_view, whole_view
+from conserved.inference.views import Unviewable, columns_view, planes_view, rows_view, whole_view
 from conserved.kind import ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.symmetry import Leg
 
@@ -65,6 +66,7 @@ class Assembly:
         self.shifts: Solution = self.engine.shifts.solve()
         self.classes, self.orientation, self.blocks, self.spaces = self.engine.partition.solve()
         self.unviewable: list[str] = []
+        self.rotations = Rotations(typing)
         self.factors: list[tuple[int, int, Field]] = [
             (number, place, one)
             for number, region in enumerate(self.regions)
@@ -122,7 +124,7 @@ class Assembly:
                 parts[int(group[places[0]])].append(Part(self.regions[number], place, sign, places))
         result, diagonal = [], []
         for key, members in proper.items():
-            mine = parts[keys[key]]
+            mine = sorted(parts[keys[key]], key=lambda part: (part.region.origin, part.factor, int(part.places[0])))
             if not mine or any(part.places.size != members.size or abs(part.degree) != 1 for part in mine):
                 continue
             order = np.argsort(mine[0].places)
@@ -352,11 +354,13 @@ class Assembly:
                 legs = tuple(Leg(_rows(part), part.degree) for part in parts)
                 return [self._signed(Found(Scaling(), legs, parts, soft, space))]
             if parts and not scalar and widths == {2} and all(abs(part.degree) == 1 for part in parts):
-                legs = tuple(Leg(_rows(part), part.degree) for part in parts)
-                return [self._signed(Found(ComplexScaling(), legs, parts, soft, space))]
-        except Unviewable as problem:
-            self.unviewable.append(str(problem))
-            return []
+                if not soft and self._rotates(parts):
+                    legs = tuple(Leg(_rows(part), part.degree) for part in parts)
+                    return [self._signed(Found(ComplexScaling(), legs, parts, soft, space))]
+                if all(part.region.role == "gain" for part in parts):
+                    return [self._signed(Found(Scaling(), tuple(map(_planes, parts)), parts, soft, space))]
+        except Unviewable:
+            pass
         result = []
         for n in range(len(members)):
             own = [Part(part.region, part.factor, part.degree, part.places[n : n + 1].T) for part in parts]
@@ -364,6 +368,17 @@ class Assembly:
             if legs_or_none is not None:
                 result.append(self._signed(Found(OneScale(), legs_or_none, own + scalar, soft, space)))
         return result
+
+    def _rotates(self, parts: Sequence[Part]) -> bool:
+        """Whether pairs of tied charges may be turned into each other."""
+        partner: dict[int, tuple[int, int]] = {}
+        for part in parts:
+            if part.region.role == "gain" or (part.region.role == "map" and part.factor > 0):
+                return False
+            flat = part.region.type.factors[part.factor].atoms.reshape(-1)
+            for first, second in flat[part.places]:
+                partner[int(first)], partner[int(second)] = (int(second), -1), (int(first), 1)
+        return self.rotations.hold(partner)
 
     def _signed(self, found: Found) -> Found:
         """With the first leg moving by a positive power."""
@@ -493,6 +508,11 @@ class Assembly:
 def _rows(part: Part) -> object:
     one = part.region.type.factors[part.factor]
     return rows_view(part.region, one.dims, part.places.reshape(-1))
+
+
+def _planes(part: Part) -> Leg:
+    one = part.region.type.factors[part.factor]
+    return Leg(planes_view(part.region, one.dims, part.places), part.degree)
 
 
 def _shift_view(region: Region, one: Field, where: np.ndarray) -> object:

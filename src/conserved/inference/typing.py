@@ -64,10 +64,8 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     program, known = typing.program, typing.known
     step = Step(typing.engine, program, operation, known)
     inputs = operation.inputs()
+    typing.reached.update(name for number in inputs if (name := program.values[number].parameter) is not None)
     moving = [number for number in inputs if not _fixed(known.get(number, FIXED))]
-    for number in inputs:
-        if program.values[number].parameter is not None:
-            typing.reached.add(str(program.values[number].parameter))
     if operation.custom:
         typing.custom.add(operation.custom)
     name = base_name(operation.name)

@@ -110,6 +110,29 @@ def _along(grid: Grid, dim: int, index: np.ndarray) -> View:
     return grid.view(grid.axes(dim), tuple(map(int, index)))
 
 
+def planes_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
+    """The view with a row for every row of `places`, whose several places along one axis are columns."""
+    if len(dims) != 1:
+        raise Unviewable(f"{region.name} is used in pieces that are no slices")
+    grid = Grid(region)
+    (dim,) = dims
+    index = region.sets[dim][places]
+    rows, several = index.shape
+    size, start = region.shape[dim], int(index[0, 0])
+    step, jump = np.arange(rows)[:, None], np.arange(several)[None, :]
+    length = rows * several
+    if size % length or start % length:
+        raise Unviewable(f"{region.name} is used in pieces that are no slices")
+    cells = [size // length]
+    if bool((index - start == step * several + jump).all()):
+        grid.grid[dim], grid.picks[dim] = [*cells, rows, several], [start // length, None, None]
+        return grid.view(grid.axes(dim)[:1])
+    if bool((index - start == jump * rows + step).all()):
+        grid.grid[dim], grid.picks[dim] = [*cells, several, rows], [start // length, None, None]
+        return grid.view(grid.axes(dim)[1:])
+    raise Unviewable(f"{region.name} is used in pieces that are no slices")
+
+
 def whole_view(region: Region) -> View:
     """All of a region, faced by all its axes."""
     grid = Grid(region)
