@@ -345,6 +345,8 @@ class Assembly:
                     label = labels[0][one[0]]
                     chosen = np.stack([w[lab == label] for w, lab in zip(where[:, mine], labels, strict=True)])
                     parts.append(Part(region, index, _simple(power), chosen))
+        if len(members) == 1 and not (len(parts) > 1 and self._is_pair(parts)):
+            parts = _rejoined(parts)
         widths = {part.places.shape[1] for part in parts}
         order = np.argsort(parts[0].places[:, 0]) if parts else np.arange(len(members))
         for part in parts:
@@ -368,6 +370,10 @@ class Assembly:
             if legs_or_none is not None:
                 result.append(self._signed(Found(OneScale(), legs_or_none, own + scalar, soft, space)))
         return result
+
+    @staticmethod
+    def _is_pair(parts: Sequence[Part]) -> bool:
+        return all(part.places.shape[1] == 2 for part in parts)
 
     def _rotates(self, parts: Sequence[Part]) -> bool:
         """Whether pairs of tied charges may be turned into each other."""
@@ -508,6 +514,18 @@ class Assembly:
 def _rows(part: Part) -> object:
     one = part.region.type.factors[part.factor]
     return rows_view(part.region, one.dims, part.places.reshape(-1))
+
+
+def _rejoined(parts: Sequence[Part]) -> list[Part]:
+    """Parts of one factor with one degree as one part: a single scale does not tell heads apart."""
+    found: dict[tuple[int, int, float], list[np.ndarray]] = {}
+    regions = {id(part.region): part.region for part in parts}
+    for part in parts:
+        found.setdefault((id(part.region), part.factor, part.degree), []).append(part.places)
+    return [
+        Part(regions[region], factor, degree, np.sort(np.concatenate(places, 1), 1))
+        for (region, factor, degree), places in found.items()
+    ]
 
 
 def _planes(part: Part) -> Leg:

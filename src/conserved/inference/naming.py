@@ -1,0 +1,175 @@
+"""Names for symmetries: the module they live in, what they are, and which one of several.
+
+Names follow from structure alone: from the roles of a symmetry's legs (a map's outputs or inputs, a gain, a bias, a table), from
+what its charges went through and from the operation that does not see its shift. Only `WORDS` looks at how people call things, to
+tell a query's scale from a key's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from conserved.inference.rules import base_name
+from conserved.inference.symmetries import Assembly, Found, Part
+from conserved.kind import ComplexScaling, GeneralLinear, OneScale, Scaling
+from conserved.symmetry import Leg, Symmetry
+
+WORDS = {
+    "query_scale": ("q", "q_proj", "wq", "query", "to_q", "q_b_proj", "queries", "c_q"),
+    "key_scale": ("k", "k_proj", "wk", "key", "to_k", "keys", "c_k"),
+}
+"""What the map is called that makes queries, or keys."""
+
+
+@dataclass(slots=True)
+class _Marks:
+    homogeneous: np.ndarray
+    gated: np.ndarray
+
+
+def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
+    """Symmetries with unique names, in the order of the program."""
+    passed = assembly.engine.passed
+    marks = _Marks(*(_set(passed.get(kind, [])) for kind in ("homogeneous", "gated")))
+    described = [(*_described(assembly, one, marks), one) for one in found]
+    described.sort(key=lambda item: _place(assembly, item[-1]))
+    counts = Counter((block, family, part) for block, family, part, _ in described)
+    several = Counter((block, family) for block, family, _, _ in described)
+    numbers: dict[tuple[str, str, str], int] = defaultdict(int)
+    result = []
+    for block, family, part, one in described:
+        key = (block, family, part)
+        if (not part and (several[block, family] > 1 or family in _NUMBERED)) or counts[key] > 1:
+            number = numbers[key]
+            numbers[key] += 1
+            part = f"{part}.{number}" if part else str(number)
+        result.append(Symmetry(block=block, family=family, part=part, kind=one.kind, legs=one.legs, epsilon=one.epsilon))
+    return result
+
+
+_NUMBERED = ("query_key", "value_output", "query_scale", "key_scale", "query_key_rotary")
+
+
+def _place(assembly: Assembly, one: Found) -> tuple[int, int, int]:
+    first = min(one.parts, key=lambda part: part.region.origin)
+    place = int(first.places.reshape(-1)[0]) if first.places.size else 0
+    return first.region.origin, first.factor, place
+
+
+def _set(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate([array.reshape(-1) for array in arrays])) if arrays else np.zeros(0, dtype=np.int64)
+
+
+def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str, str]:
+    """Block, family and part of a symmetry."""
+    if one.kind.linear:
+        return _shift(assembly, one)
+    makes = [part for part in one.parts if part.region.role in ("map", "bias", "table") and part.factor == 0]
+    reads = [part for part in one.parts if part.region.role == "map" and part.factor > 0]
+    gains = [part for part in one.parts if part.region.role == "gain"]
+    modules = [_module(leg.view.parameter) for leg in one.legs]
+    if isinstance(one.kind, OneScale):
+        return _scale(one, makes, modules)
+    if gains:
+        if not reads and len({part.degree > 0 for part in gains}) == 2:
+            return _common(modules), "query_key_gain", ""
+        return _module(gains[0].region.name), "gain", "" if len({id(g.region) for g in gains}) <= 2 else ""
+    if isinstance(one.kind, GeneralLinear | ComplexScaling):
+        if not reads:
+            return _common(modules), "query_key", ""
+        heads = any(part.places.size < _size(part) for part in one.parts)
+        return _common(modules), "value_output" if heads or _through_batch(assembly, one) else "linear_pair", ""
+    atoms = [_atoms(part) for part in makes]
+    homogeneous = any(np.isin(a, marks.homogeneous).any() for a in atoms)
+    gated = any(np.isin(a, marks.gated).any() for a in atoms)
+    if not reads:
+        return _common(modules), "query_key", ""
+    family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else "channels"
+    if family == "gated_neurons":
+        one.legs = tuple(sorted((Leg(leg.view, -leg.degree) for leg in one.legs), key=lambda leg: leg.degree < 0))
+    return _common(modules), family, ""
+
+
+def _through_batch(assembly: Assembly, one: Found) -> bool:
+    """Whether the space went through a product with a batch axis, as the values of attention do."""
+    part = one.parts[0]
+    atoms = _atoms(part)
+    return bool((assembly.engine.partition.spaces[atoms] != assembly.engine.partition.labels[atoms]).any())
+
+
+def _scale(one: Found, makes: Sequence[Part], modules: Sequence[str]) -> tuple[str, str, str]:
+    if any(part.region.role == "table" for part in one.parts):
+        return _common(modules), "stream_scale", ""
+    names = {part.region.name for part in one.parts}
+    if len({_module(name) for name in names}) == 1:
+        module = next(iter(modules))
+        leaf = module.rpartition(".")[2]
+        for family, words in WORDS.items():
+            if leaf in words:
+                return module.rpartition(".")[0], family, ""
+        return module, "forgotten_scale" if all(part.degree > 0 for part in one.parts) else "scale", ""
+    return _common(modules), "scale" if len({leg.degree > 0 for leg in one.legs}) == 2 else "sum_scale", ""
+
+
+def _shift(assembly: Assembly, one: Found) -> tuple[str, str, str]:
+    names = [leg.view.parameter for leg in one.legs]
+    module, leaf = _module(names[0]), names[0].rpartition(".")[2]
+    if len(one.legs) > 1:
+        roles = {part.region.role for part in one.parts}
+        if "table" in roles or len({_module(name) for name in names}) > 1 and roles <= {"bias", "table"}:
+            other = _module(names[1]).rpartition(".")[2]
+            tables = sum(part.region.role in ("table",) for part in one.parts)
+            family = "positions" if tables else "bias_centre"
+            return (module, family, "") if family == "positions" else (_common(list(map(_module, names))), family, "")
+        return _common(list(map(_module, names))), "shift", ""
+    view = one.legs[0].view
+    operation = _forgiving(assembly, one.parts[0])
+    if view.n == 1 and not operation.startswith("aten::native") and one.parts[0].region.role == "bias":
+        return module, "inert_bias", ""
+    if operation == "output":
+        return module, "class_shift", leaf
+    if "softmax" in operation:
+        return (module, "shift", leaf) if view.n > 1 else (module, "inert_bias", "")
+    return module, "centre", leaf
+
+
+def _forgiving(assembly: Assembly, part: Part) -> str:
+    """The operation that does not see a shift."""
+    one = part.region.type.shifts[part.factor]
+    atoms = one.atoms.reshape(-1)[part.places.reshape(-1)]
+    program = assembly.typing.program
+    for ending in assembly.engine.forgotten:
+        if np.isin(atoms[:1], ending.atoms).any():
+            if ending.origin >= len(program.operations):
+                return "output"
+            return base_name(program.operations[ending.origin].name)
+    return ""
+
+
+def _atoms(part: Part) -> np.ndarray:
+    if part.factor < 0:
+        return np.zeros(0, dtype=np.int64)
+    return part.region.type.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)]
+
+
+def _size(part: Part) -> int:
+    return part.region.type.factors[part.factor].atoms.size if part.factor >= 0 else 0
+
+
+def _module(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
+
+
+def _common(modules: Sequence[str]) -> str:
+    """The innermost module that holds all of these."""
+    parts = [module.split(".") if module else [] for module in modules]
+    shared: list[str] = []
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return ".".join(shared)
