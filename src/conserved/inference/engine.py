@@ -84,6 +84,8 @@ class Engine:
     """Charges that went through a kind of operation: "homogeneous" or "gated"."""
     origin: int = -1
     _keys: int = 0
+    _still: np.ndarray = field(default_factory=lambda: np.zeros(1024, dtype=bool))
+    """Shifts that are known to vanish."""
 
     # --- unknowns ---------------------------------------------------------------------------------------------------
 
@@ -216,18 +218,48 @@ class Engine:
 
     def steady(self, type_: Type) -> None:
         """Nothing is added to the tensor."""
-        self.equate(type_.shifts, (), shift=True)
+        type_ = self.moving(type_)
+        if len(type_.shifts) == 1:
+            self._vanish(type_.shifts[0].atoms)
+        else:
+            self.equate(type_.shifts, (), shift=True)
         self.drop(type_.images)
 
     def drop(self, images: Iterable[Image]) -> None:
         """These images of shifts vanish, because the shifts do."""
         for one in images:
-            self.shifts.add([(Fraction(1), one.atoms)], origin=self.origin)
-            self.endings.append(Ending(one.atoms, self.origin, True))
+            self._vanish(one.atoms)
+
+    def _vanish(self, atoms: Atoms) -> None:
+        if self.vanished(atoms):
+            return
+        self.shifts.add([(Fraction(1), atoms)], origin=self.origin)
+        self.endings.append(Ending(atoms, self.origin, True))
+        self._still[atoms.reshape(-1)] = True
+
+    def vanished(self, atoms: Atoms) -> bool:
+        """Whether all of these shifts are known to be zero."""
+        if self.shifts.count > self._still.size:
+            wider = np.zeros(2 * self.shifts.count, dtype=bool)
+            wider[: self._still.size] = self._still
+            self._still = wider
+        flat = atoms.reshape(-1)
+        return not flat.size or bool(self._still[flat[0]] and self._still[flat].all())
+
+    def moving(self, type_: Type) -> Type:
+        """A type without the shifts that are known to vanish."""
+        if not type_.shifted:
+            return type_
+        return replace(
+            type_,
+            shifts=tuple(one for one in type_.shifts if not self.vanished(one.atoms)),
+            images=tuple(one for one in type_.images if not self.vanished(one.atoms)),
+        )
 
     def forget_shift(self, type_: Type, dims: Sequence[int]) -> None:
         """An operation that does not see what is added along `dims` alike."""
         gone = set(dims)
+        type_ = self.moving(type_)
         self.forgotten += [Ending(one.atoms, self.origin, True) for one in (*type_.shifts, *type_.images)]
         touching = [one for one in type_.shifts if one.touches(gone)]
         for group in _components(_cancelled(touching)):
@@ -270,6 +302,7 @@ class Engine:
     def imaged(self, type_: Type, along: Iterable[int], without: Iterable[int] = ()) -> tuple[Image, ...]:
         """Shifts of a tensor after a product with something that varies along `along`, summed over `without`."""
         extra, gone = set(along), set(without)
+        type_ = self.moving(type_)
         found = [
             Image(self.key(), frozenset((one.occupied | extra) - gone), np.unique(one.atoms)) for one in type_.shifts
         ]

@@ -34,7 +34,7 @@ def inert(typing: Typing) -> list[Symmetry]:
 
 def _still(name: str, family: str, view: View) -> Symmetry:
     module, _, leaf = name.rpartition(".")
-    return Symmetry(block=module, family=family, part=leaf, kind=Translation(), legs=(Leg(view),))
+    return Symmetry(block=module, family=family, part=leaf if leaf not in ("weight", "") or family == "frozen" else "", kind=Translation(), legs=(Leg(view),))
 
 
 def _tables(typing: Typing) -> dict[str, list[tuple[int, int]]]:

@@ -39,6 +39,10 @@ def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
     several = Counter((block, family) for block, family, _, _ in described)
+    described = [
+        (block, family, "" if family == "positions" and several[block, family] == 1 else part, one)
+        for block, family, part, one in described
+    ]
     numbers: dict[tuple[str, str, str], int] = defaultdict(int)
     result = []
     for block, family, part, one in described:
@@ -78,6 +82,8 @@ def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str,
         if not reads and len({part.degree > 0 for part in gains}) == 2:
             return _common(modules), "query_key_gain", ""
         return _module(gains[0].region.name), "gain", "" if len({id(g.region) for g in gains}) <= 2 else ""
+    if len({*modules}) == 1 and isinstance(one.kind, GeneralLinear | ComplexScaling):
+        modules = [modules[0].rpartition(".")[0]]
     if isinstance(one.kind, GeneralLinear | ComplexScaling):
         if not reads:
             return _common(modules), "query_key", ""
@@ -104,37 +110,36 @@ def _through_batch(assembly: Assembly, one: Found) -> bool:
 def _scale(one: Found, makes: Sequence[Part], modules: Sequence[str]) -> tuple[str, str, str]:
     if any(part.region.role == "table" for part in one.parts):
         return _common(modules), "stream_scale", ""
-    names = {part.region.name for part in one.parts}
-    if len({_module(name) for name in names}) == 1:
-        module = next(iter(modules))
+    both = len({leg.degree > 0 for leg in one.legs}) == 2
+    if both and all(part.region.role == "gain" for part in one.parts):
+        return _common(modules), "query_key_gain", ""
+    whole = [part for part in one.parts if part.factor < 0]
+    if both and len(makes) + len(whole) == len(one.parts) and len({part.region.name for part in one.parts}) == len(one.parts) == 2:
+        return _common(modules), "query_key", ""
+    if len({_module(part.region.name) for part in one.parts}) == 1:
+        module = modules[0]
         leaf = module.rpartition(".")[2]
         for family, words in WORDS.items():
-            if leaf in words:
+            if leaf in words and not both:
                 return module.rpartition(".")[0], family, ""
-        return module, "forgotten_scale" if all(part.degree > 0 for part in one.parts) else "scale", ""
-    return _common(modules), "scale" if len({leg.degree > 0 for leg in one.legs}) == 2 else "sum_scale", ""
+        return (module, "scale", "") if both else (module, "forgotten_scale", "")
+    return _common(modules), "sum_scale" if both else "stream_scale", ""
 
 
 def _shift(assembly: Assembly, one: Found) -> tuple[str, str, str]:
     names = [leg.view.parameter for leg in one.legs]
-    module, leaf = _module(names[0]), names[0].rpartition(".")[2]
+    modules = list(map(_module, names))
     if len(one.legs) > 1:
-        roles = {part.region.role for part in one.parts}
-        if "table" in roles or len({_module(name) for name in names}) > 1 and roles <= {"bias", "table"}:
-            other = _module(names[1]).rpartition(".")[2]
-            tables = sum(part.region.role in ("table",) for part in one.parts)
-            family = "positions" if tables else "bias_centre"
-            return (module, family, "") if family == "positions" else (_common(list(map(_module, names))), family, "")
-        return _common(list(map(_module, names))), "shift", ""
-    view = one.legs[0].view
+        if any(part.region.role == "table" for part in one.parts) or any(leg.view.n > 1 and leg.view.m > 1 for leg in one.legs):
+            return modules[0], "positions", modules[1].rpartition(".")[2] or names[1].rpartition(".")[2]
+        return _common(modules), "bias_centre" if one.legs[0].view.m == 1 else "bias_shift", ""
+    module, leaf = modules[0], names[0].rpartition(".")[2]
     operation = _forgiving(assembly, one.parts[0])
-    if view.n == 1 and not operation.startswith("aten::native") and one.parts[0].region.role == "bias":
-        return module, "inert_bias", ""
     if operation == "output":
         return module, "class_shift", leaf
     if "softmax" in operation:
-        return (module, "shift", leaf) if view.n > 1 else (module, "inert_bias", "")
-    return module, "centre", leaf
+        return (module, "shift", leaf) if one.legs[0].view.n > 1 else (module, "inert_bias", "")
+    return (module, "centre", leaf) if one.legs[0].view.n > 1 else (module, "inert_bias", "")
 
 
 def _forgiving(assembly: Assembly, part: Part) -> str:

@@ -66,18 +66,21 @@ class Partition:
         """Keep apart atoms that occur at different keys; `batch` says that they belong to different spaces, too."""
         flat, keys = np.broadcast_arrays(atoms, keys)
         flat, keys = flat.reshape(-1), keys.reshape(-1)
-        unique, inverse = np.unique(flat, return_inverse=True)
-        signature = np.zeros(unique.size, dtype=np.uint64)
-        with np.errstate(over="ignore"):
-            np.add.at(signature, inverse, mix(keys))
+        if flat.size < 2 or bool((flat[1:] > flat[:-1]).all()):
+            unique, signature = flat, mix(keys)
+        else:
+            unique, inverse = np.unique(flat, return_inverse=True)
+            signature = np.zeros(unique.size, dtype=np.uint64)
+            with np.errstate(over="ignore"):
+                np.add.at(signature, inverse, mix(keys))
         self.labels[unique] = combine(self.labels[unique], signature)
         if batch:
             self.spaces[unique] = combine(self.spaces[unique], signature)
 
     def shatter(self, atoms: Atoms) -> None:
         """No mixing at all."""
-        unique = np.unique(atoms)
-        self.labels[unique] = combine(self.labels[unique], unique.astype(np.uint64))
+        flat = atoms.reshape(-1)
+        self.labels[flat] = combine(self.labels[flat], flat.astype(np.uint64))
 
     def pair(self, left: Atoms, right: Atoms, *, dual: bool) -> None:
         """Match atoms position by position; `dual` where one moves by the inverse transpose of the other."""

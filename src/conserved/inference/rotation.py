@@ -8,7 +8,7 @@ move. These operations are polynomial in what they are given, so a motion that v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from conserved.inference.capture import Operation, Program, Ref
 from conserved.inference.rules import _positions
-from conserved.inference.types import Type
+from conserved.inference.types import Atoms, Type
 from conserved.inference.typing import Typing
 
 STILL = 1e-9
@@ -36,50 +36,82 @@ class Rotations:
             for value in typing.program.operations[number].inputs():
                 self._uses.setdefault(value, []).append(number)
         self._decided: dict[Any, bool] = {}
+        values, low, high = [], [], []
+        for value, known in typing.known.items():
+            if isinstance(known, Type):
+                for one in known.factors:
+                    values.append(value)
+                    low.append(int(one.atoms.min()))
+                    high.append(int(one.atoms.max()))
+        self._values, self._low, self._high = (np.array(x, dtype=np.int64) for x in (values, low, high))
+        self._makers = {result: number for number in typing.live for result in typing.program.operations[number].results}
 
-    def hold(self, partner: Mapping[int, tuple[int, int]]) -> bool:
-        """Whether rotating every atom into its partner, with the given sign, leaves the program's function alone."""
-        atoms = np.array(sorted(partner))
-        sources = self._sources(atoms)
+    def hold(self, pairs: Atoms) -> bool:
+        """Whether turning the first atom of every pair into the second leaves the program's function alone.
+
+        Args:
+            pairs: atoms, two in each row.
+        """
+        self._partner = np.zeros(self.typing.engine.charges.count, dtype=np.int64)
+        self._sign = np.zeros(self._partner.size)
+        self._partner[pairs[:, 0]], self._partner[pairs[:, 1]] = pairs[:, 1], pairs[:, 0]
+        self._sign[pairs[:, 0]], self._sign[pairs[:, 1]] = -1, 1
+        self._carriers = self._carrying(pairs)
+        sources = self._sources()
         if not sources:
             return False
-        slice_ = self._slice(sources, atoms)
+        slice_ = self._slice(sources)
         program = self.typing.program
-        layout = tuple(
-            (program.operations[n].name, tuple(program.values[v].shape for v in program.operations[n].inputs()))
-            for n in slice_
+        low = int(pairs.min())
+        key = (
+            tuple(
+                (program.operations[n].name, tuple(program.values[v].shape for v in program.operations[n].inputs()))
+                for n in slice_
+            ),
+            (np.sort(pairs.reshape(-1)) - low).tobytes() if pairs.size < 64 else pairs.shape,
         )
-        low = int(atoms.min())
-        key = (layout, tuple((int(a) - low, partner[int(a)][0] - low, partner[int(a)][1]) for a in atoms[:4096]))
         if key not in self._decided:
             try:
-                self._decided[key] = self._still(sources, slice_, atoms, partner)
-            except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+                self._decided[key] = self._still(sources, slice_)
+            except (RuntimeError, NotImplementedError, TypeError, AttributeError, AssertionError, IndexError):
                 self._decided[key] = False
         return self._decided[key]
 
-    def _carries(self, value: int, atoms: np.ndarray) -> bool:
-        known = self.typing.known.get(value)
-        return isinstance(known, Type) and any(np.isin(one.atoms, atoms).any() for one in known.factors)
+    def _carrying(self, pairs: Atoms) -> set[int]:
+        """The values whose type has one of these atoms."""
+        low, high = int(pairs.min()), int(pairs.max())
+        near = self._values[(self._high >= low) & (self._low <= high)]
+        found = set()
+        for value in near:
+            known = self.typing.known[int(value)]
+            assert isinstance(known, Type)
+            if any((self._sign[one.atoms] != 0).any() for one in known.factors):
+                found.add(int(value))
+        return found
 
-    def _sources(self, atoms: np.ndarray) -> list[int]:
+    def _carries(self, value: int) -> bool:
+        return value in self._carriers
+
+    def _sources(self) -> list[int]:
         """Values that carry the atoms and are made from nothing that does."""
-        found = []
         program = self.typing.program
         parameters = {program.parameters[name] for name in self.typing.engine.regions}
-        for number in self.typing.live:
+        found = []
+        for value in sorted(self._carriers):
+            number = self._makers.get(value)
+            if number is None:
+                continue
             operation = program.operations[number]
-            if operation.results and self._carries(operation.results[0], atoms):
-                before = [v for v in operation.inputs() if v not in parameters and self._carries(v, atoms)]
-                if not before and not self._is_view(operation):
-                    found.append(operation.results[0])
+            before = [v for v in operation.inputs() if v not in parameters and v in self._carriers]
+            if not before and not self._is_view(operation):
+                found.append(value)
         return found
 
     def _is_view(self, operation: Operation) -> bool:
         """Whether an operation only re-arranges a parameter."""
         return all(not isinstance(self.typing.known.get(v), Type) for v in operation.inputs()) and len(operation.inputs()) == 1
 
-    def _slice(self, sources: Sequence[int], atoms: np.ndarray) -> list[int]:
+    def _slice(self, sources: Sequence[int]) -> list[int]:
         """The operations that what carries the atoms goes through."""
         carrying, found = set(sources), set()
         program = self.typing.program
@@ -91,21 +123,20 @@ class Rotations:
                     continue
                 found.add(number)
                 for result in program.operations[number].results:
-                    if self._carries(result, atoms) and result not in carrying:
+                    if self._carries(result) and result not in carrying:
                         carrying.add(result)
                         frontier.append(result)
         return sorted(found)
 
-    def _still(
-        self, sources: Sequence[int], slice_: Sequence[int], atoms: np.ndarray, partner: Mapping[int, tuple[int, int]]
-    ) -> bool:
+    def _still(self, sources: Sequence[int], slice_: Sequence[int]) -> bool:
+        """Whether what the operations end in does not move."""
         program = self.typing.program
         generator = torch.Generator().manual_seed(0)
         values: dict[int, Tensor] = {}
         with forward_ad.dual_level():
             for value in sources:
                 x = torch.randn(program.values[value].shape, generator=generator, dtype=torch.float64)
-                values[value] = forward_ad.make_dual(x, self._rotated(value, x, atoms, partner))
+                values[value] = forward_ad.make_dual(x, self._rotated(value, x))
             for number in slice_:
                 operation = program.operations[number]
                 results = self._run(operation, values, generator, program)
@@ -113,31 +144,29 @@ class Rotations:
                     if value in values:
                         continue
                     values[value] = result
-                    if not self._carries(value, atoms) and result.is_floating_point():
+                    if not self._carries(value) and result.is_floating_point():
                         primal, tangent = forward_ad.unpack_dual(result)
                         if tangent is not None and float(tangent.abs().max()) > STILL * (1 + float(primal.abs().max())):
                             return False
         return True
 
-    def _rotated(
-        self, value: int, x: Tensor, atoms: np.ndarray, partner: Mapping[int, tuple[int, int]]
-    ) -> Tensor:
+    def _rotated(self, value: int, x: Tensor) -> Tensor:
         """J·x: every entry at an atom becomes plus or minus the entry at its partner."""
         known = self.typing.known[value]
         assert isinstance(known, Type)
         tangent = torch.zeros_like(x)
         for one in known.factors:
-            if not np.isin(one.atoms, atoms).any():
+            flat = one.atoms.reshape(-1)
+            sign = self._sign[flat]
+            if not sign.any() or not one.dims:
                 continue
-            place = {int(atom): np.argwhere(one.atoms == atom)[0] for atom in np.unique(one.atoms) if int(atom) in partner}
-            for atom, where in place.items():
-                other, sign = partner[atom]
-                there = place[other]
-                target = [slice(None)] * x.ndim
-                source = [slice(None)] * x.ndim
-                for dim, a, b in zip(one.dims, where, there, strict=True):
-                    target[dim], source[dim] = int(a), int(b)  # type: ignore[call-overload]
-                tangent[tuple(target)] = sign * x[tuple(source)]
+            slot = np.full(self._partner.size, -1, dtype=np.int64)
+            slot[flat] = np.arange(flat.size)
+            source = np.where(sign != 0, slot[self._partner[flat]], 0)
+            moved = x.movedim(one.dims, tuple(range(len(one.dims))))
+            rows = moved.reshape(flat.size, -1)
+            turned = rows[torch.from_numpy(source)] * torch.from_numpy(sign)[:, None]
+            tangent = tangent + turned.reshape(moved.shape).movedim(tuple(range(len(one.dims))), one.dims)
         return tangent
 
     def _run(self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator, program: Program) -> list[Tensor]:

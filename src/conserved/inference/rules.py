@@ -544,6 +544,7 @@ def sum_of(s: Step, left: Any, right: Any, sign: Fraction | float = 1) -> Type:
 
 def added(engine: Engine, x: Type, y: Type) -> Type:
     """The type of a sum."""
+    x, y = engine.moving(x), engine.moving(y)
     if x.zero and y.zero:
         factors: Sequence[Field] = ()
     elif x.zero or y.zero:

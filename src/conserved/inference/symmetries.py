@@ -15,6 +15,7 @@ from scipy import sparse
 from conserved.inference.engine import Region
 from conserved.inference.roots import combine, mix
 from conserved.inference.rotation import Rotations
+from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution, _matrix
 from conserved.inference.typing import Typing
 from conserved.inference.types import Field
@@ -186,11 +187,33 @@ class Assembly:
         result: list[Found] = []
         grouped = np.argsort(inverse, kind="stable")
         borders = np.flatnonzero(np.diff(inverse[grouped])) + 1
+        gathered = []
         for members in np.split(present[grouped], borders):
-            rows = [slice(starts[m], starts[m + 1]) for m in members]
+            length = int(starts[members[0] + 1] - starts[members[0]])
+            entries = starts[members][:, None] + np.arange(length)
             soft = float(self.charges.soft[columns[members]].max())
-            result += self._scaling(members, rows, factor, place, value, soft, int(space[members[0]]))
+            parts, scalar = self._parts(factor[entries[0]], value[entries], place[entries])
+            gathered.append((len(members), parts, scalar, soft, int(space[members[0]])))
+        turning = self._turning([parts for _, parts, scalar, soft, _ in gathered if not scalar and not soft])
+        for count, parts, scalar, soft, where in gathered:
+            result += self._scaling(count, parts, scalar, soft, where, turning)
         return result
+
+    def _turning(self, candidates: Sequence[list[Part]]) -> set[int]:
+        """Those of the candidates whose pairs of tied charges may be turned into each other, all heads at once."""
+        together: dict[tuple[int, ...], list[list[Part]]] = {}
+        for parts in candidates:
+            maps = all(part.region.role != "gain" and (part.region.role != "map" or part.factor == 0) for part in parts)
+            if parts and maps and all(part.places.shape[1] == 2 and abs(part.degree) == 1 for part in parts):
+                together.setdefault(tuple(sorted({id(part.region) for part in parts})), []).append(parts)
+        found: set[int] = set()
+        for members in together.values():
+            pairs = [
+                part.region.type.factors[part.factor].atoms.reshape(-1)[part.places] for parts in members for part in parts
+            ]
+            if self.rotations.hold(np.concatenate(pairs)):
+                found.update(id(parts) for parts in members)
+        return found
 
     def _pivots(self, diagonal: np.ndarray) -> np.ndarray:
         """Columns to leave out so that the others span what is not a diagonal of a general linear group."""
@@ -295,28 +318,17 @@ class Assembly:
     def _space_of(self, z: np.ndarray, factor: np.ndarray, place: np.ndarray, count: int) -> np.ndarray:
         """The space (head, channel axis) that a free charge belongs to: that of its first place."""
         result = np.zeros(count, dtype=np.uint64)
-        first = np.unique(z, return_index=True)
-        for charge, entry in zip(*first, strict=True):
-            number = factor[entry]
-            if number < len(self.factors):
-                atom = self.factors[number][2].atoms.reshape(-1)[place[entry]]
-                result[charge] = self.spaces[self.classes[atom]]
+        charges, entries = np.unique(z, return_index=True)
+        numbers = factor[entries]
+        for number in np.unique(numbers[numbers < len(self.factors)]):
+            mine = numbers == number
+            atoms = self.factors[number][2].atoms.reshape(-1)[place[entries[mine]]]
+            result[charges[mine]] = self.spaces[self.classes[atoms]]
         return result
 
-    def _scaling(
-        self,
-        members: np.ndarray,
-        rows: Sequence[slice],
-        factor: np.ndarray,
-        place: np.ndarray,
-        value: np.ndarray,
-        soft: float,
-        space: int,
-    ) -> list[Found]:
-        """One symmetry for free charges that move the same factors of the same parameters."""
-        numbers = factor[rows[0]]
-        powers = np.stack([value[row] for row in rows])
-        where = np.stack([place[row] for row in rows])
+    def _parts(self, numbers: np.ndarray, powers: np.ndarray, where: np.ndarray) -> tuple[list[Part], list[Part]]:
+        """Free charges that move the same factors of the same parameters: where, and which whole regions they scale."""
+        count = len(where)
         total = len(self.factors)
         parts: list[Part] = []
         scalar: list[Part] = []
@@ -324,7 +336,7 @@ class Assembly:
             columns = np.flatnonzero(numbers == number)
             if number >= total:
                 region = self.regions[number - total]
-                scalar.append(Part(region, -1, _simple(powers[0, columns[0]]), np.zeros((len(members), 0), np.int64)))
+                scalar.append(Part(region, -1, _simple(powers[0, columns[0]]), np.zeros((count, 0), np.int64)))
                 continue
             region = self.regions[self.factors[number][0]]
             index = self.factors[number][1]
@@ -336,27 +348,31 @@ class Assembly:
                 if copies is not None:
                     labels = combine(labels, copies.reshape(-1)[where[:, mine]].astype(np.uint64))
                 apart = [np.flatnonzero(labels[0] == one) for one in np.unique(labels[0])]
-                regular = all(bool((np.sort(row) == np.sort(labels[0])).all()) for row in labels)
-                if not regular or len(apart) == 1:
+                regular = bool((np.sort(labels, 1) == np.sort(labels[0])).all())
+                if not regular or len(apart) == 1 or count == 1:
                     apart = [np.arange(mine.size)]
                     parts.append(Part(region, index, _simple(power), where[:, mine]))
                     continue
                 for one in sorted(apart, key=lambda cols: int(where[0, mine[cols[0]]])):
                     label = labels[0][one[0]]
-                    chosen = np.stack([w[lab == label] for w, lab in zip(where[:, mine], labels, strict=True)])
+                    chosen = where[:, mine][labels == label].reshape(count, -1)
                     parts.append(Part(region, index, _simple(power), chosen))
-        if len(members) == 1 and not (len(parts) > 1 and self._is_pair(parts)):
-            parts = _rejoined(parts)
-        widths = {part.places.shape[1] for part in parts}
-        order = np.argsort(parts[0].places[:, 0]) if parts else np.arange(len(members))
+        order = np.argsort(parts[0].places[:, 0]) if parts else np.arange(count)
         for part in parts:
             part.places = part.places[order]
+        return parts, scalar
+
+    def _scaling(
+        self, count: int, parts: list[Part], scalar: list[Part], soft: float, space: int, turning: set[int]
+    ) -> list[Found]:
+        """The symmetry of free charges that move the same factors of the same parameters."""
+        widths = {part.places.shape[1] for part in parts}
         try:
             if parts and not scalar and widths == {1}:
                 legs = tuple(Leg(_rows(part), part.degree) for part in parts)
                 return [self._signed(Found(Scaling(), legs, parts, soft, space))]
             if parts and not scalar and widths == {2} and all(abs(part.degree) == 1 for part in parts):
-                if not soft and self._rotates(parts):
+                if id(parts) in turning:
                     legs = tuple(Leg(_rows(part), part.degree) for part in parts)
                     return [self._signed(Found(ComplexScaling(), legs, parts, soft, space))]
                 if all(part.region.role == "gain" for part in parts):
@@ -364,27 +380,12 @@ class Assembly:
         except Unviewable:
             pass
         result = []
-        for n in range(len(members)):
+        for n in range(count):
             own = [Part(part.region, part.factor, part.degree, part.places[n : n + 1].T) for part in parts]
             legs_or_none = self._legs(own + scalar)
             if legs_or_none is not None:
                 result.append(self._signed(Found(OneScale(), legs_or_none, own + scalar, soft, space)))
         return result
-
-    @staticmethod
-    def _is_pair(parts: Sequence[Part]) -> bool:
-        return all(part.places.shape[1] == 2 for part in parts)
-
-    def _rotates(self, parts: Sequence[Part]) -> bool:
-        """Whether pairs of tied charges may be turned into each other."""
-        partner: dict[int, tuple[int, int]] = {}
-        for part in parts:
-            if part.region.role == "gain" or (part.region.role == "map" and part.factor > 0):
-                return False
-            flat = part.region.type.factors[part.factor].atoms.reshape(-1)
-            for first, second in flat[part.places]:
-                partner[int(first)], partner[int(second)] = (int(second), -1), (int(first), 1)
-        return self.rotations.hold(partner)
 
     def _signed(self, found: Found) -> Found:
         """With the first leg moving by a positive power."""
@@ -406,99 +407,41 @@ class Assembly:
     # --- translations -----------------------------------------------------------------------------------------------
 
     def _translations(self) -> list[Found]:
-        """Free shifts, those of the same parameters side by side."""
-        expand = self.shifts.expand
-        if not expand.shape[1]:
-            return []
-        fields = [
-            (number, place, one)
-            for number, region in enumerate(self.regions)
-            for place, one in enumerate(region.type.shifts)
-        ]
-        zs, which, places, values = [], [], [], []
-        for number, (_, _, one) in enumerate(fields):
-            part = expand[one.atoms.reshape(-1)].tocoo()
-            zs.append(part.col.astype(np.int64))
-            which.append(np.full(part.col.size, number))
-            places.append(part.row.astype(np.int64))
-            values.append(part.data * float(one.weight))
-        if not zs:
-            return []
-        z, factor, place, value = (np.concatenate(x) for x in (zs, which, places, values))
-        if not z.size:
-            return []
-        order = np.lexsort((place, factor, z))
-        z, factor, place, value = z[order], factor[order], place[order], value[order]
-        count = expand.shape[1]
-        starts = np.searchsorted(z, np.arange(count + 1))
-        with np.errstate(over="ignore"):
-            entry = mix(combine(factor.astype(np.uint64), np.round(value * 5040).astype(np.int64).astype(np.uint64)))
-            signature = np.zeros(count, dtype=np.uint64)
-            np.add.at(signature, z, entry)
-        present = np.flatnonzero(np.diff(starts))
-        _, inverse = np.unique(signature[present], return_inverse=True)
-        grouped = np.argsort(inverse, kind="stable")
-        result: list[Found] = []
-        for members in np.split(present[grouped], np.flatnonzero(np.diff(inverse[grouped])) + 1):
-            rows = [slice(starts[m], starts[m + 1]) for m in members]
-            result += self._translation(rows, fields, factor, place, value)
-        return result
-
-    def _translation(
-        self,
-        rows: Sequence[slice],
-        fields: Sequence[tuple[int, int, Field]],
-        factor: np.ndarray,
-        place: np.ndarray,
-        value: np.ndarray,
-    ) -> list[Found]:
-        numbers = factor[rows[0]]
-        powers = np.stack([value[row] for row in rows])
-        where = np.stack([place[row] for row in rows])
-        order = np.lexsort(where.T[::-1])
-        powers, where = powers[order], where[order]
-        if bool(np.isclose(powers, powers[0]).all()):
-            try:
-                legs, parts = [], []
-                for number in np.unique(numbers):
-                    columns = np.flatnonzero(numbers == number)
-                    region_number, index, one = fields[number]
-                    region = self.regions[region_number]
-                    for power in np.unique(np.round(powers[0, columns], 9)):
-                        mine = columns[np.isclose(powers[0, columns], power)]
-                        view = _shift_view(region, one, where[:, mine])
-                        legs.append(Leg(view, _simple(float(power))))
-                        parts.append(Part(region, index, _simple(float(power)), where[:, mine]))
-                return [self._signed(Found(Translation(), tuple(legs), parts))]
-            except Unviewable:
-                pass
-        if len(rows) > 4096:
-            self.unviewable.append("a shift of irregular parts of parameters")
-            return []
+        """Free shifts, as families that are easy to read: sums along axes of one parameter, then of two against each other."""
+        space = ShiftSpace(self.regions, self.shifts.expand)
         result = []
-        for n in range(len(rows)):
-            found = self._single_shift(where[n], powers[n], numbers, fields)
+        for family in space.families():
+            try:
+                legs = tuple(
+                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows)), _simple(weight))
+                    for unit, weight in family
+                )
+            except Unviewable as problem:
+                self.unviewable.append(str(problem))
+                continue
+            parts = [Part(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family]
+            result.append(self._signed(Found(Translation(), legs, parts)))
+        for places, weights in space.rest():
+            found = self._irregular(space, places, weights)
             if found is not None:
                 result.append(found)
         return result
 
-    def _single_shift(
-        self, where: np.ndarray, powers: np.ndarray, numbers: np.ndarray, fields: Sequence[tuple[int, int, Field]]
-    ) -> Found | None:
-        """One number that is added to a list of entries."""
+    def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> Found | None:
+        """A number that is added, with weights, to a list of entries of parameters."""
         legs, parts = [], []
-        for number in np.unique(numbers):
-            region_number, index, one = fields[number]
+        for number, start, stop in space.spans():
+            mine = (rows >= start) & (rows < stop)
+            region_number, index, one = space.fields[number]
             region = self.regions[region_number]
-            mine = np.flatnonzero(numbers == number)
-            for power in np.unique(np.round(powers[mine], 9)):
-                chosen = where[mine[np.isclose(powers[mine], power)]]
-                sizes = [axis.size for axis in region.sets]
+            sizes = [axis.size for axis in region.sets]
+            dims = [d for d, size in enumerate(sizes) if size > 1]
+            for weight in np.unique(np.round(weights[mine], 9)):
+                chosen = rows[mine][np.isclose(weights[mine], weight)] - start
                 mask = np.zeros([sizes[d] for d in one.dims], dtype=bool)
                 mask.reshape(-1)[chosen] = True
-                full = np.broadcast_to(mask[tuple(slice(None) if d in one.dims else None for d in range(len(sizes)))], sizes)
-                dims = [d for d, size in enumerate(sizes) if size > 1]
-                flat = np.flatnonzero(full.reshape([sizes[d] for d in dims]))
+                full = mask[tuple(slice(None) if d in one.dims else None for d in range(len(sizes)))]
+                flat = np.flatnonzero(np.broadcast_to(full, sizes).reshape([sizes[d] for d in dims]))
                 try:
                     view = rows_view(region, dims, flat)
                 except Unviewable as problem:
@@ -506,9 +449,9 @@ class Assembly:
                     return None
                 if view.m != 1:
                     return None
-                legs.append(Leg(view, _simple(float(power))))
-                parts.append(Part(region, index, _simple(float(power)), chosen[None]))
-        return self._signed(Found(Translation(), tuple(legs), parts))
+                legs.append(Leg(view, _simple(float(weight))))
+                parts.append(Part(region, index, _simple(float(weight)), chosen[None]))
+        return self._signed(Found(Translation(), tuple(legs), parts)) if legs else None
 
 
 def _rows(part: Part) -> object:
@@ -516,38 +459,6 @@ def _rows(part: Part) -> object:
     return rows_view(part.region, one.dims, part.places.reshape(-1))
 
 
-def _rejoined(parts: Sequence[Part]) -> list[Part]:
-    """Parts of one factor with one degree as one part: a single scale does not tell heads apart."""
-    found: dict[tuple[int, int, float], list[np.ndarray]] = {}
-    regions = {id(part.region): part.region for part in parts}
-    for part in parts:
-        found.setdefault((id(part.region), part.factor, part.degree), []).append(part.places)
-    return [
-        Part(regions[region], factor, degree, np.sort(np.concatenate(places, 1), 1))
-        for (region, factor, degree), places in found.items()
-    ]
-
-
 def _planes(part: Part) -> Leg:
     one = part.region.type.factors[part.factor]
     return Leg(planes_view(part.region, one.dims, part.places), part.degree)
-
-
-def _shift_view(region: Region, one: Field, where: np.ndarray) -> object:
-    """The view whose columns are the free shifts, in order, and whose rows are all entries that each of them moves."""
-    sizes = tuple(region.sets[dim].size for dim in one.dims)
-    grid = np.unravel_index(where, sizes) if one.dims else ()
-    # Axes along which one shift covers everything are rows; along the others each shift has its own place.
-    rows = [n for n in range(len(sizes)) if np.unique(grid[n][0]).size == sizes[n] and sizes[n] > 1 and where.shape[1] > 1]
-    columns = [n for n in range(len(sizes)) if n not in rows]
-    if where.shape[1] != int(np.prod([sizes[n] for n in rows])):
-        raise Unviewable(f"{region.name} is shifted in pieces that are no slices")
-    expected = np.arange(int(np.prod([sizes[n] for n in columns])))
-    position = np.zeros(where.shape[0], dtype=np.int64)
-    for n in columns:
-        position = position * sizes[n] + grid[n][:, 0]
-    if position.size != expected.size or not bool((position == expected).all()):
-        raise Unviewable(f"{region.name} is shifted in pieces that are no slices")
-    faced = [dim for dim in range(len(region.sets)) if dim not in one.dims and region.sets[dim].size > 1]
-    faced += [one.dims[n] for n in rows]
-    return columns_view(region, sorted(faced))

@@ -90,7 +90,7 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     for number, type_ in zip(operation.results, results, strict=False):
         dtype = program.values[number].dtype
         if (dtype.is_floating_point or dtype.is_complex) and (isinstance(type_, View) or type_.zero or not type_.fixed):
-            known[number] = type_
+            known[number] = typing.engine.moving(type_) if isinstance(type_, Type) else type_
 
 
 def _fixed(known: Known) -> bool:
