@@ -13,8 +13,9 @@ from torch import Tensor
 from conserved.auditing.dependence import changed
 from conserved.auditing.function import Function, Uncheckable, function_of, repeatable
 from conserved.auditing.identities import identity_tests
+from conserved.auditing.moves import Group
 from conserved.auditing.noise import measure_noise, rms, wide
-from conserved.auditing.probing import probe_function
+from conserved.auditing.probing import probe_function, scanner_of
 from conserved.auditing.relations import relation_tests
 from conserved.auditing.report import Check
 from conserved.auditing.setting import Setting
@@ -69,7 +70,9 @@ def _repeats(function: Function) -> Function:
     first, second = (function.outputs(function.values) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         if one.shape != other.shape:
-            raise Uncheckable(f"{function.title} returns {tuple(one.shape)} and then {tuple(other.shape)} on the same inputs.")
+            raise Uncheckable(
+                f"{function.title} returns {tuple(one.shape)} and then {tuple(other.shape)} on the same inputs."
+            )
         size = rms(one) or 1.0
         if rms(wide(one) - wide(other)) > _FLIPPED * size:
             raise Uncheckable(
@@ -94,7 +97,7 @@ def _generic(function: Function) -> Function:
         return function
     try:
         outs = function.outputs(values)
-    except (RuntimeError, ValueError, AssertionError, IndexError):
+    except Exception:  # a kernel may refuse inputs in any way it likes
         return function
     if not all(bool(torch.isfinite(out).all()) for out in outs):
         return function
@@ -125,8 +128,17 @@ def _checked(function: Function, seed: int, start: float, deadline: float) -> Ch
     slopes = _slopes(function, seed)
     outs, grads = function.gradients(function.values, slopes)
     noise = measure_noise(function, slopes)
+    scanner = scanner_of(function, outs, unit=noise.unit, seconds=max(1.0, deadline - time.monotonic()))
     setting = Setting(
-        function=function, slopes=slopes, outs=outs, grads=grads, noise=noise, deadline=deadline, seed=seed
+        function=function,
+        slopes=slopes,
+        outs=outs,
+        grads=grads,
+        noise=noise,
+        deadline=deadline,
+        seed=seed,
+        repeats=all(torch.equal(a, b) for a, b in zip(function.outputs(function.values), outs, strict=True)),
+        telling=tuple(scanner.tells(name, Group.SCALING) for name in function.names),
     )
     tests, untested = _presence(setting)
     left = max(1.0, 0.4 * (deadline - time.monotonic()))
@@ -140,7 +152,9 @@ def _checked(function: Function, seed: int, start: float, deadline: float) -> Ch
     notes = [*function.notes, *_overwrites(setting), *skipped, *noisy, *untested.pop("*", [])]
     for name in function.names:
         if not any(name in test.gradients and test.sees_factor for test in tests):
-            untested.setdefault(name, []).append("a wrong constant factor: no output moves with it and its slope is too noisy")
+            untested.setdefault(name, []).append(
+                "a wrong constant factor: no output moves with it and its slope is too noisy"
+            )
     return Check(
         function=function.title,
         inputs={
@@ -169,23 +183,32 @@ def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
             moved = None
             if value.ndim:
                 moved = changed(setting, place, 0, 0, value.shape[0])
-            needed = moved is not None and any(
-                not torch.equal(a, b) for a, b in zip(moved, setting.outs, strict=True)
-            )
+            needed = moved is not None and any(not torch.equal(a, b) for a, b in zip(moved, setting.outs, strict=True))
             what = "the gradient arrives where the output depends on the input"
             if needed:
                 meaning = f"{name} changes the output, and its backward returns None: detached, or left out"
                 tests.append(
                     Tested(
-                        gradients=(name,), method=Method.PRESENCE, what=what, residual=1.0, limit=0.0,
-                        worst=float("inf"), where="everywhere", meaning=meaning,
+                        gradients=(name,),
+                        method=Method.PRESENCE,
+                        what=what,
+                        residual=1.0,
+                        limit=0.0,
+                        worst=float("inf"),
+                        where="everywhere",
+                        meaning=meaning,
                     )
                 )
             else:
                 untested[name] = ["no gradient arrives, and the output does not depend on it"]
                 tests.append(
                     Tested(
-                        gradients=(name,), method=Method.PRESENCE, what=what, residual=0.0, limit=0.0, worst=0.0,
+                        gradients=(name,),
+                        method=Method.PRESENCE,
+                        what=what,
+                        residual=0.0,
+                        limit=0.0,
+                        worst=0.0,
                         sees_factor=True,
                     )
                 )
@@ -225,6 +248,6 @@ def _overwrites(setting: Setting) -> list[str]:
     if all(torch.equal(slope, before) for slope, before in zip(kept, setting.slopes, strict=True)):
         return []
     return [
-        f"the backward of {function.title} overwrites the output gradient it is given; where that is also needed elsewhere "
-        "(a residual connection), the other gradient will be wrong."
+        f"the backward of {function.title} overwrites the output gradient it is given; where that is needed "
+        "elsewhere too (a residual connection), the other gradient will be wrong."
     ]

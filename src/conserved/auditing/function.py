@@ -1,4 +1,4 @@
-"""A callable on tensors as a numerical function: its inputs by name, its outputs as a tuple, its gradients on demand."""
+"""A callable on tensors as a numerical function: its inputs by name, its outputs as a tuple, its gradients."""
 
 from __future__ import annotations
 
@@ -212,7 +212,9 @@ def _settled(
         which = ", ".join(written) or "an input"
         notes.append(f"{title} writes into {which} while it runs; every call was given a copy.")
     if not outs:
-        raise Uncheckable(f"{title} returned no floating-point tensor; return the outputs whose gradient is to be checked.")
+        raise Uncheckable(
+            f"{title} returned no floating-point tensor; return the outputs whose gradient is to be checked."
+        )
     differentiable = tuple(place for place, out in enumerate(outs) if out.requires_grad and out.numel() > 0)
     if not differentiable:
         raise Uncheckable(
@@ -221,7 +223,9 @@ def _settled(
         )
     for place in differentiable:
         if not torch.isfinite(outs[place]).all():
-            raise Uncheckable(f"{title} returned infinities or NaN on these inputs; give it inputs it can be computed on.")
+            raise Uncheckable(
+                f"{title} returned infinities or NaN on these inputs; give it inputs it can be computed on."
+            )
         if outs[place].dtype not in UNIT:
             raise Uncheckable(f"{title} returned {str(outs[place].dtype)[6:]}; gradients are checked in {_known()}.")
     out_names = ("out",) if len(differentiable) == 1 else tuple(f"out{place}" for place in differentiable)

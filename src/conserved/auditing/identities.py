@@ -14,7 +14,7 @@ from conserved.auditing.noise import wide
 from conserved.auditing.setting import Setting
 from conserved.auditing.tested import NOISE, ROUNDING, Gap, Method, Tested
 
-_NEAR = 8.0
+_NEAR = 16.0
 """An identity of a symmetry that holds up to e may be off by about e; how much further rounding of e may put it."""
 
 
@@ -101,7 +101,9 @@ def _test(setting: Setting, symmetry: ProbedSymmetry) -> Tested:
     )
     if found.ok:
         return found
-    return replace(found, where=where(bad, _labels(symmetry, bad.ndim)), meaning=_meaning(setting, symmetry, parts, bad))
+    return replace(
+        found, where=where(bad, _labels(symmetry, bad.ndim)), meaning=_meaning(setting, symmetry, parts, bad)
+    )
 
 
 def _labels(symmetry: ProbedSymmetry, ndim: int) -> list[str] | None:
@@ -136,7 +138,8 @@ def _meaning(setting: Setting, symmetry: ProbedSymmetry, parts: Sequence[Tensor]
             "correction term (softmax, centring), or a mask that differs between forward and backward"
         )
     if len(legs) == 1:
-        return f"the scale of {legs[0].name} is forgotten, yet ⟨{legs[0].name}, d{legs[0].name}⟩ is not zero: a missing correction term"
+        name = legs[0].name
+        return f"the scale of {name} is forgotten, yet ⟨{name}, d{name}⟩ is not zero: a missing correction term"
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def _span(marked: Sequence[int], size: int) -> str:
         return name
     if len(spans) <= 4:
         return ", ".join(f"{first}" if first == last else f"{first}–{last}" for first, last in spans)
-    steps = {after - before for before, after in zip(marked, marked[1:], strict=False)}
+    steps = {after - before for before, after in pairwise(marked)}
     if len(steps) == 1:
         return f"every {steps.pop()}th from {marked[0]}"
     return f"{len(marked)} of {size} indices"
@@ -97,7 +98,10 @@ def _named(value: float, shapes: Mapping[str, Sequence[int]]) -> str:
     size = max(value, 1 / value)
     sizes = sorted({number for shape in shapes.values() for number in shape if number > 1})
     ratios = {
-        f"{large // small}": large // small for large in sizes for small in sizes if large % small == 0 and large > small
+        f"{large // small}": large // small
+        for large in sizes
+        for small in sizes
+        if large % small == 0 and large > small
     }
     last = sorted({shape[-1] for shape in shapes.values() if len(shape)})
     for width in last:
@@ -113,7 +117,9 @@ def _named(value: float, shapes: Mapping[str, Sequence[int]]) -> str:
             return f", the size of an axis ({width}): a mean in place of a sum, or the reverse"
     for ratio in ratios.values():
         if abs(size / ratio - 1) < 0.02:
-            return f", the ratio of two axes ({ratio}): a group averaged where it is to be summed, or counted repeatedly"
+            return (
+                f", the ratio of two axes ({ratio}): a group averaged where it is to be summed, or counted repeatedly"
+            )
     return ""
 
 
@@ -129,7 +135,7 @@ def pattern_meaning(name: str, bad: Tensor, got: Tensor, expected: Tensor, shape
         return factor_meaning(name, value, shapes)
     shape = shapes.get(name, ())
     for axis in range(bad.ndim):
-        if bad.ndim == len(shape) and 1 < bad.shape[axis] <= 256:
+        if bad.ndim == len(shape) > 1 and 1 < bad.shape[axis] <= 256:
             swapped = _swapped(got, expected, axis)
             if swapped:
                 return f"entries along axis {axis} of d{name} are in another order ({swapped})"

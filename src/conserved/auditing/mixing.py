@@ -12,6 +12,7 @@ from conserved.auditing.moves import Axis, Group, ProbedSymmetry, mixed
 from conserved.auditing.scanning import Scanner, judge
 
 _LARGEST = 1024
+_SMALL = 8
 _ENTRIES = 2**24
 """Matrices of at most this side, and this many entries over all coordinates, are worth an identity."""
 
@@ -56,7 +57,7 @@ def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
 
 
 def _rotations(scanner: Scanner, found: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
-    """Rotations of the last axes of one or two inputs, and of outputs of that width, where no larger group was found."""
+    """Rotations of the last axes of one or two inputs, and of outputs of that width, where no larger group is known."""
     tensors = scanner.tensors
     names = scanner.function.names
     settled = {
@@ -65,7 +66,7 @@ def _rotations(scanner: Scanner, found: Sequence[ProbedSymmetry]) -> list[Probed
         if symmetry.group in (Group.GENERAL_LINEAR, Group.PAIRED)
     }
     result: list[ProbedSymmetry] = []
-    groups = [(name,) for name in names]
+    groups: list[tuple[str, ...]] = [(name,) for name in names]
     groups += [(left, right) for place, left in enumerate(names) for right in names[place + 1 :]]
     for group in groups:
         width = tensors[group[0]].shape[-1] if tensors[group[0]].ndim else 0
@@ -73,8 +74,12 @@ def _rotations(scanner: Scanner, found: Sequence[ProbedSymmetry]) -> list[Probed
             continue
         if any(tensors[name].ndim < 2 or tensors[name].shape[-1] != width for name in group):
             continue
+        if not all(scanner.tells(name, Group.ROTATION) for name in group):
+            continue
         for along in (False, True):
-            outs = [name for name in scanner.function.out_names if tensors[name].shape[-1:] == (width,)] if along else []
+            outs = (
+                [name for name in scanner.function.out_names if tensors[name].shape[-1:] == (width,)] if along else []
+            )
             if along and not outs:
                 continue
             legs = tuple(scanner.leg(name, (Axis(axis=tensors[name].ndim - 1),)) for name in (*group, *outs))
@@ -106,9 +111,9 @@ def _with_axes(symmetry: ProbedSymmetry, axes: Sequence[int], shape: Sequence[in
 
 
 def _confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
-    """The symmetry if two random moves leave nothing but noise."""
+    """The symmetry if a few random moves, more where each moves little, leave nothing but noise."""
     errors = []
-    for _ in range(2):
+    for _ in range(3 if symmetry.sizes[-1] >= _SMALL else 8):
         matrices = [_matrix(scanner, symmetry) for _ in range(2)]
         choice = scanner.field(symmetry.sizes[:-1], (0.0, 1.0))
         found = judge(scanner, symmetry, mixed(symmetry, scanner.tensors, choice, matrices))
@@ -137,9 +142,9 @@ def _matrix(scanner: Scanner, symmetry: ProbedSymmetry) -> tuple[Tensor, Tensor]
         Group.ROTATION: ((0.6, -0.8, 0.8, 0.6), (0.6, -0.8, 0.8, 0.6)),
     }
     for target, block in zip((matrix, inverse), blocks[symmetry.group], strict=True):
-        for row, column, value in zip((first, first, second, second), (first, second, first, second), block, strict=True):
+        for row, column, value in zip(
+            (first, first, second, second), (first, second, first, second), block, strict=True
+        ):
             target[row, column] = value
     device = scanner.outs[0].device
     return matrix.to(device), inverse.to(device)
-
-

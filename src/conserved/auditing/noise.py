@@ -86,18 +86,21 @@ def step_of(function: Function) -> float:
 def measure_noise(function: Function, slopes: Sequence[Tensor]) -> Noise:
     """The noise of outputs and gradients around the function's inputs, from five forward and backward passes."""
     step = step_of(function)
-    runs = [function.gradients(point, slopes) for point in nearby(function.values, step, function.seed + 17)]
+    count = len(function.values)
+    points_ = nearby([*function.values, *slopes], step, function.seed + 17)
+    runs = [function.gradients(point[:count], point[count:]) for point in points_]
     outs = [[wide(run[0][place]) for run in runs] for place in range(len(runs[0][0]))]
     grads = [[run[1][place] for run in runs] for place in range(len(function.values))]
-    unit = UNIT[function.precision]
+    unit = max([UNIT[function.precision], *(UNIT[out.dtype] for out in runs[0][0])])
     shares = []
     for points in outs:
         spread = _noise(points).square().mean().sqrt()
         response = (points[3] - points[1]).square().mean().sqrt() / (2 * step) + points[2].square().mean().sqrt()
         if points[2].numel() >= 64 and response > 0:
             shares.append(float(spread / response))
-        elif points[2].is_cuda and function.precision == torch.float32:
-            shares.append(_TENSOR_CORE_UNIT)
+        elif points[2].numel() < 64:
+            # The noise of a few numbers says little about the arithmetic behind them.
+            shares.append(_TENSOR_CORE_UNIT if points[2].is_cuda else UNIT[torch.float32])
     unit = max([unit, *shares])
     deviations: list[Tensor | None] = []
     relative, responses = [], []
@@ -110,13 +113,13 @@ def measure_noise(function: Function, slopes: Sequence[Tensor]) -> Noise:
             continue
         spread = _noise(arrived)
         size = arrived[2].square().mean().sqrt()
-        deviations.append(by_row(spread.square()).sqrt())
+        deviations.append(_deviation(arrived))
         change = (arrived[3] - arrived[1]).square().mean().sqrt() / (2 * step)
         scale = float(size) or 1.0
         relative.append(float(spread.square().mean().sqrt()) / scale)
         responses.append(1.0 + float(change) / scale)
     return Noise(
-        outs=tuple(by_row(_noise(points).square()).sqrt() for points in outs),
+        outs=tuple(_output_deviation(points, run.dtype) for points, run in zip(outs, runs[0][0], strict=True)),
         grads=tuple(deviations),
         unit=unit,
         relative=tuple(relative),
@@ -127,10 +130,20 @@ def measure_noise(function: Function, slopes: Sequence[Tensor]) -> Noise:
 def measure_output_noise(function: Function, values: Sequence[Tensor], step: float) -> Values:
     """The standard deviation of each output by row, from five forward passes around `values`."""
     runs = [function.outputs(point) for point in nearby(values, step, function.seed + 17)]
-    found = []
-    for place in range(len(runs[0])):
-        found.append(by_row(_noise([wide(run[place]) for run in runs]).square()).sqrt())
-    return tuple(found)
+    return tuple(_output_deviation([wide(run[place]) for run in runs], out.dtype) for place, out in enumerate(runs[0]))
+
+
+def _deviation(points: Sequence[Tensor]) -> Tensor:
+    """By row, with the noise of a typical row added: a row may be quiet by chance."""
+    rows = by_row(_noise(points).square())
+    return (rows + rows.median()).sqrt()
+
+
+def _output_deviation(points: Sequence[Tensor], precision: torch.dtype) -> Tensor:
+    found = _deviation(points)
+    if points[2].numel() < _FEW:
+        found = found + 2 * max(UNIT[precision], UNIT[torch.float32]) * points[2].abs()
+    return found
 
 
 def _noise(points: Sequence[Tensor]) -> Tensor:

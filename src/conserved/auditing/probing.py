@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from conserved.auditing.function import UNIT, Function, Uncheckable, function_of, repeatable
+from conserved.auditing.function import UNIT, Function, Uncheckable, Values, function_of, repeatable
 from conserved.auditing.mixing import mixing_symmetries
 from conserved.auditing.moves import ProbedSymmetry
 from conserved.auditing.noise import measure_output_noise, step_of
@@ -83,13 +83,7 @@ def probe_function(function: Function, *, unit: float | None = None, seconds: fl
     outs = function.outputs(function.values)
     if not all(bool(torch.isfinite(out).all()) for out in outs):
         raise Uncheckable(f"{function.title} returned infinities or NaN on these inputs.")
-    scanner = Scanner(
-        function=function,
-        outs=outs,
-        noise=measure_output_noise(function, function.values, step_of(function)),
-        unit=UNIT[function.precision] if unit is None else unit,
-        deadline=time.monotonic() + seconds,
-    )
+    scanner = scanner_of(function, outs, unit=unit, seconds=seconds)
     found = scalings(scanner)
     found += translations(scanner)
     found = mixing_symmetries(scanner, found)
@@ -100,4 +94,15 @@ def probe_function(function: Function, *, unit: float | None = None, seconds: fl
         symmetries=tuple(found),
         passes=scanner.passes,
         complete=time.monotonic() < scanner.deadline,
+    )
+
+
+def scanner_of(function: Function, outs: Values, *, unit: float | None, seconds: float) -> Scanner:
+    """What the search works with: the function at its inputs, and the noise of its outputs."""
+    return Scanner(
+        function=function,
+        outs=outs,
+        noise=measure_output_noise(function, function.values, step_of(function)),
+        unit=max([UNIT[function.precision], *(UNIT[out.dtype] for out in outs)]) if unit is None else unit,
+        deadline=time.monotonic() + seconds,
     )

@@ -85,7 +85,9 @@ class Check:
         )
         if self.failures:
             which = ", ".join(f"d{name}" for name in self.suspects)
-            message = f"The backward of {self.function} is wrong: {which} fail" + ("s." if len(self.suspects) == 1 else ".")
+            message = f"The backward of {self.function} is wrong: {which} fail" + (
+                "s." if len(self.suspects) == 1 else "."
+            )
             return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence)
         if not self.tests:
             message = f"Nothing about the backward of {self.function} could be tested."
@@ -123,13 +125,17 @@ class Check:
         verdict = self.verdict
         lines = [f"{verdict.status.value.upper()}: {verdict.message}"]
         shown = ", ".join(f"{name} {kind}" for name, kind in self.inputs.items())
-        lines.append(f"  {shown} on {self.device}; {self.seconds:.1f} s, {len(self.symmetries)} symmetries of the forward")
+        lines.append(
+            f"  {shown} on {self.device}; {self.seconds:.1f} s, {len(self.symmetries)} symmetries of the forward"
+        )
         for name in self.suspects or ():
             lines += self._failed(name)
         lines.append("  gradient   identities        relations         slopes            own noise")
         for name, tests in self.tested.items():
             cells = [_cell([test for test in tests if test.method is method]) for method in list(Method)[1:]]
-            lines.append(f"  d{name:<9} " + " ".join(f"{cell:<17}" for cell in cells) + f" {self.noise.get(name, 0.0):.0e}")
+            lines.append(
+                f"  d{name:<9} " + " ".join(f"{cell:<17}" for cell in cells) + f" {self.noise.get(name, 0.0):.0e}"
+            )
         for name, reasons in self.untested.items():
             lines += [f"  untested, d{name}: {reason}" for reason in reasons[:_SHOWN]]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
@@ -139,7 +145,9 @@ class Check:
         lines = [f"  d{name}:"]
         for test in mine[:_SHOWN]:
             lines.append(f"    fails: {test.what}")
-            lines.append(f"      off by {test.residual:.2g}, rounding explains {test.limit:.1g}; where: {test.where or 'everywhere'}")
+            lines.append(
+                f"      off by {test.residual:.2g}, rounding explains {test.limit:.1g}; {test.where or 'everywhere'}"
+            )
             if test.meaning:
                 lines.append(f"      {test.meaning}")
         if len(mine) > _SHOWN:

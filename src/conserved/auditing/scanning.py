@@ -1,4 +1,4 @@
-"""The search for scalings and translations: one input alone, or two against each other, axis by axis and then jointly."""
+"""The search for scalings and translations: of one input, or of two against each other, axis by axis, then jointly."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ NEARLY = 1e-2
 _NOISE, _ROUNDING = 10.0, 16.0
 """How many standard deviations of the function's noise, and roundings of its outputs, a symmetric move may leave."""
 
+_TYPICAL, _TELLING = 5.0, 8.0
+"""Roundings a symmetric move may leave on average; and how many times that a move that is no symmetry must change."""
+
 _DIVISORS = 6
 
 
@@ -33,6 +36,7 @@ class Scanner:
     unit: float
     deadline: float
     passes: int = 0
+    known: dict[tuple[str, bool], bool] = field(default_factory=dict)
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(2024))
 
     @property
@@ -50,7 +54,7 @@ class Scanner:
         self.passes += 1
         try:
             found = self.function.outputs([moved[name] for name in self.function.names])
-        except (RuntimeError, ValueError, AssertionError, IndexError):
+        except Exception:  # a kernel may refuse inputs in any way it likes
             return None
         if any(out.shape != before.shape for out, before in zip(found, self.outs, strict=True)):
             return None
@@ -63,9 +67,28 @@ class Scanner:
         before = by_row(wide(self.outs[place]).square()).sqrt()
         growth = (size / before.clamp_min(1e-300)).clamp(1.0, 1e6)
         limit = _NOISE * self.noise[place] * growth + _ROUNDING * self.unit * (size + wide(expected).abs())
-        exact = bool((gap <= limit).all())
+        typical = (self.noise[place] * growth).square().mean().sqrt() + self.unit * wide(
+            expected
+        ).square().mean().sqrt()
+        exact = bool((gap <= limit).all()) and bool(gap.square().mean().sqrt() <= _TYPICAL * typical)
         rows = by_row(gap.square()).sqrt() / size.clamp_min(float(size.max()) * 1e-6 + 1e-300)
         return exact, float(rows.max()) if rows.numel() else 0.0
+
+    def tells(self, name: str, group: Group) -> bool:
+        """Whether the outputs show it when an input is changed at random: if not, a move proves nothing."""
+        shift = group is Group.TRANSLATION
+        if (name, shift) not in self.known:
+            tensors = self.tensors
+            signs = self.field(tensors[name].shape, (-1.0, 1.0))
+            size = rms(tensors[name]) or 1.0
+            moved = wide(tensors[name]) + signs * size if shift else wide(tensors[name]) * torch.exp2(signs)
+            found = self.run(tensors | {name: moved.to(tensors[name].dtype)})
+            self.known[name, shift] = found is not None and all(
+                rms(wide(out) - wide(before)) > _TELLING * _TYPICAL * (rms(spread_) + self.unit * rms(before))
+                or torch.equal(out, before)
+                for out, before, spread_ in zip(found, self.outs, self.noise, strict=True)
+            )
+        return self.known[name, shift]
 
     def field(self, sizes: Sequence[int], choices: Sequence[float]) -> Tensor:
         """Random numbers from `choices` over the coordinates, not all equal where there is more than one."""
@@ -220,7 +243,7 @@ def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
     """Symmetries that move one input, with or without the outputs."""
     tensor = scanner.tensors[name]
     size = rms(tensor)
-    if size == 0 and group is Group.SCALING:
+    if (size == 0 and group is Group.SCALING) or not scanner.tells(name, group):
         return []
     amount = 2.0 if group is Group.SCALING else 2.0 ** round(torch.tensor(size or 1.0).log2().item())
     act = scaled if group is Group.SCALING else shifted
@@ -253,6 +276,8 @@ def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
 def _against(scanner: Scanner, left: str, right: str, alone: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
     """Scalings of two inputs: one against the other with the outputs left as they are, or both with the outputs."""
     tensors = scanner.tensors
+    if not (scanner.tells(left, Group.SCALING) and scanner.tells(right, Group.SCALING)):
+        return []
     two = torch.tensor(2.0, dtype=torch.float64, device=tensors[left].device)
     single = {found.legs[0].name for found in alone}
     ways = [_partner_degree(left, right, alone)] + ([] if {left, right} <= single else [1.0])
@@ -354,6 +379,8 @@ def translations(scanner: Scanner) -> list[ProbedSymmetry]:
         for right in free[place + 1 :]:
             shape = scanner.tensors[left].shape
             if shape != scanner.tensors[right].shape or scanner.late:
+                continue
+            if not (scanner.tells(left, Group.TRANSLATION) and scanner.tells(right, Group.TRANSLATION)):
                 continue
             axes = [Axis(axis=axis) for axis in range(len(shape))]
             legs = (scanner.leg(left, axes), scanner.leg(right, axes, -1.0))

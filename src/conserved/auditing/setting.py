@@ -13,7 +13,11 @@ from conserved.auditing.noise import Noise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One forward and backward pass of a function, with the noise of both."""
+    """One forward and backward pass of a function, with the noise of both.
+
+    `repeats` says that two forward passes agree bit by bit; `telling`, by input, that outputs show it when that
+    input is changed at random, so that outputs which stay the same say something.
+    """
 
     function: Function
     slopes: Values
@@ -22,6 +26,8 @@ class Setting:
     noise: Noise
     deadline: float
     seed: int
+    repeats: bool = True
+    telling: tuple[bool, ...] = ()
 
     @property
     def late(self) -> bool:
@@ -30,6 +36,4 @@ class Setting:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of inputs by name."""
-        return {
-            name: tuple(value.shape) for name, value in zip(self.function.names, self.function.values, strict=True)
-        }
+        return {name: tuple(value.shape) for name, value in zip(self.function.names, self.function.values, strict=True)}

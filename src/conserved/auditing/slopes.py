@@ -1,7 +1,8 @@
 """The last line: gradients against the slope of the function along chosen directions, in the best precision it runs in.
 
 Along a direction u the slope of ⟨dout, f⟩ is ⟨G, u⟩. Differences over two distances give the slope, an estimate of
-their own truncation, and with the noise of the function an error that is stated. A factor that no identity sees is seen.
+their own truncation, and with the noise of the function an error that is stated. A wrong factor shows here if nowhere
+else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from conserved.auditing.function import UNIT, Function, Values
+from conserved.auditing.function import UNIT, Values
 from conserved.auditing.locating import factor_meaning
 from conserved.auditing.noise import by_row, measure_output_noise, rms, wide
 from conserved.auditing.setting import Setting
@@ -23,7 +24,7 @@ _LINE = {torch.float64: 2.0**-22, torch.float32: 2.0**-12, torch.float16: 2.0**-
 _USEFUL = 0.25
 """A slope known to worse than this share of itself tests nothing."""
 
-_TRUNCATION = 1.5
+_TRUNCATION = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,7 @@ def _test(setting: Setting, line: _Line, direction: _Direction, told: str) -> Te
     for multiple in (-2, -1, 1, 2):
         moved = (wide(line.values[place]) + multiple * step * direction.along).to(line.precision)
         reached.append((wide(moved) - wide(line.values[place])) / (multiple * step))
-        height = _height(setting, function, line, place, moved)
+        height = _height(setting, line, place, moved)
         if height is None:
             return None
         heights.append(height)
@@ -159,12 +160,14 @@ def _test(setting: Setting, line: _Line, direction: _Direction, told: str) -> Te
     along = (reached[1] + reached[2]) / 2
     near = (heights[2] - heights[1]) / (2 * step)
     far = (heights[3] - heights[0]) / (4 * step)
-    slope = (4 * near - far) / 3
+    slope = float(((4 * near - far) / 3).sum())
     noise = sum(
         float((wide(out_slope).square() * spread.square().expand_as(out_slope)).sum())
         for out_slope, spread in zip(setting.slopes, line.noise, strict=True)
     )
-    error = NOISE * noise**0.5 / step + _TRUNCATION * abs(near - far)
+    bent = near - far
+    # Entry by entry as well: where a function has kinks, their errors may cancel in the sum.
+    error = NOISE * noise**0.5 / step + _TRUNCATION * (abs(float(bent.sum())) + 2 * float(bent.norm()))
     products = wide(grad) * along
     expected = float(products.sum())
     spread = float((deviation.square() * along.square()).sum()) ** 0.5
@@ -190,19 +193,18 @@ def _test(setting: Setting, line: _Line, direction: _Direction, told: str) -> Te
     if test.ok:
         return test
     meaning = ""
-    if direction.aligned and slope != 0:
-        meaning = factor_meaning(name, expected / slope, setting.shapes) if abs(expected / slope - 1) > 1e-3 else ""
+    if direction.aligned and slope != 0 and 1e-3 < expected / slope < 1e3:
+        meaning = f"along its own direction {factor_meaning(name, expected / slope, setting.shapes)}"
     return replace(test, where=direction.where, meaning=meaning)
 
 
-def _height(setting: Setting, function: Function, line: _Line, place: int, moved: Tensor) -> float | None:
-    """⟨dout, f⟩ with one input replaced."""
+def _height(setting: Setting, line: _Line, place: int, moved: Tensor) -> Tensor | None:
+    """dout·f entry by entry, with one input replaced."""
     values = [moved if number == place else value for number, value in enumerate(line.values)]
     try:
-        outs = function.outputs(values)
-    except (RuntimeError, ValueError, AssertionError, IndexError):
+        outs = setting.function.outputs(values)
+    except Exception:  # a kernel may refuse inputs in any way it likes
         return None
-    total = sum(
-        float((wide(out) * wide(slope)).sum()) for out, slope in zip(outs, setting.slopes, strict=True)
-    )
-    return total if total == total and abs(total) != float("inf") else None
+    parts = [(wide(out) * wide(slope)).flatten() for out, slope in zip(outs, setting.slopes, strict=True)]
+    found = torch.cat(parts)
+    return found if bool(torch.isfinite(found).all()) else None

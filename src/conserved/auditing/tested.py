@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conserved.auditing.noise import by_row, wide
 
-NOISE, ROUNDING = 12.0, 24.0
+NOISE, ROUNDING = 14.0, 32.0
 """How many standard deviations of a gradient's own noise, and roundings of its size, a right gradient may be off."""
 
 
