@@ -63,12 +63,12 @@ class Noise:
 
 def nearby(values: Sequence[Tensor], step: float, seed: int) -> list[list[Tensor]]:
     """Five points on a line through `values`, each entry moved by a share of itself."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(values[0].device).manual_seed(seed)
     points: list[list[Tensor]] = [[] for _ in _STENCIL]
     for value in values:
-        share = torch.rand(value.shape, generator=generator, dtype=torch.float32) + 0.5
-        share *= torch.randint(2, value.shape, generator=generator).mul_(2).sub_(1)
-        share = share.to(value.device)
+        device = value.device
+        share = torch.rand(value.shape, generator=generator, dtype=torch.float32, device=device) + 0.5
+        share *= torch.randint(2, value.shape, generator=generator, device=device).mul_(2).sub_(1)
         for place, point in enumerate(points):
             moved = wide(value) * (1 + (place - 2) * step * share.double())
             point.append(moved.to(value.dtype) if place != 2 else value.detach().clone())

@@ -161,10 +161,10 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
         expected,
         meaning="the backward is not linear in the output gradient: it is ignored, applied twice, or a state is kept",
     )
-    generator = torch.Generator().manual_seed(setting.seed + 5)
+    generator = torch.Generator(setting.slopes[0].device).manual_seed(setting.seed + 5)
     halves = []
     for slope in setting.slopes:
-        mask = torch.randint(2, slope.shape, generator=generator).to(slope.device, slope.dtype)
+        mask = torch.randint(2, slope.shape, generator=generator, device=slope.device).to(slope.dtype)
         halves.append((slope * mask, slope * (1 - mask)))
     one = _backward(setting, slopes=[pair[0] for pair in halves])
     other = _backward(setting, slopes=[pair[1] for pair in halves])

@@ -49,9 +49,8 @@ def best_precision(setting: Setting) -> _Line:
     """The finest precision in which the function still computes the same outputs."""
     function = setting.function
     own = function.precision
-    for precision in (torch.float64, torch.float32):
-        if UNIT[precision] >= UNIT[own]:
-            break
+    finer = (torch.float64,) if own == torch.float32 else (torch.float32, torch.float64)
+    for precision in finer if own != torch.float64 else ():
         values = tuple(value.to(precision) for value in function.values)
         try:
             outs = function.outputs(values)
@@ -109,11 +108,11 @@ def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Dire
     grad = setting.grads[place]
     assert grad is not None
     steep = wide(grad)
-    generator = torch.Generator().manual_seed(setting.seed + 101 + place)
+    generator = torch.Generator(value.device).manual_seed(setting.seed + 101 + place)
     size = by_row(value.square()).sqrt().expand_as(value).clamp_min(0.1 * rms(value) or 1.0)
 
     def random() -> Tensor:
-        signs = torch.randint(2, value.shape, generator=generator).to(value.device).double() * 2 - 1
+        signs = torch.randint(2, value.shape, generator=generator, device=value.device).double() * 2 - 1
         return signs * size
 
     lean = by_row(steep.square()).sqrt()
