@@ -345,14 +345,12 @@ class Engine:
 
     def _contracted(self, group: Sequence[Field], summed: set[int], batch: set[int]) -> list[Field]:
         axes_v, dims, sizes, counts = _axes(group)
-        pairable = (
-            len(group) == 2
-            and abs(group[0].weight) == abs(group[1].weight)
-            and (_within(group[0], group[1]) or _within(group[1], group[0]))
-            and set(dims) <= summed | batch
-        )
+        pairable = len(group) == 2 and abs(group[0].weight) == abs(group[1].weight)
         if pairable:
-            a, b = group if _within(group[1], group[0]) else group[::-1]
+            a, b = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
+            pairable = _within(b, a) and set(b.dims) <= summed | batch and set(a.dims) & summed == set(b.dims) & summed
+        if pairable:
+            self.split_by([a], set(a.dims) - summed, batch=True)
             self.partition.pair(a.atoms, spread(b, a.dims, (), a.virtual), dual=a.weight == b.weight)
         elif len(group) == 1:
             return self.uniform(group, sorted(summed))

@@ -1669,4 +1669,5 @@ def _dropout(s: Step) -> Any:
 @rule("detach", "detach_")
 def _detach(s: Step) -> Known:
     """No gradient flows through: the identity holds only for motions that leave the value alone."""
-    return fix_all(s)
+    known = s.raw(s.arg(0))
+    return known if isinstance(known, Type) and known.fixed else fix_all(s)
