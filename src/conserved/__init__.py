@@ -10,11 +10,12 @@ from conserved.version import __version__
 if TYPE_CHECKING:
     from conserved import attention, blocks, claims, integrations, lab, report, testing, track
     from conserved.audit import Audit, Gauge, GradientsDoNotConserve, audit, audit_every, gauge, landing, replicas
+    from conserved.auditing import Check, Probe, Uncheckable, check, probe
     from conserved.certify import Certificate, certify
     from conserved.discover import Discovery, discover, find_laws
     from conserved.impostors import impostors
+    from conserved.inference import Component, recognize, register, register_operator
     from conserved.laws import Dropped, Law, LawSet, Reference
-    from conserved.recognize import Component, recognize, register
     from conserved.symmetry import Kind, Leg, Symmetry, View
     from conserved.track import Monitor
     from conserved.verdict import Evidence, Status, Verdict, Witness
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Audit",
     "Certificate",
+    "Check",
     "Component",
     "Discovery",
     "Dropped",
@@ -33,9 +35,11 @@ __all__ = [
     "LawSet",
     "Leg",
     "Monitor",
+    "Probe",
     "Reference",
     "Status",
     "Symmetry",
+    "Uncheckable",
     "Verdict",
     "View",
     "Witness",
@@ -45,6 +49,7 @@ __all__ = [
     "audit_every",
     "blocks",
     "certify",
+    "check",
     "claims",
     "discover",
     "find_laws",
@@ -53,8 +58,10 @@ __all__ = [
     "integrations",
     "lab",
     "landing",
+    "probe",
     "recognize",
     "register",
+    "register_operator",
     "replicas",
     "report",
     "testing",
@@ -63,11 +70,12 @@ __all__ = [
 
 _PARTS = {
     "audit": "Audit Gauge GradientsDoNotConserve audit audit_every gauge landing replicas",
+    "auditing": "Check Probe Uncheckable check probe",
     "certify": "Certificate certify",
     "discover": "Discovery discover find_laws",
     "impostors": "impostors",
+    "inference": "Component recognize register register_operator",
     "laws": "Dropped Law LawSet Reference",
-    "recognize": "Component recognize register",
     "symmetry": "Kind Leg Symmetry View",
     "track": "Monitor",
     "verdict": "Evidence Status Verdict Witness",
@@ -79,7 +87,7 @@ _HOMES = {name: part for part, names in _PARTS.items() for name in names.split()
 
 
 class _Package(ModuleType):
-    """Some parts have the name of their main function (audit, certify, discover, recognize, impostors); importing a
+    """Some parts have the name of their main function (audit, certify, discover, impostors); importing a
     part would put the module in the place of the function, whichever was asked for first."""
 
     def __setattr__(self, name: str, value: object) -> None:

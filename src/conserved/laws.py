@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -108,6 +108,7 @@ class Change:
         return torch.where(size > 0, size, torch.ones_like(size))
 
 
+@runtime_checkable
 class Explains(Protocol):
     """Whatever knows why laws hold: the inference that found them."""
 
@@ -374,7 +375,7 @@ class LawSet:
             names = ", ".join(item.name for item in self.dropped[:3]) + (", …" if len(self.dropped) > 3 else "")
             parts.append(html.paragraph(f"Not conserved in this model: {len(self.dropped)} ({names})", quiet=True))
         if self.unclaimed:
-            parts.append(html.paragraph(f"No recogniser speaks for {len(self.unclaimed)} parameters.", quiet=True))
+            parts.append(html.paragraph(f"Nothing is claimed about {len(self.unclaimed)} parameters.", quiet=True))
         return html.panel(*parts)
 
     def to_dict(self) -> dict[str, Any]:

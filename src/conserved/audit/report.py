@@ -166,7 +166,7 @@ class Audit:
         if len(troubles) > _SHOWN:
             lines.append(f"  … and {len(troubles) - _SHOWN:,} more")
         if self.unclaimed:
-            lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters that no recogniser speaks for.")
+            lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters.")
         if self.ok:
             lines.append(BLIND)
         return "\n".join(lines)

@@ -15,7 +15,7 @@ from conserved.claims.judging import held, judged, refuted
 from conserved.claims.ledger import claim
 from conserved.claims.polynomials import Letters, identical, times
 from conserved.laws import LawSet, Reference
-from conserved.recognize import recognize
+from conserved.inference import recognize
 from conserved.track import Monitor
 from conserved.verdict import Evidence, Verdict, Witness
 

@@ -18,7 +18,7 @@ from conserved.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES
 from conserved.impostors import impostors
 from conserved.lab.order import descend, slopes
 from conserved.laws import LawSet
-from conserved.recognize import recognize
+from conserved.inference import recognize
 from conserved.verdict import Evidence, Verdict, Witness
 
 

@@ -15,7 +15,7 @@ from conserved.claims.certified import Build, Parameters, Quantities, all_laws
 from conserved.claims.judging import held, judged, refuted
 from conserved.claims.ledger import claim
 from conserved.claims.polynomials import Letters, Matrix, arranged, determinant, identical, rank, times
-from conserved.recognize import recognize
+from conserved.inference import recognize
 from conserved.verdict import Evidence, Verdict, Witness
 
 Quantity = Callable[[Tensor], Tensor]

@@ -337,6 +337,17 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    """`torch.backends.mkldnn.flags` would warn of TF32 where there is no such device."""
+    before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
 def _undisturbed(model: nn.Module | None) -> Iterator[None]:
     """Buffers and random numbers as they were before."""
     kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()] if model is not None else []
@@ -357,7 +368,7 @@ def capture(run: Callable[[], Any], parameters: Mapping[str, Tensor], model: nn.
         _undisturbed(model),
         torch.enable_grad(),
         sdpa_kernel(SDPBackend.MATH),
-        torch.backends.mkldnn.flags(enabled=False),
+        _without_mkldnn(),
         _watched(recorder, model),
         recorder,
     ):
