@@ -140,6 +140,9 @@ class Symmetry:
     kind: Kind
     legs: tuple[Leg, ...]
     epsilon: float = 0.0
+    source: str = "typed"
+    """How it was found: "typed" (read off the program, a proof), "probed" (by moving inputs of a function that is not
+    known), "assumed" (it passes through a function whose backward is its author's own)."""
 
     def __post_init__(self) -> None:
         if not self.legs:
@@ -295,6 +298,7 @@ class Symmetry:
             "part": self.part,
             "kind": self.kind.code,
             "epsilon": self.epsilon,
+            "source": self.source,
             "legs": [
                 {
                     "parameter": leg.view.parameter,
@@ -321,6 +325,7 @@ class Symmetry:
             part=str(data["part"]),
             kind=KINDS[data["kind"]],
             epsilon=float(data["epsilon"]),
+            source=str(data.get("source", "typed")),
             legs=tuple(
                 Leg(
                     View(

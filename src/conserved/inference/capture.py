@@ -74,6 +74,12 @@ class Program:
     parameters: dict[str, int] = field(default_factory=dict)
     shared: list[str] = field(default_factory=list)
     """Parameters that share their storage with another one without being the same parameter."""
+    hooked: list[str] = field(default_factory=list)
+    """Parameters with hooks that may change their gradients."""
+    hooked_values: set[int] = field(default_factory=set)
+    """Values with such hooks."""
+    read: list[int] = field(default_factory=list)
+    """Values that Python read a number from."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     _makers: dict[int, Operation] = field(default_factory=dict)
 
@@ -115,6 +121,8 @@ class Recorder(TorchDispatchMode):
         for name, parameter in parameters.items():
             key = parameter.untyped_storage()._cdata
             if parameter.requires_grad:
+                if getattr(parameter, "_backward_hooks", None):
+                    self.program.hooked.append(name)
                 if key in owners and parameter.numel():
                     self.program.shared += [owners[key], name]
                 owners.setdefault(key, name)
@@ -146,6 +154,8 @@ class Recorder(TorchDispatchMode):
             value = self._new(target, fresh_storage=False)
             operation.results.append(value)
         self.program.operations.append(operation)
+        if name.startswith("aten::_local_scalar_dense"):
+            self.program.read += operation.inputs()
         for target, value in zip(written, operation.results[len(operation.results) - len(written) :], strict=True):
             self._write(target, value, operation)
         self._evaluate(operation, results)
@@ -309,10 +319,18 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         finally:
             recorder.custom.pop()
 
+    former_hook = Tensor.register_hook
+
+    def register_hook(tensor: Tensor, hook: Any) -> Any:
+        recorder.program.hooked_values.add(recorder.value_of(tensor))
+        return former_hook(tensor, hook)
+
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    Tensor.register_hook = register_hook  # type: ignore[method-assign]
     try:
         yield
     finally:
+        Tensor.register_hook = former_hook  # type: ignore[method-assign]
         torch.autograd.Function.apply = former
         for hook in hooks:
             hook.remove()

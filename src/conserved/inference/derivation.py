@@ -8,7 +8,7 @@ import numpy as np
 
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly
-from conserved.inference.types import Type
+from conserved.inference.types import Type, distinct
 from conserved.inference.typing import Typing
 from conserved.symmetry import Symmetry
 
@@ -74,7 +74,7 @@ class Derivation:
         for leg in symmetry.legs:
             for region in self.typing.engine.regions.get(leg.view.parameter, []):
                 fields = region.type.shifts if symmetry.kind.linear else region.type.factors
-                parts += [np.unique(one.atoms) for one in fields]
+                parts += [distinct(one.atoms) for one in fields]
         return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
 
     def _carries(self, value: int, atoms: np.ndarray) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from conserved.inference.moves import Move, Renumber
 from conserved.inference.roots import Partition
 from conserved.inference.system import LinearSystem
-from conserved.inference.types import FIXED, Atoms, Field, Image, Type, Virtual, spread, tidy
+from conserved.inference.types import FIXED, Atoms, Field, Image, Type, Virtual, distinct, spread, tidy
 
 LARGEST = 20_000_000
 """Equations in one batch; more are not written out, and the charges involved are set to zero instead."""
@@ -164,7 +164,7 @@ class Engine:
         """Every atom of these fields is zero."""
         system = self.shifts if shift else self.charges
         for one in fields:
-            atoms = np.unique(one.atoms)
+            atoms = distinct(one.atoms)
             system.add([(Fraction(1), atoms)], origin=self.origin)
             self.endings.append(Ending(atoms, self.origin, shift))
             if not shift:
@@ -304,7 +304,7 @@ class Engine:
         extra, gone = set(along), set(without)
         type_ = self.moving(type_)
         found = [
-            Image(self.key(), frozenset((one.occupied | extra) - gone), np.unique(one.atoms)) for one in type_.shifts
+            Image(self.key(), frozenset((one.occupied | extra) - gone), distinct(one.atoms)) for one in type_.shifts
         ]
         found += [
             Image(self.key(), frozenset((one.varies | extra) - gone), one.atoms) for one in type_.images
@@ -345,14 +345,12 @@ class Engine:
 
     def _contracted(self, group: Sequence[Field], summed: set[int], batch: set[int]) -> list[Field]:
         axes_v, dims, sizes, counts = _axes(group)
-        pairable = (
-            len(group) == 2
-            and abs(group[0].weight) == abs(group[1].weight)
-            and (_within(group[0], group[1]) or _within(group[1], group[0]))
-            and set(dims) <= summed | batch
-        )
+        pairable = len(group) == 2 and abs(group[0].weight) == abs(group[1].weight)
         if pairable:
-            a, b = group if _within(group[1], group[0]) else group[::-1]
+            a, b = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
+            pairable = _within(b, a) and set(b.dims) <= summed | batch and set(a.dims) & summed == set(b.dims) & summed
+        if pairable:
+            self.split_by([a], set(a.dims) - summed, batch=True)
             self.partition.pair(a.atoms, spread(b, a.dims, (), a.virtual), dual=a.weight == b.weight)
         elif len(group) == 1:
             return self.uniform(group, sorted(summed))
@@ -383,7 +381,7 @@ class Engine:
 
     def known(self, view: View) -> Type | None:
         """The type of a part of a parameter that was used before; None at its first use."""
-        sets = tuple(np.unique(one.atoms) for one in view.coordinates)
+        sets = tuple(distinct(one.atoms) for one in view.coordinates)
         for region in self.regions.get(view.name, []):
             if all(np.array_equal(a, b) for a, b in zip(sets, region.sets, strict=True)):
                 if region.offset != view.offset:
@@ -406,13 +404,15 @@ class Engine:
 
     def first_use(self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False) -> Type:
         """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have."""
-        sets = tuple(np.unique(one.atoms) for one in view.coordinates)
+        sets = tuple(distinct(one.atoms) for one in view.coordinates)
         sizes = [one.size for one in sets]
         fields = [self._onto(view, sets, one) for one in factors]
         wide = [dim for dim, size in enumerate(sizes) if size > 1]
         shifts = []
         if len(wide) <= 1 or (entries and prod(sizes) <= ENTRIES):
             shifts.append(Field(tuple(wide), self.shifts.fresh([sizes[d] for d in wide])))
+            if role == "table" and wide:
+                shifts.append(Field((), self.shifts.fresh(())))
         else:
             for dim in wide:
                 others = [d for d in wide if d != dim]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -18,6 +20,7 @@ from conserved.inference.naming import named
 from conserved.inference.symmetries import Assembly
 from conserved.inference.typing import Typing, typed
 from conserved.laws import Dropped, LawSet
+from conserved.symmetry import Symmetry
 
 LOSSES = ("any", "regression", "cross_entropy")
 
@@ -54,6 +57,7 @@ def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int 
     typing = typed(program, classes)
     assembly = Assembly(typing)
     symmetries = named(assembly, assembly.found()) + inert(typing)
+    symmetries = [replace(one, source=derivation_source(typing, one)) for one in symmetries]
     unique = {symmetry.name: symmetry for symmetry in symmetries}
     derivation = Derivation(typing, assembly)
     return LawSet(
@@ -64,6 +68,17 @@ def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int 
         unknown=dict(typing.unknown),
         derivation=derivation,
     )
+
+
+def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
+    """Where a symmetry comes from: "typed", or "assumed" if an autograd function's own backward is on its way."""
+    if not typing.assumed or symmetry.kind.linear:
+        return "typed"
+    atoms = [f.atoms.reshape(-1) for name in symmetry.parameters for r in typing.engine.regions.get(name, []) for f in r.type.factors]
+    mine = np.unique(np.concatenate(atoms)) if atoms else np.zeros(0, dtype=np.int64)
+    passed = [array.reshape(-1) for arrays in typing.assumed.values() for array in arrays]
+    through = np.unique(np.concatenate(passed)) if passed else mine[:0]
+    return "assumed" if np.isin(mine[mine > 0], through).any() else "typed"
 
 
 def _followed(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, Mapping[str, Tensor]]:

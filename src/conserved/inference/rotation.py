@@ -40,6 +40,8 @@ class Rotations:
         for value, known in typing.known.items():
             if isinstance(known, Type):
                 for one in known.factors:
+                    if not one.atoms.size:
+                        continue
                     values.append(value)
                     low.append(int(one.atoms.min()))
                     high.append(int(one.atoms.max()))
@@ -146,7 +148,10 @@ class Rotations:
                     values[value] = result
                     if not self._carries(value) and result.is_floating_point():
                         primal, tangent = forward_ad.unpack_dual(result)
-                        if tangent is not None and float(tangent.abs().max()) > STILL * (1 + float(primal.abs().max())):
+                        # Masks add −∞ or the like: their size says nothing about what moves.
+                        usual = primal.abs()[primal.abs() < 1e6]
+                        size = 1 + float(usual.max()) if usual.numel() else 1.0
+                        if tangent is not None and float(tangent.abs().max()) > STILL * size:
                             return False
         return True
 

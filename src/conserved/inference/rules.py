@@ -21,7 +21,7 @@ from torch import Tensor
 from conserved.inference.capture import Operation, Program, Ref
 from conserved.inference.engine import ENTRIES, Engine, View, _cancelled, renumbered, scaled
 from conserved.inference.moves import Move, Regroup, Renumber, Take, broadcast, permute
-from conserved.inference.types import FIXED, ZERO, Field, Image, Type, Virtual, tidy, without_constant_axes
+from conserved.inference.types import FIXED, ZERO, Field, Image, Type, Virtual, distinct, tidy, without_constant_axes
 
 Known = Type | View
 
@@ -34,6 +34,8 @@ class Step:
     program: Program
     operation: Operation
     known: dict[int, Known]
+    deferred: dict[int, tuple[Any, Any]]
+    """Products that are only summed up: their operands."""
 
     def shape(self, ref: Any) -> tuple[int, ...]:
         return self.program.values[ref.value].shape if isinstance(ref, Ref) else ()
@@ -491,7 +493,7 @@ def unvirtual(engine: Engine, type_: Type) -> Type:
     shifts = []
     for one in type_.shifts:
         if one.virtual:
-            images.append(Image(engine.key(), frozenset(one.occupied), np.unique(one.atoms)))
+            images.append(Image(engine.key(), frozenset(one.occupied), distinct(one.atoms)))
         else:
             shifts.append(one)
     return Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
@@ -926,6 +928,8 @@ def contraction(s: Step, left: Any, right: Any, axes: Axes) -> Type:
     """Σ over the axes that are not in the result."""
     engine = s.engine
     x, y = s.raw(left), s.raw(right)
+    if any(isinstance(one, Type) and one.zero for one in (x, y)):
+        return ZERO
     count = max(axes.sizes) + 1
     to_left = Renumber(axes.left)
     to_right = Renumber(axes.right)
@@ -1134,6 +1138,8 @@ def _reduce(s: Step) -> Any:
     name = base_name(s.operation.name).removeprefix("aten::").removesuffix("_")
     x = s.arg(0)
     shape = s.shape(x)
+    if name in ("sum", "mean") and x.value in s.deferred:
+        return summed_product(s, *s.deferred[x.value], shape)
     type_ = s.type(x)
     count = len(shape)
     if name in ("max", "min", "median") and len(s.operation.args) > 1 and isinstance(s.arg(1), Ref):
@@ -1156,6 +1162,10 @@ def _reduce(s: Step) -> Any:
         return FIXED
     gone = dims
     dims = [dim for dim in dims if shape[dim] != 1]
+    if name not in ("sum", "mean", "nansum", "cumsum"):
+        # Not linear: entries of different channels do not mix.
+        for one in type_.factors:
+            s.engine.partition.shatter(one.atoms)
     factors = s.engine.uniform(type_.factors, dims)
     entries = prod(shape[dim] for dim in dims)
     if name in ("std", "var", "var_mean", "std_mean"):
@@ -1177,7 +1187,7 @@ def _reduce(s: Step) -> Any:
         if name in ("sum", "mean") and one.touches(dims) and not one.virtual and one.atoms.size <= 100_000:
             shifts.append(added_up(s, one, dims, name == "mean", entries))
         elif one.touches(dims) or name == "cumsum":
-            images.append(Image(s.engine.key(), frozenset(one.occupied - set(dims)) | (set(dims) if name == "cumsum" else set()), np.unique(one.atoms)))
+            images.append(Image(s.engine.key(), frozenset(one.occupied - set(dims)) | (set(dims) if name == "cumsum" else set()), distinct(one.atoms)))
             if name in ("amax", "amin", "max", "min", "median"):
                 s.engine.forget_shift(Type((), (one,)), dims)
         else:
@@ -1193,6 +1203,30 @@ def _reduce(s: Step) -> Any:
             images.append(replace(image, weight=image.weight * scale))
     result = Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
     return result if name == "cumsum" else without(result, gone, count, keep)
+
+
+def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type:
+    """(x · y) summed along axes: a contraction."""
+    count = len(shape)
+    dims = set(reduced_dims(s))
+    sizes: dict[int, int] = dict(enumerate(shape))
+    names = [tuple(d + count - len(s.shape(ref)) for d in range(len(s.shape(ref)))) for ref in (left, right)]
+    # An axis of size one is broadcast: it gets a name of its own.
+    labelled = []
+    for ref, own in zip((left, right), names, strict=True):
+        fixed = []
+        for place, axis in enumerate(own):
+            if s.shape(ref)[place] == 1 and shape[axis] != 1:
+                sizes[max(sizes) + 1] = 1
+                fixed.append(max(sizes))
+            else:
+                fixed.append(axis)
+        labelled.append(tuple(fixed))
+    kept = tuple(axis for axis in range(count) if axis not in dims)
+    result = contraction(s, left, right, Axes(labelled[0], labelled[1], kept, sizes))
+    if len(s.out) == count and count:
+        return Renumber(tuple(kept)).type(result)
+    return result
 
 
 def added_up(s: Step, one: Field, dims: Sequence[int], mean: bool, entries: int) -> Field:
@@ -1389,7 +1423,7 @@ def looked_up(s: Step, source: Type, move: Renumber, places: frozenset[int]) -> 
     for one in source.shifts:
         if 0 in one.dims:
             varies = frozenset(new for dim in one.dims if dim for new in move.carry(dim)) | places
-            images.append(Image(s.engine.key(), varies, np.unique(one.atoms)))
+            images.append(Image(s.engine.key(), varies, distinct(one.atoms)))
         else:
             shifts.append(move.field(one))
     for image in source.images:
@@ -1451,7 +1485,7 @@ def compressed(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type
     images = list(type_.images)
     for one in type_.shifts:
         if one.touches(covered):
-            images.append(Image(s.engine.key(), frozenset(one.occupied), np.unique(one.atoms)))
+            images.append(Image(s.engine.key(), frozenset(one.occupied), distinct(one.atoms)))
         else:
             shifts.append(one)
     found = []
@@ -1499,7 +1533,7 @@ def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
     for one in known.shifts:
         if one.touches([dim]):
             varies = frozenset(new for d in one.occupied if d != dim for new in move.carry(d)) | set(real)
-            images.append(Image(s.engine.key(), varies, np.unique(one.atoms)))
+            images.append(Image(s.engine.key(), varies, distinct(one.atoms)))
         else:
             shifts.append(move.field(one))
     for image in known.images:
@@ -1525,14 +1559,27 @@ def _gather(s: Step) -> Any:
         dim = s.arg(2, default=-1)
     dim = at(dim, count)
     type_ = s.type(x)
+    index = s.arg(2) if name in ("gather", "take_along_dim") else None
+    s.engine.split_by(type_.factors, range(count) if index is None else expanded_less(s, index), batch=False)
     factors = s.engine.uniform(type_.factors, [dim])
     shifts = [one for one in type_.shifts if not one.touches([dim])]
     touched = [one for one in type_.shifts if one.touches([dim])]
     everything = frozenset(range(count))
-    images = [Image(s.engine.key(), everything, np.unique(one.atoms)) for one in touched]
+    images = [Image(s.engine.key(), everything, distinct(one.atoms)) for one in touched]
     images += [one if dim not in one.varies else Image(s.engine.key(), everything, one.atoms) for one in type_.images]
     result = Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
     return [result] + [FIXED] * (len(s.operation.results) - 1)
+
+
+def expanded_less(s: Step, ref: Any) -> set[int]:
+    """The axes along which a tensor varies; not those it was expanded along."""
+    shape = s.shape(ref)
+    maker = s.program.maker(ref.value) if isinstance(ref, Ref) else None
+    if maker is not None and base_name(maker.name) == "aten::expand" and isinstance(maker.args[0], Ref):
+        source = s.shape(maker.args[0])
+        offset = len(shape) - len(source)
+        return {dim + offset for dim in wide(source)}
+    return wide(shape)
 
 
 @rule("index_add", "index_add_", "scatter_add", "scatter_add_", "scatter", "scatter_", "scatter_reduce", "index_copy", "index_copy_")
@@ -1622,4 +1669,5 @@ def _dropout(s: Step) -> Any:
 @rule("detach", "detach_")
 def _detach(s: Step) -> Known:
     """No gradient flows through: the identity holds only for motions that leave the value alone."""
-    return fix_all(s)
+    known = s.raw(s.arg(0))
+    return known if isinstance(known, Type) and known.fixed else fix_all(s)

@@ -224,12 +224,22 @@ class _Span:
         for column in range(vectors.shape[1]):
             start, stop = vectors.indptr[column], vectors.indptr[column + 1]
             vector = dict(zip(map(int, vectors.indices[start:stop]), map(float, vectors.data[start:stop]), strict=True))
-            while True:
-                row = next((r for r in vector if r in self._rows), None)
-                if row is None:
-                    break
-                _subtract(vector, self._rows[row], vector[row])
-                vector = {r: v for r, v in vector.items() if abs(v) > EXACT}
+            pending = [row for row in vector if row in self._rows]
+            while pending:
+                row = pending.pop()
+                factor = vector.pop(row, 0.0)
+                if not factor:
+                    continue
+                for other, value in self._rows[row].items():
+                    if other == row:
+                        continue
+                    total = vector.get(other, 0.0) - factor * value
+                    if abs(total) <= EXACT:
+                        vector.pop(other, None)
+                        continue
+                    vector[other] = total
+                    if other in self._rows:
+                        pending.append(other)
             if vector:
                 pivot = max(vector)
                 self._rows[pivot] = {r: v / vector[pivot] for r, v in vector.items()}

@@ -18,7 +18,7 @@ from conserved.inference.rotation import Rotations
 from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution, _matrix
 from conserved.inference.typing import Typing
-from conserved.inference.types import Field
+from conserved.inference.types import Field, distinct
 from conserved.inference.views import Unviewable, columns_view, planes_view, rows_view, whole_view
 from conserved.kind import ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.symmetry import Leg
@@ -84,7 +84,7 @@ class Assembly:
     def _linear(self) -> tuple[list[Found], np.ndarray]:
         """Blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
         count = self.engine.charges.count
-        used = np.unique(np.concatenate([np.unique(one.atoms) for _, _, one in self.factors] or [np.zeros(0, np.int64)]))
+        used = np.unique(np.concatenate([distinct(one.atoms) for _, _, one in self.factors] or [np.zeros(0, np.int64)]))
         used = used[used > 0]
         classes = np.unique(self.classes[used])
         label, inverse, sizes = np.unique(self.blocks[classes], return_inverse=True, return_counts=True)

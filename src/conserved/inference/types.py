@@ -115,6 +115,14 @@ FIXED = Type()
 ZERO = Type(zero=True)
 
 
+def distinct(atoms: Atoms) -> Atoms:
+    """The different entries of an array, in ascending order."""
+    flat = atoms.reshape(-1)
+    if flat.size < 2 or bool((flat[1:] > flat[:-1]).all()):
+        return flat
+    return np.unique(flat)
+
+
 def tidy(dims: Sequence[int], array: Atoms, leading: int = 0) -> tuple[tuple[int, ...], Atoms]:
     """A field without axes of size one, its axes in ascending order."""
     kept = [place for place, _ in enumerate(dims) if array.shape[leading + place] != 1]
