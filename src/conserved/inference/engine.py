@@ -340,6 +340,7 @@ class Engine:
         passing = [one for one in fields if not any(one is t for t in touching)]
         for group in _components(_cancelled(touching)):
             passing += self._contracted(group, summed, batch)
+        left, right = _unseen(left, right, summed), _unseen(right, left, summed)
         images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | mine, summed)
         return Type(_cancelled(passing), (), images)
 
@@ -513,6 +514,14 @@ def _same_axes(a: Field, b: Field) -> bool:
         and len(a.virtual) == len(b.virtual)
         and all(_has(b, axis) for axis in a.virtual)
     )
+
+
+def _unseen(type_: Type, partner: Type, summed: set[int]) -> Type:
+    """A type without the shifts that a partner which sums to zero along a summed axis does not see."""
+    along = partner.centred & summed
+    if not along or not type_.shifts:
+        return type_
+    return replace(type_, shifts=tuple(one for one in type_.shifts if one.occupied & along))
 
 
 def _within(a: Field, b: Field) -> bool:

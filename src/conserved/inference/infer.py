@@ -59,6 +59,7 @@ def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int 
     symmetries = named(assembly, assembly.found()) + inert(typing)
     symmetries = [replace(one, source=derivation_source(typing, one)) for one in symmetries]
     unique = {symmetry.name: symmetry for symmetry in symmetries}
+    assert len(unique) == len(symmetries), "two laws got one name"
     derivation = Derivation(typing, assembly)
     return LawSet(
         symmetries=tuple(unique.values()),

@@ -44,7 +44,12 @@ class Move(ABC):
             tuple(map(self.field, type_.shifts)),
             tuple(map(self.image, type_.images)),
             type_.zero,
+            frozenset(new for dim in type_.centred for new in self.keeps(dim)),
         )
+
+    def keeps(self, dim: int) -> tuple[int, ...]:
+        """The axis of the result whose entries are just those of an axis of the source, if there is one."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,9 @@ class Renumber(Move):
     def carry(self, dim: int) -> tuple[int, ...]:
         place = self.places[dim]
         return () if place is None else (place,)
+
+    def keeps(self, dim: int) -> tuple[int, ...]:
+        return self.carry(dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +200,14 @@ class Regroup(Move):
             if dim in sources:
                 return tuple(target for target in targets if self.new[target] != 1)
         raise AssertionError(dim)
+
+    def keeps(self, dim: int) -> tuple[int, ...]:
+        for sources, targets in self.groups():
+            if dim in sources:
+                same = [t for t in targets if self.new[t] == self.old[dim]]
+                alone = all(self.old[d] == 1 for d in sources if d != dim)
+                return (same[0],) if alone and len(same) == 1 else ()
+        return ()
 
 
 def permute(order: Sequence[int]) -> Renumber:

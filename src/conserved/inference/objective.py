@@ -31,9 +31,7 @@ def judged(result: Any) -> list[Tensor]:
         found = [leaf for name, entry in named.items() if name not in ASIDE for leaf in tensors(entry)]
     else:
         found = tensors(result)
-    floating = [leaf for leaf in found if leaf.is_floating_point() or leaf.is_complex()]
-    scalars = [leaf for leaf in floating if leaf.ndim == 0 and leaf.requires_grad]
-    return scalars if len(scalars) == 1 and len(floating) > 1 else floating
+    return [leaf for leaf in found if leaf.is_floating_point() or leaf.is_complex()]
 
 
 def _entries(result: Any) -> dict[str, Any] | None:

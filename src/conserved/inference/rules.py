@@ -655,12 +655,16 @@ def base_name(name: str) -> str:
 def _where(s: Step) -> Known:
     if len(s.operation.args) < 3:
         return FIXED
-    return chosen(s, s.arg(1), s.arg(2))
+    return chosen(s, s.arg(0), s.arg(1), s.arg(2))
 
 
-def chosen(s: Step, left: Any, right: Any) -> Type:
-    """Entry by entry one of two tensors."""
+def chosen(s: Step, condition: Any, left: Any, right: Any) -> Type:
+    """Entry by entry one of two tensors: entries between which the condition may differ do not mix."""
     count = len(s.out)
+    varies = {dim + count - len(s.shape(condition)) for dim in wide(s.shape(condition))}
+    for ref in (left, right):
+        if isinstance(ref, Ref):
+            s.engine.split_by(aligned(s, ref, count).factors, varies, batch=False)
     a, b = neutral(s, left), neutral(s, right)
     x, y = aligned(s, left, count), aligned(s, right, count)
     if a is not None and b is not None:
@@ -697,12 +701,13 @@ def neutral(s: Step, ref: Any) -> str | None:
 
 @rule("masked_fill", "masked_fill_")
 def _masked_fill(s: Step) -> Known:
-    return chosen(s, s.arg(0), s.arg(2))
+    return chosen(s, s.arg(1), s.arg(0), s.arg(2))
 
 
 @rule("maximum", "minimum", "fmax", "fmin")
 def _maximum(s: Step) -> Known:
-    result = chosen(s, s.arg(0), s.arg(1))
+    longer = max((s.arg(0), s.arg(1)), key=lambda ref: len(s.shape(ref)))
+    result = chosen(s, longer, s.arg(0), s.arg(1))
     s.engine.split_by(result.factors, range(len(s.out)), batch=False)
     return result
 
@@ -1299,6 +1304,8 @@ def _layer_norm(s: Step) -> Any:
     count = len(s.out)
     dims = list(range(count - len(shape), count))
     normalised(s, s.type(x), dims, float(epsilon), centres=True)
+    if weight is None and bias is None and len(dims) == 1:
+        return [Type(centred=frozenset(dims)), FIXED, FIXED]
     return [affine(s, weight, bias, dims), FIXED, FIXED]
 
 

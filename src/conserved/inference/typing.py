@@ -83,8 +83,8 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     name = base_name(operation.name)
     rule = RULES.get(operation.name.rsplit(".", 1)[0]) or RULES.get(name)
     if not moving and not name.endswith(("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")):
-        zero = any(isinstance(known.get(n), Type) and known[n].zero for n in inputs)  # type: ignore[union-attr]
-        if not zero:
+        found = [known.get(n) for n in inputs]
+        if not any(isinstance(one, Type) and (one.zero or one.centred) for one in found):
             return
     if operation.stopped and moving:
         typing.stopped.append(typing.engine.origin)
@@ -107,7 +107,7 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
             typing.engine.zero(type_)
             continue
         dtype = program.values[number].dtype
-        if (dtype.is_floating_point or dtype.is_complex) and (isinstance(type_, View) or type_.zero or not type_.fixed):
+        if (dtype.is_floating_point or dtype.is_complex) and (isinstance(type_, View) or type_.zero or type_.centred or not type_.fixed):
             known[number] = typing.engine.moving(type_) if isinstance(type_, Type) else type_
 
 
