@@ -34,7 +34,8 @@ class _Marks:
 def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
     """Symmetries with unique names, in the order of the program."""
     passed = assembly.engine.passed
-    marks = _Marks(*(_set(passed.get(kind, [])) for kind in ("homogeneous", "gated")))
+    count = assembly.engine.charges.count
+    marks = _Marks(*(_marked(passed.get(kind, []), count) for kind in ("homogeneous", "gated")))
     described = [(*_described(assembly, one, marks), one) for one in found]
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
@@ -64,8 +65,12 @@ def _place(assembly: Assembly, one: Found) -> tuple[int, int, int]:
     return first.region.origin, first.factor, place
 
 
-def _set(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.unique(np.concatenate([array.reshape(-1) for array in arrays])) if arrays else np.zeros(0, dtype=np.int64)
+def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """For every atom whether it is in one of the arrays."""
+    found = np.zeros(count, dtype=bool)
+    for array in arrays:
+        found[array.reshape(-1)] = True
+    return found
 
 
 def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str, str]:
@@ -90,8 +95,8 @@ def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str,
         heads = any(part.places.size < _size(part) for part in one.parts)
         return _common(modules), "value_output" if heads or _through_batch(assembly, one) else "linear_pair", ""
     atoms = [_atoms(part) for part in makes]
-    homogeneous = any(np.isin(a, marks.homogeneous).any() for a in atoms)
-    gated = any(np.isin(a, marks.gated).any() for a in atoms)
+    homogeneous = any(marks.homogeneous[a].any() for a in atoms)
+    gated = any(marks.gated[a].any() for a in atoms)
     if not reads:
         return _common(modules), "query_key", ""
     family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else "channels"

@@ -116,7 +116,7 @@ def _classes(count: int, pairs: list[tuple[Atoms, Atoms, bool]]) -> tuple[Atoms,
     _, label = connected_components(graph, directed=False)
     plus, minus = label[0::2], label[1::2]
     orientation = np.where(plus <= minus, 1, -1)
-    _, classes = np.unique(np.minimum(plus, minus), return_inverse=True)
+    classes = compact(np.minimum(plus, minus))
     return classes, orientation, plus == minus
 
 
@@ -132,18 +132,34 @@ def _stable(labels: Labels, classes: Atoms, orientation: Atoms, twisted: np.ndar
         if shatter:
             # Two atoms of one block in one class: the class cannot be mixed within the block.
             key = combine(labels, classes.astype(np.uint64))
-            _, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
-            clash = counts[inverse] > 1
+            order = np.argsort(key)
+            equal = key[order][1:] == key[order][:-1]
+            clash = np.zeros(count, dtype=bool)
+            clash[order[1:]] = equal
+            clash[order[:-1]] |= equal
             labels[clash] = combine(labels[clash], np.arange(count, dtype=np.uint64)[clash])
         oriented = combine(labels, orientation.astype(np.uint64)) if shatter else labels
         signature = np.zeros(size, dtype=np.uint64)
         with np.errstate(over="ignore"):
             np.add.at(signature, classes, mix(oriented) if shatter else _once(classes, oriented, size))
         labels = combine(labels, signature[classes])
-        found = np.unique(labels).size
+        found = _count(labels)
         if found == previous:
             return signature
         previous = found
+
+
+def compact(labels: Atoms) -> Atoms:
+    """Labels from 0 on without gaps, in the same order; for labels that are small non-negative numbers."""
+    used = np.zeros(int(labels.max(initial=-1)) + 1, dtype=np.int64)
+    used[labels] = 1
+    return (np.cumsum(used) - 1)[labels]
+
+
+def _count(labels: Labels) -> int:
+    """The number of different labels."""
+    ordered = np.sort(labels)
+    return int((ordered[1:] != ordered[:-1]).sum()) + 1
 
 
 def _once(classes: Atoms, labels: Labels, size: int) -> Labels:

@@ -84,9 +84,11 @@ class Assembly:
     def _linear(self) -> tuple[list[Found], np.ndarray]:
         """Blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
         count = self.engine.charges.count
-        used = np.unique(np.concatenate([distinct(one.atoms) for _, _, one in self.factors] or [np.zeros(0, np.int64)]))
-        used = used[used > 0]
-        classes = np.unique(self.classes[used])
+        present = np.zeros(int(self.classes.max(initial=0)) + 1, dtype=bool)
+        for _, _, one in self.factors:
+            flat = one.atoms.reshape(-1)
+            present[self.classes[flat[flat > 0]]] = True
+        classes = np.flatnonzero(present)
         label, inverse, sizes = np.unique(self.blocks[classes], return_inverse=True, return_counts=True)
         many = classes[sizes[inverse] > 1]
         if not many.size:

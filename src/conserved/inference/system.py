@@ -17,6 +17,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
+from conserved.inference.roots import compact
 from conserved.inference.types import Atoms
 
 Row = dict[int, Fraction]
@@ -152,8 +153,8 @@ def _merge(
     vanishes = (plus == minus) | (plus == label[-1])
     canonical = np.minimum(plus, minus)
     turned = np.where(plus <= minus, 1, -1)
-    _, number = np.unique(np.where(vanishes, -1, canonical), return_inverse=True)
-    number = number - (1 if vanishes.any() else 0)
+    number = np.full(classes, -1, dtype=np.int64)
+    number[~vanishes] = compact(canonical[~vanishes])
     live = group >= 0
     new_group = group.copy()
     new_group[live] = number[group[live]]
