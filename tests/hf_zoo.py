@@ -48,7 +48,8 @@ class Family:
         return generic(model)
 
     def laws(self, model: nn.Module) -> LawSet:
-        return recognize(model, loss=self.loss)
+        x = self.sample(torch.Generator().manual_seed(0))
+        return recognize(model, **x, loss=self.loss) if isinstance(x, dict) else recognize(model, x, loss=self.loss)
 
     @property
     def sample(self) -> Callable[[torch.Generator], Any]:

@@ -36,7 +36,9 @@ class Case:
         return model
 
     def laws(self, model: nn.Module) -> LawSet:
-        return recognize(model, loss=self.loss)
+        x = self.sample(torch.Generator().manual_seed(0))
+        like = next(model.parameters())
+        return recognize(model, x.to(like) if x.is_floating_point() else x.to(like.device), loss=self.loss)
 
     def objective(self, seed: int = 1, dtype: torch.dtype = torch.float64) -> Callable[[nn.Module], Tensor]:
         """A random smooth loss on a few random inputs: what no law may depend on."""

@@ -37,8 +37,8 @@ class View:
     name: str
     shape: tuple[int, ...]
     coordinates: tuple[Field, ...]
-    offset: float = 0.0
-    scale: float = 1.0
+    offset: int | float = 0.0
+    scale: int | float = 1.0
 
     def moved(self, move: Move) -> View:
         """The view after a move."""
@@ -53,7 +53,7 @@ class Region:
     shape: tuple[int, ...]
     sets: tuple[Atoms, ...]
     type: Type
-    offset: float
+    offset: int | float
     origin: int
     role: str = ""
     """How it was first used: "map" (contracted: its first factor is what it makes, the others what it reads), "gain"
@@ -112,7 +112,7 @@ class Engine:
 
     # --- relations between charges ----------------------------------------------------------------------------------
 
-    def equate(self, left: Sequence[Field], right: Sequence[Field], *, soft: float = 0.0, shift: bool = False) -> None:
+    def equate(self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False) -> None:
         """Σ left = Σ right at every place, one equation for each group of fields that share axes."""
         fields = _cancelled([*left, *(one.times(-1) for one in right)])
         if not fields:
@@ -482,7 +482,7 @@ class Engine:
         return Field(kept, base, one.weight, copies=copies)
 
 
-def scaled(engine: Engine, type_: Type, number: float) -> Type:
+def scaled(engine: Engine, type_: Type, number: int | float) -> Type:
     """A type after a product with a number. Shifts keep their atoms if the number is a simple fraction."""
     if number == 1:
         return type_

@@ -85,7 +85,7 @@ class Take(Move):
 
     def array(self, dims: tuple[int, ...], array: Atoms, leading: int) -> tuple[tuple[int, ...], Atoms]:
         if self.dim in dims:
-            array = np.take(array, self.index, leading + dims.index(self.dim))
+            array = np.asarray(np.take(array, self.index, leading + dims.index(self.dim)))
             dims = dims if not isinstance(self.index, int) else tuple(dim for dim in dims if dim != self.dim)
         if isinstance(self.index, int):
             dims = tuple(dim - (dim > self.dim) for dim in dims)

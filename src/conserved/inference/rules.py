@@ -525,7 +525,7 @@ def aligned(s: Step, ref: Any, dims: int) -> Type:
     return broadcast(shape, dims).type(s.type(ref))
 
 
-def sum_of(s: Step, left: Any, right: Any, sign: Fraction | float = 1) -> Type:
+def sum_of(s: Step, left: Any, right: Any, sign: Fraction | int | float = 1) -> Type:
     """left + sign · right: both must move alike; a parameter that is added moves as what it is added to."""
     count = len(s.out)
     a, b = s.raw(left), s.raw(right)
@@ -616,7 +616,7 @@ EPSILON = 1e-2
 """A positive number up to this size that is added to a sum of squares is taken for a normalisation's ε."""
 
 
-def plus(s: Step, left: Any, right: Any, alpha: float) -> Known:
+def plus(s: Step, left: Any, right: Any, alpha: int | float) -> Known:
     value = number(right, s)
     if value is None and number(left, s) is not None and isinstance(right, Ref) and number(right, s) is None and alpha == 1:
         left, right, value = right, left, number(left, s)
@@ -1031,7 +1031,7 @@ def _linear(s: Step) -> Known:
     return result if b is None else with_bias(s, result, b)
 
 
-def with_bias(s: Step, result: Known, bias: Any, factor: float = 1.0) -> Type:
+def with_bias(s: Step, result: Known, bias: Any, factor: int | float = 1.0) -> Type:
     """A product to which a parameter or tensor is added."""
     assert isinstance(result, Type)
     count = len(s.out)
@@ -1265,7 +1265,7 @@ def _softmax(s: Step) -> Known:
     return FIXED
 
 
-def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: float, *, centres: bool) -> Type:
+def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, centres: bool) -> Type:
     """x over its size along `dims`: forgets a scale common along them, up to ε, and if it centres a common shift."""
     left = s.engine.uniform(x.factors, dims)
     for one in x.factors:

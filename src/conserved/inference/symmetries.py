@@ -31,7 +31,7 @@ class Part:
     region: Region
     factor: int
     """Which factor of the region's type it is; −1 for all of the region."""
-    degree: float
+    degree: int | float
     places: np.ndarray
     """Positions along the factor's axes, a row for every row of the leg."""
 
@@ -43,14 +43,14 @@ class Found:
     kind: Kind
     legs: tuple[Leg, ...]
     parts: list[Part]
-    epsilon: float = 0.0
+    epsilon: int | float = 0.0
     space: int = 0
     batch: bool = False
     """Whether it is one of several heads."""
     lost: list[str] = field(default_factory=list)
 
 
-def _simple(value: float) -> float:
+def _simple(value: int | float) -> int | float:
     """A degree as an integer where it is one."""
     rounded = round(value)
     return rounded if abs(value - rounded) < 1e-9 else float(value)
@@ -365,7 +365,7 @@ class Assembly:
         return parts, scalar
 
     def _scaling(
-        self, count: int, parts: list[Part], scalar: list[Part], soft: float, space: int, turning: set[int]
+        self, count: int, parts: list[Part], scalar: list[Part], soft: int | float, space: int, turning: set[int]
     ) -> list[Found]:
         """The symmetry of free charges that move the same factors of the same parameters."""
         widths = {part.places.shape[1] for part in parts}

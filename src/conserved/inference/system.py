@@ -29,7 +29,7 @@ class Batch:
 
     weights: tuple[Fraction, ...]
     atoms: tuple[Atoms, ...]
-    soft: float
+    soft: int | float
     origin: int
 
 
@@ -58,7 +58,7 @@ class LinearSystem:
         self.count += size
         return found
 
-    def add(self, terms: Sequence[tuple[Fraction, Atoms]], *, soft: float = 0.0, origin: int = -1) -> None:
+    def add(self, terms: Sequence[tuple[Fraction, Atoms]], *, soft: int | float = 0.0, origin: int = -1) -> None:
         """One equation for every position of arrays that broadcast against each other."""
         terms = [(weight, atoms) for weight, atoms in terms if weight]
         if not terms:
