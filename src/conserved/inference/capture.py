@@ -256,8 +256,19 @@ class Recorder(TorchDispatchMode):
 
 
 _CREATES = (
-    "aten::arange", "aten::zeros", "aten::ones", "aten::full", "aten::scalar_tensor", "aten::linspace", "aten::eye",
-    "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::tril_indices", "aten::triu_indices", "aten::lift_fresh",
+    "aten::arange",
+    "aten::zeros",
+    "aten::ones",
+    "aten::full",
+    "aten::scalar_tensor",
+    "aten::linspace",
+    "aten::eye",
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_full",
+    "aten::tril_indices",
+    "aten::triu_indices",
+    "aten::lift_fresh",
 )
 
 

@@ -20,7 +20,11 @@ def inert(typing: Typing) -> list[Symmetry]:
     found = []
     used = {value for operation in program.operations for value in operation.inputs()}
     for name, value in program.parameters.items():
-        if program.values[value].parameter is None or name in typing.reached or not np.prod(program.values[value].shape):
+        if (
+            program.values[value].parameter is None
+            or name in typing.reached
+            or not np.prod(program.values[value].shape)
+        ):
             continue
         shape = program.values[value].shape
         family = "frozen" if value in used else "unused"
@@ -30,10 +34,19 @@ def inert(typing: Typing) -> list[Symmetry]:
         found.append(_still(name, "unused", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: rows})))
     for name, axis, run in _unused_slices(typing):
         shape = program.values[program.parameters[name]].shape
-        found.append(_still(name, "unused", View.of(name, shape, grid=(1, *shape), axes=0, pick={1 + axis: run}), f"{run[0]}:{run[1]}"))
+        found.append(
+            _still(
+                name,
+                "unused",
+                View.of(name, shape, grid=(1, *shape), axes=0, pick={1 + axis: run}),
+                f"{run[0]}:{run[1]}",
+            )
+        )
     for name, row in _padding(typing).items():
         shape = program.values[program.parameters[name]].shape
-        found.append(_still(name, "inert_padding", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: (row, row + 1)})))
+        found.append(
+            _still(name, "inert_padding", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: (row, row + 1)}))
+        )
     return found
 
 
@@ -58,7 +71,13 @@ def _still(name: str, family: str, view: View, part: str = "") -> Symmetry:
     module, _, leaf = name.rpartition(".")
     if part:
         return Symmetry(block=module, family=family, part=f"{leaf}.{part}", kind=Translation(), legs=(Leg(view),))
-    return Symmetry(block=module, family=family, part=leaf if leaf not in ("weight", "") or family == "frozen" else "", kind=Translation(), legs=(Leg(view),))
+    return Symmetry(
+        block=module,
+        family=family,
+        part=leaf if leaf not in ("weight", "") or family == "frozen" else "",
+        kind=Translation(),
+        legs=(Leg(view),),
+    )
 
 
 def _tables(typing: Typing) -> dict[str, list[tuple[int, int]]]:

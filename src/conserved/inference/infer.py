@@ -75,7 +75,12 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
     """Where a symmetry comes from: "typed", or "assumed" if an autograd function's own backward is on its way."""
     if not typing.assumed or symmetry.kind.linear:
         return "typed"
-    atoms = [f.atoms.reshape(-1) for name in symmetry.parameters for r in typing.engine.regions.get(name, []) for f in r.type.factors]
+    atoms = [
+        f.atoms.reshape(-1)
+        for name in symmetry.parameters
+        for r in typing.engine.regions.get(name, [])
+        for f in r.type.factors
+    ]
     mine = np.unique(np.concatenate(atoms)) if atoms else np.zeros(0, dtype=np.int64)
     passed = [array.reshape(-1) for arrays in typing.assumed.values() for array in arrays]
     through = np.unique(np.concatenate(passed)) if passed else mine[:0]
@@ -118,8 +123,16 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
     while True:
         for name in ("_orig_mod", "module"):
             inner = getattr(model, name, None)
-            if isinstance(inner, nn.Module) and len(list(model.children())) == 1 and not list(model.parameters(recurse=False)):
-                if name == "_orig_mod" or type(model).__name__ in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
+            if (
+                isinstance(inner, nn.Module)
+                and len(list(model.children())) == 1
+                and not list(model.parameters(recurse=False))
+            ):
+                if name == "_orig_mod" or type(model).__name__ in (
+                    "DistributedDataParallel",
+                    "DataParallel",
+                    "FullyShardedDataParallel",
+                ):
                     model, prefix = inner, f"{prefix}{name}."
                     break
         else:
@@ -131,9 +144,20 @@ def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tenso
     for args, kwargs in example_inputs(model):
         try:
             return _run(model, prefix, parameters, args, kwargs)
-        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError, KeyError, AttributeError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+            AssertionError,
+            NotImplementedError,
+            KeyError,
+            AttributeError,
+        ) as error:
             problem = problem or error
-    reason = f" ({type(problem).__name__}: {str(problem).splitlines()[0]})" if problem is not None and str(problem) else ""
+    reason = (
+        f" ({type(problem).__name__}: {str(problem).splitlines()[0]})" if problem is not None and str(problem) else ""
+    )
     raise NoExample(
         f"How {type(model).__name__} is called cannot be guessed{reason}. Pass example inputs as it is called: recognize(model, x)."
     )

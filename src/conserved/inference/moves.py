@@ -25,9 +25,7 @@ class Move(ABC):
 
     def field(self, field: Field) -> Field:
         """A field after the move."""
-        virtual = tuple(
-            Virtual(axis.key, *self.array(axis.dims, axis.slots, 0)) for axis in field.virtual
-        )
+        virtual = tuple(Virtual(axis.key, *self.array(axis.dims, axis.slots, 0)) for axis in field.virtual)
         dims, atoms = self.array(field.dims, field.atoms, len(field.virtual))
         copies = None if field.copies is None else self.array(field.dims, field.copies, len(field.virtual))[1]
         return Field(dims, atoms, field.weight, virtual, copies)
@@ -134,8 +132,11 @@ class Regroup(Move):
     def array(self, dims: tuple[int, ...], array: Atoms, leading: int) -> tuple[tuple[int, ...], Atoms]:
         involved = [(s, t) for s, t in self.groups() if any(dim in s for dim in dims)]
         if self._simple(involved):
-            place = {next(d for d in s if self.old[d] != 1): next(d for d in t if self.new[d] != 1)
-                     for s, t in involved if any(self.old[d] != 1 for d in s)}
+            place = {
+                next(d for d in s if self.old[d] != 1): next(d for d in t if self.new[d] != 1)
+                for s, t in involved
+                if any(self.old[d] != 1 for d in s)
+            }
             return tidy([place[dim] for dim in dims], array, leading)
         dims, array = self._wide(involved, dims, array, leading)
         return without_constant_axes(dims, array, leading)
@@ -163,7 +164,8 @@ class Regroup(Move):
                 number = number * self.old[dim] + place
             number = np.broadcast_to(
                 number,
-                tuple(atoms_size for atoms_size in field.atoms.shape[:leading]) + tuple(self.old[dim] for dim in all_dims),
+                tuple(atoms_size for atoms_size in field.atoms.shape[:leading])
+                + tuple(self.old[dim] for dim in all_dims),
             )
             copies = self._wide(involved, all_dims, number, leading)[1]
         kept = list(dims)

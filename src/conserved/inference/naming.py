@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly, Found, Part
-from conserved.kind import ComplexScaling, GeneralLinear, OneScale, Scaling
+from conserved.kind import ComplexScaling, GeneralLinear, OneScale
 from conserved.symmetry import Leg, Symmetry
 
 WORDS = {
@@ -52,7 +52,9 @@ def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
             number = numbers[key]
             numbers[key] += 1
             part = f"{part}.{number}" if part else str(number)
-        result.append(Symmetry(block=block, family=family, part=part, kind=one.kind, legs=one.legs, epsilon=one.epsilon))
+        result.append(
+            Symmetry(block=block, family=family, part=part, kind=one.kind, legs=one.legs, epsilon=one.epsilon)
+        )
     return result
 
 
@@ -119,7 +121,11 @@ def _scale(one: Found, makes: Sequence[Part], modules: Sequence[str]) -> tuple[s
     if both and all(part.region.role == "gain" for part in one.parts):
         return _common(modules), "query_key_gain", ""
     whole = [part for part in one.parts if part.factor < 0]
-    if both and len(makes) + len(whole) == len(one.parts) and len({part.region.name for part in one.parts}) == len(one.parts) == 2:
+    if (
+        both
+        and len(makes) + len(whole) == len(one.parts)
+        and len({part.region.name for part in one.parts}) == len(one.parts) == 2
+    ):
         return _common(modules), "query_key", ""
     if len({_module(part.region.name) for part in one.parts}) == 1:
         module = modules[0]
@@ -135,7 +141,9 @@ def _shift(assembly: Assembly, one: Found) -> tuple[str, str, str]:
     names = [leg.view.parameter for leg in one.legs]
     modules = list(map(_module, names))
     if len(one.legs) > 1:
-        if any(part.region.role == "table" for part in one.parts) or any(leg.view.n > 1 and leg.view.m > 1 for leg in one.legs):
+        if any(part.region.role == "table" for part in one.parts) or any(
+            leg.view.n > 1 and leg.view.m > 1 for leg in one.legs
+        ):
             return modules[0], "positions", modules[1].rpartition(".")[2] or names[1].rpartition(".")[2]
         return _common(modules), "bias_centre" if one.legs[0].view.m == 1 else "bias_shift", ""
     module, leaf = modules[0], names[0].rpartition(".")[2]

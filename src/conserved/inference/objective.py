@@ -9,8 +9,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 ASIDE = (
-    "past_key_values", "hidden_states", "attentions", "cross_attentions", "decoder_hidden_states", "decoder_attentions",
-    "encoder_hidden_states", "encoder_attentions", "cache_params", "mems", "router_logits", "state", "rnn_state",
+    "past_key_values",
+    "hidden_states",
+    "attentions",
+    "cross_attentions",
+    "decoder_hidden_states",
+    "decoder_attentions",
+    "encoder_hidden_states",
+    "encoder_attentions",
+    "cache_params",
+    "mems",
+    "router_logits",
+    "state",
+    "rnn_state",
 )
 """Entries of a result that are handed on to the next call or looked at, not trained on."""
 

@@ -17,8 +17,8 @@ from conserved.inference.roots import combine, mix
 from conserved.inference.rotation import Rotations
 from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution, _matrix
+from conserved.inference.types import Field
 from conserved.inference.typing import Typing
-from conserved.inference.types import Field, distinct
 from conserved.inference.views import Unviewable, columns_view, planes_view, rows_view, whole_view
 from conserved.kind import ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.symmetry import Leg
@@ -211,7 +211,9 @@ class Assembly:
         found: set[int] = set()
         for members in together.values():
             pairs = [
-                part.region.type.factors[part.factor].atoms.reshape(-1)[part.places] for parts in members for part in parts
+                part.region.type.factors[part.factor].atoms.reshape(-1)[part.places]
+                for parts in members
+                for part in parts
             ]
             if self.rotations.hold(np.concatenate(pairs)):
                 found.update(id(parts) for parts in members)
@@ -280,7 +282,9 @@ class Assembly:
         np.minimum.at(low, inverse, value)
         np.maximum.at(high, inverse, value)
         uniform = (counts == sizes[keys % total]) & (high - low < 1e-9) & ((sizes[keys % total] > 1) | True)
-        single = np.array([one.atoms.size == 1 and self.regions[r].type.factors.__len__() == 1 for r, _, one in self.factors])
+        single = np.array(
+            [one.atoms.size == 1 and self.regions[r].type.factors.__len__() == 1 for r, _, one in self.factors]
+        )
         uniform &= ~(single[keys % total] & False)
         rest = ~uniform[inverse]
         region_key = (keys[uniform] // total) * len(self.regions) + owner[keys[uniform] % total]
@@ -421,7 +425,9 @@ class Assembly:
             except Unviewable as problem:
                 self.unviewable.append(str(problem))
                 continue
-            parts = [Part(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family]
+            parts = [
+                Part(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family
+            ]
             result.append(self._signed(Found(Translation(), legs, parts)))
         for places, weights in space.rest():
             found = self._irregular(space, places, weights)

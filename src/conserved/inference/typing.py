@@ -82,7 +82,9 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
         return
     name = base_name(operation.name)
     rule = RULES.get(operation.name.rsplit(".", 1)[0]) or RULES.get(name)
-    if not moving and not name.endswith(("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")):
+    if not moving and not name.endswith(
+        ("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")
+    ):
         found = [known.get(n) for n in inputs]
         if not any(isinstance(one, Type) and (one.zero or one.centred) for one in found):
             return
@@ -107,7 +109,9 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
             typing.engine.zero(type_)
             continue
         dtype = program.values[number].dtype
-        if (dtype.is_floating_point or dtype.is_complex) and (isinstance(type_, View) or type_.zero or type_.centred or not type_.fixed):
+        if (dtype.is_floating_point or dtype.is_complex) and (
+            isinstance(type_, View) or type_.zero or type_.centred or not type_.fixed
+        ):
             known[number] = typing.engine.moving(type_) if isinstance(type_, Type) else type_
 
 
@@ -140,7 +144,11 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
     found = {}
     for number in typing.live:
         operation = program.operations[number]
-        if base_name(operation.name) != "aten::mul" or operation.name.startswith("aten::mul_") or len(operation.args) < 2:
+        if (
+            base_name(operation.name) != "aten::mul"
+            or operation.name.startswith("aten::mul_")
+            or len(operation.args) < 2
+        ):
             continue
         left, right = operation.args[:2]
         result = operation.results[0]
@@ -152,7 +160,9 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
             and not operation.stopped
             and not operation.custom
             and users.get(result) in (["aten::sum"], ["aten::mean"])
-            and all(program.values[ref.value].shape and program.values[ref.value].constant is None for ref in (left, right))
+            and all(
+                program.values[ref.value].shape and program.values[ref.value].constant is None for ref in (left, right)
+            )
         ):
             found[result] = (left, right)
     return found
@@ -174,7 +184,11 @@ def _live(program: Program) -> list[int]:
         if needed.isdisjoint(operation.results):
             continue
         found.append(number)
-        if base_name(operation.name) == "aten::div" and len(operation.args) > 1 and same_value(step, *operation.args[:2]):
+        if (
+            base_name(operation.name) == "aten::div"
+            and len(operation.args) > 1
+            and same_value(step, *operation.args[:2])
+        ):
             continue
         for value in operation.inputs():
             dtype = program.values[value].dtype

@@ -53,7 +53,9 @@ class Grid:
         for place, pick in enumerate(pick for part in self.picks for pick in part):
             if pick is not None:
                 picks[place] = pick
-        return View.of(self.name, self.shape, grid=tuple(grid), axes=tuple(faced), pick=picks, rows=rows, offset=self.offset)
+        return View.of(
+            self.name, self.shape, grid=tuple(grid), axes=tuple(faced), pick=picks, rows=rows, offset=self.offset
+        )
 
 
 def _run(start: int, length: int, size: int) -> tuple[list[int], list[Pick]]:
