@@ -1,9 +1,9 @@
 """The program as a list of operations: one forward pass is watched below autograd, and writes become values.
 
 Every ATen operation that runs is recorded with its arguments, the module it ran in and the line of user code it came
-from. Tensors are numbered as values; an operation in place makes a new value, and a view of storage that was written since
-is read again from its base. Nothing is compiled: control flow runs as Python, so whatever PyTorch can run can be captured,
-on real tensors or on the meta device.
+from. Tensors are numbered as values; an operation in place makes a new value, and a view of storage that was written
+since is read again from its base. Nothing is compiled: control flow runs as Python, so whatever PyTorch can run can
+be captured, on real tensors or on the meta device.
 """
 
 from __future__ import annotations
@@ -341,11 +341,11 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         return former_hook(tensor, hook)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
-    Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    setattr(Tensor, "register_hook", register_hook)  # noqa: B010
     try:
         yield
     finally:
-        Tensor.register_hook = former_hook  # type: ignore[method-assign]
+        setattr(Tensor, "register_hook", former_hook)  # noqa: B010
         torch.autograd.Function.apply = former
         for hook in hooks:
             hook.remove()

@@ -1,9 +1,9 @@
 """What operators may say about types: equal, zero, multiplied, contracted, summed, normalised.
 
-An `Engine` holds the unknowns (charges, shifts, which atoms mix) and the few relations from which all rules for operators
-are built. Every relation is sound by itself: it allows only motions of its inputs and outputs that the operation commutes
-with. Where a general case would need more than is written here, atoms are set to zero, which loses symmetries and never
-invents one.
+An `Engine` holds the unknowns (charges, shifts, which atoms mix) and the few relations from which all rules for
+operators are built. Every relation is sound by itself: it allows only motions of its inputs and outputs that the
+operation commutes with. Where a general case would need more than is written here, atoms are set to zero, which
+loses symmetries and never invents one.
 """
 
 from __future__ import annotations
@@ -201,12 +201,12 @@ class Engine:
             order = [n for n, axis in enumerate(one.virtual) if any(axis is other for other in kept_virtual)]
             order += [len(one.virtual) + n for n, dim in enumerate(one.dims) if dim not in gone]
             lost = [n for n in range(array.ndim) if n not in order]
-            array = array.transpose(order + lost).reshape(tuple(array.shape[n] for n in order) + (-1,))
+            array = array.transpose(order + lost).reshape((*tuple(array.shape[n] for n in order), -1))
             if array.shape[-1] > 1:
                 self.charges.add([(Fraction(1), array[..., 1:]), (Fraction(-1), array[..., :1])], origin=self.origin)
                 self.endings.append(Ending(one.atoms, self.origin, False))
-            dims = tuple(dim for dim in one.dims if dim not in gone)
-            return [Field(dims, array[..., 0], one.weight, kept_virtual)]
+            kept_dims = tuple(dim for dim in one.dims if dim not in gone)
+            return [Field(kept_dims, array[..., 0], one.weight, kept_virtual)]
         axes_v, dims, sizes, counts = _axes(group)
         kept_v = [
             n for n, axis in enumerate(axes_v) if not (gone & set(axis.dims)) and not any(axis.same(v) for v in virtual)
@@ -277,7 +277,8 @@ class Engine:
         """An operation that does not see what is added along `dims` alike."""
         gone = set(dims)
         type_ = self.moving(type_)
-        self.forgotten += [Ending(one.atoms, self.origin, True) for one in (*type_.shifts, *type_.images)]
+        seen = [one.atoms for one in type_.shifts] + [one.atoms for one in type_.images]
+        self.forgotten += [Ending(atoms, self.origin, True) for atoms in seen]
         touching = [one for one in type_.shifts if one.touches(gone)]
         for group in _components(_cancelled(touching)):
             axes_v, all_dims, sizes, counts = _axes(group)

@@ -15,7 +15,7 @@ from conserved.view import View
 
 
 def inert(typing: Typing) -> list[Symmetry]:
-    """Laws of what no gradient reaches: unused parameters, routers that decide nothing, rows that are never looked up."""
+    """Laws of what no gradient reaches: unused parameters, routers without a say, rows that are never looked up."""
     program = typing.program
     found = []
     used = {value for operation in program.operations for value in operation.inputs()}

@@ -31,20 +31,25 @@ LARGE = 100_000_000
 def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSet:
     """The conservation laws of a model, or of any program, inferred from the operations it runs.
 
-    One forward pass is followed, and every symmetry that the operations leave to the parameters becomes a law. Nothing is known
-    about architectures. Shapes and types of the inputs count; their values do not, except where a program branches on them.
+    One forward pass is followed, and every symmetry that the operations leave to the parameters becomes a law.
+    Nothing is known about architectures. Shapes and types of the inputs count; their values do not, except where a
+    program branches on them.
 
     Args:
-        model: a `torch.nn.Module`; or a function without arguments that computes the whole objective, followed by the module
+        model: a `torch.nn.Module`; or a function without arguments that computes the whole objective, followed by the
+            module
             whose parameters are trained; or a function of a dictionary of parameters and inputs.
         *args: example inputs, as the model is called. Without any, inputs are made up where the model says how.
-        loss: "any" lists laws that hold whatever the outputs are judged by; "cross_entropy" also those of a classifier's
+        loss: "any" lists laws that hold whatever the outputs are judged by; "cross_entropy" also those of a
+            classifier's
             head, with the classes on the outputs' last axis.
         **kwargs: more example inputs, by name.
 
     Returns:
-        A `LawSet`. `.dropped` says what is no law and which operation is the reason, `.unknown` which operations have no rule,
+        A `LawSet`. `.dropped` says what is no law and which operation is the reason, `.unknown` which operations have
+        no rule,
         `.explain(name)` why a law is one.
+
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
@@ -101,7 +106,8 @@ def _followed(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         trained = {name: value.detach().requires_grad_() for name, value in tensors.items()}
         return capture(lambda: model(trained, *args[1:], **kwargs), trained), tensors
     raise TypeError(
-        "A function is followed as recognize(closure, model), or as recognize(f, parameters, *inputs) with a dictionary of tensors."
+        "A function is followed as recognize(closure, model), or as recognize(f, parameters, *inputs) with the "
+        "parameters as a dictionary of tensors."
     )
 
 
@@ -127,14 +133,17 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
                 isinstance(inner, nn.Module)
                 and len(list(model.children())) == 1
                 and not list(model.parameters(recurse=False))
-            ):
-                if name == "_orig_mod" or type(model).__name__ in (
+            ) and (
+                name == "_orig_mod"
+                or type(model).__name__
+                in (
                     "DistributedDataParallel",
                     "DataParallel",
                     "FullyShardedDataParallel",
-                ):
-                    model, prefix = inner, f"{prefix}{name}."
-                    break
+                )
+            ):
+                model, prefix = inner, f"{prefix}{name}."
+                break
         else:
             return model, prefix
 
@@ -159,7 +168,8 @@ def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tenso
         f" ({type(problem).__name__}: {str(problem).splitlines()[0]})" if problem is not None and str(problem) else ""
     )
     raise NoExample(
-        f"How {type(model).__name__} is called cannot be guessed{reason}. Pass example inputs as it is called: recognize(model, x)."
+        f"How {type(model).__name__} is called cannot be guessed{reason}. "
+        "Pass example inputs as it is called: recognize(model, x)."
     )
 
 

@@ -1,8 +1,8 @@
 """Names for symmetries: the module they live in, what they are, and which one of several.
 
-Names follow from structure alone: from the roles of a symmetry's legs (a map's outputs or inputs, a gain, a bias, a table), from
-what its charges went through and from the operation that does not see its shift. Only `WORDS` looks at how people call things, to
-tell a query's scale from a key's.
+Names follow from structure alone: from the roles of a symmetry's legs (a map's outputs or inputs, a gain, a bias, a
+table), from what its charges went through and from the operation that does not see its shift. Only `WORDS` looks at
+how people call things, to tell a query's scale from a key's.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str,
     if gains:
         if not reads and len({part.degree > 0 for part in gains}) == 2:
             return _common(modules), "query_key_gain", ""
-        return _module(gains[0].region.name), "gain", "" if len({id(g.region) for g in gains}) <= 2 else ""
+        return _module(gains[0].region.name), "gain", ""
     if len({*modules}) == 1 and isinstance(one.kind, GeneralLinear | ComplexScaling):
         modules = [modules[0].rpartition(".")[0]]
     if isinstance(one.kind, GeneralLinear | ComplexScaling):

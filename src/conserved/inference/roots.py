@@ -1,10 +1,11 @@
 """Which atoms may be mixed with each other: what makes GL(n) out of n scales.
 
-Atoms that one axis of a parameter introduces form a block, and a priori any linear combination along it is allowed. The
-operations of the program refine the blocks: an operation that treats two atoms differently (a slice, a batch axis, a
-product with something that varies) *splits* them; one that matches atoms one to one (a sum, a contraction with the dual)
-*pairs* them, and mixing two on one side then means mixing their partners on the other. What is left is the greatest
-partition that is stable under both, found by refining until nothing changes. Labels are 64-bit hashes.
+Atoms that one axis of a parameter introduces form a block, and a priori any linear combination along it is allowed.
+The operations of the program refine the blocks: an operation that treats two atoms differently (a slice, a batch
+axis, a product with something that varies) *splits* them; one that matches atoms one to one (a sum, a contraction
+with the dual) *pairs* them, and mixing two on one side then means mixing their partners on the other. What is left
+is the greatest partition that is stable under both, found by refining until nothing changes. Labels are 64-bit
+hashes.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def _count(labels: Labels) -> int:
 def _once(classes: Atoms, labels: Labels, size: int) -> Labels:
     """Hashes of labels, with every label counted once in a class."""
     order = np.lexsort((labels, classes))
-    c, l = classes[order], labels[order]
+    owner, label = classes[order], labels[order]
     repeated = np.zeros(labels.size, dtype=bool)
-    repeated[order[1:]] = (c[1:] == c[:-1]) & (l[1:] == l[:-1])
+    repeated[order[1:]] = (owner[1:] == owner[:-1]) & (label[1:] == label[:-1])
     return np.where(repeated, np.uint64(0), mix(labels))

@@ -1,9 +1,10 @@
 """Whether pairs of charges that are tied belong to one complex number: rotary positions, complex products.
 
-Operations that tie the charges of two entries (x cos − y sin beside y cos + x sin) may leave their rotation free as well,
-J = (0 −1; 1 0) on each pair. That is decided on the operations between the maps that make the entries and the contraction that ends
-them: they are run once on random numbers in double precision, with the rotation as tangent, and what they end in must not
-move. These operations are polynomial in what they are given, so a motion that vanishes at random numbers vanishes.
+Operations that tie the charges of two entries (x cos − y sin beside y cos + x sin) may leave their rotation free as
+well, J = (0 −1; 1 0) on each pair. That is decided on the operations between the maps that make the entries and the
+contraction that ends them: they are run once on random numbers in double precision, with the rotation as tangent,
+and what they end in must not move. These operations are polynomial in what they are given, so a motion that vanishes
+at random numbers vanishes.
 """
 
 from __future__ import annotations

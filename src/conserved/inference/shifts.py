@@ -1,8 +1,9 @@
-"""Free shifts written so that people recognise them: a parameter summed along some of its axes, or two such sums against each other.
+"""Free shifts written so that people recognise them: a parameter summed along some of its axes, or two such sums
+against each other.
 
-All free shifts of a program form a linear space. A basis that elimination happens to give mixes them; the natural ones are found
-by trying: every sum of one parameter along a set of its axes is tested for being in the space, then pairs of sums. What is
-left over, if anything, is listed entry by entry.
+All free shifts of a program form a linear space. A basis that elimination happens to give mixes them; the natural
+ones are found by trying: every sum of one parameter along a set of its axes is tested for being in the space, then
+pairs of sums. What is left over, if anything, is listed entry by entry.
 """
 
 from __future__ import annotations
@@ -93,9 +94,7 @@ class ShiftSpace:
         ]
         units = [unit for number in active for unit in self._units(number)]
         found: list[list[tuple[Unit, float]]] = []
-        for unit in units:
-            if self._holds([(unit, 1.0)]):
-                found.append([(unit, 1.0)])
+        found += [[(unit, 1.0)] for unit in units if self._holds([(unit, 1.0)])]
         if self._taken.rank < self.pivots.size:
             found += self._pairs(units)
         return found

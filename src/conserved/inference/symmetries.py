@@ -1,7 +1,8 @@
 """From solved types to symmetries: which parts of which parameters move together, and by which group.
 
-Free charges that occur at single places of the same parameters are the rows of one scaling; those whose atoms may be mixed
-make a general linear group; one that covers whole parameters is one scale. Free shifts are columns of a translation.
+Free charges that occur at single places of the same parameters are the rows of one scaling; those whose atoms may be
+mixed make a general linear group; one that covers whole parameters is one scale. Free shifts are columns of a
+translation.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from conserved.inference.typing import Typing
 from conserved.inference.views import Unviewable, columns_view, planes_view, rows_view, whole_view
 from conserved.kind import ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.symmetry import Leg
+from conserved.view import View
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Assembly:
             flat = one.atoms.reshape(-1)
             present[self.classes[flat[flat > 0]]] = True
         classes = np.flatnonzero(present)
-        label, inverse, sizes = np.unique(self.blocks[classes], return_inverse=True, return_counts=True)
+        _label, inverse, sizes = np.unique(self.blocks[classes], return_inverse=True, return_counts=True)
         many = classes[sizes[inverse] > 1]
         if not many.size:
             return [], np.zeros(0, dtype=np.int64)
@@ -185,7 +187,7 @@ class Assembly:
             signature = combine(signature, (self.charges.soft[columns] > 0).astype(np.uint64))
         starts = np.searchsorted(z, np.arange(columns.size + 1))
         present = np.flatnonzero(np.diff(starts))
-        label, inverse = np.unique(signature[present], return_inverse=True)
+        _label, inverse = np.unique(signature[present], return_inverse=True)
         result: list[Found] = []
         grouped = np.argsort(inverse, kind="stable")
         borders = np.flatnonzero(np.diff(inverse[grouped])) + 1
@@ -413,7 +415,7 @@ class Assembly:
     # --- translations -----------------------------------------------------------------------------------------------
 
     def _translations(self) -> list[Found]:
-        """Free shifts, as families that are easy to read: sums along axes of one parameter, then of two against each other."""
+        """Free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
         space = ShiftSpace(self.regions, self.shifts.expand)
         result = []
         for family in space.families():
@@ -462,7 +464,7 @@ class Assembly:
         return self._signed(Found(Translation(), tuple(legs), parts)) if legs else None
 
 
-def _rows(part: Part) -> object:
+def _rows(part: Part) -> View:
     one = part.region.type.factors[part.factor]
     return rows_view(part.region, one.dims, part.places.reshape(-1))
 

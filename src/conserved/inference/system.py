@@ -139,8 +139,8 @@ def _merge(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Classes after some became zero and pairs of others equal or opposite.
 
-    Every class has a node for itself and one for its negative, and zero a node of its own; a class connected with its own
-    negative, or with zero, is zero.
+    Every class has a node for itself and one for its negative, and zero a node of its own; a class connected with
+    its own negative, or with zero, is zero.
     """
     nodes = 2 * classes + 1
     flip = np.where(opposite, 1, 0)
@@ -309,9 +309,9 @@ def _with_soft(expand: sparse.csr_matrix, batches: Sequence[Batch], count: int) 
             soft[variable] = max(soft[variable], float(epsilon[rows_of].max(initial=0.0)))
     corrected = _back_substitute(size, solved)
     free = [v for v in range(size) if v not in pivots]
-    order = sorted(pivots)
+    chosen = sorted(pivots)
     exact = expand @ corrected
-    softened = expand[:, order]
+    softened = expand[:, chosen]
     merged = sparse.hstack([exact, softened]).tocsr()
-    flags = np.concatenate([np.zeros(len(free)), soft[order]]) if order else np.zeros(len(free))
+    flags = np.concatenate([np.zeros(len(free)), soft[chosen]]) if chosen else np.zeros(len(free))
     return Solution(merged, flags)

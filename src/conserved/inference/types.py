@@ -100,7 +100,7 @@ class Type:
     images: tuple[Image, ...] = ()
     zero: bool = False
     centred: frozenset[int] = frozenset()
-    """Axes along which the tensor sums to zero, as after a norm that centres: what reads it does not see a common shift."""
+    """Axes along which the tensor sums to zero, as after a norm that centres: its readers see no common shift."""
 
     @property
     def fixed(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,12 +97,12 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
         typing.unknown[name] += 1
         fix_all(step)
         return
-    found = rule(step)
-    results = list(found) if isinstance(found, list | tuple) else [found]
+    given = rule(step)
+    results = list(given) if isinstance(given, Sequence) else [given]
     if len(results) < len(operation.results):
         # An operation in place: its last result is the new value of what it wrote to.
         results += [results[0]] * (len(operation.results) - len(results))
-    _mark(typing, operation, [known.get(number) for number in inputs] + results)
+    _mark(typing, operation, [*(known.get(number) for number in inputs), *results])
     hooked = any(number in program.hooked_values for number in operation.results)
     for number, type_ in zip(operation.results, results, strict=False):
         if hooked and isinstance(type_, Type):

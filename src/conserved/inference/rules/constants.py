@@ -100,6 +100,7 @@ def _zeros(s: Step) -> Known:
     "prod",
 )
 def constant(s: Step) -> Known:
+    """Nothing that moves comes out: what is made, drawn, compared or counted."""
     name = base_name(s.operation.name)
     if name in ("aten::cumprod", "aten::prod"):
         return fix_all(s)

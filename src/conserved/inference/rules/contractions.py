@@ -65,7 +65,7 @@ def contraction(s: Step, left: Any, right: Any, axes: Axes) -> Type:
 def first_contraction(
     engine: Engine, view: View, place: Renumber, partner: Type, axes: Axes, *, fresh_sum: bool = False
 ) -> Type:
-    """First use of a parameter in a contraction: free along the axes that stay, dual to its partner along those summed."""
+    """First use of a parameter in a contraction: free along axes that stay, dual to its partner along those summed."""
     moved_view = view.moved(place)
     own = sorted({dim for one in moved_view.coordinates for dim in one.dims})
     virtual, counts = virtual_axes(moved_view)
@@ -102,12 +102,14 @@ def _bmm(s: Step) -> Known:
 
 
 def batched_product(s: Step, left: Any, right: Any) -> Type:
+    """Products of matrices, one for every index of the first axis."""
     b, n, k = s.shape(left)
     m = s.shape(right)[2]
     return contraction(s, left, right, Axes((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: b, 1: n, 2: k, 3: m}))
 
 
 def matrix_product(s: Step, left: Any, right: Any) -> Type:
+    """The product of two matrices."""
     n, k = s.shape(left)
     m = s.shape(right)[1]
     return contraction(s, left, right, Axes((0, 1), (1, 2), (0, 2), {0: n, 1: k, 2: m}))
@@ -218,13 +220,11 @@ def _convolution(s: Step) -> Known:
 
 
 def conv_contraction(s: Step, left: Type, raw: Known, axes: Axes, kernel: int) -> Type:
+    """The contraction over the channels of a group, with a kernel that is the same at every place."""
     engine = s.engine
     place = Renumber(axes.right)
     x = Renumber(axes.left).type(left)
-    if isinstance(raw, View):
-        y = place.type(first_contraction(engine, raw, place, x, axes))
-    else:
-        y = place.type(raw)
+    y = place.type(first_contraction(engine, raw, place, x, axes)) if isinstance(raw, View) else place.type(raw)
     level = engine.uniform(y.factors, [axis for axis in axes.right if axis >= 5])
     y = Type(tuple(level), y.shifts, y.images, y.zero)
     sizes = axes.sizes

@@ -19,6 +19,7 @@ from conserved.inference.types import FIXED, Field, Image, Type, distinct, tidy,
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_copy", "_reshape_copy")
 def reshape(s: Step) -> Known:
+    """The same entries in the same order, in another shape."""
     x = s.arg(0)
     old, new = s.shape(x), s.out
     if prod(old) == 0 or (len(s.operation.args) > 1 and not isinstance(s.arg(1), list | tuple)):
@@ -84,6 +85,7 @@ def _expand(s: Step) -> Known:
     "lift_fresh_copy",
 )
 def same(s: Step) -> Known:
+    """A copy, perhaps in another precision."""
     if not s.program.values[s.operation.results[0]].dtype.is_floating_point:
         return FIXED
     return s.raw(s.arg(0))
@@ -255,10 +257,7 @@ def _write(s: Step) -> Known:
     base, value = s.arg(0), s.arg(2)
     shape = s.shape(base)
     before, after = s.type(base), s.type(value)
-    if prod(shape) > ENTRIES:
-        positions = None
-    else:
-        positions = _positions(s.arg(1), s.arg(3))
+    positions = None if prod(shape) > ENTRIES else _positions(s.arg(1), s.arg(3))
     if positions is None:
         s.engine.zero(before)
         s.engine.zero(after)
@@ -324,11 +323,7 @@ def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -
 def _cat(s: Step) -> Known:
     parts = [ref for ref in s.arg(0) if prod(s.shape(ref)) or len(s.shape(ref)) > 1]
     dim = at(s.arg(1, "dim", 0), len(s.out))
-    return joined(s, parts, [s.shape(ref)[dim] for ref in parts], dim, [adopted_later(s, ref) for ref in parts])
-
-
-def adopted_later(s: Step, ref: Any) -> Type:
-    return s.type(ref)
+    return joined(s, parts, [s.shape(ref)[dim] for ref in parts], dim, [s.type(ref) for ref in parts])
 
 
 @rule("stack")

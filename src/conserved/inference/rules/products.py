@@ -46,6 +46,7 @@ def _mul(s: Step) -> Known:
 
 
 def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
+    """left · right, or left / right, entry by entry."""
     for one, other, inverse in ((right, left, divides), (left, right, False)):
         value = number(one, s)
         if (
@@ -93,7 +94,7 @@ def power(s: Step, x: Type, exponent: Fraction) -> Type:
     return Type(tuple(one.times(exponent) for one in x.factors) if exponent else (), zero=x.zero and exponent > 0)
 
 
-HOMOGENEOUS = {
+HOMOGENEOUS: dict[str, int | Fraction] = {
     "relu": 1,
     "relu_": 1,
     "abs": 1,

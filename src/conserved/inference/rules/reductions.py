@@ -159,7 +159,7 @@ def added_up(s: Step, one: Field, dims: Sequence[int], mean: bool, entries: int)
     mine = [dim for dim in dims if dim in one.dims]
     kept = [n for n, dim in enumerate(one.dims) if dim not in mine]
     lost = [n for n, dim in enumerate(one.dims) if dim in mine]
-    array = one.atoms.transpose(kept + lost).reshape(tuple(one.atoms.shape[n] for n in kept) + (-1,))
+    array = one.atoms.transpose(kept + lost).reshape((*tuple(one.atoms.shape[n] for n in kept), -1))
     size = array.shape[-1]
     total = s.engine.shifts.fresh(array.shape[:-1])
     terms = [(Fraction(1), array[..., n]) for n in range(size)]

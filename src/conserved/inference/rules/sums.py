@@ -33,11 +33,12 @@ def sum_of(s: Step, left: Any, right: Any, sign: Fraction | int | float = 1) -> 
         first = broadcast(s.shape(left), count).type(a) if isinstance(a, Type) else FIXED
         b = adopt(s, right, b, first, count)
     elif isinstance(a, View):
+        assert isinstance(b, Type)
         a = adopt(s, left, a, broadcast(s.shape(right), count).type(b), count)
+    assert isinstance(a, Type)
+    assert isinstance(b, Type)
     x = broadcast(s.shape(left), count).type(a) if isinstance(left, Ref) else a
     y = broadcast(s.shape(right), count).type(b) if isinstance(right, Ref) else b
-    assert isinstance(x, Type)
-    assert isinstance(y, Type)
     y = scaled(s.engine, y, float(sign))
     return added(s.engine, x, y)
 
@@ -105,6 +106,7 @@ EPSILON = 1e-2
 
 
 def plus(s: Step, left: Any, right: Any, alpha: int | float) -> Known:
+    """left + alpha · right, where a small number that is added to squares is a normalisation's ε."""
     value = number(right, s)
     if (
         value is None
