@@ -1,4 +1,6 @@
-"""Which symmetries a program has: every tensor gets the most general type its operations allow, and what stays free is a law."""
+"""Which symmetries a program has: every tensor gets the most general type its operations allow, and what stays free
+is a law.
+"""
 
 from conserved.inference.examples import NoExample
 from conserved.inference.infer import recognize

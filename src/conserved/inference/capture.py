@@ -1,9 +1,9 @@
 """The program as a list of operations: one forward pass is watched below autograd, and writes become values.
 
 Every ATen operation that runs is recorded with its arguments, the module it ran in and the line of user code it came
-from. Tensors are numbered as values; an operation in place makes a new value, and a view of storage that was written since
-is read again from its base. Nothing is compiled: control flow runs as Python, so whatever PyTorch can run can be captured,
-on real tensors or on the meta device.
+from. Tensors are numbered as values; an operation in place makes a new value, and a view of storage that was written
+since is read again from its base. Nothing is compiled: control flow runs as Python, so whatever PyTorch can run can
+be captured, on real tensors or on the meta device.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ class _Storage:
 class Recorder(TorchDispatchMode):
     """Records what runs below autograd."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], constants: Sequence[Tensor] = ()) -> None:
         super().__init__()
+        self._fixed = {id(tensor) for tensor in constants}
         self.program = Program()
         self._numbers: Any = WeakTensorKeyDictionary()
         self._storages: dict[int, _Storage] = {}
@@ -131,6 +132,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = f"{func._schema.name}.{func._overloadname}" if hasattr(func, "_schema") else str(func)
+        if name.startswith("aten::lift_fresh"):
+            # A tensor that was just made from Python numbers.
+            self._fixed.add(id(args[0]))
         recorded = tree_map_only(Tensor, self._read, (args, kwargs))
         out = func(*args, **kwargs)
         written = _written(func, args, kwargs)
@@ -198,7 +202,7 @@ class Recorder(TorchDispatchMode):
             if store is not None:
                 return Ref(self._again(tensor, store))
             number = self._new(tensor)
-            if not tensor.is_meta and tensor.numel() <= KEPT and not tensor.requires_grad:
+            if id(tensor) in self._fixed and not tensor.is_meta and tensor.numel() <= KEPT:
                 self.program.values[number].constant = tensor.detach()
             return Ref(number)
         number, writes = found
@@ -252,8 +256,19 @@ class Recorder(TorchDispatchMode):
 
 
 _CREATES = (
-    "aten::arange", "aten::zeros", "aten::ones", "aten::full", "aten::scalar_tensor", "aten::linspace", "aten::eye",
-    "aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::tril_indices", "aten::triu_indices", "aten::lift_fresh",
+    "aten::arange",
+    "aten::zeros",
+    "aten::ones",
+    "aten::full",
+    "aten::scalar_tensor",
+    "aten::linspace",
+    "aten::eye",
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_full",
+    "aten::tril_indices",
+    "aten::triu_indices",
+    "aten::lift_fresh",
 )
 
 
@@ -326,11 +341,11 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         return former_hook(tensor, hook)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
-    Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    setattr(Tensor, "register_hook", register_hook)  # noqa: B010
     try:
         yield
     finally:
-        Tensor.register_hook = former_hook  # type: ignore[method-assign]
+        setattr(Tensor, "register_hook", former_hook)  # noqa: B010
         torch.autograd.Function.apply = former
         for hook in hooks:
             hook.remove()
@@ -363,7 +378,7 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
 
 def capture(run: Callable[[], Any], parameters: Mapping[str, Tensor], model: nn.Module | None = None) -> Program:
     """The operations of `run()`; what it returns, in any nesting, are the outputs of the program."""
-    recorder = Recorder(parameters)
+    recorder = Recorder(parameters, list(model.buffers()) if model is not None else ())
     with (
         _undisturbed(model),
         torch.enable_grad(),

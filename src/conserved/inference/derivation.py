@@ -31,7 +31,13 @@ class Derivation:
             if name in shared:
                 yield name, "it shares its storage with another parameter, so that it is moved by the gradients of both"
                 continue
-            reason = self._ending(np.unique(np.concatenate([f.atoms.reshape(-1) for r in regions for f in r.type.factors] or [np.zeros(0, np.int64)])))
+            reason = self._ending(
+                np.unique(
+                    np.concatenate(
+                        [f.atoms.reshape(-1) for r in regions for f in r.type.factors] or [np.zeros(0, np.int64)]
+                    )
+                )
+            )
             yield name, reason or "nothing about it is free"
 
     def _ending(self, atoms: np.ndarray) -> str:
@@ -79,7 +85,9 @@ class Derivation:
 
     def _carries(self, value: int, atoms: np.ndarray) -> bool:
         known = self.typing.known.get(value)
-        return isinstance(known, Type) and any(np.isin(one.atoms, atoms).any() for one in (*known.factors, *known.shifts))
+        return isinstance(known, Type) and any(
+            np.isin(one.atoms, atoms).any() for one in (*known.factors, *known.shifts)
+        )
 
 
 def _folded(lines: list[str]) -> list[str]:

@@ -1,9 +1,9 @@
 """What operators may say about types: equal, zero, multiplied, contracted, summed, normalised.
 
-An `Engine` holds the unknowns (charges, shifts, which atoms mix) and the few relations from which all rules for operators
-are built. Every relation is sound by itself: it allows only motions of its inputs and outputs that the operation commutes
-with. Where a general case would need more than is written here, atoms are set to zero, which loses symmetries and never
-invents one.
+An `Engine` holds the unknowns (charges, shifts, which atoms mix) and the few relations from which all rules for
+operators are built. Every relation is sound by itself: it allows only motions of its inputs and outputs that the
+operation commutes with. Where a general case would need more than is written here, atoms are set to zero, which
+loses symmetries and never invents one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class Engine:
         self._keys += 1
         return self._keys
 
-    def fresh(self, dims: Sequence[int], sizes: Sequence[int], virtual: Sequence[Virtual] = (), counts: Sequence[int] = ()) -> Field:
+    def fresh(
+        self, dims: Sequence[int], sizes: Sequence[int], virtual: Sequence[Virtual] = (), counts: Sequence[int] = ()
+    ) -> Field:
         """New charges over some axes, in one block; different entries of virtual axes never mix."""
         atoms = self.charges.fresh((*counts, *sizes))
         self.partition.fresh(atoms, self.key())
@@ -104,7 +106,9 @@ class Engine:
             self.partition.split(atoms, keys, batch=True)
         return Field(dims, atoms, Fraction(1), tuple(virtual))
 
-    def alone(self, dims: Sequence[int], sizes: Sequence[int], virtual: Sequence[Virtual] = (), counts: Sequence[int] = ()) -> Field:
+    def alone(
+        self, dims: Sequence[int], sizes: Sequence[int], virtual: Sequence[Virtual] = (), counts: Sequence[int] = ()
+    ) -> Field:
         """New charges that do not mix with each other."""
         found = self.fresh(dims, sizes, virtual, counts)
         self.partition.shatter(found.atoms)
@@ -112,7 +116,9 @@ class Engine:
 
     # --- relations between charges ----------------------------------------------------------------------------------
 
-    def equate(self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False) -> None:
+    def equate(
+        self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False
+    ) -> None:
         """Σ left = Σ right at every place, one equation for each group of fields that share axes."""
         fields = _cancelled([*left, *(one.times(-1) for one in right)])
         if not fields:
@@ -147,7 +153,11 @@ class Engine:
             return
         ordered = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
         wide, narrow = ordered[:2], ordered[2:]
-        if len(wide) == 2 and abs(wide[0].weight) == abs(wide[1].weight) and all(_within(one, wide[0]) for one in ordered):
+        if (
+            len(wide) == 2
+            and abs(wide[0].weight) == abs(wide[1].weight)
+            and all(_within(one, wide[0]) for one in ordered)
+        ):
             a, b = wide
             right = spread(b, a.dims, a.atoms.shape, a.virtual)
             for one in narrow:
@@ -191,16 +201,23 @@ class Engine:
             order = [n for n, axis in enumerate(one.virtual) if any(axis is other for other in kept_virtual)]
             order += [len(one.virtual) + n for n, dim in enumerate(one.dims) if dim not in gone]
             lost = [n for n in range(array.ndim) if n not in order]
-            array = array.transpose(order + lost).reshape(tuple(array.shape[n] for n in order) + (-1,))
+            array = array.transpose(order + lost).reshape((*tuple(array.shape[n] for n in order), -1))
             if array.shape[-1] > 1:
                 self.charges.add([(Fraction(1), array[..., 1:]), (Fraction(-1), array[..., :1])], origin=self.origin)
                 self.endings.append(Ending(one.atoms, self.origin, False))
-            dims = tuple(dim for dim in one.dims if dim not in gone)
-            return [Field(dims, array[..., 0], one.weight, kept_virtual)]
+            kept_dims = tuple(dim for dim in one.dims if dim not in gone)
+            return [Field(kept_dims, array[..., 0], one.weight, kept_virtual)]
         axes_v, dims, sizes, counts = _axes(group)
-        kept_v = [n for n, axis in enumerate(axes_v) if not (gone & set(axis.dims)) and not any(axis.same(v) for v in virtual)]
+        kept_v = [
+            n for n, axis in enumerate(axes_v) if not (gone & set(axis.dims)) and not any(axis.same(v) for v in virtual)
+        ]
         kept_d = [n for n, dim in enumerate(dims) if dim not in gone]
-        left = self.alone([dims[n] for n in kept_d], [sizes[n] for n in kept_d], [axes_v[n] for n in kept_v], [counts[n] for n in kept_v])
+        left = self.alone(
+            [dims[n] for n in kept_d],
+            [sizes[n] for n in kept_d],
+            [axes_v[n] for n in kept_v],
+            [counts[n] for n in kept_v],
+        )
         terms, size = _terms([*group, left.times(-1)])
         if size > LARGEST:
             self.erase(group)
@@ -260,7 +277,8 @@ class Engine:
         """An operation that does not see what is added along `dims` alike."""
         gone = set(dims)
         type_ = self.moving(type_)
-        self.forgotten += [Ending(one.atoms, self.origin, True) for one in (*type_.shifts, *type_.images)]
+        seen = [one.atoms for one in type_.shifts] + [one.atoms for one in type_.images]
+        self.forgotten += [Ending(atoms, self.origin, True) for atoms in seen]
         touching = [one for one in type_.shifts if one.touches(gone)]
         for group in _components(_cancelled(touching)):
             axes_v, all_dims, sizes, counts = _axes(group)
@@ -306,9 +324,7 @@ class Engine:
         found = [
             Image(self.key(), frozenset((one.occupied | extra) - gone), distinct(one.atoms)) for one in type_.shifts
         ]
-        found += [
-            Image(self.key(), frozenset((one.varies | extra) - gone), one.atoms) for one in type_.images
-        ]
+        found += [Image(self.key(), frozenset((one.varies | extra) - gone), one.atoms) for one in type_.images]
         return tuple(found)
 
     def multiply(self, left: Type, right: Type, varies: tuple[set[int], set[int]]) -> Type:
@@ -325,7 +341,9 @@ class Engine:
             self.imaged(left, varies[1]) + self.imaged(right, varies[0]),
         )
 
-    def contract(self, left: Type, right: Type, *, summed: set[int], batch: set[int], mine: set[int], other: set[int]) -> Type:
+    def contract(
+        self, left: Type, right: Type, *, summed: set[int], batch: set[int], mine: set[int], other: set[int]
+    ) -> Type:
         """Σ over `summed` of left · right, in a common numbering of axes.
 
         `batch` axes belong to both and stay, `mine` and `other` to one of them. For every group of fields that touch a
@@ -340,6 +358,7 @@ class Engine:
         passing = [one for one in fields if not any(one is t for t in touching)]
         for group in _components(_cancelled(touching)):
             passing += self._contracted(group, summed, batch)
+        left, right = _unseen(left, right, summed), _unseen(right, left, summed)
         images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | mine, summed)
         return Type(_cancelled(passing), (), images)
 
@@ -360,7 +379,10 @@ class Engine:
         kept_d = [n for n, dim in enumerate(dims) if dim not in summed]
         kept_v = [n for n, axis in enumerate(axes_v) if not summed & set(axis.dims)]
         left = self.alone(
-            [dims[n] for n in kept_d], [sizes[n] for n in kept_d], [axes_v[n] for n in kept_v], [counts[n] for n in kept_v]
+            [dims[n] for n in kept_d],
+            [sizes[n] for n in kept_d],
+            [axes_v[n] for n in kept_v],
+            [counts[n] for n in kept_v],
         )
         terms, size = _terms([*group, left.times(-1)])
         if size > LARGEST:
@@ -451,8 +473,7 @@ class Engine:
         axes = [
             axis
             for axis, coordinate in enumerate(view.coordinates)
-            if set(coordinate.dims) & set(one.dims)
-            or any(_has(one, mine) for mine in coordinate.virtual)
+            if set(coordinate.dims) & set(one.dims) or any(_has(one, mine) for mine in coordinate.virtual)
         ]
         parts = [self._local(view, sets, axis) for axis in axes]
         virtual, dims, sizes, counts = _axes(parts) if parts else ([], [], [], [])
@@ -508,11 +529,15 @@ def _has(field: Field, axis: Virtual) -> bool:
 
 
 def _same_axes(a: Field, b: Field) -> bool:
-    return (
-        a.dims == b.dims
-        and len(a.virtual) == len(b.virtual)
-        and all(_has(b, axis) for axis in a.virtual)
-    )
+    return a.dims == b.dims and len(a.virtual) == len(b.virtual) and all(_has(b, axis) for axis in a.virtual)
+
+
+def _unseen(type_: Type, partner: Type, summed: set[int]) -> Type:
+    """A type without the shifts that a partner which sums to zero along a summed axis does not see."""
+    along = partner.centred & summed
+    if not along or not type_.shifts:
+        return type_
+    return replace(type_, shifts=tuple(one for one in type_.shifts if one.occupied & along))
 
 
 def _within(a: Field, b: Field) -> bool:

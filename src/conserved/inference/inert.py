@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from conserved.inference.capture import Ref
@@ -13,12 +15,16 @@ from conserved.view import View
 
 
 def inert(typing: Typing) -> list[Symmetry]:
-    """Laws of what no gradient reaches: unused parameters, routers that decide nothing, rows that are never looked up."""
+    """Laws of what no gradient reaches: unused parameters, routers without a say, rows that are never looked up."""
     program = typing.program
     found = []
     used = {value for operation in program.operations for value in operation.inputs()}
     for name, value in program.parameters.items():
-        if program.values[value].parameter is None or name in typing.reached or not np.prod(program.values[value].shape):
+        if (
+            program.values[value].parameter is None
+            or name in typing.reached
+            or not np.prod(program.values[value].shape)
+        ):
             continue
         shape = program.values[value].shape
         family = "frozen" if value in used else "unused"
@@ -26,15 +32,52 @@ def inert(typing: Typing) -> list[Symmetry]:
     for name, rows in _unread_rows(typing).items():
         shape = program.values[program.parameters[name]].shape
         found.append(_still(name, "unused", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: rows})))
+    for name, axis, run in _unused_slices(typing):
+        shape = program.values[program.parameters[name]].shape
+        found.append(
+            _still(
+                name,
+                "unused",
+                View.of(name, shape, grid=(1, *shape), axes=0, pick={1 + axis: run}),
+                f"{run[0]}:{run[1]}",
+            )
+        )
     for name, row in _padding(typing).items():
         shape = program.values[program.parameters[name]].shape
-        found.append(_still(name, "inert_padding", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: (row, row + 1)})))
+        found.append(
+            _still(name, "inert_padding", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: (row, row + 1)}))
+        )
     return found
 
 
-def _still(name: str, family: str, view: View) -> Symmetry:
+def _unused_slices(typing: Typing) -> Iterator[tuple[str, int, tuple[int, int]]]:
+    """Slices of parameters of which only other slices are used."""
+    program = typing.program
+    for name, regions in typing.engine.regions.items():
+        shape = program.values[program.parameters[name]].shape
+        cut = {dim for region in regions for dim, size in enumerate(shape) if region.sets[dim].size != size}
+        if len(cut) != 1:
+            continue
+        (dim,) = cut
+        used = np.zeros(shape[dim], dtype=bool)
+        for region in regions:
+            used[region.sets[dim]] = True
+        edges = np.flatnonzero(np.diff(np.concatenate([[True], used, [True]]).astype(np.int8)))
+        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+            yield name, dim, (int(start), int(stop))
+
+
+def _still(name: str, family: str, view: View, part: str = "") -> Symmetry:
     module, _, leaf = name.rpartition(".")
-    return Symmetry(block=module, family=family, part=leaf if leaf not in ("weight", "") or family == "frozen" else "", kind=Translation(), legs=(Leg(view),))
+    if part:
+        return Symmetry(block=module, family=family, part=f"{leaf}.{part}", kind=Translation(), legs=(Leg(view),))
+    return Symmetry(
+        block=module,
+        family=family,
+        part=leaf if leaf not in ("weight", "") or family == "frozen" else "",
+        kind=Translation(),
+        legs=(Leg(view),),
+    )
 
 
 def _tables(typing: Typing) -> dict[str, list[tuple[int, int]]]:

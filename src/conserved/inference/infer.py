@@ -31,20 +31,25 @@ LARGE = 100_000_000
 def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSet:
     """The conservation laws of a model, or of any program, inferred from the operations it runs.
 
-    One forward pass is followed, and every symmetry that the operations leave to the parameters becomes a law. Nothing is known
-    about architectures. Shapes and types of the inputs count; their values do not, except where a program branches on them.
+    One forward pass is followed, and every symmetry that the operations leave to the parameters becomes a law.
+    Nothing is known about architectures. Shapes and types of the inputs count; their values do not, except where a
+    program branches on them.
 
     Args:
-        model: a `torch.nn.Module`; or a function without arguments that computes the whole objective, followed by the module
+        model: a `torch.nn.Module`; or a function without arguments that computes the whole objective, followed by the
+            module
             whose parameters are trained; or a function of a dictionary of parameters and inputs.
         *args: example inputs, as the model is called. Without any, inputs are made up where the model says how.
-        loss: "any" lists laws that hold whatever the outputs are judged by; "cross_entropy" also those of a classifier's
+        loss: "any" lists laws that hold whatever the outputs are judged by; "cross_entropy" also those of a
+            classifier's
             head, with the classes on the outputs' last axis.
         **kwargs: more example inputs, by name.
 
     Returns:
-        A `LawSet`. `.dropped` says what is no law and which operation is the reason, `.unknown` which operations have no rule,
+        A `LawSet`. `.dropped` says what is no law and which operation is the reason, `.unknown` which operations have
+        no rule,
         `.explain(name)` why a law is one.
+
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
@@ -59,6 +64,7 @@ def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int 
     symmetries = named(assembly, assembly.found()) + inert(typing)
     symmetries = [replace(one, source=derivation_source(typing, one)) for one in symmetries]
     unique = {symmetry.name: symmetry for symmetry in symmetries}
+    assert len(unique) == len(symmetries), "two laws got one name"
     derivation = Derivation(typing, assembly)
     return LawSet(
         symmetries=tuple(unique.values()),
@@ -74,7 +80,12 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
     """Where a symmetry comes from: "typed", or "assumed" if an autograd function's own backward is on its way."""
     if not typing.assumed or symmetry.kind.linear:
         return "typed"
-    atoms = [f.atoms.reshape(-1) for name in symmetry.parameters for r in typing.engine.regions.get(name, []) for f in r.type.factors]
+    atoms = [
+        f.atoms.reshape(-1)
+        for name in symmetry.parameters
+        for r in typing.engine.regions.get(name, [])
+        for f in r.type.factors
+    ]
     mine = np.unique(np.concatenate(atoms)) if atoms else np.zeros(0, dtype=np.int64)
     passed = [array.reshape(-1) for arrays in typing.assumed.values() for array in arrays]
     through = np.unique(np.concatenate(passed)) if passed else mine[:0]
@@ -95,7 +106,8 @@ def _followed(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         trained = {name: value.detach().requires_grad_() for name, value in tensors.items()}
         return capture(lambda: model(trained, *args[1:], **kwargs), trained), tensors
     raise TypeError(
-        "A function is followed as recognize(closure, model), or as recognize(f, parameters, *inputs) with a dictionary of tensors."
+        "A function is followed as recognize(closure, model), or as recognize(f, parameters, *inputs) with the "
+        "parameters as a dictionary of tensors."
     )
 
 
@@ -117,10 +129,21 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
     while True:
         for name in ("_orig_mod", "module"):
             inner = getattr(model, name, None)
-            if isinstance(inner, nn.Module) and len(list(model.children())) == 1 and not list(model.parameters(recurse=False)):
-                if name == "_orig_mod" or type(model).__name__ in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
-                    model, prefix = inner, f"{prefix}{name}."
-                    break
+            if (
+                isinstance(inner, nn.Module)
+                and len(list(model.children())) == 1
+                and not list(model.parameters(recurse=False))
+            ) and (
+                name == "_orig_mod"
+                or type(model).__name__
+                in (
+                    "DistributedDataParallel",
+                    "DataParallel",
+                    "FullyShardedDataParallel",
+                )
+            ):
+                model, prefix = inner, f"{prefix}{name}."
+                break
         else:
             return model, prefix
 
@@ -130,11 +153,23 @@ def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tenso
     for args, kwargs in example_inputs(model):
         try:
             return _run(model, prefix, parameters, args, kwargs)
-        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError, KeyError, AttributeError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+            AssertionError,
+            NotImplementedError,
+            KeyError,
+            AttributeError,
+        ) as error:
             problem = problem or error
-    reason = f" ({type(problem).__name__}: {str(problem).splitlines()[0]})" if problem is not None and str(problem) else ""
+    reason = (
+        f" ({type(problem).__name__}: {str(problem).splitlines()[0]})" if problem is not None and str(problem) else ""
+    )
     raise NoExample(
-        f"How {type(model).__name__} is called cannot be guessed{reason}. Pass example inputs as it is called: recognize(model, x)."
+        f"How {type(model).__name__} is called cannot be guessed{reason}. "
+        "Pass example inputs as it is called: recognize(model, x)."
     )
 
 

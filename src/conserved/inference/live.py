@@ -1,4 +1,6 @@
-"""The laws of a model that is being used: inferred once, from the first inputs that come, and kept as long as the model stays the same."""
+"""The laws of a model that is being used: inferred once, from the first inputs that come, and kept as long as the
+model stays the same.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from conserved.laws import LawSet
 class FirstCall:
     """Remembers the arguments of a model's next call, and infers the laws from them when asked.
 
-    The hook goes on the module that is called, which may be a wrapper (compiled, data parallel) around the one whose laws
-    are wanted. It is gone after one call, and what it remembered is forgotten once the laws are known.
+    The hook goes on the module that is called, which may be a wrapper (compiled, data parallel) around the one whose
+    laws are wanted. It is gone after one call, and what it remembered is forgotten once the laws are known.
     """
 
     def __init__(self, called: nn.Module, model: nn.Module | None = None, *, loss: str = "any") -> None:
-        """Args: the module that will be called; the model inside it whose laws are wanted (the same by default); the loss."""
+        """`called` is the module that will be called, `model` the one inside it whose laws are wanted, if another."""
         self.model = called if model is None else model
         self.loss = loss
         self.call: Call | None = None
@@ -34,7 +36,7 @@ class FirstCall:
         _WAITING[self.model] = self
 
     def laws(self) -> LawSet:
-        """The laws, from the inputs that came; from made-up ones if none came yet and the model says how it is called."""
+        """The laws, from the inputs that came; from made-up ones if none came yet and the model tells them."""
         return laws_of_model(self.model, loss=self.loss, call=self.call)
 
     def close(self) -> None:
@@ -45,7 +47,7 @@ class FirstCall:
         if _WAITING.get(self.model) is self:
             del _WAITING[self.model]
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients (evaluation, generation) are not those of training."""
         if not torch.is_grad_enabled():
@@ -81,14 +83,16 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str, _Known]] = weakref.WeakKe
 def laws_of_model(model: nn.Module, *, loss: str = "any", call: Call | None = None) -> LawSet:
     """The laws of a model, inferred once and kept with it.
 
-    They are inferred again when parameters were added, removed, replaced, tied, frozen or unfrozen, when a part changed
-    between training and evaluation, and when a module got another `forward`.
+    They are inferred again when parameters were added, removed, replaced, tied, frozen or unfrozen, when a part
+    changed between training and evaluation, and when a module got another `forward`.
 
     Args:
         model: any module.
         loss: as for `recognize`.
-        call: arguments to follow it with. Without them, those that a `FirstCall` on the model has seen; otherwise inputs are
+        call: arguments to follow it with. Without them, those that a `FirstCall` on the model has seen; otherwise
+            inputs are
             made up where the model says how it is called.
+
     """
     word = "any" if loss == "regression" else loss
     state = _state(model)
@@ -110,7 +114,9 @@ def laws_of_model(model: nn.Module, *, loss: str = "any", call: Call | None = No
 
 
 def _state(model: nn.Module) -> Hashable:
-    """What the laws of a model depend on besides its code. Kept laws hold the parameters, so that no identity is used twice."""
+    """What the laws of a model depend on besides its code. Kept laws hold the parameters, so that no identity is used
+    twice.
+    """
     parameters = tuple(
         (name, id(parameter), parameter.requires_grad)
         for name, parameter in model.named_parameters(remove_duplicate=False)

@@ -25,9 +25,7 @@ class Move(ABC):
 
     def field(self, field: Field) -> Field:
         """A field after the move."""
-        virtual = tuple(
-            Virtual(axis.key, *self.array(axis.dims, axis.slots, 0)) for axis in field.virtual
-        )
+        virtual = tuple(Virtual(axis.key, *self.array(axis.dims, axis.slots, 0)) for axis in field.virtual)
         dims, atoms = self.array(field.dims, field.atoms, len(field.virtual))
         copies = None if field.copies is None else self.array(field.dims, field.copies, len(field.virtual))[1]
         return Field(dims, atoms, field.weight, virtual, copies)
@@ -44,7 +42,12 @@ class Move(ABC):
             tuple(map(self.field, type_.shifts)),
             tuple(map(self.image, type_.images)),
             type_.zero,
+            frozenset(new for dim in type_.centred for new in self.keeps(dim)),
         )
+
+    def keeps(self, dim: int) -> tuple[int, ...]:
+        """The axis of the result whose entries are just those of an axis of the source, if there is one."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,9 @@ class Renumber(Move):
     def carry(self, dim: int) -> tuple[int, ...]:
         place = self.places[dim]
         return () if place is None else (place,)
+
+    def keeps(self, dim: int) -> tuple[int, ...]:
+        return self.carry(dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +132,11 @@ class Regroup(Move):
     def array(self, dims: tuple[int, ...], array: Atoms, leading: int) -> tuple[tuple[int, ...], Atoms]:
         involved = [(s, t) for s, t in self.groups() if any(dim in s for dim in dims)]
         if self._simple(involved):
-            place = {next(d for d in s if self.old[d] != 1): next(d for d in t if self.new[d] != 1)
-                     for s, t in involved if any(self.old[d] != 1 for d in s)}
+            place = {
+                next(d for d in s if self.old[d] != 1): next(d for d in t if self.new[d] != 1)
+                for s, t in involved
+                if any(self.old[d] != 1 for d in s)
+            }
             return tidy([place[dim] for dim in dims], array, leading)
         dims, array = self._wide(involved, dims, array, leading)
         return without_constant_axes(dims, array, leading)
@@ -155,7 +164,8 @@ class Regroup(Move):
                 number = number * self.old[dim] + place
             number = np.broadcast_to(
                 number,
-                tuple(atoms_size for atoms_size in field.atoms.shape[:leading]) + tuple(self.old[dim] for dim in all_dims),
+                tuple(atoms_size for atoms_size in field.atoms.shape[:leading])
+                + tuple(self.old[dim] for dim in all_dims),
             )
             copies = self._wide(involved, all_dims, number, leading)[1]
         kept = list(dims)
@@ -192,6 +202,14 @@ class Regroup(Move):
             if dim in sources:
                 return tuple(target for target in targets if self.new[target] != 1)
         raise AssertionError(dim)
+
+    def keeps(self, dim: int) -> tuple[int, ...]:
+        for sources, targets in self.groups():
+            if dim in sources:
+                same = [t for t in targets if self.new[t] == self.old[dim]]
+                alone = all(self.old[d] == 1 for d in sources if d != dim)
+                return (same[0],) if alone and len(same) == 1 else ()
+        return ()
 
 
 def permute(order: Sequence[int]) -> Renumber:

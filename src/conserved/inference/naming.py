@@ -1,21 +1,21 @@
 """Names for symmetries: the module they live in, what they are, and which one of several.
 
-Names follow from structure alone: from the roles of a symmetry's legs (a map's outputs or inputs, a gain, a bias, a table), from
-what its charges went through and from the operation that does not see its shift. Only `WORDS` looks at how people call things, to
-tell a query's scale from a key's.
+Names follow from structure alone: from the roles of a symmetry's legs (a map's outputs or inputs, a gain, a bias, a
+table), from what its charges went through and from the operation that does not see its shift. Only `WORDS` looks at
+how people call things, to tell a query's scale from a key's.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly, Found, Part
-from conserved.kind import ComplexScaling, GeneralLinear, OneScale, Scaling
+from conserved.kind import ComplexScaling, GeneralLinear, OneScale
 from conserved.symmetry import Leg, Symmetry
 
 WORDS = {
@@ -34,7 +34,8 @@ class _Marks:
 def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
     """Symmetries with unique names, in the order of the program."""
     passed = assembly.engine.passed
-    marks = _Marks(*(_set(passed.get(kind, [])) for kind in ("homogeneous", "gated")))
+    count = assembly.engine.charges.count
+    marks = _Marks(*(_marked(passed.get(kind, []), count) for kind in ("homogeneous", "gated")))
     described = [(*_described(assembly, one, marks), one) for one in found]
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
@@ -51,7 +52,9 @@ def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
             number = numbers[key]
             numbers[key] += 1
             part = f"{part}.{number}" if part else str(number)
-        result.append(Symmetry(block=block, family=family, part=part, kind=one.kind, legs=one.legs, epsilon=one.epsilon))
+        result.append(
+            Symmetry(block=block, family=family, part=part, kind=one.kind, legs=one.legs, epsilon=one.epsilon)
+        )
     return result
 
 
@@ -64,8 +67,12 @@ def _place(assembly: Assembly, one: Found) -> tuple[int, int, int]:
     return first.region.origin, first.factor, place
 
 
-def _set(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.unique(np.concatenate([array.reshape(-1) for array in arrays])) if arrays else np.zeros(0, dtype=np.int64)
+def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """For every atom whether it is in one of the arrays."""
+    found = np.zeros(count, dtype=bool)
+    for array in arrays:
+        found[array.reshape(-1)] = True
+    return found
 
 
 def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str, str]:
@@ -81,7 +88,7 @@ def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str,
     if gains:
         if not reads and len({part.degree > 0 for part in gains}) == 2:
             return _common(modules), "query_key_gain", ""
-        return _module(gains[0].region.name), "gain", "" if len({id(g.region) for g in gains}) <= 2 else ""
+        return _module(gains[0].region.name), "gain", ""
     if len({*modules}) == 1 and isinstance(one.kind, GeneralLinear | ComplexScaling):
         modules = [modules[0].rpartition(".")[0]]
     if isinstance(one.kind, GeneralLinear | ComplexScaling):
@@ -90,8 +97,8 @@ def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str,
         heads = any(part.places.size < _size(part) for part in one.parts)
         return _common(modules), "value_output" if heads or _through_batch(assembly, one) else "linear_pair", ""
     atoms = [_atoms(part) for part in makes]
-    homogeneous = any(np.isin(a, marks.homogeneous).any() for a in atoms)
-    gated = any(np.isin(a, marks.gated).any() for a in atoms)
+    homogeneous = any(marks.homogeneous[a].any() for a in atoms)
+    gated = any(marks.gated[a].any() for a in atoms)
     if not reads:
         return _common(modules), "query_key", ""
     family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else "channels"
@@ -114,7 +121,11 @@ def _scale(one: Found, makes: Sequence[Part], modules: Sequence[str]) -> tuple[s
     if both and all(part.region.role == "gain" for part in one.parts):
         return _common(modules), "query_key_gain", ""
     whole = [part for part in one.parts if part.factor < 0]
-    if both and len(makes) + len(whole) == len(one.parts) and len({part.region.name for part in one.parts}) == len(one.parts) == 2:
+    if (
+        both
+        and len(makes) + len(whole) == len(one.parts)
+        and len({part.region.name for part in one.parts}) == len(one.parts) == 2
+    ):
         return _common(modules), "query_key", ""
     if len({_module(part.region.name) for part in one.parts}) == 1:
         module = modules[0]
@@ -130,7 +141,9 @@ def _shift(assembly: Assembly, one: Found) -> tuple[str, str, str]:
     names = [leg.view.parameter for leg in one.legs]
     modules = list(map(_module, names))
     if len(one.legs) > 1:
-        if any(part.region.role == "table" for part in one.parts) or any(leg.view.n > 1 and leg.view.m > 1 for leg in one.legs):
+        if any(part.region.role == "table" for part in one.parts) or any(
+            leg.view.n > 1 and leg.view.m > 1 for leg in one.legs
+        ):
             return modules[0], "positions", modules[1].rpartition(".")[2] or names[1].rpartition(".")[2]
         return _common(modules), "bias_centre" if one.legs[0].view.m == 1 else "bias_shift", ""
     module, leaf = modules[0], names[0].rpartition(".")[2]

@@ -9,8 +9,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 ASIDE = (
-    "past_key_values", "hidden_states", "attentions", "cross_attentions", "decoder_hidden_states", "decoder_attentions",
-    "encoder_hidden_states", "encoder_attentions", "cache_params", "mems", "router_logits", "state", "rnn_state",
+    "past_key_values",
+    "hidden_states",
+    "attentions",
+    "cross_attentions",
+    "decoder_hidden_states",
+    "decoder_attentions",
+    "encoder_hidden_states",
+    "encoder_attentions",
+    "cache_params",
+    "mems",
+    "router_logits",
+    "state",
+    "rnn_state",
 )
 """Entries of a result that are handed on to the next call or looked at, not trained on."""
 
@@ -31,9 +42,7 @@ def judged(result: Any) -> list[Tensor]:
         found = [leaf for name, entry in named.items() if name not in ASIDE for leaf in tensors(entry)]
     else:
         found = tensors(result)
-    floating = [leaf for leaf in found if leaf.is_floating_point() or leaf.is_complex()]
-    scalars = [leaf for leaf in floating if leaf.ndim == 0 and leaf.requires_grad]
-    return scalars if len(scalars) == 1 and len(floating) > 1 else floating
+    return [leaf for leaf in found if leaf.is_floating_point() or leaf.is_complex()]
 
 
 def _entries(result: Any) -> dict[str, Any] | None:

@@ -1,4 +1,6 @@
-"""Names of the time when each architecture needed a recogniser; they do nothing any more and will go with the next release."""
+"""Names of the time when each architecture needed a recogniser; they do nothing any more and will go with the next
+release.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Which atoms may be mixed with each other: what makes GL(n) out of n scales.
 
-Atoms that one axis of a parameter introduces form a block, and a priori any linear combination along it is allowed. The
-operations of the program refine the blocks: an operation that treats two atoms differently (a slice, a batch axis, a
-product with something that varies) *splits* them; one that matches atoms one to one (a sum, a contraction with the dual)
-*pairs* them, and mixing two on one side then means mixing their partners on the other. What is left is the greatest
-partition that is stable under both, found by refining until nothing changes. Labels are 64-bit hashes.
+Atoms that one axis of a parameter introduces form a block, and a priori any linear combination along it is allowed.
+The operations of the program refine the blocks: an operation that treats two atoms differently (a slice, a batch
+axis, a product with something that varies) *splits* them; one that matches atoms one to one (a sum, a contraction
+with the dual) *pairs* them, and mixing two on one side then means mixing their partners on the other. What is left
+is the greatest partition that is stable under both, found by refining until nothing changes. Labels are 64-bit
+hashes.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _classes(count: int, pairs: list[tuple[Atoms, Atoms, bool]]) -> tuple[Atoms,
     _, label = connected_components(graph, directed=False)
     plus, minus = label[0::2], label[1::2]
     orientation = np.where(plus <= minus, 1, -1)
-    _, classes = np.unique(np.minimum(plus, minus), return_inverse=True)
+    classes = compact(np.minimum(plus, minus))
     return classes, orientation, plus == minus
 
 
@@ -132,24 +133,40 @@ def _stable(labels: Labels, classes: Atoms, orientation: Atoms, twisted: np.ndar
         if shatter:
             # Two atoms of one block in one class: the class cannot be mixed within the block.
             key = combine(labels, classes.astype(np.uint64))
-            _, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
-            clash = counts[inverse] > 1
+            order = np.argsort(key)
+            equal = key[order][1:] == key[order][:-1]
+            clash = np.zeros(count, dtype=bool)
+            clash[order[1:]] = equal
+            clash[order[:-1]] |= equal
             labels[clash] = combine(labels[clash], np.arange(count, dtype=np.uint64)[clash])
         oriented = combine(labels, orientation.astype(np.uint64)) if shatter else labels
         signature = np.zeros(size, dtype=np.uint64)
         with np.errstate(over="ignore"):
             np.add.at(signature, classes, mix(oriented) if shatter else _once(classes, oriented, size))
         labels = combine(labels, signature[classes])
-        found = np.unique(labels).size
+        found = _count(labels)
         if found == previous:
             return signature
         previous = found
 
 
+def compact(labels: Atoms) -> Atoms:
+    """Labels from 0 on without gaps, in the same order; for labels that are small non-negative numbers."""
+    used = np.zeros(int(labels.max(initial=-1)) + 1, dtype=np.int64)
+    used[labels] = 1
+    return (np.cumsum(used) - 1)[labels]
+
+
+def _count(labels: Labels) -> int:
+    """The number of different labels."""
+    ordered = np.sort(labels)
+    return int((ordered[1:] != ordered[:-1]).sum()) + 1
+
+
 def _once(classes: Atoms, labels: Labels, size: int) -> Labels:
     """Hashes of labels, with every label counted once in a class."""
     order = np.lexsort((labels, classes))
-    c, l = classes[order], labels[order]
+    owner, label = classes[order], labels[order]
     repeated = np.zeros(labels.size, dtype=bool)
-    repeated[order[1:]] = (c[1:] == c[:-1]) & (l[1:] == l[:-1])
+    repeated[order[1:]] = (owner[1:] == owner[:-1]) & (label[1:] == label[:-1])
     return np.where(repeated, np.uint64(0), mix(labels))

@@ -1,9 +1,10 @@
 """Whether pairs of charges that are tied belong to one complex number: rotary positions, complex products.
 
-Operations that tie the charges of two entries (x cos − y sin beside y cos + x sin) may leave their rotation free as well,
-J = (0 −1; 1 0) on each pair. That is decided on the operations between the maps that make the entries and the contraction that ends
-them: they are run once on random numbers in double precision, with the rotation as tangent, and what they end in must not
-move. These operations are polynomial in what they are given, so a motion that vanishes at random numbers vanishes.
+Operations that tie the charges of two entries (x cos − y sin beside y cos + x sin) may leave their rotation free as
+well, J = (0 −1; 1 0) on each pair. That is decided on the operations between the maps that make the entries and the
+contraction that ends them: they are run once on random numbers in double precision, with the rotation as tangent,
+and what they end in must not move. These operations are polynomial in what they are given, so a motion that vanishes
+at random numbers vanishes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from conserved.inference.capture import Operation, Program, Ref
-from conserved.inference.rules import _positions
+from conserved.inference.rules.places import _positions
 from conserved.inference.types import Atoms, Type
 from conserved.inference.typing import Typing
 
@@ -46,7 +47,9 @@ class Rotations:
                     low.append(int(one.atoms.min()))
                     high.append(int(one.atoms.max()))
         self._values, self._low, self._high = (np.array(x, dtype=np.int64) for x in (values, low, high))
-        self._makers = {result: number for number in typing.live for result in typing.program.operations[number].results}
+        self._makers = {
+            result: number for number in typing.live for result in typing.program.operations[number].results
+        }
 
     def hold(self, pairs: Atoms) -> bool:
         """Whether turning the first atom of every pair into the second leaves the program's function alone.
@@ -111,7 +114,10 @@ class Rotations:
 
     def _is_view(self, operation: Operation) -> bool:
         """Whether an operation only re-arranges a parameter."""
-        return all(not isinstance(self.typing.known.get(v), Type) for v in operation.inputs()) and len(operation.inputs()) == 1
+        return (
+            all(not isinstance(self.typing.known.get(v), Type) for v in operation.inputs())
+            and len(operation.inputs()) == 1
+        )
 
     def _slice(self, sources: Sequence[int]) -> list[int]:
         """The operations that what carries the atoms goes through."""
@@ -174,7 +180,9 @@ class Rotations:
             tangent = tangent + turned.reshape(moved.shape).movedim(tuple(range(len(one.dims))), one.dims)
         return tangent
 
-    def _run(self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator, program: Program) -> list[Tensor]:
+    def _run(
+        self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator, program: Program
+    ) -> list[Tensor]:
         def given(ref: Ref) -> Tensor:
             if ref.value not in values:
                 values[ref.value] = self._invented(ref.value, values, generator, program)
@@ -183,7 +191,11 @@ class Rotations:
         if operation.name.startswith("conserved::"):
             return self._storage(operation, given)
         args, kwargs = tree_map_only(Ref, given, (operation.args, operation.kwargs))
-        kwargs = {name: entry for name, entry in kwargs.items() if name not in ("device", "layout", "pin_memory", "memory_format")}
+        kwargs = {
+            name: entry
+            for name, entry in kwargs.items()
+            if name not in ("device", "layout", "pin_memory", "memory_format")
+        }
         if kwargs.get("dtype") is not None and kwargs["dtype"].is_floating_point:
             kwargs["dtype"] = torch.float64
         stem, overload = operation.name.rsplit(".", 1)

@@ -1,8 +1,9 @@
-"""Free shifts written so that people recognise them: a parameter summed along some of its axes, or two such sums against each other.
+"""Free shifts written so that people recognise them: a parameter summed along some of its axes, or two such sums
+against each other.
 
-All free shifts of a program form a linear space. A basis that elimination happens to give mixes them; the natural ones are found
-by trying: every sum of one parameter along a set of its axes is tested for being in the space, then pairs of sums. What is
-left over, if anything, is listed entry by entry.
+All free shifts of a program form a linear space. A basis that elimination happens to give mixes them; the natural
+ones are found by trying: every sum of one parameter along a set of its axes is tested for being in the space, then
+pairs of sums. What is left over, if anything, is listed entry by entry.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class ShiftSpace:
 
     def __init__(self, regions: Sequence[Region], expand: sparse.csr_matrix) -> None:
         self.fields: list[tuple[int, int, Field]] = [
-            (number, place, one) for number, region in enumerate(regions) for place, one in enumerate(region.type.shifts)
+            (number, place, one)
+            for number, region in enumerate(regions)
+            for place, one in enumerate(region.type.shifts)
         ]
         self.sizes = [one.atoms.size for _, _, one in self.fields]
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
@@ -66,8 +69,13 @@ class ShiftSpace:
                 for number, weight in ((a, 1.0), (b, -1.0)):
                     one = self.fields[number][2]
                     outside = {n for n, dim in enumerate(one.dims) if dim not in common}
-                    unit = next(u for u in self._units(number) if u.rows >= {one.dims[n] for n in outside} and u.size == int(
-                        np.prod([one.atoms.shape[n] for n in range(len(one.dims)) if n not in outside])))
+                    unit = next(
+                        u
+                        for u in self._units(number)
+                        if u.rows >= {one.dims[n] for n in outside}
+                        and u.size
+                        == int(np.prod([one.atoms.shape[n] for n in range(len(one.dims)) if n not in outside]))
+                    )
                     family.append((unit, weight))
                 self._holds(family)
 
@@ -81,12 +89,12 @@ class ShiftSpace:
         if not self.pivots.size:
             return []
         touched = np.unique(self.basis.indices)
-        active = [n for n, start, stop in self.spans() if np.searchsorted(touched, stop) > np.searchsorted(touched, start)]
+        active = [
+            n for n, start, stop in self.spans() if np.searchsorted(touched, stop) > np.searchsorted(touched, start)
+        ]
         units = [unit for number in active for unit in self._units(number)]
         found: list[list[tuple[Unit, float]]] = []
-        for unit in units:
-            if self._holds([(unit, 1.0)]):
-                found.append([(unit, 1.0)])
+        found += [[(unit, 1.0)] for unit in units if self._holds([(unit, 1.0)])]
         if self._taken.rank < self.pivots.size:
             found += self._pairs(units)
         return found
@@ -96,7 +104,11 @@ class ShiftSpace:
         region, place, one = self.fields[number]
         shape = one.atoms.shape
         index = np.arange(one.atoms.size).reshape(shape)
-        outside = {d for d in range(len(self.regions[region].sets)) if d not in one.dims and self.regions[region].sets[d].size > 1}
+        outside = {
+            d
+            for d in range(len(self.regions[region].sets))
+            if d not in one.dims and self.regions[region].sets[d].size > 1
+        }
         for count in range(len(shape) + 1):
             for summed in combinations(range(len(shape)), count):
                 kept = [n for n in range(len(shape)) if n not in summed]

@@ -1,7 +1,8 @@
 """From solved types to symmetries: which parts of which parameters move together, and by which group.
 
-Free charges that occur at single places of the same parameters are the rows of one scaling; those whose atoms may be mixed
-make a general linear group; one that covers whole parameters is one scale. Free shifts are columns of a translation.
+Free charges that occur at single places of the same parameters are the rows of one scaling; those whose atoms may be
+mixed make a general linear group; one that covers whole parameters is one scale. Free shifts are columns of a
+translation.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from conserved.inference.roots import combine, mix
 from conserved.inference.rotation import Rotations
 from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution, _matrix
+from conserved.inference.types import Field
 from conserved.inference.typing import Typing
-from conserved.inference.types import Field, distinct
 from conserved.inference.views import Unviewable, columns_view, planes_view, rows_view, whole_view
 from conserved.kind import ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.symmetry import Leg
+from conserved.view import View
 
 
 @dataclass(slots=True)
@@ -84,10 +86,12 @@ class Assembly:
     def _linear(self) -> tuple[list[Found], np.ndarray]:
         """Blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
         count = self.engine.charges.count
-        used = np.unique(np.concatenate([distinct(one.atoms) for _, _, one in self.factors] or [np.zeros(0, np.int64)]))
-        used = used[used > 0]
-        classes = np.unique(self.classes[used])
-        label, inverse, sizes = np.unique(self.blocks[classes], return_inverse=True, return_counts=True)
+        present = np.zeros(int(self.classes.max(initial=0)) + 1, dtype=bool)
+        for _, _, one in self.factors:
+            flat = one.atoms.reshape(-1)
+            present[self.classes[flat[flat > 0]]] = True
+        classes = np.flatnonzero(present)
+        _label, inverse, sizes = np.unique(self.blocks[classes], return_inverse=True, return_counts=True)
         many = classes[sizes[inverse] > 1]
         if not many.size:
             return [], np.zeros(0, dtype=np.int64)
@@ -183,7 +187,7 @@ class Assembly:
             signature = combine(signature, (self.charges.soft[columns] > 0).astype(np.uint64))
         starts = np.searchsorted(z, np.arange(columns.size + 1))
         present = np.flatnonzero(np.diff(starts))
-        label, inverse = np.unique(signature[present], return_inverse=True)
+        _label, inverse = np.unique(signature[present], return_inverse=True)
         result: list[Found] = []
         grouped = np.argsort(inverse, kind="stable")
         borders = np.flatnonzero(np.diff(inverse[grouped])) + 1
@@ -209,7 +213,9 @@ class Assembly:
         found: set[int] = set()
         for members in together.values():
             pairs = [
-                part.region.type.factors[part.factor].atoms.reshape(-1)[part.places] for parts in members for part in parts
+                part.region.type.factors[part.factor].atoms.reshape(-1)[part.places]
+                for parts in members
+                for part in parts
             ]
             if self.rotations.hold(np.concatenate(pairs)):
                 found.update(id(parts) for parts in members)
@@ -278,7 +284,9 @@ class Assembly:
         np.minimum.at(low, inverse, value)
         np.maximum.at(high, inverse, value)
         uniform = (counts == sizes[keys % total]) & (high - low < 1e-9) & ((sizes[keys % total] > 1) | True)
-        single = np.array([one.atoms.size == 1 and self.regions[r].type.factors.__len__() == 1 for r, _, one in self.factors])
+        single = np.array(
+            [one.atoms.size == 1 and self.regions[r].type.factors.__len__() == 1 for r, _, one in self.factors]
+        )
         uniform &= ~(single[keys % total] & False)
         rest = ~uniform[inverse]
         region_key = (keys[uniform] // total) * len(self.regions) + owner[keys[uniform] % total]
@@ -407,7 +415,7 @@ class Assembly:
     # --- translations -----------------------------------------------------------------------------------------------
 
     def _translations(self) -> list[Found]:
-        """Free shifts, as families that are easy to read: sums along axes of one parameter, then of two against each other."""
+        """Free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
         space = ShiftSpace(self.regions, self.shifts.expand)
         result = []
         for family in space.families():
@@ -419,7 +427,9 @@ class Assembly:
             except Unviewable as problem:
                 self.unviewable.append(str(problem))
                 continue
-            parts = [Part(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family]
+            parts = [
+                Part(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family
+            ]
             result.append(self._signed(Found(Translation(), legs, parts)))
         for places, weights in space.rest():
             found = self._irregular(space, places, weights)
@@ -454,7 +464,7 @@ class Assembly:
         return self._signed(Found(Translation(), tuple(legs), parts)) if legs else None
 
 
-def _rows(part: Part) -> object:
+def _rows(part: Part) -> View:
     one = part.region.type.factors[part.factor]
     return rows_view(part.region, one.dims, part.places.reshape(-1))
 

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
+from conserved.inference.roots import compact
 from conserved.inference.types import Atoms
 
 Row = dict[int, Fraction]
@@ -138,8 +139,8 @@ def _merge(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Classes after some became zero and pairs of others equal or opposite.
 
-    Every class has a node for itself and one for its negative, and zero a node of its own; a class connected with its own
-    negative, or with zero, is zero.
+    Every class has a node for itself and one for its negative, and zero a node of its own; a class connected with
+    its own negative, or with zero, is zero.
     """
     nodes = 2 * classes + 1
     flip = np.where(opposite, 1, 0)
@@ -152,8 +153,8 @@ def _merge(
     vanishes = (plus == minus) | (plus == label[-1])
     canonical = np.minimum(plus, minus)
     turned = np.where(plus <= minus, 1, -1)
-    _, number = np.unique(np.where(vanishes, -1, canonical), return_inverse=True)
-    number = number - (1 if vanishes.any() else 0)
+    number = np.full(classes, -1, dtype=np.int64)
+    number[~vanishes] = compact(canonical[~vanishes])
     live = group >= 0
     new_group = group.copy()
     new_group[live] = number[group[live]]
@@ -308,9 +309,9 @@ def _with_soft(expand: sparse.csr_matrix, batches: Sequence[Batch], count: int) 
             soft[variable] = max(soft[variable], float(epsilon[rows_of].max(initial=0.0)))
     corrected = _back_substitute(size, solved)
     free = [v for v in range(size) if v not in pivots]
-    order = sorted(pivots)
+    chosen = sorted(pivots)
     exact = expand @ corrected
-    softened = expand[:, order]
+    softened = expand[:, chosen]
     merged = sparse.hstack([exact, softened]).tocsr()
-    flags = np.concatenate([np.zeros(len(free)), soft[order]]) if order else np.zeros(len(free))
+    flags = np.concatenate([np.zeros(len(free)), soft[chosen]]) if chosen else np.zeros(len(free))
     return Solution(merged, flags)

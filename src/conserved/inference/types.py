@@ -99,6 +99,8 @@ class Type:
     shifts: tuple[Field, ...] = ()
     images: tuple[Image, ...] = ()
     zero: bool = False
+    centred: frozenset[int] = frozenset()
+    """Axes along which the tensor sums to zero, as after a norm that centres: its readers see no common shift."""
 
     @property
     def fixed(self) -> bool:

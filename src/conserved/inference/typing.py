@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,9 +83,11 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
         return
     name = base_name(operation.name)
     rule = RULES.get(operation.name.rsplit(".", 1)[0]) or RULES.get(name)
-    if not moving and not name.endswith(("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")):
-        zero = any(isinstance(known.get(n), Type) and known[n].zero for n in inputs)  # type: ignore[union-attr]
-        if not zero:
+    if not moving and not name.endswith(
+        ("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")
+    ):
+        found = [known.get(n) for n in inputs]
+        if not any(isinstance(one, Type) and (one.zero or one.centred) for one in found):
             return
     if operation.stopped and moving:
         typing.stopped.append(typing.engine.origin)
@@ -94,12 +97,12 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
         typing.unknown[name] += 1
         fix_all(step)
         return
-    found = rule(step)
-    results = list(found) if isinstance(found, list | tuple) else [found]
+    given = rule(step)
+    results = list(given) if isinstance(given, Sequence) else [given]
     if len(results) < len(operation.results):
         # An operation in place: its last result is the new value of what it wrote to.
         results += [results[0]] * (len(operation.results) - len(results))
-    _mark(typing, operation, [known.get(number) for number in inputs] + results)
+    _mark(typing, operation, [*(known.get(number) for number in inputs), *results])
     hooked = any(number in program.hooked_values for number in operation.results)
     for number, type_ in zip(operation.results, results, strict=False):
         if hooked and isinstance(type_, Type):
@@ -107,7 +110,9 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
             typing.engine.zero(type_)
             continue
         dtype = program.values[number].dtype
-        if (dtype.is_floating_point or dtype.is_complex) and (isinstance(type_, View) or type_.zero or not type_.fixed):
+        if (dtype.is_floating_point or dtype.is_complex) and (
+            isinstance(type_, View) or type_.zero or type_.centred or not type_.fixed
+        ):
             known[number] = typing.engine.moving(type_) if isinstance(type_, Type) else type_
 
 
@@ -140,7 +145,11 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
     found = {}
     for number in typing.live:
         operation = program.operations[number]
-        if base_name(operation.name) != "aten::mul" or operation.name.startswith("aten::mul_") or len(operation.args) < 2:
+        if (
+            base_name(operation.name) != "aten::mul"
+            or operation.name.startswith("aten::mul_")
+            or len(operation.args) < 2
+        ):
             continue
         left, right = operation.args[:2]
         result = operation.results[0]
@@ -152,7 +161,9 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
             and not operation.stopped
             and not operation.custom
             and users.get(result) in (["aten::sum"], ["aten::mean"])
-            and all(program.values[ref.value].shape and program.values[ref.value].constant is None for ref in (left, right))
+            and all(
+                program.values[ref.value].shape and program.values[ref.value].constant is None for ref in (left, right)
+            )
         ):
             found[result] = (left, right)
     return found
@@ -174,7 +185,11 @@ def _live(program: Program) -> list[int]:
         if needed.isdisjoint(operation.results):
             continue
         found.append(number)
-        if base_name(operation.name) == "aten::div" and len(operation.args) > 1 and same_value(step, *operation.args[:2]):
+        if (
+            base_name(operation.name) == "aten::div"
+            and len(operation.args) > 1
+            and same_value(step, *operation.args[:2])
+        ):
             continue
         for value in operation.inputs():
             dtype = program.values[value].dtype

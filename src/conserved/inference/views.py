@@ -49,11 +49,11 @@ class Grid:
     def view(self, faced: Sequence[int], rows: tuple[int, ...] | None = None) -> View:
         """The view that faces some axes of the parameter."""
         grid = [size for part in self.grid for size in part]
-        picks: dict[int, Pick] = {}
-        for place, pick in enumerate(pick for part in self.picks for pick in part):
-            if pick is not None:
-                picks[place] = pick
-        return View.of(self.name, self.shape, grid=tuple(grid), axes=tuple(faced), pick=picks, rows=rows, offset=self.offset)
+        flat = enumerate(pick for part in self.picks for pick in part)
+        picks: dict[int, Pick] = {place: pick for place, pick in flat if pick is not None}
+        return View.of(
+            self.name, self.shape, grid=tuple(grid), axes=tuple(faced), pick=picks, rows=rows, offset=self.offset
+        )
 
 
 def _run(start: int, length: int, size: int) -> tuple[list[int], list[Pick]]:
@@ -149,6 +149,8 @@ def columns_view(region: Region, faced: Sequence[int]) -> View:
     axes = [axis for dim in faced for axis in grid.axes(dim)]
     if axes:
         return grid.view(axes)
-    picks = {1 + place: pick for place, pick in enumerate(p for part in grid.picks for p in part) if pick is not None}
+    picks: dict[int, Pick] = {
+        1 + place: pick for place, pick in enumerate(p for part in grid.picks for p in part) if pick is not None
+    }
     sizes = [size for part in grid.grid for size in part]
     return View.of(region.name, region.shape, grid=(1, *sizes), axes=(0,), pick=picks, offset=region.offset)
