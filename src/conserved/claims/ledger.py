@@ -10,20 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
+from typing import Literal
 
 import torch
 
-from conserved.claims.claim import Check, Claim, Outcome
+from conserved.claims.claim import Check, Claim, Outcome, Severity
+from conserved.claims.passages import DOCUMENTS, spans
 from conserved.verdict import Verdict
 
-SOURCES = {
-    "paper": "Conservation Laws for Modern Neural Architectures (arXiv 2606.17816)",
-    "summary": "A reader's summary of that paper",
-    "blog": "A Conservation Law in Attention (blog post)",
-    "softmax": "A news summary of On the Invariants of Softmax Attention (arXiv 2605.02907)",
-    "note": "Natural Attention: Theoretical Foundations (note, 2024)",
-}
-"""The documents whose claims come with this package, by the first part of their codes, in the order they are shown."""
+SOURCES = {name: document.title for name, document in DOCUMENTS.items()}
+"""The titles of the documents whose claims come with this package, in the order they are shown."""
 
 _MODULES = (
     "paper_framework",
@@ -34,7 +30,6 @@ _MODULES = (
     "paper_experiments",
     "summary",
     "blog",
-    "blog_questions",
     "softmax_invariants",
     "note",
     "note_gradients",
@@ -68,14 +63,19 @@ def claim(
     *,
     statement: str,
     place: str,
+    lines: str = "",
+    whose: Literal["source", "ours"] = "source",
+    conditions: Sequence[str] = (),
     hypotheses: str = "",
     latex: Sequence[str] = (),
+    severity: str = "",
+    under: str = "",
     corrected_by: str = "",
     corrects: str = "",
     source: str = "",
     slow: bool = False,
 ) -> Callable[[Check], Check]:
-    """Register the function below as the check of a claim; the function itself is left as it is."""
+    """Register the function below as the check of a claim; the function itself is left as it is. See `Claim`."""
 
     def registering(check: Check) -> Check:
         document = code.partition(".")[0]
@@ -87,8 +87,13 @@ def claim(
                 source=source or SOURCES.get(document, document),
                 place=place,
                 check=check,
+                lines=lines,
+                whose=whose,
+                conditions=tuple(conditions),
                 hypotheses=hypotheses,
                 latex=tuple(latex),
+                severity=Severity(severity) if severity else None,
+                under=under,
                 corrected_by=corrected_by,
                 corrects=corrects,
                 slow=slow,
@@ -122,14 +127,12 @@ def claims(pattern: str | None = None) -> list[Claim]:
     return found
 
 
-def _order(claim: Claim) -> tuple[int, int]:
-    """By source, then by file; claims of one file stay in its order, and those of other packages come last."""
-    sources, modules = list(SOURCES), [f"conserved.claims.{name}" for name in _MODULES]
-    module = getattr(claim.check, "__module__", "")
-    return (
-        sources.index(claim.document) if claim.document in sources else len(sources),
-        modules.index(module) if module in modules else len(modules),
-    )
+def _order(claim: Claim) -> tuple[int, int, str]:
+    """By source and by the line where it says so; claims of other packages come last."""
+    sources = list(SOURCES)
+    known = claim.document in sources
+    first = spans(claim.lines)[0][0] if claim.lines else 10**6
+    return (sources.index(claim.document), first, claim.code) if known else (len(sources), 0, "")
 
 
 def run(pattern: str | None = None, *, progress: Progress | None = None) -> list[Outcome]:
