@@ -160,8 +160,8 @@ class TestTheLedger:
         [
             ("note.L10", ["note.L10"]),
             ("NOTE.l10", ["note.L10"]),
-            ("note.L1", ["note.L10", "note.L10.corrected", "note.L11", "note.L11.corrected"]),
-            ("*.L10*", ["note.L10", "note.L10.corrected"]),
+            ("note.L1", ["note.L10", "note.L10.corrected", "note.L10.index", "note.L11", "note.L11.corrected"]),
+            ("*.L10*", ["note.L10", "note.L10.corrected", "note.L10.index"]),
         ],
         ids=str,
     )

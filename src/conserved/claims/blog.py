@@ -21,8 +21,6 @@ from conserved.claims.polynomials import Letters, Matrix, fractions, identical
 from conserved.lab.data.embedded import VOCABULARY, sequences
 from conserved.verdict import Evidence, Verdict, Witness
 
-SETTING = ("ReLU in place of softmax", "one matrix W_QK is the parameter", "scalar output and squared error")
-
 
 def relu_attention() -> nn.Module:
     return ReluAttention(3)
@@ -48,52 +46,23 @@ def euler(relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) 
     s, r, v = (letters.scalar(name) for name in "srv")
     return [
         ("relu(sz) = s relu(z) for s > 0, so f(sW, V) = relu(XsWXᵀ)XV = f(W, sV)", scales),
-        ("d/ds at s = 1 of L(f(sW, V)) = L(f(W, sV)) is ⟨∇_W L, W⟩ = ⟨∇_V L, V⟩, for every loss (as polynomials, entry by "
+        ("d/ds at s = 1 of L(f(sW, V)) = L(f(W, sV)) is ⟨∇_W L, W⟩ = ⟨∇_V L, V⟩, for every loss (polynomials, entry by "
          "entry of relu(S)XV)", identical((s * r) * v, r * (s * v))),
     ]  # fmt: skip
 
 
-@claim(
-    "blog.T1",
-    "The conservation law of ReLU attention",
-    statement="Gradient flow of relu(X W_QK Xᵀ) X W_V conserves ½‖W_QK‖_F² − ½‖W_V‖_F².",
-    place="Theorem",
-    lines="9, 15-29, 84-86",
-    conditions=SETTING,
-    hypotheses="Gradient flow, as the proof has it (see blog.T1.wording).",
-    latex=[
-        r"A_W(X)=\operatorname{relu}(XW_{QK}X^{\top})XW_V",
-        r"\tfrac12\|W_{QK}(t)\|_F^2-\tfrac12\|W_{QK}(0)\|_F^2=\tfrac12\|W_V(t)\|_F^2-\tfrac12\|W_V(0)\|_F^2",
-    ],
-    corrects="blog.T1.wording",
-)
+@claim("blog.T1")
 def norm_law(*, quantities: Quantities = norm_difference) -> Verdict:
     found = laws_hold(relu_attention, (5, 3), quantities, size=SIZE)
     return argued("Both norms change alike.", "", *euler(), beside=found.evidence) if found.holds else found
 
 
-@claim(
-    "blog.T1.only",
-    "ReLU attention conserves nothing else",
-    statement="The difference of the squared norms is the only law of ReLU attention with one matrix W_QK.",
-    place="completes the theorem",
-    lines="23-26",
-    whose="ours",
-    hypotheses="Near θ, for inputs that activate what the samples activate.",
-)
+@claim("blog.T1.only")
 def norm_law_complete(*, build: Build = relu_attention, quantities: Quantities = norm_difference) -> Verdict:
     return all_laws(build, (5, 3), quantities, size=SIZE)
 
 
-@claim(
-    "blog.T1.wide",
-    "Any loss, any width",
-    statement="The law holds for every differentiable loss and for values of any width, not for squared error and one "
-    "output alone.",
-    place="removes a limitation",
-    lines="118",
-    whose="ours",
-)
+@claim("blog.T1.wide")
 def wide_law(*, build: Build = wide_relu_attention, quantities: Quantities = norm_difference) -> Verdict:
     found = laws_hold(build, (5, 3), quantities, size="d = 3 and two outputs")
     return argued("Neither enters the argument.", "", *euler(), beside=found.evidence) if found.holds else found
@@ -114,16 +83,7 @@ def descent_step(w: Fraction, v: Fraction) -> tuple[Fraction, Fraction]:
     return w - w * v * v / 2, v - w * w * v / 2
 
 
-@claim(
-    "blog.T1.wording",
-    "The law under gradient descent",
-    statement="The law holds exactly under gradient descent, as the theorem is worded.",
-    place="Theorem, its wording and its second norm",
-    lines="23-26, 33",
-    hypotheses="The proof is about the flow, and so is the law. One of the four norms has the subscript V for F.",
-    severity="slip",
-    corrected_by="blog.T1",
-)
+@claim("blog.T1.wording")
 def norm_law_in_steps(*, advance: Callable[[Fraction, Fraction], tuple[Fraction, Fraction]] = descent_step) -> Verdict:
     for w, v in ((Fraction(1), Fraction(2)), (Fraction(2), Fraction(1))):
         after = advance(w, v)
@@ -161,17 +121,7 @@ def pattern_gradient(x: Matrix, v: Matrix, error: Matrix, mask: Matrix) -> Matri
 PATTERNS = "at two tokens and d = 2, all 16 patterns of active scores"
 
 
-@claim(
-    "blog.gradQK",
-    "The gradient in W_QK",
-    statement="∇L in W_QK is Xᵀ diag(δ) relu(sign(X W_QK Xᵀ)) diag(X W_V) X.",
-    place="The proof, first gradient",
-    lines="39-43, 49",
-    conditions=SETTING,
-    latex=[
-        r"\nabla_{W_{QK}}\mathcal{L}=X^{\top}\operatorname{diag}(\delta)\operatorname{relu}(\operatorname{sign}(XW_{QK}X^{\top}))\operatorname{diag}(XW_V)X"
-    ],
-)
+@claim("blog.gradQK")
 def gradient_of_pattern(*, formula: Callable[[Matrix, Matrix, Matrix, Matrix], Matrix] = pattern_gradient) -> Verdict:
     same = all(
         identical(letters.gradient(_loss(error), "W"), formula(letters["X"], letters["V"], error, mask))
@@ -206,17 +156,7 @@ def value_gradient(formula: ValueFormula, witness: Witness | None = None) -> Ver
     return argued("The formula is the derivative.", otherwise, (what, same), scope=PATTERNS, witness=witness)
 
 
-@claim(
-    "blog.gradV",
-    "The gradient in W_V as printed",
-    statement="∇L in W_V is Xᵀ relu(X W_QK Xᵀ) δ.",
-    place="The proof, second gradient",
-    lines="45-49, 71-81",
-    conditions=SETTING,
-    latex=[r"\nabla_{W_V}\mathcal{L}=X^{\top}\operatorname{relu}(XW_{QK}X^{\top})\,\delta"],
-    severity="slip",
-    corrected_by="blog.gradV.corrected",
-)
+@claim("blog.gradV")
 def gradient_of_values(*, formula: ValueFormula = lambda x, active, error: x.T @ active @ error) -> Verdict:
     x, w = fractions([[1, 0], [0, 1]]), fractions([[0, 1], [0, 0]])
     v, y = fractions([[0], [1]]), fractions([[0], [-1]])
@@ -226,29 +166,12 @@ def gradient_of_values(*, formula: ValueFormula = lambda x, active, error: x.T @
     return value_gradient(formula, Witness(data=data, claimed=shown[0], found=shown[1], numpy=TRANSPOSED))
 
 
-@claim(
-    "blog.gradV.corrected",
-    "The gradient in W_V",
-    statement="∇L in W_V is Xᵀ relu(X W_QK Xᵀ)ᵀ δ.",
-    place="replaces the second gradient",
-    lines="45-47",
-    whose="ours",
-    latex=[r"\nabla_{W_V}\mathcal{L}=X^{\top}\operatorname{relu}(XW_{QK}X^{\top})^{\top}\delta"],
-    corrects="blog.gradV",
-)
+@claim("blog.gradV.corrected")
 def true_gradient_of_values(*, formula: ValueFormula = lambda x, active, error: x.T @ active.T @ error) -> Verdict:
     return value_gradient(formula)
 
 
-@claim(
-    "blog.inner",
-    "The two inner products are equal",
-    statement="⟨∇L in W_QK, W_QK⟩ = ⟨∇L in W_V, W_V⟩ for every input and target.",
-    place="The proof, the key insight",
-    lines="51-84",
-    conditions=SETTING,
-    latex=[r"\langle\dot W_{QK},W_{QK}\rangle=\langle\dot W_V,W_V\rangle"],
-)
+@claim("blog.inner")
 def inner_products(*, factor: int = 1) -> Verdict:
     same = True
     for letters, _, _, error in activations():
@@ -261,32 +184,12 @@ def inner_products(*, factor: int = 1) -> Verdict:
     )
 
 
-@claim(
-    "blog.coupling",
-    "The norms grow and shrink together",
-    statement="Along gradient flow ‖W_QK‖² and ‖W_V‖² change by the same amount, so neither can grow or shrink alone.",
-    place="Introduction, Mathematical intuition, Implications and Conclusion",
-    lines="9, 29, 94-102, 108, 144-146",
-    conditions=[*SETTING, "about Frobenius norms, not about functional complexity (line 122)"],
-    hypotheses="The intuition that both gradients depend on the same active scores is the first step; that the gradient "
-    "in W_QK has the error as a factor too is left out there and is in the formula above it.",
-    latex=[r"\tfrac{d}{dt}\|W_{QK}\|_F^2=\tfrac{d}{dt}\|W_V\|_F^2"],
-)
+@claim("blog.coupling")
 def coupling(*, relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) -> Verdict:
     return argued("Their rates are one number.", "Their rates differ.", *euler(relu))
 
 
-@claim(
-    "blog.init",
-    "Initialisation fixes the balance",
-    statement="The relative size of W_QK and W_V at the start constrains them throughout: if ‖W_QK‖² exceeds ‖W_V‖² by c "
-    "at first, it is never smaller than c.",
-    place="Implications, initialisation constraints",
-    lines="110",
-    conditions=SETTING,
-    hypotheses="Gradient flow, by a Runge–Kutta method, from three starts with different c.",
-    latex=[r"\|W_{QK}(t)\|_F^2\ge\|W_{QK}(0)\|_F^2-\|W_V(0)\|_F^2"],
-)
+@claim("blog.init")
 def initialisation(*, build: Callable[[], nn.Module] = relu_attention) -> Verdict:
     worst, slack = 0.0, float("inf")
     generator = torch.Generator().manual_seed(3)
@@ -330,17 +233,7 @@ class Penalised(nn.Module):
         return torch.relu(self.w * x * x) * x * self.v
 
 
-@claim(
-    "blog.regularisation",
-    "Regularising the pattern acts on the values",
-    statement="A penalty on W_QK alone changes W_V in training as well.",
-    place="Implications, training dynamics",
-    lines="112",
-    conditions=["suggests"],
-    hypotheses="Fitted starts, where nothing but the penalty moves anything, integrated to t = 10: one token x = 1, target "
-    "1. The law is not what carries it (blog.regularisation.mechanism); dead scores would carry nothing.",
-    latex=[r"\mathcal{L}+\tfrac{\lambda}{2}\|W_{QK}\|_F^2"],
-)
+@claim("blog.regularisation")
 def regularisation(*, penalty: float = 1.0) -> Verdict:
     x = y = torch.ones(1, 1, dtype=torch.float64)
     least, shown = float("inf"), []
@@ -348,7 +241,7 @@ def regularisation(*, penalty: float = 1.0) -> Verdict:
         model = Penalised(w, 1 / w).double()
         seen = flow(
             model,
-            lambda net: (net(x) - y).square().sum() / 2 + penalty / 2 * net.w.square().sum(),  # type: ignore[operator, union-attr]
+            lambda net: (net(x) - y).square().sum() / 2 + penalty / 2 * net.w.square().sum(),  # type: ignore[operator]
             lambda theta: theta["v"],
             time=10.0,
             steps=200,
@@ -365,16 +258,7 @@ def regularisation(*, penalty: float = 1.0) -> Verdict:
     )
 
 
-@claim(
-    "blog.regularisation.mechanism",
-    "A penalty on one factor breaks the law",
-    statement="With a penalty λ/2‖W_QK‖² on W_QK alone ½‖W_QK‖² − ½‖W_V‖² is not conserved: it falls at the rate "
-    "λ‖W_QK‖². Penalised alike, both decay and the law with them (paper.R2.1).",
-    place="a remark on the implication for training dynamics",
-    lines="112",
-    whose="ours",
-    latex=[r"\tfrac{d}{dt}\left(\tfrac12\|W_{QK}\|^2-\tfrac12\|W_V\|^2\right)=-\lambda\|W_{QK}\|^2"],
-)
+@claim("blog.regularisation.mechanism")
 def penalty_breaks(*, both: bool = False) -> Verdict:
     letters = Letters(w=(2,), v=(2,), g=(), l=())
     w, v = letters["w"], letters["v"]
@@ -407,17 +291,7 @@ def factored_law(theta: Parameters, *, sign: float = -1.0) -> Tensor:
     return (theta["q"].square().sum() + sign * theta["v"].square().sum())[None]
 
 
-@claim(
-    "blog.factored",
-    "What is conserved if W_Q and W_K are trained",
-    statement="With W_QK = W_Q W_Kᵀ and both factors trained, ‖W_Q‖² − ‖W_V‖² is conserved, and ‖W_Q W_Kᵀ‖² − ‖W_V‖² is "
-    "not.",
-    place="a remark on the definition of W_QK",
-    lines="21, 36",
-    whose="ours",
-    hypotheses="The post writes W_QK = W_Q W_Kᵀ and then lets W_QK itself follow its gradient.",
-    latex=[r"\tfrac{d}{dt}(q^2k^2-v^2)=-2\delta\,vqk\,(q^2+k^2-1)"],
-)
+@claim("blog.factored")
 def factored(*, quantities: Quantities = factored_law) -> Verdict:
     law = laws_hold(FactoredRelu, (5, 3), quantities, size="d = 3 and heads of two")
     if not law.holds:
@@ -431,7 +305,7 @@ def factored(*, quantities: Quantities = factored_law) -> Verdict:
         "The factors carry the law, their product does not.",
         "The product carries it too.",
         euler()[0],
-        ("so f(sW_Q, W_K, V) = f(W_Q, W_K, sV), and W_Q takes the place of W (symbolic argument at d = 3, heads of two)",
+        ("so f(sW_Q, W_K, V) = f(W_Q, W_K, sV), and W_Q takes the place of W (symbolically at d = 3, heads of two)",
          law.holds),
         ("for one token of one number the rate of q²k² − v² is −2δvqk(q² + k² − 1), not zero, as a polynomial",
          identical(rate, -2 * d * v * q * k * (q * q + k * k - 1))),
@@ -450,17 +324,7 @@ class SoftmaxAttention(nn.Module):
         return (x @ self.qk @ x.mT).softmax(-1) @ x @ self.v
 
 
-@claim(
-    "blog.Q1",
-    "Do real transformers show this coupling?",
-    statement="A question: does training a transformer keep ‖W_Q W_Kᵀ‖² − ‖W_V‖² of its heads?",
-    place="Open questions, the first",
-    lines="118-124, 136",
-    whose="ours",
-    conditions=["the post claims nothing of softmax attention, several heads or cross-entropy"],
-    hypotheses="A small decoder with softmax attention on text, gradient descent to the same flow time with three step "
-    "sizes: a law's drift would vanish with the step. No pretrained model.",
-)
+@claim("blog.Q1")
 def transformer_coupling(*, plus: tuple[str, str] = ("qk", "v")) -> Verdict:
     text = sequences(4, 24, seed=0)
 
@@ -493,16 +357,7 @@ def transformer_coupling(*, plus: tuple[str, str] = ("qk", "v")) -> Verdict:
     return answered("Not this one: with softmax each of Q, K and V, O has a law of its own (paper.T4.3).", found)
 
 
-@claim(
-    "blog.Q2",
-    "How does the law change with softmax attention?",
-    statement="A question: which law couples W_QK and W_V when softmax takes the place of ReLU?",
-    place="Open questions, the second; Extensions",
-    lines="124, 138",
-    whose="ours",
-    hypotheses="One matrix W_QK, as in the post. Factored into W_Q W_Kᵀ, and with an output projection, each product has "
-    "its own law and none couples the two (paper.T4.3.complete).",
-)
+@claim("blog.Q2")
 def softmax_law(*, build: Callable[[], nn.Module] = SoftmaxAttention) -> Verdict:
     return answered("None: nothing is conserved.", all_laws(build, (5, 3), None, size=SIZE))
 
@@ -523,14 +378,7 @@ def head_norm_differences(theta: Parameters) -> Tensor:
     return torch.cat([norm_difference({name: theta[f"heads.{h}.{name}"] for name in ("qk", "v")}) for h in (0, 1)])
 
 
-@claim(
-    "blog.Q3",
-    "How do several heads interact under the constraint?",
-    statement="A question: does the law couple different ReLU heads?",
-    place="Open questions, the third",
-    lines="140",
-    whose="ours",
-)
+@claim("blog.Q3")
 def heads_complete(*, quantities: Quantities = head_norm_differences) -> Verdict:
     found = all_laws(ReluHeads, (5, 3), quantities, size="two heads of d = 3")
     return answered("Not at all: each head keeps its own ‖W_h‖² − ‖V_h‖², and there is no further law.", found)
@@ -541,15 +389,7 @@ def scalar_relu(w: Fraction, v: Fraction, x: Fraction) -> Fraction:
     return max(x * w * x, Fraction(0)) * x * v
 
 
-@claim(
-    "blog.Q4",
-    "Does coupling of norms mean coupling of functions?",
-    statement="A question: does what the pattern and the values compute determine their norms, so that a coupling of norms "
-    "is one of functions?",
-    place="Open questions, the fourth; Limitations, norm vs. function",
-    lines="122, 142",
-    whose="ours",
-)
+@claim("blog.Q4")
 def functional_coupling(*, attention: Callable[[Fraction, Fraction, Fraction], Any] = scalar_relu) -> Verdict:
     inputs = [Fraction(n, 2) for n in range(-4, 5)]
     same = all(attention(Fraction(1), Fraction(6), x) == attention(Fraction(2), Fraction(3), x) for x in inputs)

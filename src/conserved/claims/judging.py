@@ -57,7 +57,7 @@ def argued(
 
 
 def answered(answer: str, found: Verdict) -> Verdict:
-    """A question's verdict: the answer, with the evidence for it and how strong that is. One without support is none."""
+    """A question's verdict: the answer, with the evidence for it and its strength. One without support is none."""
     if not found.holds:
         return replace(found, message=f"The answer is not supported. {found.message}")
     strength = f"{found.heading.lower()}: {found.message}" if found.message else found.heading.lower()

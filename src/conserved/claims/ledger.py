@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
-from typing import Literal
+from typing import Any
 
 import torch
 
@@ -57,51 +57,50 @@ def register(claim: Claim) -> Claim:
     return claim
 
 
-def claim(
-    code: str,
-    title: str,
-    *,
-    statement: str,
-    place: str,
-    lines: str = "",
-    whose: Literal["source", "ours"] = "source",
-    conditions: Sequence[str] = (),
-    hypotheses: str = "",
-    latex: Sequence[str] = (),
-    severity: str = "",
-    under: str = "",
-    corrected_by: str = "",
-    corrects: str = "",
-    source: str = "",
-    slow: bool = False,
-) -> Callable[[Check], Check]:
-    """Register the function below as the check of a claim; the function itself is left as it is. See `Claim`."""
+def claim(code: str, title: str = "", **fields: Any) -> Callable[[Check], Check]:
+    """Register the function below as the check of a claim; the function itself is left as it is.
+
+    The fields are those of `Claim`; `statement` and `place` are needed. Claims of this package have theirs in
+    readings.txt and give the code alone.
+    """
 
     def registering(check: Check) -> Check:
+        given = dict(fields, title=title) if title else readings()[code]
+        given["latex"], given["conditions"] = (tuple(given.get(name, ())) for name in ("latex", "conditions"))
+        given["severity"] = Severity(given["severity"]) if given.get("severity") else None
         document = code.partition(".")[0]
-        register(
-            Claim(
-                code=code,
-                title=title,
-                statement=statement,
-                source=source or SOURCES.get(document, document),
-                place=place,
-                check=check,
-                lines=lines,
-                whose=whose,
-                conditions=tuple(conditions),
-                hypotheses=hypotheses,
-                latex=tuple(latex),
-                severity=Severity(severity) if severity else None,
-                under=under,
-                corrected_by=corrected_by,
-                corrects=corrects,
-                slow=slow,
-            )
-        )
+        given["source"] = given.get("source") or SOURCES.get(document, document)
+        register(Claim(code=code, check=check, **given))
         return check
 
     return registering
+
+
+@cache
+def readings() -> dict[str, dict[str, Any]]:
+    """What the claims of this package say, by code, from readings.txt, which explains its format."""
+    text = files("conserved.claims").joinpath("readings.txt").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = {}
+    for block in text.split("\n## ")[1:]:
+        head, where, statement, *rest = block.strip().split("\n")
+        code, title = head.split(" · ", 1)
+        at, lines, *marks = where.split(" · ")
+        one: dict[str, Any] = {"title": title, "statement": statement, "place": at[3:], "lines": lines[6:]}
+        for mark in marks:
+            word, _, value = mark.partition(" ")
+            name = MARKS.get(word)
+            if name is None and word not in {severity.value for severity in Severity}:
+                raise ValueError(f"readings.txt: {code} has the mark {mark!r}.")
+            one |= {name: value or (word if word == "ours" else True)} if name else {"severity": word}
+        one["conditions"] = [line[3:] for line in rest if line.startswith("if ")]
+        one["hypotheses"] = " ".join(line[6:] for line in rest if line.startswith("given "))
+        one["latex"] = [line[2:] for line in rest if line.startswith("$ ")]
+        found[code] = one
+    return found
+
+
+MARKS = {"ours": "whose", "under": "under", "instead": "corrected_by", "replaces": "corrects", "slow": "slow"}
+"""The words that may follow place and lines, beside severities, and the fields they are."""
 
 
 def claims(pattern: str | None = None) -> list[Claim]:

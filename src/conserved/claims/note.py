@@ -20,15 +20,7 @@ from conserved.claims.words import Words, matrices
 from conserved.verdict import Evidence, Verdict, Witness
 
 
-@claim(
-    "note.D1",
-    "The attention weights are stochastic",
-    statement="softmax(X W_Q W_Kᵀ Xᵀ/√d) has positive entries and rows that sum to one, and A(X) has the shape of X.",
-    place="Definition 1 and the proof of Lemma 10",
-    lines="13-17, 132",
-    conditions=["square weights"],
-    latex=[r"A(X)=\operatorname{softmax}\left(\frac{XW_QW_K^{\top}X^{\top}}{\sqrt{d}}\right)XW_V"],
-)
+@claim("note.D1")
 def stochastic(*, weights: Callable[[Tensor], Tensor] = lambda logits: logits.softmax(-1)) -> Verdict:
     worst, least, shaped = 0.0, math.inf, True
     cases = list(itertools.product((1, 2, 5, 9), (1, 3, 8)))
@@ -55,17 +47,7 @@ print("sums over the first index", A.sum(0), "over the second", A.sum(1))
 assert not np.allclose(A.sum(0), 1) and np.allclose(A.sum(1), 1)"""
 
 
-@claim(
-    "note.L10.index",
-    "Columns of the weights sum to one",
-    statement="Summed over the first index, the entries of the attention weights give one.",
-    place="proof of Lemma 10, its first formula",
-    lines="134",
-    hypotheses="The printed sum runs over the index that is then called free; the row sums are meant.",
-    latex=[r"\sum_{i}A_{ij}=1\quad\forall i"],
-    severity="slip",
-    corrected_by="note.D1",
-)
+@claim("note.L10.index")
 def column_sums(*, axis: int = 0) -> Verdict:
     weights = fractions([[Fraction(1, 4), Fraction(3, 4)]] * 2)
     found = weights.sum(axis=axis)
@@ -76,14 +58,7 @@ def column_sums(*, axis: int = 0) -> Verdict:
     return judged(good, "They do.", "The index is the other one.", evidence, scope="at L = 2", witness=witness)
 
 
-@claim(
-    "note.L2",
-    "The energy form",
-    statement="With Q = X W_Q and K = X W_K the logits are Q Kᵀ/√d = X W_Q W_Kᵀ Xᵀ/√d.",
-    place="Lemma 2",
-    lines="19-23",
-    latex=[r"E=\frac{QK^{\top}}{\sqrt{d}}=\frac{XW_QW_K^{\top}X^{\top}}{\sqrt{d}}"],
-)
+@claim("note.L2")
 def energy_form(*, form: Callable[[Words, Words, Words], Words] = lambda x, q, k: x @ q @ k.T @ x.T) -> Verdict:
     x, q, k = matrices("XQK")
     same = (x @ q) @ (x @ k).T == form(x, q, k)
@@ -101,15 +76,7 @@ def lagrange_identity(most: int = 5) -> bool:
     return good
 
 
-@claim(
-    "note.T3",
-    "The energy bound",
-    statement="If every W_Q and W_K has ‖W‖_F² = d, the squared logits of H heads add up to at most d H ‖X‖_F⁴.",
-    place="Theorem 3",
-    lines="27-53",
-    conditions=["H heads of dimension d", "normalised weights: ‖W_Q‖_F² = ‖W_K‖_F² = d"],
-    latex=[r"\sum_{h=1}^{H}\operatorname{tr}(E_hE_h^{\top})\le d\cdot H\cdot\|X\|_F^4"],
-)
+@claim("note.T3")
 def energy_bound(*, bound: Callable[[Any, Any], Any] = lambda d, size: d * size**2) -> Verdict:
     letters = Letters(d=(), s=())
     d, s = letters.scalar("d"), letters.scalar("s")
@@ -121,21 +88,12 @@ def energy_bound(*, bound: Callable[[Any, Any], Any] = lambda d, size: d * size*
             "squares (a_k b_l − a_l b_k)², k < l (as polynomials up to five entries; the terms of any size pair up so)",
             lagrange_identity(),
         ),
-        ("with ‖W‖² = d and s = ‖X‖²: d·tr(EEᵀ) ≤ s·d·d·s, and the stated bound times d is just that, as polynomials in "
+        ("with ‖W‖² = d and s = ‖X‖²: d·tr(EEᵀ) ≤ s·d·d·s, and the stated bound times d is that, as polynomials in "
          "d and s", identical(d * bound(d, s), s * d * d * s)),
     )  # fmt: skip
 
 
-@claim(
-    "note.T3.sharper",
-    "A sharper energy bound",
-    statement="‖E‖_F² ≤ ‖X‖⁴ ‖W_Q W_Kᵀ‖_F²/d with the operator norm of X; it is never above the bound of Theorem 3, "
-    "and it is attained.",
-    place="sharpens Theorem 3",
-    lines="27-29",
-    whose="ours",
-    latex=[r"\|E\|_F^2\le\frac{\|X\|_{2}^4\,\|W_QW_K^{\top}\|_F^2}{d}\le\frac{\|X\|_F^4\|W_Q\|_F^2\|W_K\|_F^2}{d}"],
-)
+@claim("note.T3.sharper")
 def sharper_energy_bound(
     *, bound: Callable[[NaturalAttention, Tensor], Tensor] = lambda layer, x: layer.energy_bound(x)
 ) -> Verdict:
@@ -158,17 +116,7 @@ def sharper_energy_bound(
     )
 
 
-@claim(
-    "note.T3.title",
-    "Theorem 3 bounds the energy; training does not conserve it",
-    statement="Under gradient flow the energy (q k)² of one head of one number changes at the rate −2s qk(q² + k²), "
-    "with s the slope of the loss in the logit; q² − k² is what stays.",
-    place="a remark on the title of Theorem 3",
-    lines="9, 25-27",
-    whose="ours",
-    hypotheses="The note proves a bound and calls it conservation; it does not state a rate.",
-    latex=[r"\frac{d}{dt}(qk)^2=-2s\,qk\,(q^2+k^2)"],
-)
+@claim("note.T3.title")
 def energy_moves(*, quantity: Callable[[Any, Any], Any] = lambda q, k: (q * k) ** 2) -> Verdict:
     letters = Letters(q=(), k=(), s=())
     q, k, s = (letters.scalar(name) for name in "qks")
@@ -191,16 +139,7 @@ print("A(X) =", A(X), "A(2X) =", A(2 * X))
 assert not np.allclose(A(2 * X), A(X))"""
 
 
-@claim(
-    "note.T4",
-    "Scale invariance",
-    statement="A(αX) = A(X) for every α > 0.",
-    place="Theorem 4",
-    lines="57-59, 69-71",
-    latex=[r"A(\alpha X)=A(X)\quad\forall\alpha\in\mathbb{R}^{+}"],
-    severity="false",
-    corrected_by="note.T4.corrected",
-)
+@claim("note.T4")
 def scale_invariance(*, attention: Callable[[Sequence[Fraction]], Balls] = scalar_attention) -> Verdict:
     cases = [tuple(map(Fraction, x)) for x in ((1,), (1, 0), (2, 1))]
     shown, witness = [], None
@@ -230,17 +169,7 @@ print(softmax(z), softmax(2 * z))    # (1/3, 2/3) and (1/5, 4/5)
 assert not np.allclose(softmax(2 * z), softmax(z))"""
 
 
-@claim(
-    "note.T4.softmax",
-    "softmax ignores a positive factor",
-    statement="softmax(α² Z) = softmax(Z).",
-    place="proof of Theorem 4",
-    lines="65-67",
-    latex=[r"\operatorname{softmax}(\alpha^2 Z)=\operatorname{softmax}(Z)"],
-    severity="false",
-    under="note.T4",
-    corrected_by="note.T4.corrected",
-)
+@claim("note.T4.softmax")
 def softmax_scale(
     *, weights: Callable[[Sequence[int]], list[Fraction]] = lambda n: [Fraction(e, sum(n)) for e in n]
 ) -> Verdict:
@@ -255,16 +184,7 @@ def softmax_scale(
     return judged(good, says, otherwise, evidence, witness=witness, scope="for two logits")
 
 
-@claim(
-    "note.T4.corrected",
-    "Scale covariance",
-    statement="Scaling X by α and W_Q W_Kᵀ by α⁻² leaves the logits alone and scales the output by α.",
-    place="replaces Theorem 4",
-    lines="57-59",
-    whose="ours",
-    latex=[r"A_{\alpha^{-2}W}(\alpha X)=\alpha A_W(X)"],
-    corrects="note.T4",
-)
+@claim("note.T4.corrected")
 def scale_covariance(*, power: int = 2) -> Verdict:
     x, w, v, p = matrices("XWVP")
     factors = [Fraction(n) for n in (2, 3, 5)]
@@ -291,17 +211,7 @@ print("Theorem 12: |v_1|^2 =", (v - x * x * v) ** 2, "claimed at most 0")
 assert np.linalg.eigvalsh(A @ A.T)[0] < 0.5 and (v - x * x * v) ** 2 > 0"""
 
 
-@claim(
-    "note.rigorous",
-    "The proofs are complete and rigorous",
-    statement="What the note calls theorems and lemmas is proved by it, the two conjectures it calls completed included.",
-    place="Abstract, and the last sentence",
-    lines="9, 229-231",
-    conditions=["conjectures are marked as such; those in Sections 7 and 8 are said to be completed"],
-    hypotheses="A statement that a witness contradicts has no proof.",
-    severity="false",
-    under="note.T12",
-)
+@claim("note.rigorous")
 def rigorous(*, results: Sequence[str] = RESULTS) -> Verdict:
     standing = [code for code in results if claims(code)[0].check().holds]
     data = {"A": "uniform, L = 2", "token": 2, "η": 1}

@@ -35,18 +35,7 @@ print("|theta_1|^2 =", after ** 2, "bound", (1 - eta * mu) * theta ** 2)
 assert after ** 2 > (1 - eta * mu) * theta ** 2"""
 
 
-@claim(
-    "note.C5",
-    "Natural gradient convergence",
-    statement="If the loss is μ-strongly convex in the metric F, steps θ − ηF⁻¹∇L contract ‖θ − θ*‖_F² by 1 − ημ.",
-    place="Conjecture 5",
-    lines="75-77",
-    conditions=["a conjecture", "μ-strongly convex in the natural metric", "Remark 6 asks for Lipschitz gradients too"],
-    hypotheses="0 < ημ ≤ 1; the conjecture does not bound the step otherwise.",
-    latex=[r"\|\theta_t-\theta^*\|_{F_{NA}}^2\le(1-\eta\mu)^t\,\|\theta_0-\theta^*\|_{F_{NA}}^2"],
-    severity="overclaim",
-    corrected_by="note.C5.corrected",
-)
+@claim("note.C5")
 def natural_convergence(*, allowed: Callable[[Fraction, Fraction], bool] = lambda eta, curvature: True) -> Verdict:
     """L(θ) = ½ c θ² with c ≥ μ = 1 is strongly convex; a step multiplies θ² by (1 − ηc)² exactly."""
     cases = [(Fraction(c), Fraction(1, n)) for c in (1, 2, 3, 8) for n in (1, 2, 8)]
@@ -62,17 +51,7 @@ def natural_convergence(*, allowed: Callable[[Fraction, Fraction], bool] = lambd
     return held("No step exceeds it.", Evidence(what="curvatures and steps", value="below", samples=len(cases)))
 
 
-@claim(
-    "note.C5.corrected",
-    "Natural gradient convergence with a bounded step",
-    statement="In a fixed positive definite metric a quadratic loss with curvature between μ and M contracts by 1 − ημ "
-    "for every step η ≤ 1/M.",
-    place="replaces Conjecture 5",
-    lines="75-77",
-    whose="ours",
-    latex=[r"\|\theta_{t+1}-\theta^*\|_F^2\le(1-\eta\mu)\,\|\theta_t-\theta^*\|_F^2\quad\text{for }\eta\le 1/M"],
-    corrects="note.C5",
-)
+@claim("note.C5.corrected")
 def bounded_step_convergence(*, rate: Callable[[Any, Any], Any] = lambda eta, mu: 1 - eta * mu) -> Verdict:
     letters = Letters(n=(), m=(), c=())
     eta, mu, c = (letters.scalar(name) for name in "nmc")
@@ -86,15 +65,7 @@ def bounded_step_convergence(*, rate: Callable[[Any, Any], Any] = lambda eta, mu
     )  # fmt: skip
 
 
-@claim(
-    "note.R6",
-    "What the convergence needs",
-    statement="Positive definiteness, strong convexity and a Lipschitz gradient are each needed for that rate: without "
-    "any one of them it fails.",
-    place="Remark 6",
-    lines="79-83",
-    hypotheses="μ = 1; three examples with one parameter or two tokens.",
-)
+@claim("note.R6")
 def needed_conditions(*, rate: Callable[[Fraction], Fraction] = lambda eta: 1 - eta) -> Verdict:
     uniform = fractions(np.full((2, 2), Fraction(1, 2), dtype=object))
     return argued(
@@ -116,17 +87,7 @@ print(F, np.linalg.eigvalsh(F))
 assert np.linalg.eigvalsh(F)[0] < 1 / L and np.linalg.matrix_rank(F) == 1"""
 
 
-@claim(
-    "note.L10",
-    "Positive definiteness of AAᵀ",
-    statement="AAᵀ is positive definite with smallest eigenvalue at least 1/L.",
-    place="Lemma 10",
-    lines="130-142",
-    conditions=["A is a stochastic matrix, as softmax makes it"],
-    latex=[r"\lambda_{\min}(AA^{\top})\ge\frac{1}{L}"],
-    severity="false",
-    corrected_by="note.L10.corrected",
-)
+@claim("note.L10")
 def positive_definite(*, gram: Callable[[Matrix], Matrix] = lambda a: a @ a.T) -> Verdict:
     count = 0
     for matrix in stochastic_matrices():
@@ -144,17 +105,7 @@ def positive_definite(*, gram: Callable[[Matrix], Matrix] = lambda a: a @ a.T) -
     return held("AAᵀ − 1/L has no negative eigenvalue.", Evidence(what="matrices", value="definite", samples=count))
 
 
-@claim(
-    "note.L10.corrected",
-    "The diagonal of AAᵀ",
-    statement="Every diagonal entry of AAᵀ is at least 1/L, with equality for uniform rows only.",
-    place="replaces Lemma 10",
-    lines="130",
-    whose="ours",
-    hypotheses="Rows of A sum to one.",
-    latex=[r"(AA^{\top})_{ii}\ge\frac{1}{L}", r"L\sum_j a_j^2-\Big(\sum_j a_j\Big)^2=\sum_{j<k}(a_j-a_k)^2"],
-    corrects="note.L10",
-)
+@claim("note.L10.corrected")
 def diagonal(*, least: Callable[[int], Fraction] = lambda length: Fraction(1, length)) -> Verdict:
     return argued(
         "Cauchy–Schwarz, as an identity.",
@@ -175,18 +126,7 @@ print(abs(gradient(1.0) - gradient(0.0)), "against L |v_1 - v_0| =", L * 1.0)
 assert abs(gradient(1.0) - gradient(0.0)) > L * 1.0"""
 
 
-@claim(
-    "note.L11",
-    "Lipschitz gradient with the sequence length",
-    statement="‖∇L(θ_1) − ∇L(θ_2)‖ in the metric F⁻¹ is at most L ‖θ_1 − θ_2‖ in F, with L the sequence length.",
-    place="Lemma 11",
-    lines="144-156",
-    conditions=["L is the sequence length, as Lemma 10 and Theorem 12 say and this lemma does not take back"],
-    hypotheses="Squared error of the value map; one token, where F = 1 and shapes agree.",
-    latex=[r"\|\nabla\mathcal{L}(\theta_1)-\nabla\mathcal{L}(\theta_2)\|_{F^{-1}}\le L\,\|\theta_1-\theta_2\|_{F}"],
-    severity="overclaim",
-    corrected_by="note.L11.corrected",
-)
+@claim("note.L11")
 def lipschitz(*, constant: Callable[[int, Fraction], Fraction] = lambda length, x: Fraction(length)) -> Verdict:
     for x in map(Fraction, (1, 2, 3)):
         rise, limit = x * x, constant(1, x)
@@ -200,17 +140,7 @@ def lipschitz(*, constant: Callable[[int, Fraction], Fraction] = lambda length, 
     return held("No input exceeds the constant.", Evidence(what="inputs", value="below", samples=3))
 
 
-@claim(
-    "note.L11.corrected",
-    "The gradient of the value map",
-    statement="For squared error and fixed weights A the gradient in W_V is linear with matrix M = XᵀAᵀAX: its "
-    "Lipschitz constant is the largest eigenvalue of M, and one in the metric M itself.",
-    place="replaces Lemma 11",
-    lines="144-146",
-    whose="ours",
-    latex=[r"\nabla\mathcal{L}(V_1)-\nabla\mathcal{L}(V_2)=X^{\top}A^{\top}AX\,(V_1-V_2)"],
-    corrects="note.L11",
-)
+@claim("note.L11.corrected")
 def value_gradient(*, metric: Callable[[Words, Words], Words] = lambda x, a: x.T @ a.T @ a @ x) -> Verdict:
     x, a, first, second, y = matrices("XAVWY")
 
@@ -233,18 +163,7 @@ print("|v_1|^2 =", after ** 2, "bound", (1 - eta / L) * v ** 2)
 assert after ** 2 > (1 - eta / L) * v ** 2"""
 
 
-@claim(
-    "note.T12",
-    "Natural gradient convergence at rate 1/L",
-    statement="Steps θ − ηF⁻¹∇L with F = AAᵀ contract ‖θ − θ*‖_F² by 1 − η/L for every η ≤ 1.",
-    place="Theorem 12",
-    lines="158-162, 181-189",
-    conditions=["η is the learning rate, at most 1", "L is the sequence length"],
-    hypotheses="Squared error of the value map; one token, where F = 1 and shapes agree.",
-    latex=[r"\|\theta_t-\theta^*\|_F^2\le\Big(1-\frac{\eta}{L}\Big)^t\,\|\theta_0-\theta^*\|_F^2"],
-    severity="false",
-    corrected_by="note.T12.corrected",
-)
+@claim("note.T12")
 def convergence(*, metric: Callable[[Fraction], Fraction] = lambda x: Fraction(1)) -> Verdict:
     """One token x: the gradient is x² v, so a step multiplies v by 1 − η x²/F."""
     count = 0
@@ -268,17 +187,7 @@ print("inner product", inner, "claimed at least", v ** 2 / L)
 assert inner < v ** 2 / L"""
 
 
-@claim(
-    "note.T12.convexity",
-    "The loss is strongly convex because AAᵀ is definite",
-    statement="⟨∇L(θ), θ − θ*⟩ ≥ ‖θ − θ*‖_F²/L, from the smallest eigenvalue of F.",
-    place="proof of Theorem 12, strong convexity",
-    lines="173-175",
-    hypotheses="An eigenvalue of the metric says nothing of the loss. One token, where F = 1.",
-    latex=[r"\langle\nabla\mathcal{L}(\theta_t),\theta_t-\theta^*\rangle\ge\frac1L\|\theta_t-\theta^*\|_{F}^2"],
-    severity="false",
-    under="note.T12",
-)
+@claim("note.T12.convexity")
 def convexity_step(*, curvature: Callable[[Fraction], Fraction] = lambda x: x * x) -> Verdict:
     inner = curvature(Fraction(1, 2))
     evidence = Evidence(what="⟨∇L(1), 1⟩ for one token 1/2", value=str(inner), limit="≥ 1", proof=True)
@@ -296,18 +205,7 @@ print("printed factor", printed, "with the square of Lemma 11", squared, "claime
 assert printed <= 1 - eta / L < squared"""
 
 
-@claim(
-    "note.T12.square",
-    "Lemma 11 bounds the squared gradient by L",
-    statement="‖∇L(θ)‖² in F⁻¹ is at most L ‖θ − θ*‖_F², from Lemma 11.",
-    place="proof of Theorem 12, the Lipschitz step",
-    lines="170-171, 177-183",
-    hypotheses="Squared, the lemma gives L²; then the last step fails for η = 1 and every L > 1. The term is printed "
-    "with the norm of F for that of F⁻¹ one line earlier.",
-    latex=[r"\|\nabla\mathcal{L}(\theta_t)\|_{F^{-1}}^2\le L\,\|\theta_t-\theta^*\|_{F}^2"],
-    severity="false",
-    under="note.T12",
-)
+@claim("note.T12.square")
 def lipschitz_step(*, power: int = 2) -> Verdict:
     lengths = (2, 4, 8)
     bad = [n for n in lengths if 1 - Fraction(2, n) + Fraction(n) ** power > 1 - Fraction(1, n)]
@@ -318,15 +216,7 @@ def lipschitz_step(*, power: int = 2) -> Verdict:
     )
 
 
-@claim(
-    "note.T12.last",
-    "The last step of the rate",
-    statement="1 − 2η/L + η²/L ≤ 1 − η/L for 0 ≤ η ≤ 1.",
-    place="proof of Theorem 12, for η ≤ 1",
-    lines="185-187",
-    conditions=["η ≤ 1"],
-    latex=[r"1-\frac{2\eta}{L}+\frac{\eta^2}{L}\le1-\frac{\eta}{L}"],
-)
+@claim("note.T12.last")
 def last_step(*, power: int = 2) -> Verdict:
     letters = Letters(n=())
     eta = letters.scalar("n")
@@ -334,18 +224,7 @@ def last_step(*, power: int = 2) -> Verdict:
     return argued("It is η(1 − η) ≥ 0.", "It does not follow.", ("L times the gap is η(1 − η) ≥ 0 on [0, 1]", same))
 
 
-@claim(
-    "note.T12.corrected",
-    "Convergence in the Gauss–Newton metric",
-    statement="Steps in W_V with the metric M = XᵀAᵀAX + δ multiply the error by 1 − ηλ/(λ + δ) in every eigenvector "
-    "of M of eigenvalue λ: by 1 − η, whatever the length, as δ goes to zero.",
-    place="replaces Theorem 12",
-    lines="158-160",
-    whose="ours",
-    hypotheses="Squared error, weights A fixed, M of full rank.",
-    latex=[r"W_V-W^*\ \mapsto\ \Big(1-\frac{\eta\lambda}{\lambda+\delta}\Big)(W_V-W^*)"],
-    corrects="note.T12",
-)
+@claim("note.T12.corrected")
 def gauss_newton_convergence(*, metric: Any = "gauss-newton") -> Verdict:
     worst, samples = 0.0, 0
     for rate, seed in itertools.product((0.1, 0.5, 1.0), (0, 1)):

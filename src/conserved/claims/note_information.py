@@ -83,17 +83,7 @@ def information_bound(
     )
 
 
-@claim(
-    "note.T7",
-    "Attention passes at most log L",
-    statement="I(X; A(X)) ≤ log L for sequences of length L, whatever X is.",
-    place="Theorem 7",
-    lines="87-107",
-    conditions=["L is the sequence length"],
-    latex=[r"I(X;A(X))\le\log(L)"],
-    severity="false",
-    corrected_by="note.T7.corrected",
-)
+@claim("note.T7")
 def basic_information_bound(*, bound: Callable[[int], Any] = lambda length: flint.arb(length).log()) -> Verdict:
     return information_bound(bound, "log L", "np.log(L)")
 
@@ -106,17 +96,7 @@ print("A(X) =", A @ X @ W_V, "row sums", (A @ X @ W_V).sum(1))
 assert not np.allclose((A @ X @ W_V).sum(1), 1)"""
 
 
-@claim(
-    "note.D1.output",
-    "The output A(X) is a stochastic matrix",
-    statement="A(X) itself is a stochastic matrix, because softmax is, and so has at most log L of entropy.",
-    place="proof of Theorem 7",
-    lines="97-99",
-    latex=[r"H(A(X))\le\log(L)"],
-    severity="false",
-    under="note.T7",
-    corrected_by="note.D1",
-)
+@claim("note.D1.output")
 def stochastic_output(*, values: Callable[[Matrix], Matrix] = lambda x: x) -> Verdict:
     x = fractions([[2, 0], [2, 0]])
     sums = (fractions(np.full((2, 2), Fraction(1, 2), dtype=object)) @ values(x)).sum(axis=1)
@@ -141,17 +121,7 @@ def channels() -> Iterator[tuple[str, list[Hashable]]]:
         yield "no values", [0 for _ in inputs]
 
 
-@claim(
-    "note.T7.corrected",
-    "Attention passes at most what its input holds",
-    statement="I(X; A(X)) = H(A(X)) ≤ H(X), with equality exactly if different inputs have different outputs.",
-    place="replaces Theorems 7 and 14",
-    lines="87-89, 205-207",
-    whose="ours",
-    hypotheses="X takes finitely many values; A is deterministic.",
-    latex=[r"I(X;A(X))=H(A(X))\le H(X)"],
-    corrects="note.T7",
-)
+@claim("note.T7.corrected")
 def information_of_the_input(*, bound: Callable[[int], Any] = lambda inputs: flint.arb(inputs).log()) -> Verdict:
     """For each x, p(y) ≥ p(x) where y = A(x): so −p(x) log p(y) ≤ −p(x) log p(x), with equality if x alone gives y."""
     below, equal, same, count = True, True, True, 0
@@ -171,50 +141,19 @@ def information_of_the_input(*, bound: Callable[[int], Any] = lambda inputs: fli
     )
 
 
-@claim(
-    "note.C8",
-    "The stronger information bound",
-    statement="With regularisation λ the information I(X; A(X)) is at most E‖A‖_F²/(2λ).",
-    place="Conjecture 8",
-    lines="109-111",
-    conditions=["a conjecture", "under natural attention optimisation, with a parameter λ"],
-    hypotheses="λ = 1, and ‖A‖_F² at its largest, L; a smaller λ needs more inputs.",
-    latex=[r"I(X;A(X))\le\frac{1}{2\lambda}\mathbb{E}[\|A\|_F^2]"],
-    severity="false",
-    corrected_by="note.T7.corrected",
-)
+@claim("note.C8")
 def conjectured_information_bound(*, bound: Callable[[int], Any] = lambda length: flint.arb(length) / 2) -> Verdict:
     return information_bound(bound, "E‖A‖_F²/2", "L / 2")
 
 
-@claim(
-    "note.T14",
-    "The strong information bound",
-    statement="With regularisation λ the information I(X; A(X)) is at most E‖A‖_F²/(2λ) + log L.",
-    place="Theorem 14",
-    lines="205-207, 225-227",
-    conditions=["under natural attention optimisation with regularisation parameter λ"],
-    hypotheses="λ = 1, and ‖A‖_F² at its largest, L; a smaller λ needs more inputs.",
-    latex=[r"I(X;A(X))\le\frac{1}{2\lambda}\mathbb{E}[\|A\|_F^2]+\log L"],
-    severity="false",
-    corrected_by="note.T7.corrected",
-)
+@claim("note.T14")
 def strong_information_bound(
     *, bound: Callable[[int], Any] = lambda length: flint.arb(length) / 2 + flint.arb(length).log()
 ) -> Verdict:
     return information_bound(bound, "E‖A‖_F²/2 + log L", "L / 2 + np.log(L)")
 
 
-@claim(
-    "note.T14.penalty",
-    "A penalty bounds what it penalises",
-    statement="If the loss is λ‖A‖_F² plus something that is not negative, then E‖A‖_F² ≤ E[L]/λ.",
-    place="proof of Theorem 14, the regularisation term",
-    lines="217-223",
-    conditions=["L_reg = λ‖A‖_F² is a term of the optimised loss"],
-    hypotheses="The other terms are not negative and λ > 0, which the note leaves out.",
-    latex=[r"\mathcal{L}_{reg}=\lambda\|A\|_F^2,\quad\mathbb{E}[\|A\|_F^2]\le\frac1\lambda\mathbb{E}[\mathcal{L}]"],
-)
+@claim("note.T14.penalty")
 def penalty_bounds(*, sign: int = 1) -> Verdict:
     letters = Letters(l=(), n=(), r=())
     rate, norm, rest = (letters.scalar(name) for name in "lnr")
@@ -232,18 +171,7 @@ print("the lemma gives", norm / 2, "the theorem has", norm / (2 * lam))
 assert norm / 2 > norm / (2 * lam)"""
 
 
-@claim(
-    "note.T14.lambda",
-    "The entropy bound turns into one with 1/λ",
-    statement="From H(A(X)) ≤ ½‖A‖_F² + log L and the penalty it follows that I ≤ ‖A‖_F²/(2λ) + log L.",
-    place="proof of Theorem 14, the last step",
-    lines="213-215, 221-227",
-    hypotheses="The penalty's inequality goes the other way (it bounds ‖A‖² by the loss), so λ enters from nowhere; for "
-    "λ > 1 the conclusion is stronger than the lemma it comes from.",
-    latex=[r"\tfrac12\|A\|_F^2\le\tfrac{1}{2\lambda}\|A\|_F^2"],
-    severity="false",
-    under="note.T14",
-)
+@claim("note.T14.lambda")
 def lambda_step(*, rates: Sequence[Fraction] = (Fraction(1, 2), Fraction(1), Fraction(2))) -> Verdict:
     bad = [rate for rate in rates if Fraction(1, 2) > 1 / (2 * rate)]
     witness = Witness(data={"λ": 2, "‖A‖_F²": 1}, claimed="1/2 ≤ 1/4", found="1/2 > 1/4", numpy=LAMBDA)
@@ -280,49 +208,19 @@ def entropy_against(bound: Callable[[Matrix], Any], length: int, times: int) -> 
     return held("No matrix exceeds it.", Evidence(what="H(A) against the bound", value="below", samples=count))
 
 
-@claim(
-    "note.L13",
-    "The entropy bound",
-    statement="The entropy −Σ A_ij log A_ij of an attention matrix is at most ½‖A‖_F² + log L.",
-    place="Lemma 13",
-    lines="193-199",
-    conditions=["H(A) is the sum over all entries, as the proof defines it"],
-    latex=[r"H(A)=-\sum_{i,j}A_{ij}\log A_{ij}\le\tfrac{1}{2}\|A\|_F^2+\log L"],
-    severity="false",
-    corrected_by="note.L13.corrected",
-)
+@claim("note.L13")
 def entropy_bound(
     *, bound: Callable[[Matrix], Any] = lambda a: ball(squares(a) / 2) + flint.arb(len(a)).log()
 ) -> Verdict:
     return entropy_against(bound, 2, 1)
 
 
-@claim(
-    "note.L13.logs",
-    "The entropy bound as its proof ends",
-    statement="The entropy of an attention matrix is at most ½‖A‖_F² + log L².",
-    place="proof of Lemma 13, its last two lines",
-    lines="201-203",
-    hypotheses="Twice the logarithm of the lemma; with it L = 2 is fine and L = 3 is not.",
-    latex=[r"\tfrac12\|A\|_F^2+\log L^2"],
-    severity="false",
-    under="note.L13",
-    corrected_by="note.L13.corrected",
-)
+@claim("note.L13.logs")
 def entropy_bound_of_the_proof(*, logs: int = 2) -> Verdict:
     return entropy_against(lambda a: ball(squares(a) / 2) + logs * flint.arb(len(a)).log(), 3, logs)
 
 
-@claim(
-    "note.L13.corrected",
-    "The entropy of a row",
-    statement="The entropy of each row a of an attention matrix lies between −log‖a‖² and log L.",
-    place="replaces Lemma 13",
-    lines="193-195",
-    whose="ours",
-    latex=[r"-\log\|a\|_2^2\le-\sum_j a_j\log a_j\le\log L"],
-    corrects="note.L13",
-)
+@claim("note.L13.corrected")
 def row_entropy(*, least: Callable[[Matrix], Any] = lambda row: -ball((row * row).sum()).log()) -> Verdict:
     rng = np.random.default_rng(0)
     rows = [row for matrix in stochastic_matrices() for row in matrix]
@@ -343,16 +241,7 @@ def row_entropy(*, least: Callable[[Matrix], Any] = lambda row: -ball((row * row
     )
 
 
-@claim(
-    "note.R9",
-    "How is the Frobenius norm connected with entropy?",
-    statement="A question: the note needs a connection of ‖A‖_F² with entropy under which a larger norm allows more "
-    "information.",
-    place="Remark 9, the first item",
-    lines="113-117",
-    whose="ours",
-    conditions=["the remark says what would have to be found; it does not say that it exists"],
-)
+@claim("note.R9")
 def norm_orders_entropy(*, measure: Callable[[Matrix], Fraction] = squares) -> Verdict:
     opposite = True
     for length in LENGTHS:

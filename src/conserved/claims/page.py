@@ -21,19 +21,19 @@ PAGE = Path("docs/claims.md")
 HEAD = """\
 # What the sources claim, and what holds
 
-Five documents make the claims on this page. Each is our reading of a passage, in our words, with the formula as printed and
-the conditions the source states; each is a function that finds out whether that reading holds: `conserved claims` runs all
-of them, `conserved claims note.L10` one, with everything it computed. The page is written by
-`python -m conserved.claims.page` from what came out. A passage is named by its lines in the text file of its source and by
-a fingerprint of them (the first 16 hexadecimal digits of their SHA-256), so that whoever has the source can lay our reading
-beside it; `pytest --sources FOLDER` does.
+Five documents make the claims on this page. Each is our reading of a passage, in our words, with the formula as
+printed and the conditions the source states; each is a function that finds out whether that reading holds:
+`conserved claims` runs all of them, `conserved claims note.L10` one, with everything it computed. The page is written
+by `python -m conserved.claims.page` from what came out. A passage is named by its lines in the text file of its source
+and by a fingerprint of them (the first 16 hexadecimal digits of their SHA-256), so that whoever has the source can lay
+our reading beside it; `pytest --sources FOLDER` does.
 
 - **proved**: exactly, for all sizes or at the sizes it names: by a certificate in ball arithmetic, an identity of
   polynomials or of matrix words, a computation with fractions, in steps that the check works out again.
 - **verified**: measured in floating point, over the cases it names, against the limit it names.
-- **refuted**: there is a witness. *False*: the statement fails and something rests on it. *Overclaim*: it is true with a
-  condition the source leaves out. *Slip*: a typo, a transposition or a wrong word, with the repair. Claims that fall with
-  another one are one error, listed under it and counted once.
+- **refuted**: there is a witness. *False*: the statement fails and something rests on it. *Overclaim*: it is true with
+  a condition the source leaves out. *Slip*: a typo, a transposition or a wrong word, with the repair. Claims that fall
+  with another one are one error, listed under it and counted once.
 - **answered**: a question of the source, with the answer and how well it is known.
 
 Statements are the source's own, or *ours*: corrections, sharpenings, remarks and answers.
@@ -196,13 +196,12 @@ def _overview(found: Sequence[Outcome], statuses: Mapping[str, str]) -> str:
 def statement_list() -> str:
     """Everything the sources say, by line and in our words, with what judges it or why nothing does."""
     parts = [
-        "## Everything the sources say, by line\n\nEvery line of every source is in one of these rows, which a test checks. "
-        "What is said there is in our words; then the claims that judge it, or the reason why none does.\n"
+        "## Everything the sources say, by line\n\nEvery line of every source is in one of these rows, which a test "
+        "checks. What is said there is in our words; then the claims that judge it, or the reason why none does.\n"
     ]
     for document, group in itertools.groupby(sentences(), key=lambda sentence: sentence.document):
-        parts.append(
-            f"\n### {DOCUMENTS[document].title}, {DOCUMENTS[document].lines} lines\n\n| lines | says | judged by |\n|---|---|---|\n"
-        )
+        about = DOCUMENTS[document]
+        parts.append(f"\n### {about.title}, {about.lines} lines\n\n| lines | says | judged by |\n|---|---|---|\n")
         for one in group:
             judged = ", ".join(map(link, one.codes)) if one.codes else f"*{one.reason}*"
             parts.append(f"| {shown(one.lines).split(' ', 1)[1]} | {one.words} | {judged} |\n")

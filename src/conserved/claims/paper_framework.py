@@ -33,17 +33,7 @@ class LinearMap(nn.Module):
         return self.w @ x
 
 
-@claim(
-    "paper.eq2",
-    "The orthogonality criterion",
-    statement="h is constant on gradient flow for every data set exactly if ∇h is orthogonal to ∇f_i(x) for all inputs "
-    "x and all outputs i.",
-    place="Equation (2)",
-    lines="68-80, 92-102",
-    conditions=["h is C¹", "ℓ is C² in the output", "V_ℓ is all of R^out", "x where f(x; ·) is C²"],
-    hypotheses="Laws and other functions of two models; squared error on one sample is data set enough.",
-    latex=[r"\langle\nabla_\theta h(\theta),\nabla_\theta f_i(x;\theta)\rangle=0"],
-)
+@claim("paper.eq2")
 def orthogonality(*, outputs: Sequence[int] = (0, 1)) -> Verdict:
     cases: list[tuple[nn.Module, Quantity]] = [
         (LinearMap(), lambda t: t[3]),
@@ -90,29 +80,12 @@ class Product(nn.Module):
         return self.a * self.b * x
 
 
-@claim(
-    "paper.toy",
-    "The toy example",
-    statement="For f = abx the conserved functions are those that are constant along (ȧ, ḃ) = (b, a), and near a "
-    "generic point they are functions of a² − b².",
-    place="Section 3, a toy example",
-    lines="108-125, 131",
-    latex=[r"0=\partial_a h\cdot b+\partial_b h\cdot a", r"\frac{d}{dt}(a^2-b^2)=2ab-2ba=0"],
-)
+@claim("paper.toy")
 def toy(*, quantity: Callable[[Tensor, Tensor], Tensor] = lambda a, b: a * a - b * b) -> Verdict:
     return all_laws(Product, (3, 1), lambda theta: quantity(theta["a"], theta["b"]), size="two parameters")
 
 
-@claim(
-    "paper.R3.1",
-    "A law need not be a function of a² − b²",
-    statement="A C¹ function can be constant on the components of the level sets of a² − b² and still not be a "
-    "function of it.",
-    place="Remark 3.1 and Figure 1",
-    lines="127-129, 135-136",
-    hypotheses="The example is ours: h = ±(a² − b²)² where a² > b², with the sign of a, and 0 elsewhere.",
-    latex=[r"h=\operatorname{sgn}(a)\,(a^2-b^2)^2\ \text{for}\ a^2>b^2,\quad h=0\ \text{otherwise}"],
-)
+@claim("paper.R3.1")
 def level_sets(*, power: int = 2) -> Verdict:
     letters = Letters(a=(), b=())
     a, b = letters.scalar("a"), letters.scalar("b")
@@ -132,18 +105,7 @@ def level_sets(*, power: int = 2) -> Verdict:
     )
 
 
-@claim(
-    "paper.R2.1",
-    "Weight decay",
-    statement="With weight decay λ every quadratic law h becomes the law e^{2λt}h: laws with and without decay "
-    "correspond.",
-    place="Remark 2.1",
-    lines="64-66",
-    conditions=["quoted from earlier work"],
-    hypotheses="Both factors decay alike; a model that sees A and B through ABᵀ (queries and keys, values and outputs, "
-    "linear pairs), for any gradient M of the product.",
-    latex=[r"\dot\theta=-\nabla L-\lambda\theta\ \Rightarrow\ h(t)=e^{-2\lambda t}h(0)"],
-)
+@claim("paper.R2.1")
 def weight_decay(*, factor: int = 2) -> Verdict:
     a, b, m = matrices("ABM")
     good = True
@@ -155,15 +117,7 @@ def weight_decay(*, factor: int = 2) -> Verdict:
     return argued("The law decays at twice the rate of the weights.", "It decays at another rate.", (what, good))
 
 
-@claim(
-    "paper.loss",
-    "Squared error meets the loss assumption",
-    statement="For squared error the gradients in the output span all of R^out, whatever the output is.",
-    place="Sections 2 and 3, the assumption on the loss",
-    lines="74-80, 83, 87",
-    conditions=["regression losses"],
-    latex=[r"\mathcal{V}_\ell(z)=\operatorname{span}_y\nabla_z\ell(z,y)=\mathbb{R}^{d_{\text{out}}}"],
-)
+@claim("paper.loss")
 def squared_error_spans(*, gradient: Callable[[Matrix, Matrix], Matrix] = lambda z, y: z - y) -> Verdict:
     good = True
     for outputs in (1, 2, 3, 5):
@@ -180,29 +134,12 @@ def head() -> nn.Module:
     return nn.Linear(2, 3, bias=False)
 
 
-@claim(
-    "paper.loss.crossentropy",
-    "What cross-entropy adds",
-    statement="The gradients of cross-entropy sum to zero over the classes, so V_ℓ is 1^⊥; a linear head then conserves "
-    "Σ_v W_v, and nothing else. Under regression it conserves nothing.",
-    place="a remark: Section 3 is about regression, Section 6 trains language and image models",
-    lines="53, 87, 372",
-    whose="ours",
-    latex=[r"\mathcal{V}_\ell=\mathbf{1}^{\perp}\ \Rightarrow\ \sum_v W_v=\text{const}"],
-)
+@claim("paper.loss.crossentropy")
 def cross_entropy_head(*, loss: str = "cross_entropy") -> Verdict:
     return all_laws(head, (4, 2), lambda theta: theta["weight"].sum(0), size="three classes of two features", loss=loss)
 
 
-@claim(
-    "paper.S5.singular",
-    "Square roots and e^{1/x} stop the method",
-    statement="√x and e^{1/x}, which layer norms and stacked attention can bring in, have no meromorphic continuation to "
-    "the whole plane.",
-    place="Section 5, limitations",
-    lines="362",
-    latex=[r"\sqrt{x},\qquad e^{1/x}"],
-)
+@claim("paper.S5.singular")
 def singular(*, root: int = 2) -> Verdict:
     """A branch: continued once round zero, z^{1/n} comes back with the factor e^{2πi/n}. Essential: no limit at 0."""
     turn = flint.acb(0, 2 * flint.arb.pi() / root).exp()
@@ -232,18 +169,7 @@ def norm_block() -> nn.Module:
     return TransformerBlock(Attention(4, 2), FeedForward(4, 3), bias=False)
 
 
-@claim(
-    "paper.open.norm",
-    "Which laws has a block with layer norms?",
-    statement="A question: the method does not reach layer norms; what is the list for a pre-norm block of attention, a "
-    "GELU network and residual connections?",
-    place="left open in Section 5 and the conclusion",
-    lines="362, 388",
-    whose="ours",
-    hypotheses="d = 4, two heads, three neurons, no biases.",
-    latex=[r"\gamma_j^2-\sum_{R}\|R_{:,j}\|^2"],
-    slow=True,
-)
+@claim("paper.open.norm")
 def norm_complete(*, build: Build = norm_block) -> Verdict:
     found = all_laws(build, (5, 4), recognised(norm_block), size="a pre-norm block of d = 4")
     return answered(
@@ -276,16 +202,7 @@ def stack_invariants(theta: Parameters) -> Tensor:
     return torch.cat(parts)
 
 
-@claim(
-    "paper.open.stack",
-    "Which laws have stacked attention layers?",
-    statement="A question: the method does not reach compositions of attention; what is the list for two layers on a "
-    "residual stream?",
-    place="left open in Section 5 and the conclusion",
-    lines="362, 388",
-    whose="ours",
-    hypotheses="d = 2, one head a layer.",
-)
+@claim("paper.open.stack")
 def stack_complete(*, quantities: Quantities = stack_invariants) -> Verdict:
     found = all_laws(Stack, (4, 2), quantities, size="two layers of d = 2")
     return answered("The laws of the first layer and those of the second; no others.", found)

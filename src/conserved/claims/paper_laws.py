@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +30,6 @@ from conserved.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES, T
 from conserved.claims.polynomials import Letters, identical, rank, times
 from conserved.claims.words import matrices
 from conserved.verdict import Evidence, Verdict, Witness
-
-DEFINITION = ("laws are C¹ functions on the whole parameter space", "for every data set; V_ℓ is all of R^out")
-"""What Sections 2 and 3 ask of a law; the lists below are about all of them near a generic point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,14 +168,6 @@ def mixture_argument() -> list[tuple[str, bool]]:
     return [(step, same), *swiglu_argument()]
 
 
-def state(
-    code: str, title: str, place: str, lines: str, statement: str, check: Callable[..., Verdict], **more: Any
-) -> None:
-    """Register one row: a statement of a theorem and the runner that decides it."""
-    conditions = more.pop("conditions", DEFINITION)
-    claim(code, title, statement=statement, place=place, lines=lines, conditions=conditions, **more)(check)
-
-
 def laws_of(*cases: Case, why: Steps | None = None, witness: Witness | None = None) -> Callable[..., Verdict]:
     """A check whose subject is the cases."""
     return lambda *, cases=cases: conserved_for_all_sizes(*cases, why=why, witness=witness)
@@ -193,72 +181,6 @@ def pde_of(*cases: Case, witness: Witness | None = None) -> Callable[..., Verdic
     return lambda *, cases=cases: equations(*cases, witness=witness)
 
 
-state("paper.T4.1.gelu", "GELU networks conserve nothing", "Theorem 4.1, GELU", "146-152, 164-166",
-      "Every conservation law of x ↦ A·GELU(Bx) is constant.", list_of(GELU),
-      latex=[r"f(x;A,B)=A\cdot\operatorname{GELU}(Bx)"])  # fmt: skip
-state("paper.T4.1.silu", "SiLU networks conserve nothing", "Theorem 4.1, SiLU", "154-156, 164-166",
-      "Every conservation law of x ↦ A·SiLU(Bx) is constant.", list_of(SILU),
-      latex=[r"f(x;A,B)=A\cdot\operatorname{SiLU}(Bx)"])  # fmt: skip
-state("paper.T4.2", "What SwiGLU conserves", "Theorem 4.2, its invariants", "176, 184, 671",
-      "For x ↦ A(SiLU(Bx) ⊙ Cx) every ‖A_:,i‖² − ‖C_i,:‖² is conserved.", laws_of(SWIGLU, why=swiglu_argument),
-      latex=[r"\|A_{:,i}\|^2-\|C_{i,:}\|^2,\ i\in[d_1]"])  # fmt: skip
-state("paper.T4.2.complete", "SwiGLU conserves nothing else", "Theorem 4.2, consequently", "184",
-      "Every conservation law of a SwiGLU network is, near a generic point, a function of those differences.",
-      list_of(SWIGLU))  # fmt: skip
-state("paper.T4.2.pde", "The equations of SwiGLU", "Theorem 4.2, its constraints", "180-182",
-      "h is conserved by a SwiGLU network exactly if ∇_B h = 0 and ∇_{A_:,i}h C_i,: + A_:,i ∇_{C_i,:}h = 0 for all i.",
-      pde_of(SWIGLU), latex=[r"\nabla_B h=0,\quad\nabla_{A_{:,i}}h\cdot C_{i,:}+A_{:,i}\cdot\nabla_{C_{i,:}}h=0"])  # fmt: skip
-state("paper.T4.3", "What attention conserves", "Theorem 4.3, its invariants", "194-203, 212",
-      "Every head of multi-head attention conserves QᵀQ − KᵀK and VᵀV − OᵀO.",
-      laws_of(ATTENTION, why=attention_argument),
-      latex=[r"Q_i^{\top}Q_i-K_i^{\top}K_i,\quad V_i^{\top}V_i-O_i^{\top}O_i"])  # fmt: skip
-state("paper.T4.3.complete", "Attention conserves nothing else", "Theorem 4.3, consequently", "190, 203-212",
-      "QᵀQ − KᵀK and VᵀV − OᵀO of all heads are, near a generic point, all laws of multi-head attention.",
-      list_of(ATTENTION), hypotheses="Several heads, the open problem; proved again at this size, without complex "
-      "analysis.")  # fmt: skip
-state("paper.T4.3.pde", "The equations of attention", "Theorem 4.3, its constraints", "207-210, 823-827",
-      "h is conserved by multi-head attention exactly if K_i(∇_{Q_i}h)ᵀ + (∇_{K_i}h)Q_iᵀ = 0 and "
-      "O_i(∇_{V_i}h)ᵀ + (∇_{O_i}h)V_iᵀ = 0 for every head.", pde_of(ATTENTION),
-      latex=[r"0=K_i(\nabla_{Q_i}h)^{\top}+(\nabla_{K_i}h)Q_i^{\top}",
-             r"0=O_i(\nabla_{V_i}h)^{\top}+(\nabla_{O_i}h)V_i^{\top}"])  # fmt: skip
-state("paper.PE", "Sinusoidal positions change nothing", "Section 4.2, sinusoidal encoding", "190, 218-222",
-      "Attention behind an added fixed position code has the laws of attention without, and no others.",
-      list_of(SINUSOIDAL), hypotheses="x ↦ x + p is a bijection, so the same gradients occur, for every size; the list "
-      "is certified at one.", latex=[r"\mathbf{x}\mapsto\mathbf{x}+\mathbf{p}"])  # fmt: skip
-state("paper.T4.4", "What rotary attention conserves", "Theorem 4.4, its invariants", "224-239, 252, 1044",
-      "With rotary positions every plane j of every head conserves ‖Q^(j)‖² − ‖K^(j)‖², and every head VᵀV − OᵀO.",
-      laws_of(*ROTARY, why=rotary_argument), latex=[r"\|Q_i^{(j)}\|_F^2-\|K_i^{(j)}\|_F^2"])  # fmt: skip
-state("paper.T4.4.complete", "Rotary attention conserves nothing else", "Theorem 4.4, consequently", "252",
-      "The differences of the planes and VᵀV − OᵀO are, near a generic point, all laws of rotary attention.",
-      list_of(*ROTARY))  # fmt: skip
-state("paper.T4.4.pde", "The equations of rotary attention", "Theorem 4.4, its constraints", "243-250, 1042-1044",
-      "h is conserved by rotary attention exactly if every plane satisfies the equation of Theorem 4.3 with and without "
-      "J between the factors, and every head that of values and outputs.", pde_of(*ROTARY),
-      latex=[r"0=K_i^{(j)}(\nabla_{Q_i^{(j)}}h)^{\top}+\nabla_{K_i^{(j)}}h\,(Q_i^{(j)})^{\top}",
-             r"0=K_i^{(j)}J(\nabla_{Q_i^{(j)}}h)^{\top}+\nabla_{K_i^{(j)}}h\,J(Q_i^{(j)})^{\top}"])  # fmt: skip
-state("paper.T4.5", "What a dense mixture conserves", "Theorem 4.5, its invariants", "266-274, 278, 290",
-      "A mixture of SwiGLU experts under a softmax gate conserves the laws of every expert, and Σ_i W_i.",
-      laws_of(MIXTURE, why=mixture_argument),
-      latex=[r"\|A^{(i)}_{:,j}\|^2-\|C^{(i)}_{j,:}\|^2,\quad\sum_{i=1}^{n}W_i"])  # fmt: skip
-state("paper.T4.5.complete", "A dense mixture conserves nothing else", "Theorem 4.5, consequently", "278, 290",
-      "The laws of the experts and Σ_i W_i are, near a generic point, all laws of a softmax mixture.",
-      list_of(MIXTURE))  # fmt: skip
-state("paper.T4.5.pde", "The equations of a dense mixture", "Theorem 4.5, its constraints", "282-288, 1205-1209",
-      "h is conserved by a softmax mixture exactly if the experts satisfy the equations of SwiGLU and "
-      "∇_{W_1}h = … = ∇_{W_n}h.", pde_of(MIXTURE),
-      latex=[r"\nabla_{W_1}h=\nabla_{W_2}h=\dots=\nabla_{W_n}h"])  # fmt: skip
-state("paper.T4.6", "A sparse mixture has the laws of the dense one", "Theorem 4.6", "294-306, 308-310",
-      "With k > 1 active experts, renormalised, a softmax mixture has exactly the laws of the dense mixture.",
-      list_of(SPARSE), conditions=["k > 1", *DEFINITION],
-      hypotheses="d ≥ n, as in the proof; near θ, for inputs that activate every pair of experts. For d < n see "
-      "paper.T4.6.narrow.")  # fmt: skip
-state("paper.T4.6.pde", "The equations of a sparse mixture", "Theorem 4.6, the same constraints", "310, 1257-1265",
-      "h is conserved by a sparse softmax mixture exactly if it satisfies the equations of the dense one.",
-      pde_of(SPARSE), conditions=["k > 1", *DEFINITION], hypotheses="d ≥ n, as in the proof.")  # fmt: skip
-state("paper.T4.6.k", "Without k > 1 there are more laws", "sharpens Remark 5.2", "354-360",
-      "With one active expert of weight one the router gets no gradient: all of W is conserved, not only Σ_i W_i.",
-      list_of(SWITCH), whose="ours", latex=[r"\bar g_i=g_i/g_i=1"])  # fmt: skip
-
 NARROW = """\
 import numpy as np
 W = np.array([3.0, 2.0, 1.0, 0.0])                 # d = 1 < n = 4, k = 2: e_T = W x has no solution
@@ -270,19 +192,7 @@ for trial in range(100):                           # nor has it near this W
 print("pairs that are ever active:", active)"""
 
 
-@claim(
-    "paper.S5.assumptions",
-    "The proofs need no additional assumption",
-    statement="The proofs, that of Theorem 4.6 included, assume nothing beyond Sections 2 and 3.",
-    place="Section 5, against Appendix C.3",
-    lines="338, 1235-1239",
-    hypotheses="C.3 takes d > n, which no theorem and neither section states; d ≥ n is enough. Without it W has no n "
-    "independent rows, the set S_1 is empty, and the set of θ at which a given pair is ever active is not dense. "
-    "Theorem 4.6 itself, for C¹ laws, stands where it was tried without (paper.T4.6.narrow).",
-    latex=[r"\mathbf{S}_1=\{\theta:\{W^{(i)}\}_{i\in[n]}\ \text{linearly independent in}\ \mathbb{R}^d\},\quad d>n"],
-    severity="overclaim",
-    corrected_by="paper.T4.6",
-)
+@claim("paper.S5.assumptions")
 def assumptions(*, dim: int = 1, experts: int = 4, active: int = 2) -> Verdict:
     """Whether e_T = W x can be solved for a generic W and every T; for d = 1 which T occur near W = (n − 1, …, 0)."""
     router = np.array([[Fraction(experts - 1 - i) ** j if dim > 1 else Fraction(experts - 1 - i) for j in range(dim)]
@@ -302,17 +212,7 @@ def assumptions(*, dim: int = 1, experts: int = 4, active: int = 2) -> Verdict:
     )
 
 
-@claim(
-    "paper.T4.6.narrow",
-    "Theorem 4.6 at d = 1, four experts, two active",
-    statement="Near a generic θ there is one law more than for the dense mixture, the sum of the two largest W_i; but "
-    "a law that is C¹ on the whole space depends on the W_i through Σ_i W_i alone, as the theorem says.",
-    place="a remark on Theorem 4.6 where its proof does not apply",
-    lines="308-310, 1239",
-    whose="ours",
-    latex=[r"h=F(w_1+w_2,\,w_3+w_4),\qquad\partial_1F=\partial_2F\ \text{on}\ w_2=w_3"],
-    slow=True,
-)
+@claim("paper.T4.6.narrow")
 def narrow(*, after: Sequence[tuple[int, int]] = ((0, 2), (1, 3))) -> Verdict:
     build, shape = block.narrow_sparse_mixture, (6, 1)
     contents = certificate(build, shape).contents
@@ -339,22 +239,15 @@ def narrow(*, after: Sequence[tuple[int, int]] = ((0, 2), (1, 3))) -> Verdict:
         "The slopes may differ.",
         ("near θ the laws are those of the experts, Σ_i W_i and w_1 + w_2, and no others (certificate)",
          list_found == Verdict.PROVED),
-        ("continuity of the four ∂h/∂w_i at w_2 = w_3 makes F_s = F_t = F'_s = F'_t: three independent equations", forced),
+        ("continuity of the four ∂h/∂w_i at w_2 = w_3 makes F_s = F_t = F'_s = F'_t: three equations", forced),
         ("every (s, t) with s > t is met on such a tie: w_2 = w_3 = (s + t)/4 lies between w_1 and w_4", reached),
         scope="at d = 1, n = 4, k = 2",
         beside=list_found.evidence,
     )  # fmt: skip
 
 
-@claim(
-    "paper.T4.4.change",
-    "Rotary positions change the laws",
-    statement="With rotary positions the whole matrix QᵀQ − KᵀK is no longer conserved: some of its entries change.",
-    place="Section 4.2, rotary encoding",
-    lines="190, 233",
-    conditions=DEFINITION,
-)
-def rotary_changes(*, quantities: Quantities = partial(block.gram_differences, count=1)) -> Verdict:
+@claim("paper.T4.4.change")
+def rotary_changes(*, quantities: Quantities = lambda theta: block.gram_differences(theta, count=1)) -> Verdict:
     verdict = laws_hold(block.rotary_attention, (5, 4), quantities, size=TWO_PLANES)
     says, otherwise = "Some entries change: balls exclude zero.", "The whole matrix is conserved."
     return judged(verdict == Verdict.REFUTED, says, otherwise, *verdict.evidence, scope=f"at {TWO_PLANES}")
@@ -378,22 +271,32 @@ SIGMOID_WITNESS = Witness(
     numpy=SHIFTED,
 )
 
-state("paper.T4.7", "Sigmoid gates conserve what softmax gates do", "Theorem 4.7", "314-318, 320-322, 1267-1274",
-      "A mixture under a normalised-sigmoid gate has the laws of the softmax mixture, Σ_i W_i among them.",
-      laws_of(SIGMOID_AS_STATED, witness=SIGMOID_WITNESS), severity="false", corrected_by="paper.T4.7.corrected",
-      latex=[r"g_i(x;W)=\sigma(W^{(i)}x)\Big/\sum_{p=1}^{n}\sigma(W^{(p)}x)"])  # fmt: skip
-state("paper.T4.7.pde", "Sigmoid gates have the equations of softmax gates", "Theorem 4.7, the same constraints", "322",
-      "h is conserved by a sigmoid mixture exactly if it satisfies the equations of Theorem 4.5.",
-      pde_of(SIGMOID_AS_STATED), severity="false", under="paper.T4.7",
-      corrected_by="paper.T4.7.pde.corrected")  # fmt: skip
-state("paper.T4.7.corrected", "What a sigmoid mixture conserves", "replaces Theorem 4.7, dense", "320-322",
-      "A mixture under a normalised-sigmoid gate conserves the laws of its experts and nothing else; nothing of W.",
-      list_of(SIGMOID), whose="ours", corrects="paper.T4.7")  # fmt: skip
-state("paper.T4.7.pde.corrected", "The equations of a sigmoid mixture", "replaces Theorem 4.7, its constraints",
-      "322, 1271-1274", "h is conserved by a sigmoid mixture exactly if the experts satisfy the equations of SwiGLU and "
-      "∇_W h = 0.", pde_of(SIGMOID), whose="ours", corrects="paper.T4.7.pde",
-      hypotheses="In equation (173) the factors 1 − σ(W_i x) depend on the input, so all ∇_{W_i}h vanish and not only "
-      "their differences.", latex=[r"\nabla_W h=0"])  # fmt: skip
-state("paper.T4.7.sparse", "What a sparse sigmoid mixture conserves", "replaces Theorem 4.7, sparse", "318-322, 1274",
-      "With k = 2 active experts, too, a normalised-sigmoid gate leaves the laws of the experts and nothing else.",
-      list_of(SPARSE_SIGMOID), whose="ours", hypotheses="d ≥ n, near θ.")  # fmt: skip
+THEOREMS: dict[str, Callable[..., Verdict]] = {
+    "paper.T4.1.gelu": list_of(GELU),
+    "paper.T4.1.silu": list_of(SILU),
+    "paper.T4.2": laws_of(SWIGLU, why=swiglu_argument),
+    "paper.T4.2.complete": list_of(SWIGLU),
+    "paper.T4.2.pde": pde_of(SWIGLU),
+    "paper.T4.3": laws_of(ATTENTION, why=attention_argument),
+    "paper.T4.3.complete": list_of(ATTENTION),
+    "paper.T4.3.pde": pde_of(ATTENTION),
+    "paper.PE": list_of(SINUSOIDAL),
+    "paper.T4.4": laws_of(*ROTARY, why=rotary_argument),
+    "paper.T4.4.complete": list_of(*ROTARY),
+    "paper.T4.4.pde": pde_of(*ROTARY),
+    "paper.T4.5": laws_of(MIXTURE, why=mixture_argument),
+    "paper.T4.5.complete": list_of(MIXTURE),
+    "paper.T4.5.pde": pde_of(MIXTURE),
+    "paper.T4.6": list_of(SPARSE),
+    "paper.T4.6.pde": pde_of(SPARSE),
+    "paper.T4.6.k": list_of(SWITCH),
+    "paper.T4.7": laws_of(SIGMOID_AS_STATED, witness=SIGMOID_WITNESS),
+    "paper.T4.7.pde": pde_of(SIGMOID_AS_STATED),
+    "paper.T4.7.corrected": list_of(SIGMOID),
+    "paper.T4.7.pde.corrected": pde_of(SIGMOID),
+    "paper.T4.7.sparse": list_of(SPARSE_SIGMOID),
+}
+"""One runner for the laws, one for the complete list and one for the equations of every theorem."""
+
+for _code, _check in THEOREMS.items():
+    claim(_code)(_check)

@@ -41,15 +41,7 @@ def centring_matrix(size: int) -> Matrix:
     return fractions(np.eye(size, dtype=int)) - fractions(np.full((size, size), Fraction(1, size), dtype=object))
 
 
-@claim(
-    "softmax.rows",
-    "Rows of the energy field sum to zero",
-    statement="Every row of the row-centred logits sums to zero, for all queries and keys, at every length.",
-    place="Mechanism-level invariants, the first",
-    lines="9-11, 16",
-    conditions=["the energy field is the row-centred logit matrix"],
-    latex=[r"E=\frac{1}{\sqrt{d_h}}Q(K-\mathbf{1}\bar k^{\top})^{\top},\quad E\mathbf{1}=0"],
-)
+@claim("softmax.rows")
 def zero_rows(*, centre: bool = True) -> Verdict:
     worst, lengths = 0.0, (2, 17, 128, 1024)
     for length in lengths:
@@ -68,16 +60,7 @@ def zero_rows(*, centre: bool = True) -> Verdict:
     )
 
 
-@claim(
-    "softmax.rank",
-    "The rank is at most the head dimension",
-    statement="The energy field has rank at most d_h, and at most L − 1, however long the context.",
-    place="Mechanism-level invariants, the second",
-    lines="11-13, 16",
-    conditions=["the energy field is the row-centred logit matrix", "rank bounded by the head dimension"],
-    hypotheses="Every query sees every key; logits are products of queries and keys (no softcap).",
-    latex=[r"\operatorname{rank}E\le\min(d_h,\,L-1)"],
-)
+@claim("softmax.rank")
 def rank_bound(*, logits: Callable[[Matrix, Matrix], Matrix] = lambda q, k: q @ k.T) -> Verdict:
     rng = np.random.default_rng(0)
     sizes = [(3, 1), (4, 2), (6, 2), (3, 5)]
@@ -85,8 +68,8 @@ def rank_bound(*, logits: Callable[[Matrix, Matrix], Matrix] = lambda q, k: q @ 
     for length, width in sizes:
         q, k = (fractions(rng.integers(-5, 6, (length, width))) for _ in range(2))
         over += rank(logits(q, k) @ centring_matrix(length)) > min(width, length - 1)
-    q, k, c = matrices(["Q", "K", "C"])
-    factors = (q @ (c @ k).T).replace(CENTRING) == field_in_words()
+    queries, keys, centring = matrices(["Q", "K", "C"])
+    factors = (queries @ (centring @ keys).T).replace(CENTRING) == field_in_words()
     return argued(
         "The field is a product through d_h numbers, and it vanishes on 1.",
         "Some field has a larger rank.",
@@ -96,17 +79,7 @@ def rank_bound(*, logits: Callable[[Matrix, Matrix], Matrix] = lambda q, k: q @ 
     )
 
 
-@claim(
-    "softmax.compression",
-    "The logits can be kept in far fewer numbers",
-    statement="The energy field of L tokens is given by 2 L d_h numbers instead of L², without loss; its exact spectrum "
-    "needs no matrix of L × L.",
-    place="Practical implications: compression, cheaper approximations",
-    lines="13, 22",
-    conditions=["could lead to"],
-    hypotheses="What is shown is lossless factoring of the logits. Softmax of them has no such factors, and no speed of a "
-    "kernel is claimed.",
-)
+@claim("softmax.compression")
 def compression(*, kept: int | None = None) -> Verdict:
     worst, share = 0.0, 0.0
     for length, width in ((256, 16), (1024, 32)):
@@ -136,18 +109,7 @@ def causal_field(q: Matrix, k: Matrix) -> Matrix:
     return field
 
 
-@claim(
-    "softmax.causal",
-    "The field of a causal head, centred over visible keys",
-    statement="Centred over the keys a row sees, rows still sum to zero; the rank of the whole field can exceed d_h, and "
-    "every block strictly below the diagonal has rank at most d_h + 1.",
-    place="extends the invariants to masked rows",
-    lines="9-11",
-    whose="ours",
-    hypotheses="Our definition for masked rows; the source defines none. Centred over all keys, before any mask, the bound "
-    "is that of softmax.rank.",
-    latex=[r"E_{ij}=(s\,q_i,-a_i)\cdot(k_j,1)\quad\text{for visible }j"],
-)
+@claim("softmax.causal")
 def causal(*, allowed: Callable[[int], int] = lambda width: width + 1) -> Verdict:
     rng = np.random.default_rng(0)
     zero, blocks, whole = True, True, False
@@ -160,23 +122,14 @@ def causal(*, allowed: Callable[[int], int] = lambda width: width + 1) -> Verdic
     return argued(
         "Rows of different length have different means, which take one more number a row.",
         "Some block has a larger rank.",
-        ("row i is s·q_i·k_j − a_i on visible keys, a product of d_h + 1 numbers; blocks of eight fields of whole numbers "
+        ("row i is s·q_i·k_j − a_i on visible keys, a product of d_h + 1 numbers; blocks of eight integer fields "
          "obey it", blocks),
         ("rows sum to zero", zero),
         ("the whole field exceeds d_h in some of them", whole),
     )  # fmt: skip
 
 
-@claim(
-    "softmax.shift",
-    "The field is all that softmax sees",
-    statement="softmax of the logits and of the energy field are the same, and the field can be read off the weights: "
-    "E = log A minus its row means.",
-    place="the definition of the energy field, completed",
-    lines="9",
-    whose="ours",
-    latex=[r"\operatorname{softmax}(Z)=\operatorname{softmax}(E)"],
-)
+@claim("softmax.shift")
 def nothing_lost(*, centre: Callable[[Tensor], Tensor] = lambda z: z - z.mean(-1, keepdim=True)) -> Verdict:
     worst, cases = 0.0, list(itertools.product((2, 9, 64), (0.1, 1.0, 10.0)))
     for length, size in cases:
@@ -193,16 +146,7 @@ def nothing_lost(*, centre: Callable[[Tensor], Tensor] = lambda z: z - z.mean(-1
     )
 
 
-@claim(
-    "softmax.spectrum",
-    "The spectral signature",
-    statement="At most min(d_h, L − 1) singular values of the field differ from zero; they are those of the d_h × d_h "
-    "product of two triangular factors, so stable and effective rank are at most d_h at any length.",
-    place="Mechanism-level invariants, a specific spectral signature",
-    lines="11",
-    hypotheses="The source does not say which signature; this is what the rank bound forces.",
-    latex=[r"\sigma(E)=\sigma(R_QR_{K_c}^{\top})/\sqrt{d_h}"],
-)
+@claim("softmax.spectrum")
 def spectral_signature(*, factor: float = 1.0) -> Verdict:
     worst, over, sizes = 0.0, 0.0, [(64, 8), (200, 4), (6, 16)]
     for length, width in sizes:
@@ -231,16 +175,7 @@ def localised_keys(length: int) -> Matrix:
     return fractions(keys)
 
 
-@claim(
-    "softmax.delocalised.free",
-    "Delocalisation is not forced",
-    statement="That the field's variance spreads over all keys is not a consequence of the algebra: some keys put nearly "
-    "all of it on one position.",
-    place="Model-level invariants, not mathematically required",
-    lines="11",
-    hypotheses="One-dimensional keys (0, …, 0, L), any queries: a share of (L − 1)/L on the last key.",
-    latex=[r"\mathrm{PR}=\frac{1}{L\sum_jp_j^2}"],
-)
+@claim("softmax.delocalised.free")
 def localisable(*, keys: Callable[[int], Matrix] = localised_keys) -> Verdict:
     shares = {}
     for length in (4, 16, 64):
@@ -271,17 +206,7 @@ def participations(model: DecoderLM, tokens: Tensor, spike: float) -> Tensor:
     return torch.cat(parts)
 
 
-@claim(
-    "softmax.delocalised",
-    "Trained fields are spread over the keys",
-    statement="In language models the energy field spreads its variance over all key positions and is not concentrated on "
-    "a few.",
-    place="Model-level invariants",
-    lines="5, 11, 17",
-    conditions=["observed in tested models, not mathematically required"],
-    hypotheses="No pretrained model is at hand: a decoder of two layers and four heads on text, fresh and after 40 steps, "
-    "without mask; participation is 1 for an even spread and 1/64 for one key.",
-)
+@claim("softmax.delocalised")
 def delocalised(*, spike: float = 1.0) -> Verdict:
     text = sequences(2, 65, seed=0)
     model = DecoderLM(VOCABULARY, 32, 2, 4, 48, max_length=64).double()
@@ -302,17 +227,7 @@ def delocalised(*, spike: float = 1.0) -> Verdict:
     )
 
 
-@claim(
-    "softmax.lengths",
-    "It does so at several lengths and on diverse inputs",
-    statement="Zero row sums, the rank bound and the spread over keys hold at several context lengths and on text, "
-    "repeated and random tokens alike.",
-    place="Deep dive, generality",
-    lines="5, 13",
-    conditions=["at multiple context lengths and across diverse inputs"],
-    hypotheses="Lengths 16, 64 and 128; a small untrained decoder. Rank and row sums are proved for all (softmax.rank, "
-    "softmax.rows); this is about the spread.",
-)
+@claim("softmax.lengths")
 def several_lengths(*, spike: float = 1.0) -> Verdict:
     least, cases = 1.0, 0
     for length in (16, 64, 128):
@@ -333,17 +248,7 @@ def several_lengths(*, spike: float = 1.0) -> Verdict:
     )
 
 
-@claim(
-    "softmax.incoherence",
-    "Incoherent keys spread the field",
-    statement="Delocalisation comes from key incoherence: the participation of the keys is at least the stable rank over "
-    "coherence times key rank.",
-    place="Model-level invariants, traced to key incoherence",
-    lines="11, 17",
-    hypotheses="Coherence is (L/r) times the largest leverage of the centred keys. The definitions are this project's; the "
-    "full text of the paper was not at hand.",
-    latex=[r"\mathrm{PR}\ge\frac{\operatorname{srank}(E)}{\mu\,r},\quad\mu=\frac{L}{r}\max_j\ell_j"],
-)
+@claim("softmax.incoherence")
 def incoherence(*, factor: float = 1.0) -> Verdict:
     least, cases = float("inf"), list(itertools.product((20, 128), (2, 8), (1.0, 3.0, 30.0)))
     for length, width, spike in cases:
@@ -360,18 +265,7 @@ def incoherence(*, factor: float = 1.0) -> Verdict:
     )
 
 
-@claim(
-    "softmax.monitor",
-    "A loss of incoherence can be seen",
-    statement="The coherence of a head's keys tells when a few of them take over: it jumps when one key grows, and hardly "
-    "moves otherwise.",
-    place="Practical implications, the training monitor",
-    lines="13, 18, 22",
-    conditions=["could signal, may indicate"],
-    hypotheses="1024 Gaussian keys of 64 numbers; one of them made 8 times as long. Whether instabilities of training "
-    "announce themselves so is measured in benchmarks/attention_alarm.py, where a key that takes over does and too large a "
-    "rate shows in the logits first.",
-)
+@claim("softmax.monitor")
 def monitor(*, growth: float = 8.0) -> Verdict:
     even, spiked = [], []
     for seed in range(5):
@@ -404,18 +298,7 @@ def softcap(z: flint.arb) -> flint.arb:
     return 5 * (z / 5).tanh()
 
 
-@claim(
-    "softmax.softcap",
-    "Every softmax attention obeys the rank bound",
-    statement="The rank bound holds universally, for all softmax attention mechanisms.",
-    place="Deep dive, the question and its answer",
-    lines="9-11",
-    conditions=["regardless of model or input"],
-    hypotheses="Some models cap their logits, c·tanh(z/c), before softmax. A polynomial cap keeps a bound, a larger one "
-    "(the number of its monomials in d_h letters); here tanh has rank L − 1 with d_h = 1.",
-    severity="overclaim",
-    corrected_by="softmax.rank",
-)
+@claim("softmax.softcap")
 def universal(*, cap: Callable[[flint.arb], flint.arb] = softcap) -> Verdict:
     """A 2 × 2 minor of the centred field of three keys that excludes zero proves rank two."""
     rows = [[cap(flint.arb(q * k)) for k in (2, 3, 4)] for q in (1, 2, 3)]

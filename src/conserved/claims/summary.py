@@ -19,17 +19,7 @@ from conserved.track import Monitor
 from conserved.verdict import Evidence, Verdict, Witness
 
 
-@claim(
-    "summary.gating",
-    "What the gate of SwiGLU adds",
-    statement="SiLU networks conserve nothing and SwiGLU networks do; the linear path C, which multiplies the "
-    "activation, makes the difference.",
-    place="Highlights, the second",
-    lines="99",
-    conditions=["suggesting: multiplicative structure as the source of laws is offered as a suggestion"],
-    hypotheses="See summary.gating.other for a source of laws that is no gate.",
-    latex=[r"\|A_{:,i}\|^2-\|C_{i,:}\|^2"],
-)
+@claim("summary.gating")
 def gate_makes_laws(*, gated: Build = block.swiglu_network) -> Verdict:
     without = all_laws(block.silu_network, (5, 3), None, size=FFN)
     return together(without, all_laws(gated, (5, 3), block.neuron_differences, size=FFN))
@@ -40,15 +30,7 @@ def relu_law(theta: Parameters) -> Tensor:
     return theta["down.weight"].square().sum(0) - theta["up.weight"].square().sum(1)
 
 
-@claim(
-    "summary.gating.other",
-    "A gate is not the only source of laws",
-    statement="A ReLU network has no gate, and ‖out column‖² − ‖in row‖² of every neuron is conserved: homogeneity of the "
-    "activation is another source.",
-    place="completes the second highlight",
-    lines="99",
-    whose="ours",
-)
+@claim("summary.gating.other")
 def relu_has_laws(*, activation: str = "relu") -> Verdict:
     found = all_laws(lambda: FeedForward(3, 4, activation), (5, 3), relu_law, size=FFN)  # type: ignore[arg-type]
     return found
@@ -84,16 +66,7 @@ def square_gated() -> nn.Module:
     return Gated(torch.square)
 
 
-@claim(
-    "summary.gating.corrected",
-    "What gates by GELU and by a sigmoid conserve",
-    statement="With a GELU or a sigmoid in place of SiLU a gated network has exactly the laws ‖A_:,i‖² − ‖C_i,:‖², one a "
-    "neuron.",
-    place="extends the second highlight",
-    lines="99",
-    whose="ours",
-    hypotheses="These gates, at this size. Homogeneous gates have more (summary.gating.homogeneous).",
-)
+@claim("summary.gating.corrected")
 def gated_complete(*, builds: tuple[Build, ...] = (gelu_gated, sigmoid_gated)) -> Verdict:
     return together(*(all_laws(build, (5, 3), block.neuron_differences, size=FFN) for build in builds))
 
@@ -108,33 +81,13 @@ def homogeneous_laws(degree: int) -> Quantities:
     return quantities
 
 
-@claim(
-    "summary.gating.homogeneous",
-    "Homogeneous gates have two laws a neuron",
-    statement="If the gate is homogeneous of degree k (ReLU: 1, a square: 2), k‖A_:,i‖² − ‖B_i,:‖² is conserved as well, "
-    "and nothing else.",
-    place="completes the second highlight",
-    lines="99",
-    whose="ours",
-    latex=[r"\|A_{:,i}\|^2-\|C_{i,:}\|^2,\quad k\,\|A_{:,i}\|^2-\|B_{i,:}\|^2"],
-)
+@claim("summary.gating.homogeneous")
 def homogeneous_complete(*, degrees: tuple[int, int] = (1, 2)) -> Verdict:
     builds = (relu_gated, square_gated)
     return together(*(all_laws(b, (5, 3), homogeneous_laws(k), size=FFN) for b, k in zip(builds, degrees, strict=True)))
 
 
-@claim(
-    "summary.moe",
-    "All four kinds of mixture share their laws",
-    statement="Dense and sparse mixtures, under softmax and under normalised-sigmoid gates, all conserve Σ_i W_i.",
-    place="Key designs, the third, and the table of invariants",
-    lines="51, 60",
-    conditions=["sparse with k > 1"],
-    severity="false",
-    under="paper.T4.7",
-    corrected_by="paper.T4.7.corrected",
-    slow=True,
-)
+@claim("summary.moe")
 def four_mixtures(
     *,
     builds: tuple[Build, ...] = (
@@ -172,16 +125,7 @@ def deep_gelu() -> nn.Module:
     return Deep(F.gelu)
 
 
-@claim(
-    "summary.deep",
-    "Which laws have networks with more hidden layers?",
-    statement="A question: the summary calls multi-layer stacks unsolved; what is the list for two GELU layers?",
-    place="Limitations, the third",
-    lines="107",
-    whose="ours",
-    hypotheses="2 inputs, 3 and 3 neurons, 2 outputs.",
-    latex=[r"f=W_3\operatorname{GELU}(W_2\operatorname{GELU}(W_1x))"],
-)
+@claim("summary.deep")
 def deep_complete(*, build: Build = deep_gelu) -> Verdict:
     found = all_laws(build, (4, 2), None, size="two hidden layers of 3")
     return answered("It is empty: two hidden layers conserve nothing, as one does.", found)
@@ -191,15 +135,7 @@ def one_plane() -> nn.Module:
     return Attention(3, 1, head_dim=2, rotary=True)
 
 
-@claim(
-    "summary.rope",
-    "Rotary positions leave one number a plane",
-    statement="Of the m(2m + 1) numbers of QᵀQ − KᵀK of a head of m planes, rotary positions leave m: one for each 2 × 2 "
-    "block.",
-    place="Highlights, the third, and Key designs, the third",
-    lines="51, 100",
-    latex=[r"\|Q_i^{(j)}\|_F^2-\|K_i^{(j)}\|_F^2"],
-)
+@claim("summary.rope")
 def rotary_degrades(*, kept: Callable[[int], int] = lambda planes: planes) -> Verdict:
     evidence, good = [], True
     for planes, build, shape, outputs in ((1, one_plane, (5, 3), 3), (2, block.rotary_attention, (5, 4), 10)):
@@ -224,17 +160,7 @@ print("sum of rows moved by", np.abs(W.sum(0) - start).max(), "W itself by", np.
 assert np.abs(W.sum(0) - start).max() < 1e-9"""
 
 
-@claim(
-    "summary.discrete",
-    "Discrete training conserves only approximately",
-    statement="Under discrete gradient descent every law is conserved only approximately, with an error that accumulates "
-    "linearly at constant step size.",
-    place="Limitations, the second",
-    lines="106",
-    hypotheses="True of quadratic laws. The gating law of the same paper is linear.",
-    severity="overclaim",
-    corrected_by="paper.Fig2d.corrected",
-)
+@claim("summary.discrete")
 def only_approximate(*, build: Build = block.mixture) -> Verdict:
     drift = drifts(build, (5, 3), lambda t: t["router.weight"].sum(0), lambda _: 0.5, (100,), stochastic=True)[0]
     if drift < 1e-12:
@@ -254,16 +180,7 @@ print(stated, described)
 assert stated["new models trained"] < described["seeds for each configuration"]"""
 
 
-@claim(
-    "summary.untrained",
-    "No new models are trained",
-    statement="The work trains no new models.",
-    place="Loss and training, against its own main results",
-    lines="64, 80",
-    hypotheses="The same text reports ten seeds of each configuration on four data sets. That no new kind of model is "
-    "proposed would be right.",
-    severity="slip",
-)
+@claim("summary.untrained")
 def untrained(*, seeds: int = 10) -> Verdict:
     return judged(
         seeds == 0,
@@ -275,17 +192,7 @@ def untrained(*, seeds: int = 10) -> Verdict:
     )
 
 
-@claim(
-    "summary.optimizers",
-    "What do momentum and adaptive optimizers do to the laws?",
-    statement="A question: validation under momentum and adaptive optimizers is called for; what happens to the laws "
-    "there?",
-    place="Limitations, the second",
-    lines="106",
-    whose="ours",
-    hypotheses="Twenty steps on attention and SwiGLU; the account is Δh = −μ(θ,U) − μ(U,θ) + μ(U,U).",
-    latex=[r"h(\theta-U)-h(\theta)=-\mu(\theta,U)-\mu(U,\theta)+\mu(U,U)"],
-)
+@claim("summary.optimizers")
 def optimizers(
     *,
     make: tuple[Callable[[list[Tensor]], torch.optim.Optimizer], ...] = (
