@@ -9,7 +9,7 @@ is everywhere, and there kernels of our own read them where they lie (`conserved
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
