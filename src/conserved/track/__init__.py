@@ -7,9 +7,11 @@ from conserved.track.monitor import Monitor
 from conserved.track.record import Entry, StepRecord
 from conserved.track.rules import GENERIC, ParameterStep, Rule, Update, register_rule, rule_of
 from conserved.track.sinks import (
+    BrokenStore,
     JsonLines,
     LiveTable,
     RunStore,
+    RunTaken,
     Sink,
     SQLite,
     TensorBoard,
@@ -25,6 +27,7 @@ __all__ = [
     "STANDARD",
     "Alarm",
     "AngularMomentum",
+    "BrokenStore",
     "Combination",
     "Decay",
     "DriftBound",
@@ -36,6 +39,7 @@ __all__ = [
     "ParameterStep",
     "Rule",
     "RunStore",
+    "RunTaken",
     "SQLite",
     "Sink",
     "StepMissed",

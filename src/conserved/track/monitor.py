@@ -343,7 +343,6 @@ class Monitor:
                 sink.write(record)
 
     def _begin(self, step: int) -> None:
-        self._begun = True
         header = Run(
             name=self._run,
             laws=self._names,
@@ -354,6 +353,7 @@ class Monitor:
         )
         for sink in self._sinks:
             sink.begin(header)
+        self._begun = True
 
     def _raise(self, found: tuple[Alarm, ...]) -> None:
         """Tell of every law's first alarm of a kind, the worst of a step for all; all of them are in the records."""
