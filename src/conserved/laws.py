@@ -19,6 +19,7 @@ from conserved.balance import Balance, weigh
 from conserved.batch import Plan
 from conserved.independence import rank_of_gradients
 from conserved.judging import judged, rounding, together
+from conserved.plain_data import text
 from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
 from conserved.table import plain, renderable, rows, totals
 from conserved.verdict import Verdict
@@ -365,11 +366,13 @@ class LawSet:
             return LawSet(
                 symmetries=tuple(Symmetry.from_dict(item) for item in data["symmetries"]),
                 parameters=parameters or {},
-                unclaimed=tuple(data["unclaimed"]),
-                dropped=tuple(Dropped(item["name"], item["reason"]) for item in data["dropped"]),
+                unclaimed=tuple(text(name) for name in data["unclaimed"]),
+                dropped=tuple(Dropped(text(item["name"]), text(item["reason"])) for item in data["dropped"]),
             )
         except KeyError as problem:
             raise ValueError(f"The law set is damaged: {problem} is missing.") from problem
+        except (TypeError, AttributeError) as problem:
+            raise ValueError(f"The law set is damaged: {problem}.") from problem
 
     def save(self, path: str | Path) -> None:
         """Write the laws (not the weights) as JSON."""
@@ -377,14 +380,18 @@ class LawSet:
 
     @staticmethod
     def load(path: str | Path, parameters: Tensors | None = None) -> LawSet:
-        """Read what `save` wrote."""
+        """Read what `save` wrote; anything else is a ValueError of one line that names the file."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as problem:
-            raise ValueError(f"{path} is not a JSON file: {problem}.") from problem
+        except (ValueError, RecursionError) as problem:
+            # Not UTF-8, not JSON, numbers of thousands of digits, or nested deeper than anyone would write.
+            raise ValueError(f"{path} is not a JSON file that can be read: {problem}.") from problem
         if not isinstance(data, dict):
             raise ValueError(f"{path} holds a {type(data).__name__}, not a law set.")
-        return LawSet.from_dict(data, parameters)
+        try:
+            return LawSet.from_dict(data, parameters)
+        except ValueError as problem:
+            raise ValueError(f"{path}: {problem}") from problem
 
     def _theta(self, parameters: Tensors | None) -> Tensors:
         theta = self.parameters if parameters is None else parameters
