@@ -311,20 +311,20 @@ class LawSet:
         precision = precision_of(loss)
         reached_by = gradients_of(loss, theta)
         found = {name: reached_by[name] for name in names}
-        if all(g is None or not bool(g.any()) for g in found.values()):
-            return Verdict(status=Verdict.INCONCLUSIVE, message="No gradient reached any parameter of any law.")
         gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in found.items()}
-        residuals = self.residuals(gradients)
-        reached = {name for name in names if bool(gradients[name].any())}
+        balance = self.weigh(gradients)
+        if not balance.tested.any():
+            message = "No gradient reached any parameter of any law, or those it reached are zero."
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
         parts = {
             s.name: judged(
                 s.name,
-                residuals[s.name],
+                float(residual),
                 rounding(coarsest(precision, *(theta[p].dtype for p in s.parameters)), s.entries) + s.epsilon**0.5,
-                silent=not s.inert and reached.isdisjoint(s.parameters),
+                tested=bool(tested),
                 nearly=not s.exact,
             )
-            for s in self.symmetries
+            for s, residual, tested in zip(self.symmetries, balance.residuals, balance.tested, strict=True)
         }
         return together(parts, precision, nearly=sum(not symmetry.exact for symmetry in self.symmetries))
 

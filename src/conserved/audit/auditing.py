@@ -17,7 +17,7 @@ from conserved.audit.causes import factor, step_size, usual
 from conserved.audit.report import Audit, Finding, Row
 from conserved.backward import coarsest
 from conserved.balance import Balance, weigh
-from conserved.judging import TOLERANCE, rounding
+from conserved.judging import TOLERANCE, rounding, status
 from conserved.laws import LawSet
 from conserved.recognize import recognize
 from conserved.symmetry import Symmetry, Tensors
@@ -25,12 +25,6 @@ from conserved.verdict import Evidence, Status, Verdict
 from conserved.view import whole
 
 _HALF = (torch.bfloat16, torch.float16)
-
-_SMALLEST_INPUT = 0.1
-"""Inputs of a norm are taken to have at least this share of the mean square of the weights that make them."""
-
-_SMALL = 10.0
-"""In units of √ε, what is left of a law when inputs of its norm are small though the weights making them are not."""
 
 _EXPLAINED = 24
 """Failures that are looked into one by one, worst first; each costs a transfer from the device."""
@@ -118,10 +112,11 @@ def _judged(
 ) -> Audit:
     """Hold every residual against its limit, and look into those that are too large, worst first."""
     symmetries, points, slopes = backward.laws.symmetries, backward.points, backward.slopes
-    residuals, scales = balance.residuals, balance.scales
-    doubtful = np.flatnonzero(~((residuals <= limits) & (scales > 0))).tolist()
+    residuals, tested = balance.residuals, balance.tested
+    doubtful = np.flatnonzero(~((residuals <= limits) & tested)).tolist()
     statuses = {
-        place: _status(symmetries[place], residuals[place], limits[place], scales[place], points) for place in doubtful
+        place: status(residuals[place], limits[place], tested=bool(tested[place]), nearly=not symmetries[place].exact)
+        for place in doubtful
     }
     findings = _findings(backward, balance, unused)
     excess = np.where(np.isnan(residuals), np.inf, residuals / limits)
@@ -136,7 +131,7 @@ def _judged(
             residual=float(residuals[place]),
             tolerance=float(limits[place]),
             status=statuses.get(place, Status.VERIFIED),
-            checked=bool(scales[place] > 0),
+            checked=bool(tested[place]),
             suggests=suggests,
         )
 
@@ -148,20 +143,23 @@ def _judged(
         row(place, _suggestions(symmetries[place], points, slopes, moved) if number < _EXPLAINED else ())
         for number, place in enumerate(sorted(broken, key=lambda place: -excess[place]))
     ]
-    tested = np.flatnonzero(scales > 0)
+    unsure = [place for place in doubtful if statuses[place] is Status.INCONCLUSIVE and tested[place]]
+    left_open = tuple(row(place) for place in sorted(unsure, key=lambda place: -excess[place]))
+    places = np.flatnonzero(tested)
     return Audit(
         verdict=_verdict(
             failures,
-            [row(place) for place in doubtful if statuses[place] is Status.INCONCLUSIVE and scales[place] > 0],
+            left_open,
             findings,
             moved,
             used,
             count=len(symmetries),
-            tested=len(tested),
-            nearest=row(int(tested[excess[tested].argmax()])) if len(tested) else None,
+            tested=len(places),
+            nearest=row(int(places[excess[places].argmax()])) if len(places) else None,
             nearly=int((backward.laws.plan.epsilons > 0).sum()),
         ),
         failures=tuple(failures),
+        left_open=left_open,
         worst=float(residuals.max(initial=0.0)),
         others=lambda: map(row, sorted(set(range(len(symmetries))).difference(broken))),
         findings=tuple(findings),
@@ -205,28 +203,6 @@ def _limits(backward: _Backward, used: torch.dtype, accumulated: int, *, given: 
     stored = {name: coarsest(backward.points[name].dtype, slope.dtype) for name, slope in backward.slopes.items()}
     kinds = (coarsest(*(stored[name] for name in symmetry.parameters)) for symmetry in plan.symmetries)
     return np.array([by_kind[kind][place] for place, kind in enumerate(kinds)])
-
-
-def _status(symmetry: Symmetry, residual: float, limit: float, scale: float, theta: Tensors) -> Status:
-    """Of an identity that is not within its limit, or that no gradient reached."""
-    if scale == 0:
-        return Status.INCONCLUSIVE
-    if not symmetry.exact and residual <= limit + max(_epsilon_leaves(symmetry, theta), _SMALL * symmetry.epsilon**0.5):
-        return Status.INCONCLUSIVE
-    return Status.REFUTED
-
-
-def _epsilon_leaves(symmetry: Symmetry, theta: Tensors) -> float:
-    """How much of an identity a norm's ε may leave: ε/(s + ε) with s a low guess at the mean square of its inputs.
-
-    The first norm of a residual stream reads one writer alone, so the smallest matrix among the legs counts.
-    """
-    matrices = [
-        leg.view.matrix(theta[leg.view.parameter], point=True) for leg in symmetry.legs if len(leg.view.shape) > 1
-    ]
-    squares = [square for matrix in matrices if (square := float(matrix.float().square().mean())) > 0]
-    smallest = _SMALLEST_INPUT * min(squares, default=0.0)
-    return symmetry.epsilon / (smallest + symmetry.epsilon)
 
 
 def _excused(symmetries: Sequence[Symmetry]) -> set[str]:
@@ -306,10 +282,11 @@ def _verdict(
     elif not count:
         message = "No law is known of this model, so nothing can be said of its gradients."
     elif not tested:
-        message = "No gradient reached the parameters of any law."
+        message = "No gradient reached the parameters of any law, or those it reached are zero."
     elif unsure:
-        message = f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to, "
-        message += "which small inputs of those norms explain. The others hold."
+        message = f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to: "
+        message += "either inputs of those norms are small against √ε, or the backward pass is wrong there. "
+        message += "The others hold."
         evidence = tuple(row.evidence for row in unsure)
     else:
         assert nearest is not None

@@ -101,6 +101,8 @@ class Audit:
     verdict: Verdict
     failures: tuple[Row, ...]
     """The identities that do not hold, worst first."""
+    left_open: tuple[Row, ...]
+    """Identities up to a norm's ε that are further off than √ε; weights and gradients do not say whether ε is why."""
     worst: float
     """The largest relative residual; 0 if there is none."""
     others: Callable[[], Iterable[Row]]
@@ -161,6 +163,10 @@ class Audit:
             lines += [f"    {text}" for text in row.suggests]
         if len(self.failures) > _SHOWN:
             lines.append(f"  … and {len(self.failures) - _SHOWN:,} more")
+        for row in self.left_open[:_SHOWN]:
+            lines.append(f"  {row.name}: residual {row.residual:.2g}, over {row.tolerance:.1g}; ε may explain it")
+        if len(self.left_open) > _SHOWN:
+            lines.append(f"  … and {len(self.left_open) - _SHOWN:,} more that ε may explain")
         troubles = [str(item) for item in self.findings]
         lines += [f"  {text}" for text in troubles[:_SHOWN]]
         if len(troubles) > _SHOWN:
