@@ -20,6 +20,7 @@ from conserved.batch import Plan
 from conserved.independence import rank_of_gradients
 from conserved.judging import judged, rounding, together
 from conserved.plain_data import text
+from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
 from conserved.table import plain, renderable, rows, totals
 from conserved.verdict import Verdict
@@ -313,11 +314,15 @@ class LawSet:
         found = {name: reached_by[name] for name in names}
         gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in found.items()}
         balance = self.weigh(gradients)
+        beside = overlapping(theta)
+        moved_along = {s.name: found for s in self.symmetries if (found := _not_alone(s, beside)) is not None}
         if not balance.tested.any():
             message = "No gradient reached any parameter of any law, or those it reached are zero."
             return Verdict(status=Verdict.INCONCLUSIVE, message=message)
         parts = {
-            s.name: judged(
+            s.name: moved_along[s.name]
+            if s.name in moved_along
+            else judged(
                 s.name,
                 float(residual),
                 rounding(coarsest(precision, *(theta[p].dtype for p in s.parameters)), s.entries) + s.epsilon**0.5,
@@ -326,6 +331,9 @@ class LawSet:
             )
             for s, residual, tested in zip(self.symmetries, balance.residuals, balance.tested, strict=True)
         }
+        if moved_along and not any(part.status is Verdict.REFUTED for part in parts.values()):
+            message = next(iter(moved_along.values())).message
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message, parts=parts)
         return together(parts, precision, nearly=sum(not symmetry.exact for symmetry in self.symmetries))
 
     def summary(self) -> str:
@@ -424,3 +432,15 @@ class LawSet:
 
     def _conserved(self, found: Sequence[Tensor]) -> dict[str, Tensor]:
         return {s.name: s.kind.conserved(value) for s, value in zip(self.symmetries, found, strict=True)}
+
+
+def _not_alone(symmetry: Symmetry, beside: Mapping[str, str]) -> Verdict | None:
+    """Why nothing can be said of a law with a parameter that shares memory with another one."""
+    for name in symmetry.parameters:
+        if name in beside:
+            message = (
+                f"{name} shares memory with {beside[name]}, so that steps of one move the other: {symmetry.name} is no "
+                "law of this model, whatever its gradients are."
+            )
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
+    return None

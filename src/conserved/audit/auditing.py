@@ -18,8 +18,9 @@ from conserved.audit.report import Audit, Finding, Row
 from conserved.backward import coarsest
 from conserved.balance import Balance, weigh
 from conserved.judging import TOLERANCE, rounding, status
-from conserved.laws import LawSet
+from conserved.laws import Dropped, LawSet
 from conserved.recognize import recognize
+from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Evidence, Status, Verdict
 from conserved.view import whole
@@ -71,6 +72,8 @@ class _Backward:
     slopes: Tensors
     absent: tuple[str, ...]
     """Trained parameters that have no gradient; those that laws need are taken to have a zero one."""
+    dropped: tuple[Dropped, ...]
+    """Laws of the architecture that this model does not keep, and why."""
     types: frozenset[tuple[torch.dtype, torch.dtype]]
     """Of a parameter and of its gradient, as they occur."""
 
@@ -88,8 +91,12 @@ class _Backward:
         slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
         if trained and not slopes:
             raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
-        # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything.
-        lawful = laws if all(name in trained for name in laws.plan.needs) else laws.select(lambda s: _free(s, trained))
+        # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor
+        # is one with a parameter that shares its memory with another since: a step of that one moves it too.
+        beside = overlapping(theta)
+        lost = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside)))
+        names = {item.name for item in lost}
+        lawful = laws.select(lambda s: s.name not in names) if lost else laws
         absent = tuple(name for name in trained if name not in slopes)
         slopes |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
         return _Backward(
@@ -97,6 +104,7 @@ class _Backward:
             points=trained,
             slopes=slopes,
             absent=absent,
+            dropped=(*laws.dropped, *lost),
             types=frozenset((trained[name].dtype, slope.dtype) for name, slope in slopes.items()),
         )
 
@@ -164,6 +172,7 @@ def _judged(
         others=lambda: map(row, sorted(set(range(len(symmetries))).difference(broken))),
         findings=tuple(findings),
         unclaimed=unclaimed,
+        dropped=backward.dropped,
         precision=used,
         known=known,
         ranks=balance.ranks,
@@ -171,8 +180,14 @@ def _judged(
     )
 
 
-def _free(symmetry: Symmetry, trained: Mapping[str, Tensor]) -> bool:
-    return all(name in trained for name in symmetry.parameters)
+def _lost(symmetry: Symmetry, trained: Mapping[str, Tensor], beside: Mapping[str, str]) -> str:
+    """Why a law is one no longer; empty if it still is."""
+    for name in symmetry.parameters:
+        if name not in trained:
+            return f"{name} is frozen, so the other legs are not balanced against it"
+        if name in beside:
+            return f"{name} shares memory with {beside[name]}, so that steps of one move the other"
+    return ""
 
 
 def _precision(

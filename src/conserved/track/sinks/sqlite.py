@@ -109,7 +109,8 @@ class RunStore:
 
     def entries(self, run: str, *, law: str | None = None, step: int | None = None) -> list[Entry]:
         """The ledger of a run, by step and law; of one law or one step if asked."""
-        where, given = "run = ?", [self._id(run)]
+        where = "run = ?"
+        given: list[int | str] = [self._id(run)]
         if step is not None:
             where += " and step = ?"
             given.append(step)
