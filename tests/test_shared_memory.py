@@ -117,7 +117,7 @@ def as_buffer(model: Attention) -> None:
 
 
 def as_attribute(model: Attention) -> None:
-    model.copy = model.q.weight.data  # type: ignore[assignment]
+    model.copy = model.q.weight.data
 
 
 @pytest.mark.parametrize("how", [overlapped, as_buffer, as_attribute])
@@ -139,10 +139,10 @@ def test_parameters_in_one_buffer_that_do_not_overlap_keep_their_laws() -> None:
     model = Attention(4, 2).double()
     flat = torch.randn(4, 16, dtype=torch.float64)
     for number, name in enumerate("qkvo"):
-        model.get_submodule(name).weight.data = flat.view(4, 4, 4)[number]  # type: ignore[union-attr]
+        model.get_submodule(name).weight.data = flat.view(4, 4, 4)[number]
     assert recognize(model).numbers == 12
     for number, name in enumerate("qkvo"):
-        model.get_submodule(name).weight.data = flat[:, number::4]  # type: ignore[union-attr]
+        model.get_submodule(name).weight.data = flat[:, number::4]
     assert recognize(model).numbers == 12
     assert overlapping(dict(model.named_parameters())) == {}
 
@@ -150,5 +150,5 @@ def test_parameters_in_one_buffer_that_do_not_overlap_keep_their_laws() -> None:
 def test_an_lstm_and_a_tied_head_are_as_before() -> None:
     assert overlapping(dict(nn.LSTM(4, 4).named_parameters())) == {}
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
-    model[1].weight = model[0].weight  # type: ignore[assignment]
+    model[1].weight = model[0].weight
     assert overlapping(dict(model.named_parameters(remove_duplicate=False))) == {}

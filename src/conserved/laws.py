@@ -315,7 +315,7 @@ class LawSet:
         gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in found.items()}
         balance = self.weigh(gradients)
         beside = overlapping(theta)
-        moved_along = {s.name: found for s in self.symmetries if (found := _not_alone(s, beside)) is not None}
+        moved_along = {s.name: why for s in self.symmetries if (why := _not_alone(s, beside)) is not None}
         if not balance.tested.any():
             message = "No gradient reached any parameter of any law, or those it reached are zero."
             return Verdict(status=Verdict.INCONCLUSIVE, message=message)
