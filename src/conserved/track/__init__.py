@@ -20,7 +20,7 @@ from conserved.track.sinks import (
     store_document,
 )
 from conserved.track.theory import AngularMomentum, Decay, DriftBound
-from conserved.track.watch import StepMissed
+from conserved.track.watch import PrecisionChanged, StepMissed
 
 __all__ = [
     "GENERIC",
@@ -37,6 +37,7 @@ __all__ = [
     "LiveTable",
     "Monitor",
     "ParameterStep",
+    "PrecisionChanged",
     "Rule",
     "RunStore",
     "RunTaken",
