@@ -60,8 +60,8 @@ def sizes_of(function: Function, theta: Float[Tensor, " D"], rows: Rows, generat
     if not bool(small.any()):
         return Sizes(None, 0, noise)
     there = fields.abs() > 0.1 * largest
-    change = torch.where(there, (again - fields).abs() / torch.where(there, fields.abs(), 1), torch.nan).nanmedian(0)
-    change = change.values
+    apart = (again - fields).abs() / torch.where(there, fields.abs(), 1)
+    change = torch.where(there, apart, torch.nan).nanmedian(0).values
     sure = small & (change < _SURE)
     doubtful = small & ~sure & (change < _NOISE) & (largest > _FAINTEST * reach)
     scale = torch.where(sure, torch.exp2(torch.log2(reach / torch.where(sure, largest, reach)).floor()), 1.0)
