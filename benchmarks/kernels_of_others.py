@@ -612,15 +612,21 @@ CASES: list[Case] = [
     *_of(
         FLA,
         (
-            "parallel_attn",
             "chunk_linear_attn",
             "chunk_retention",
-            "chunk_simple_gla",
             "chunk_gla",
-            "fused_recurrent_gla",
             "chunk_delta_rule",
-            "chunk_gated_delta_rule",
             "parallel_forgetting_attn",
+        ),
+        fla,
+        dtypes=(BF16,),
+        lengths=(128,),
+    ),
+    *_of(
+        FLA,
+        (
+            "parallel_attn",
+            "fused_recurrent_gla",
             "chunk_hgrn",
             "layer_norm",
             "rms_norm_gated",
