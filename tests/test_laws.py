@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conserved import Leg, Symmetry, Verdict, View, blocks, recognize
 from conserved.kind import GeneralLinear, Scaling

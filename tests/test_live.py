@@ -176,7 +176,7 @@ class TestMonitor:
     def test_the_reference_is_taken_before_the_first_step(self) -> None:
         model = Pair()
         before = model.up.weight.detach().clone()
-        law = (before.square().sum(1) + model.up.bias.detach() ** 2 - model.down.weight.detach().square().sum(0))
+        law = before.square().sum(1) + model.up.bias.detach() ** 2 - model.down.weight.detach().square().sum(0)
         monitor = self.trained(model)
         assert torch.allclose(monitor.reference.values["neurons"], law)
 

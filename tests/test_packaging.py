@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 
 import conserved
 from conserved.cli.app import LOSSES
-from conserved.optional import EXTRAS
 from conserved.inference.infer import LOSSES as RECOGNISED_LOSSES
+from conserved.optional import EXTRAS
 from wheel_environment import ROOT, Environment, build, install, required
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -161,7 +161,7 @@ def test_packed_projections_are_cut_where_the_heads_are() -> None:
     x = torch.randn(5, 4, dtype=torch.float64)
     values = list(recognize(model, x, x, x).values().values())
     p = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    for head, rows in enumerate((slice(0, 2), slice(2, 4))):
+    for rows in (slice(0, 2), slice(2, 4)):
         q, k, v = (
             torch.cat((p["in_proj_weight"][start:][rows], p["in_proj_bias"][start:][rows, None]), 1)
             for start in (0, 4, 8)

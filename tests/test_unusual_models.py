@@ -14,7 +14,6 @@ from test_recognize_blocks import gradients
 from tolerances import FUNCTION_UNCHANGED, IDENTITY
 from zoo import named
 
-
 X4 = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 

@@ -97,9 +97,8 @@ def assert_gradients_conserve(
 ) -> Audit:
     """Raise AssertionError, with what failed and what that suggests, unless every gradient identity holds.
 
-    With `loss_fn`, gradients are cleared, `loss_fn()` is differentiated, the laws are inferred from the inputs it calls the
-    model with, and audited in the precision its graph shows;
-    without, the gradients at hand are audited. A model of which no law is known fails as well: nothing was tested.
+    With `loss_fn`, gradients are cleared, `loss_fn()` is differentiated and audited in the precision its graph shows, and
+    laws are inferred from the inputs it calls the model with; without, the gradients at hand are audited. A model of which no law is known fails as well: nothing was tested.
     """
     __tracebackhide__ = True
     if loss_fn is not None:

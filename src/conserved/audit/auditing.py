@@ -42,9 +42,10 @@ def audit(
 ) -> Audit:
     """Hold every gradient identity against rounding. Call it after `loss.backward()`, before `optimizer.step()`.
 
-    Without `laws`, those of the model are inferred for `loss` and kept with it. A model that does not say how it is called
-    needs `laws=conserved.recognize(model, x)`. `precision` is the coarsest that the forward or backward pass was computed in, for instance torch.bfloat16
-    under autocast; without it, it is taken from the stored types and read off the gradients' bits (conserved.grain).
+    Without `laws`, those of the model are inferred for `loss` and kept with it. A model that does not say how it is
+    called needs `laws=conserved.recognize(model, x)`. `precision` is the coarsest that the forward or backward pass
+    was computed in, for instance torch.bfloat16 under autocast; without it, it is taken from the stored types and
+    read off the gradients' bits (conserved.grain).
     `accumulated` backward passes were added up in the gradients; it matters if those are stored in half precision.
     Parameters whose names match a pattern in `unused` may have no gradient.
     """
@@ -83,7 +84,8 @@ class _Backward:
         strangers = [name for name in laws.plan.needs if name not in theta]
         if strangers:
             raise ValueError(
-                f"The laws speak of {strangers[0]}, which the model does not have. Pass laws=conserved.recognize(model, x) of this model."
+                f"The laws speak of {strangers[0]}, which the model does not have. "
+                "Pass laws=conserved.recognize(model, x) of this model."
             )
         away = [name for name, p in trained.items() if p.is_meta]
         if away:

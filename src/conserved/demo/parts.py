@@ -12,10 +12,10 @@ from conserved.attention import probe
 from conserved.audit import audit
 from conserved.claims.ledger import claims, outcomes, recorded
 from conserved.demo.decoder import decoder, next_byte_loss, plant_defect, text
+from conserved.inference import recognize
 from conserved.lab.demo import Demonstration, demonstrate
 from conserved.lab.places import Here, Processes
 from conserved.lab.reproduction import plan, reproduce
-from conserved.inference import recognize
 from conserved.report.plot import Axis
 from conserved.track import Monitor, store_document
 from conserved.verdict import Status

@@ -43,7 +43,22 @@ LOGGER = logging.getLogger("conserved")
 FORMAT = "conserved/monitor/1"
 
 _OF_LAWS = frozenset(
-    "laws left_out reference _impostors _lawful _theta _watch _ledger _scales _running _linear _momenta _names _transfer".split()
+    [
+        "laws",
+        "left_out",
+        "reference",
+        "_impostors",
+        "_lawful",
+        "_theta",
+        "_watch",
+        "_ledger",
+        "_scales",
+        "_running",
+        "_linear",
+        "_momenta",
+        "_names",
+        "_transfer",
+    ]
 )
 """Attributes of a monitor that are made when its laws are known."""
 
@@ -82,10 +97,10 @@ class Monitor:
     ) -> None:
         """Begin to watch; the laws as they are now are the reference.
 
-        Without `laws`, they are inferred for `loss` at the first forward pass from the inputs that come, and that is when
-        the reference is taken; or when something about them is asked for before, from made-up inputs. `every` and `where`
-        look at fewer steps and fewer laws. `rule` overrides how the optimizer's steps are read; `causes=False` does not split them. `impostors` watches the
-        paper's non-conserved baselines as well. `dtype` is the precision laws are computed in, `precision` that of
+        Without `laws`, they are inferred for `loss` at the first forward pass from the inputs that come, and that is
+        when the reference is taken; or when something about them is asked for before, from made-up inputs. `every` and
+        `where` look at fewer steps and fewer laws. `rule` overrides how the optimizer's steps are read; `causes=False`
+        does not split them. `impostors` watches the paper's non-conserved baselines as well. `dtype` is the precision laws are computed in, `precision` that of
         the backward pass where it is not the parameters' own (autocast). `keep` records stay in memory.
         """
         if every < 1:
@@ -127,7 +142,7 @@ class Monitor:
             self.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
-        """What depends on the laws is there from the first forward pass on; asked for before, the laws are inferred now."""
+        """What depends on the laws is there from the first forward pass on; asked for before, they are inferred now."""
         if name in _OF_LAWS and vars(self).get("_first") is not None:
             self._infer()
             return getattr(self, name)
