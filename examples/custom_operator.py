@@ -1,8 +1,8 @@
 """Teach conserved an operator it has no rule for: a fused squared ReLU.
 
 relu(s·z)² = s² relu(z)² for every s > 0, so row i of `up` can be scaled by s while column i of `down` is scaled by s⁻²:
-a scaling with degrees +1 and −2, whose law is ‖up_i‖² − 2 ‖down_i‖². Nothing is said about the module; the rule is about
-the operator, wherever it stands.
+a scaling with degrees +1 and −2, whose law is ‖up_i‖² − 2 ‖down_i‖². Nothing is said about the module; the rule is
+about the operator, wherever it stands.
 """
 
 from __future__ import annotations

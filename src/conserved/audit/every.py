@@ -28,7 +28,7 @@ class GradientsDoNotConserve(RuntimeError):
 
 
 class Watch:
-    """A running audit: `.last` is the latest, `.audits` how many were made, `.laws` what they hold; `.remove()` ends it."""
+    """A running audit: `.last` is the latest, `.audits` their number, `.laws` what they test; `.remove()` ends it."""
 
     def __init__(self, remove: list[Callable[[], None]]) -> None:
         self.last: Audit | None = None

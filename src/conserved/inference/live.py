@@ -39,6 +39,12 @@ class FirstCall:
         """The laws, from the inputs that came; from made-up ones if none came yet and the model tells them."""
         return laws_of_model(self.model, loss=self.loss, call=self.call)
 
+    def __enter__(self) -> FirstCall:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Take the hook away and forget the inputs."""
         self._handle.remove()

@@ -100,8 +100,9 @@ class Monitor:
         Without `laws`, they are inferred for `loss` at the first forward pass from the inputs that come, and that is
         when the reference is taken; or when something about them is asked for before, from made-up inputs. `every` and
         `where` look at fewer steps and fewer laws. `rule` overrides how the optimizer's steps are read; `causes=False`
-        does not split them. `impostors` watches the paper's non-conserved baselines as well. `dtype` is the precision laws are computed in, `precision` that of
-        the backward pass where it is not the parameters' own (autocast). `keep` records stay in memory.
+        does not split them. `impostors` watches the paper's non-conserved baselines as well. `dtype` is the precision
+        laws are computed in, `precision` that of the backward pass where it is not the parameters' own (autocast).
+        `keep` records stay in memory.
         """
         if every < 1:
             raise ValueError(f"every counts steps and is at least 1; got {every}.")
