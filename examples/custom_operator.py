@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from conserved import recognize, register_operator
 from conserved.inference import Step
-from conserved.inference.rules import power
+from conserved.inference.rules.products import power
 from conserved.inference.types import Type
 
 

@@ -394,6 +394,7 @@ class LawSet:
             "symmetries": [symmetry.to_dict() for symmetry in self.symmetries],
             "unclaimed": list(self.unclaimed),
             "dropped": [{"name": item.name, "reason": item.reason} for item in self.dropped],
+            "unknown": dict(self.unknown),
         }
 
     @staticmethod
@@ -407,6 +408,7 @@ class LawSet:
                 parameters=parameters or {},
                 unclaimed=tuple(text(name) for name in data["unclaimed"]),
                 dropped=tuple(Dropped(text(item["name"]), text(item["reason"])) for item in data["dropped"]),
+                unknown={text(name): int(count) for name, count in data.get("unknown", {}).items()},
             )
         except KeyError as problem:
             raise ValueError(f"The law set is damaged: {problem} is missing.") from problem
