@@ -38,8 +38,8 @@ def no_rotary() -> dict[str, Any]:
 
 CHANGES: list[tuple[str, str, dict[str, Any], dict[str, int]]] = [
     # name, family, change of the config, numbers that some laws then hold
-    ("rotary in part", "GPT-NeoX", {}, {"query_key": 1, "query_key_unturned": 3, "inert_bias": 2}),
-    ("rotary off", "GPT-NeoX", no_rotary(), {"query_key": 10, "query_key_unturned": 0, "inert_bias": 4}),
+    ("rotary in part", "GPT-NeoX", {}, {"query_key": 4, "inert_bias": 2}),
+    ("rotary off", "GPT-NeoX", no_rotary(), {"query_key": 10, "inert_bias": 4}),
     (
         "rotary on",
         "GPT-NeoX",
@@ -49,7 +49,7 @@ CHANGES: list[tuple[str, str, dict[str, Any], dict[str, int]]] = [
     ("no biases", "GPT-NeoX", {"attention_bias": False}, {"inert_bias": 0, "bias_shift": 0, "value_output": 10}),
     ("branches side by side", "GPT-NeoX", {}, {"bias_shift": 4, "bias_centre": 0}),
     ("branches in a row", "GPT-NeoX", {"use_parallel_residual": False}, {"bias_shift": 0, "bias_centre": 1}),
-    ("fraction that Llama does not read", "Llama", HALF_TURNED, {"query_key": 1, "query_key_unturned": 0}),
+    ("fraction that Llama does not read", "Llama", HALF_TURNED, {"query_key": 1}),
     ("experts one by one", "Mixtral", {"experts_implementation": "eager"}, {"gated_neurons": 6, "shift": 4}),
     ("four heads on two", "Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}, {"query_key": 2}),
     ("one key head", "Llama", {}, {"query_key": 1, "value_output": 3}),
