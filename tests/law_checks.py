@@ -307,7 +307,8 @@ class Checked:
         found |= {name: f"identity {r:.1e} with ε at 0" for name, r in self.approximate.items() if not r <= 1e-8}
         for name, r in self.moves.items():
             if not r <= 10 * FUNCTION_UNCHANGED:
-                found[name] = f"{found[name]}, " * (name in found) + f"a finite move changes the output by {r:.1e}"
+                before = f"{found[name]}, " if name in found else ""
+                found[name] = f"{before}a finite move changes the output by {r:.1e}"
         return found
 
     @property
