@@ -53,7 +53,8 @@ def inferred(seed: int) -> dict[str, Any]:
     program, x, loss, words = compose(seed)
     record: dict[str, Any] = {"words": words, "parameters": sum(p.numel() for p in program.parameters())}
     start = time.perf_counter()
-    laws = recognize(program, x, loss=loss)
+    args: tuple[Any, ...] = (x,)
+    laws = recognize(program, *args, loss=loss)
     record["seconds"] = time.perf_counter() - start
     prepared = subject(build(seed), loss=loss)
     theta = {name: p.detach() for name, p in prepared.model.named_parameters()}

@@ -215,7 +215,11 @@ def _blocks() -> list[Entry]:
     import zoo
 
     def built(case: zoo.Case) -> Callable[[], Built]:
-        return lambda: (case.build().eval(), (case.sample(torch.Generator().manual_seed(0)).clone(),), {})
+        def build() -> Built:
+            x = case.sample(torch.Generator().manual_seed(0))
+            return case.build().eval(), (x.float() if x.is_floating_point() else x,), {}
+
+        return build
 
     return [
         Entry(name=f"{case.name} ({source})", source=source, build=built(case), loss=case.loss)

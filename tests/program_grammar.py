@@ -1,4 +1,4 @@
-"""Random small programs over all kinds of operators: each production says what shapes it takes and what it makes of them.
+"""Random small programs over all kinds of operators: each production says what shapes it takes and makes.
 
 A program is a list of steps over a growing pool of values; a step picks values whose shapes fit, may create parameters
 or use old ones again, and appends its result. `compose(seed)` gives the same program for the same seed, as a module
@@ -39,6 +39,7 @@ class Program(nn.Module):
         super().__init__()
         self.p = nn.ParameterList([nn.Parameter(tensor) for tensor in parameters])
         self.steps, self.outputs = steps, outputs
+        self.eps = 1e-6
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         pool = [x]
@@ -160,13 +161,17 @@ def _(g: Grower) -> bool:
 @production("transposed use", 2)
 def _(g: Grower) -> bool:
     for w in g.rng.sample(range(len(g.parameters)), len(g.parameters)):
-        if g.parameters[w].ndim == 2:
-            m = g.parameters[w].shape[0]
-            i = g.pick(lambda s, m=m: len(s) in (2, 3) and s[-1] == m)
-            if i is not None:
-                g.add(f"v{i} @ p{w}", lambda c, pool: pool[i] @ c.p[w], i)
-                return True
+        if g.parameters[w].ndim == 2 and _times(g, w, g.parameters[w].shape[0]):
+            return True
     return False
+
+
+def _times(g: Grower, w: int, size: int) -> bool:
+    i = g.pick(lambda s: len(s) in (2, 3) and s[-1] == size)
+    if i is None:
+        return False
+    g.add(f"v{i} @ p{w}", lambda c, pool: pool[i] @ c.p[w], i)
+    return True
 
 
 @production("half of a fused weight", 2)
@@ -177,9 +182,7 @@ def _(g: Grower) -> bool:
     n, m = g.shapes[i][-1], 2
     w = g.parameter(2 * m, n)
     half = g.rng.randrange(2)
-    g.add(
-        f"linear(v{i}, p{w}.chunk(2)[{half}])", lambda c, pool: F.linear(pool[i], c.p[w].chunk(2)[half]), i
-    )
+    g.add(f"linear(v{i}, p{w}.chunk(2)[{half}])", lambda c, pool: F.linear(pool[i], c.p[w].chunk(2)[half]), i)
     return True
 
 
@@ -217,7 +220,7 @@ def _(g: Grower) -> bool:
     w = g.parameter(g.shapes[i][-1])
     one = g.rng.random() < 0.3
     run: Run = (lambda c, pool: pool[i] * (1 + c.p[w])) if one else (lambda c, pool: pool[i] * c.p[w])
-    g.add(f"v{i} * {'(1 + p%d)' % w if one else 'p%d' % w}", run, i)
+    g.add(f"v{i} * (1 + p{w})" if one else f"v{i} * p{w}", run, i)
     return True
 
 
@@ -254,7 +257,11 @@ def _(g: Grower) -> bool:
     if i is None:
         return False
     w = g.parameter(2, g.shapes[i][2], 2)
-    g.add(f"einsum('btd,hde->bthe', v{i}, p{w}).flatten(2)", lambda c, pool: torch.einsum("btd,hde->bthe", pool[i], c.p[w]).flatten(2), i)
+    g.add(
+        f"einsum('btd,hde->bthe', v{i}, p{w}).flatten(2)",
+        lambda c, pool: torch.einsum("btd,hde->bthe", pool[i], c.p[w]).flatten(2),
+        i,
+    )
     return True
 
 
@@ -371,13 +378,13 @@ def _(g: Grower) -> bool:
         if how == "layer":
             return F.layer_norm(x, (n,), gain)
         if how == "rms":
-            return F.rms_norm(x, (n,), gain, eps=1e-6)
+            return F.rms_norm(x, (n,), gain, eps=c.eps)
         if how == "unit":
             y = F.normalize(x, dim=-1)
         elif how == "rms by hand":
-            y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+            y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + c.eps)
         else:
-            y = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-6).sqrt()
+            y = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + c.eps).sqrt()
         return y if gain is None else y * gain
 
     g.add(f"{how} norm(v{i}{'' if w is None else f', p{w}'})", run, i)
@@ -489,7 +496,13 @@ unary("roll", "{v}.roll(1, -1)", lambda v: v.roll(1, -1))
 unary("sorted", "{v}.sort(-1).values", lambda v: v.sort(-1).values)
 unary("transpose", "{v}.transpose(1, 2)", lambda v: v.transpose(1, 2), sequence, 2)
 unary("flatten", "{v}.flatten(1)", lambda v: v.flatten(1), lambda s: len(s) > 2, 2)
-unary("split the last axis", "{v}.unflatten(-1, (2, -1))", lambda v: v.unflatten(-1, (2, -1)), lambda s: len(s) == 2 and even(s), 2)
+unary(
+    "split the last axis",
+    "{v}.unflatten(-1, (2, -1))",
+    lambda v: v.unflatten(-1, (2, -1)),
+    lambda s: len(s) == 2 and even(s),
+    2,
+)
 unary("first half", "{v}[..., :n/2]", lambda v: v[..., : v.shape[-1] // 2], lambda s: s[-1] >= 2)
 unary("all but the first", "{v}[..., 1:]", lambda v: v[..., 1:], lambda s: s[-1] >= 2)
 unary("every second", "{v}[..., ::2]", lambda v: v[..., ::2], lambda s: s[-1] >= 3)
@@ -507,17 +520,25 @@ unary("rotate by constants", "rotary({v})", lambda v: _rotated(v), even)
 unary("pairwise maximum", "{v} pairs .amax", lambda v: v.unflatten(-1, (-1, 2)).amax(-1), even)
 unary("max-pool", "max_pool1d({v}, 2)", lambda v: F.max_pool1d(v, 2), lambda s: channels(s) and s[2] >= 2)
 unary("avg-pool", "avg_pool1d({v}, 2)", lambda v: F.avg_pool1d(v, 2), lambda s: channels(s) and s[2] >= 2)
-unary("upsample", "interpolate({v}, 2)", lambda v: F.interpolate(v, scale_factor=2), lambda s: channels(s) and s[2] <= 3)
+unary(
+    "upsample", "interpolate({v}, 2)", lambda v: F.interpolate(v, scale_factor=2), lambda s: channels(s) and s[2] <= 3
+)
 unary("global pool", "{v}.mean((2, 3))", lambda v: v.mean((2, 3)), picture, 2)
 unary("scores with itself", "{v} @ {v}ᵀ", lambda v: v @ v.mT, sequence)
 unary("detached factor", "{v} * {v}.detach()", lambda v: v * v.detach())
 unary("straight through", "{v} + (tanh({v}) − {v}).detach()", lambda v: v + (v.tanh() - v).detach())
 unary("over its largest", "{v} / ({v}.abs().amax(-1, keepdim) + 1)", lambda v: v / (v.abs().amax(-1, keepdim=True) + 1))
-unary("over its norm", "{v} / {v}.norm(dim=-1, keepdim)", lambda v: v / v.norm(dim=-1, keepdim=True), lambda s: s[-1] >= 2)
+unary(
+    "over its norm", "{v} / {v}.norm(dim=-1, keepdim)", lambda v: v / v.norm(dim=-1, keepdim=True), lambda s: s[-1] >= 2
+)
 unary("over its sum", "softplus({v}) / sum", lambda v: F.softplus(v) / F.softplus(v).sum(-1, keepdim=True))
 unary("threshold", "where({v} > 0.2, {v}, 0)", lambda v: torch.where(v > 0.2, v, torch.zeros_like(v)))
 unary("written in place", "{v}.clone(), first entry added to", lambda v: _raised(v))
-unary("scattered", "zeros.index_add(-1, …, {v})", lambda v: torch.zeros_like(v).index_add(-1, torch.arange(v.shape[-1]) // 2, v))
+unary(
+    "scattered",
+    "zeros.index_add(-1, …, {v})",
+    lambda v: torch.zeros_like(v).index_add(-1, torch.arange(v.shape[-1]) // 2, v),
+)
 
 
 def _rotated(v: Tensor) -> Tensor:
@@ -541,7 +562,9 @@ def binary(name: str, sign: str, function: Callable[[Tensor, Tensor], Tensor], w
         i = g.pick(lambda s: len(s) > 1)
         if i is None:
             return False
-        j = g.pick(lambda s: s == g.shapes[i] or (len(s) == len(g.shapes[i]) and s[:-1] == g.shapes[i][:-1] and s[-1] == 1))
+        j = g.pick(
+            lambda s: s == g.shapes[i] or (len(s) == len(g.shapes[i]) and s[:-1] == g.shapes[i][:-1] and s[-1] == 1)
+        )
         if j is None or (j == i and len(g.shapes) > 1 and g.rng.random() < 0.8):
             return False
         g.add(f"v{i} {sign} v{j}", lambda _, pool: function(pool[i], pool[j]), i, j)
@@ -639,7 +662,9 @@ def _compose(rng: random.Random, seed: int) -> tuple[Program, Tensor, str, str] 
         w = g.parameter(2, width)
         read = tuple(outputs)
         text = ", ".join(f"v{i}" for i in read)
-        g.add(f"linear(cat({text}), p{w})", lambda c, p: F.linear(torch.cat([p[i].flatten(1) for i in read], 1), c.p[w]))
+        g.add(
+            f"linear(cat({text}), p{w})", lambda c, p: F.linear(torch.cat([p[i].flatten(1) for i in read], 1), c.p[w])
+        )
         with torch.no_grad():
             pool.append(g.steps[-1].run(_Trial(g.parameters), pool))  # type: ignore[arg-type]
         g.words.append("readout")
@@ -659,6 +684,7 @@ class _Trial:
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self.p = parameters
+        self.eps = 1e-6
 
 
 def build(seed: int) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]]:

@@ -1,4 +1,4 @@
-"""Programs made to fool whoever reads laws off code: what they compute, or what autograd makes of it, is not what it seems.
+"""Programs made to fool whoever reads laws off code: what autograd makes of them is not what it seems.
 
 Each trap looks like a chain with laws that it does not have, or only some of them. Beside each stands an honest ReLU
 network, so that finding nothing at all is no way to pass.
