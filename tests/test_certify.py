@@ -53,7 +53,7 @@ class TestCompleteness:
         names = list(found.contents.parameters)
         start = sum(torch.Size(found.contents.parameters[n]).numel() for n in names[: names.index("router.weight")])
         router = [start + 3 * expert for expert in range(3)]
-        impostor = Form(name="ΣW", formula="Σ W_i", quadratic=(), linear=tuple((i, 1.0) for i in router))
+        impostor = Form(quadratic=(), linear=tuple((i, 1.0) for i in router))
         sampled = random_fields(found.contents.program, found.contents.inputs, seed=1)
         assert not encloses_zero(enclosure(impostor, sampled))
         softmax = certified("softmax mixture").contents
