@@ -213,7 +213,8 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "embedding": lambda p, x: F.embedding((x[:, 0] > 0).long(), p) * x,
     "computed index": lambda p, x: p[(x[:, 0] > 0).long()] * x,
     "norm": lambda p, x: (p * x).norm(dim=1) + torch.linalg.vector_norm(p + x),
-    "cumsum": lambda p, x: torch.tril(torch.ones(3, 3, dtype=torch.float64)) @ (p * x),
+    "cumsum": lambda p, x: torch.cumsum(p * x, 0) + (p + x).cumsum(1),
+    "stop": lambda p, x: p.detach() * p * x,
 }
 
 

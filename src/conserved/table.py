@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from conserved.symmetry import Symmetry
+from conserved.terminal import Console
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

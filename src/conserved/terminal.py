@@ -1,8 +1,7 @@
-"""Text that is safe to show on a terminal: names out of files and models cannot move the cursor or hide what stands."""
+"""The console that everything is printed on: text on it may come from any file or model, and can only show."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,29 +9,7 @@ import rich.console
 from rich.console import ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.segment import Segment
 
-_INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Control and format characters (escape, bidirectional overrides), lone surrogates, separators of lines."""
-
-
-def printable(text: str, *, lines: bool = False) -> str:
-    r"""The text with everything that acts instead of showing written as an escape.
-
-    Args:
-        text: Anything a file or a module called itself.
-        lines: Whether line breaks stay, for text of several lines that is the program's own.
-
-    >>> printable("a\x1b[2Jb\u202e")
-    'a\\x1b[2Jb\\u202e'
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if lines and c == "\n" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    if unicodedata.category(character) not in _INVISIBLE:
-        return character
-    return ascii(character)[1:-1]
+from conserved.printable import printable
 
 
 class _Shown(RenderHook):

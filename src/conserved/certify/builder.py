@@ -72,7 +72,9 @@ class Builder:
             raise NoRule("Whether a real is zero has no rule in ball arithmetic.")
         if found.boolean:
             return found
-        return self.opposite(self.node("equal", found, self.constant(torch.zeros(found.shape).long()), shape=found.shape))
+        return self.opposite(
+            self.node("equal", found, self.constant(torch.zeros(found.shape).long()), shape=found.shape)
+        )
 
     def real(self, a: Ref) -> Ref:
         """As reals."""

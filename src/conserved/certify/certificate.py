@@ -25,7 +25,7 @@ from conserved.certify.proof import (
     random_fields,
 )
 from conserved.certify.validate import only, shown
-from conserved.terminal import printable
+from conserved.printable import printable
 from conserved.verdict import Evidence, Status, Verdict
 
 Progress = Callable[[str], None]

@@ -16,7 +16,7 @@ from conserved.certify.form import Form
 from conserved.certify.program import Malformed, Program
 from conserved.certify.proof import MOST_BITS, Input
 from conserved.certify.validate import LARGEST, WHOLE, kind_of, only, read_program, real_number, shown, whole_number
-from conserved.terminal import printable
+from conserved.printable import printable
 
 FORMAT = "conserved.certificate"
 VERSION = 2

@@ -28,9 +28,7 @@ class Sample:
     v: Array
 
 
-def run(
-    program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array], *, stopped: bool = False
-) -> list[Value]:
+def run(program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array], *, stopped: bool = False) -> list[Value]:
     """The value of every node.
 
     `stopped` says that directions end where backpropagation does, at `stop`: then the coefficient of a direction is

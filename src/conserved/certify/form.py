@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from conserved.terminal import printable
+from conserved.printable import printable
 
 Index = tuple[int, ...]
 

@@ -27,7 +27,11 @@ _HIGHEST = 64
 def _truths(*items: Any) -> bool:
     """Whether PyTorch calls all of them truth values."""
     return all(
-        item.boolean if isinstance(item, Ref) else item.dtype == torch.bool if isinstance(item, Tensor) else item is True
+        item.boolean
+        if isinstance(item, Ref)
+        else item.dtype == torch.bool
+        if isinstance(item, Tensor)
+        else item is True
         for item in items
     )
 
@@ -64,7 +68,9 @@ def _pow(b: Builder, x: Any, exponent: Any) -> Ref:
     found: Ref | None = None
     for _ in range(int(exponent)):
         found = x if found is None else b.multiply(found, x)
-    return b.constant(torch.ones(x.shape, dtype=torch.int64 if x.discrete else torch.float64)) if found is None else found
+    return (
+        b.constant(torch.ones(x.shape, dtype=torch.int64 if x.discrete else torch.float64)) if found is None else found
+    )
 
 
 def _mm(b: Builder, x: Any, y: Any) -> Ref:
@@ -265,7 +271,8 @@ def _index(b: Builder, x: Any, indices: Sequence[Any]) -> Ref:
     if not any(isinstance(item, Ref) for item in indices):
         assert isinstance(x, Ref)
         return b.take([x], torch.ops.aten.index.Tensor(positions(x.shape), list(indices)))
-    return _rows(b, x, [None if item is None else _from_the_front(b, item, n) for item, n in zip(indices, x.shape)])
+    pairs = zip(indices, x.shape, strict=False)
+    return _rows(b, x, [None if item is None else _from_the_front(b, item, size) for item, size in pairs])
 
 
 def _from_the_front(b: Builder, index: Any, size: int) -> Ref:

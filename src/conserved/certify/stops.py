@@ -102,8 +102,8 @@ class _InSight(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _LEAVING:
             raise Unsuitable(
-                f"The function uses {_LEAVING[func]}: what happens to that value, or to its gradient, cannot be seen in "
-                "its graph. Write it with operators on tensors (detach has a meaning, and may stay)."
+                f"The function uses {_LEAVING[func]}: what becomes of that value, or of its gradient, cannot be seen "
+                "in its graph. Write it with operators on tensors (detach has a meaning, and may stay)."
             )
         return func(*args, **(kwargs or {}))
 
@@ -141,5 +141,3 @@ def refuse_hooks(parameters: dict[str, Any]) -> None:
     for name, parameter in parameters.items():
         if getattr(parameter, "_backward_hooks", None):
             raise Unsuitable(f"{name} has a hook on its gradient, so training does not follow the gradient; remove it.")
-
-

@@ -109,16 +109,13 @@ def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any
         return target(*args, **kwargs)
     if name == "as_strided":
         _refuse_strides(node)
-    if name not in RULES and name not in MOVES or str(target).endswith("view.dtype"):
+    if (name not in RULES and name not in MOVES) or str(target).endswith("view.dtype"):
         raise NoRule(
             f"The operator {target} has no rule in ball arithmetic. Write the function with other operators, "
             "or add a rule to conserved/certify/operators.py."
         )
     try:
-        if name in RULES:
-            found = RULES[name](builder, *args, **kwargs)
-        else:
-            found = _move(builder, target, args, kwargs)
+        found = RULES[name](builder, *args, **kwargs) if name in RULES else _move(builder, target, args, kwargs)
         return _agreed(builder, target, found, node.meta.get("val"))
     except Unsuitable:
         raise
@@ -162,7 +159,8 @@ def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
         raise NoRule(f"{target} of whole numbers has no rule in ball arithmetic.")
     if seen.dtype != torch.bool:
         limits = torch.iinfo(seen.dtype)
-        builder.limits[found.place] = (limits.min, limits.max)
+        low, high = builder.limits.get(found.place, (limits.min, limits.max))
+        builder.limits[found.place] = (max(low, limits.min), min(high, limits.max))
     return replace(found, boolean=seen.dtype == torch.bool)
 
 

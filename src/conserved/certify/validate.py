@@ -107,7 +107,9 @@ def shown(value: Any) -> str:
 
 def kind_of(value: Any) -> str:
     """What JSON calls a value."""
-    return {dict: "an object", list: "a list", str: "text", type(None): "missing"}.get(type(value), type(value).__name__)
+    return {dict: "an object", list: "a list", str: "text", type(None): "missing"}.get(
+        type(value), type(value).__name__
+    )
 
 
 def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from conserved.terminal import Console
 from conserved.track.record import StepRecord
 from conserved.track.sinks.sink import Run, Sink
 
