@@ -455,7 +455,8 @@ def computed(program: Program, ring: Any, place: int, inputs: list[Any], theta: 
             return machine([p + q for p, q in zip(a, b, strict=True)])
         return machine([p - q if op == "subtract" else p * q for p, q in zip(a, b, strict=True)])
     if op == "matmul":
-        return product(*inputs, lambda a, b: batched(ring, a, b, *sizes(program, node)))
+        batch, rows, inner, columns = sizes(program, node)
+        return product(inputs[0], inputs[1], lambda a, b: batched(ring, a, b, batch, rows, inner, columns))
     if op == "sum":
         n = program.nodes[node.inputs[0]].shape[-1]
         found = mapped(inputs[0], lambda part: [total(part[k * n : k * n + n]) for k in range(count)])
@@ -490,25 +491,26 @@ def machine(entries: list[int]) -> list[int]:
     return entries
 
 
-def sizes(program: Program, node: Node) -> tuple[int, int, int]:
+def sizes(program: Program, node: Node) -> tuple[int, int, int, int]:
     a, b = (program.nodes[i].shape for i in node.inputs)
-    return a[-2], a[-1], b[-1]
+    return prod(a[:-2]), a[-2], a[-1], b[-1]
 
 
-def batched(ring: Any, a: list[Any], b: list[Any], rows: int, inner: int, columns: int) -> list[Any]:
+def batched(ring: Any, a: list[Any], b: list[Any], batch: int, rows: int, inner: int, columns: int) -> list[Any]:
+    if not inner or not rows or not columns:
+        return [ring.number(0)] * (batch * rows * columns)
     found: list[Any] = []
-    for k in range(len(a) // (rows * inner) if rows else 0):
+    for k in range(batch):
         left = a[k * rows * inner : (k + 1) * rows * inner]
         right = b[k * inner * columns : (k + 1) * inner * columns]
-        found += ring.matmul(left, right, rows, inner, columns) if columns else []
+        found += ring.matmul(left, right, rows, inner, columns)
     return found
 
 
-def flipped(part: list[Any], rows: int, columns: int) -> list[Any]:
+def flipped(part: list[Any], batch: int, rows: int, columns: int) -> list[Any]:
     """The transposes of a batch of rows × columns matrices."""
     n = rows * columns
-    starts = range(0, len(part), n) if n else ()
-    return [part[s + i * columns + j] for s in starts for j in range(columns) for i in range(rows)]
+    return [part[k * n + i * columns + j] for k in range(batch) for j in range(columns) for i in range(rows)]
 
 
 def taken(program: Program, ring: Any, node: Node, inputs: list[Any]) -> Any:
@@ -599,19 +601,17 @@ def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any
         n = program.nodes[node.inputs[0]].shape[-1]
         return [mapped(g, lambda part: [e for e in part for _ in range(n)])]
     if op == "matmul":
-        rows, inner, columns = sizes(program, node)
-        a, b = (
-            mapped(inputs[0], lambda p: flipped(p, rows, inner)),
-            mapped(inputs[1], lambda p: flipped(p, inner, columns)),
-        )
+        batch, rows, inner, columns = sizes(program, node)
+        a = mapped(inputs[0], lambda p: flipped(p, batch, rows, inner))
+        b = mapped(inputs[1], lambda p: flipped(p, batch, inner, columns))
         return [
-            product(g, b, lambda p, q: batched(ring, p, q, rows, columns, inner)),
-            product(a, g, lambda p, q: batched(ring, p, q, inner, rows, columns)),
+            product(g, b, lambda p, q: batched(ring, p, q, batch, rows, columns, inner)),
+            product(a, g, lambda p, q: batched(ring, p, q, batch, inner, rows, columns)),
         ]
     if op == "take":
         ends = list(accumulate([0, *counts]))
         back = mapped(g, lambda part: collected(ring, part, node.places, ends[-1] + 1))
-        return [mapped(back, lambda p, s=s, e=e: p[s:e]) for s, e in pairwise(ends)]
+        return [{key: part[start:end] for key, part in back.items()} for start, end in pairwise(ends)]
     if op == "gather":
         return [mapped(g, lambda part: collected(ring, part, inputs[1], counts[0])), None]
     zero = ring.number(0)
@@ -850,9 +850,7 @@ class Algebra:
             return False
         top = term.top
         while top:
-            root = next(
-                (a for key in top for a, b in pairwise(key) if a == b and a in self.roots), None
-            )
+            root = next((a for key in top for a, b in pairwise(key) if a == b and a in self.roots), None)
             if root is None:
                 return False
             inside = self.roots[root]
@@ -969,7 +967,8 @@ def laws_independent(contents: Contents) -> bool:
 
 def patterns(contents: Contents) -> list[tuple[Input, dict[Any, list[int]]]]:
     """An input for every pattern of tokens and decisions that occurs among the samples of the words."""
-    program, found = contents.program, {}
+    program = contents.program
+    found: dict[str, tuple[Input, dict[Any, list[int]]]] = {}
     for which in sorted({which for word in contents.words for which, _ in word}):
         x = contents.inputs[which]
         decided = with_bits(contents.bits, lambda x=x: decisions(program, contents.theta, x))  # type: ignore[misc]
@@ -981,7 +980,8 @@ def patterns(contents: Contents) -> list[tuple[Input, dict[Any, list[int]]]]:
 
 
 def decisions(program: Program, theta: Sequence[float], x: Input) -> dict[Any, list[int]]:
-    values, found = forward(program, Balls(), point(theta), x), {}
+    values = forward(program, Balls(), point(theta), x)
+    found: dict[Any, list[int]] = {}
     for place, node in enumerate(program.nodes):
         if node.op in ("greater", "order") and not program.nodes[node.inputs[0]].discrete:
             found[place] = values[place]
@@ -997,10 +997,8 @@ def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
     flint.ctx.prec = 512
     rng, program, ring = random.Random(contents.seed), contents.program, Balls()
     for turn in range(16):
-        theta = [
-            Fraction(t) + Fraction(rng.randint(-(2**12), 2**12), 2**16) * max(1, abs(Fraction(t)))
-            for t in contents.theta
-        ]
+        steps = [Fraction(rng.randint(-(2**12), 2**12), 2**16) for _ in contents.theta]
+        theta = [Fraction(t) * (1 + step) + step for t, step in zip(contents.theta, steps, strict=True)]
         x = [
             tensor if node.discrete else [e + rng.randint(-512, 512) / 2**14 for e in tensor]
             for tensor, node in zip(contents.inputs[turn % len(contents.inputs)], program.given, strict=True)
@@ -1050,8 +1048,8 @@ def verify(record: Any) -> Result:
         "tiers": tiers,
     }
 
-    def result(status: str, message: str, known: Sequence[str] = tiers) -> Result:
-        return Result(status, message, size - rank, found, tuple(known), contents.program.analytic)
+    def result(status: str, message: str, known: Sequence[str] | None = None) -> Result:
+        return Result(status, message, size - rank, found, tuple(known or claim["tiers"]), contents.program.analytic)
 
     if record["digest"] != hashlib.sha256(text.encode()).hexdigest():
         return result(REFUTED, "the file was changed after it was made")

@@ -20,6 +20,9 @@ MOVES = (
 )
 """Operators that only move data, or fill in zeros."""
 
+WRITES = ("select_scatter", "slice_scatter", "diagonal_scatter")
+"""Operators that put one tensor into another: moves of data out of both."""
+
 _HIGHEST = 64
 """Power that is written as a product."""
 
@@ -178,6 +181,8 @@ def _clamp(b: Builder, x: Ref, low: Any = None, high: Any = None) -> Ref:
 
 def _sorted(b: Builder, x: Ref, axis: int, descending: bool) -> tuple[Ref, Ref]:
     n = len(x.shape)
+    if not n:
+        return x, b.constant(0)
     last = [i for i in range(n) if i != axis % n] + [axis % n]
     moved = b.take([x], positions(x.shape).permute(last))
     key = moved if descending else b.negative(moved)
@@ -198,6 +203,8 @@ def _topk(b: Builder, x: Ref, k: int, dim: int = -1, largest: bool = True, sorte
 
 
 def _first(b: Builder, x: Ref, count: int, axis: int) -> Ref:
+    if not x.shape:
+        return x
     return b.take([x], positions(x.shape).narrow(axis, 0, count))
 
 
@@ -344,6 +351,16 @@ def _to_copy(b: Builder, x: Ref, *, dtype: torch.dtype | None = None, **_: Any) 
     return b.truth(x) if dtype == torch.bool else x
 
 
+def _copy(b: Builder, x: Any, source: Any, non_blocking: bool = False) -> Ref:
+    # The values of the source in the shape and the type of x.
+    x, source = b.ref(x), b.ref(source)
+    if x.discrete and not source.discrete:
+        raise NoRule("Rounding reals to whole numbers has no rule in ball arithmetic.")
+    if x.boolean:
+        source = b.truth(source)
+    return b.expand(source if x.discrete else b.real(source), x.shape)
+
+
 def _pad(b: Builder, x: Ref, pad: Sequence[int], value: Number = 0) -> Ref:
     counted = torch.constant_pad_nd(positions(x.shape) + 1, pad, 0)
     moved = b.take([x], counted - 1)
@@ -455,6 +472,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "cumsum": _cumsum,
     "full_like": _full_like,
     "_to_copy": _to_copy,
+    "copy": _copy,
     "constant_pad_nd": _pad,
     "convolution": _convolution,
 }

@@ -30,7 +30,7 @@ _LEAVING = {
     torch.Tensor.numpy: "Tensor.numpy",
     torch.Tensor.tolist: "Tensor.tolist",
     torch.Tensor.__array__: "a conversion to NumPy",
-    torch.Tensor.data.__get__: "Tensor.data",
+    torch.Tensor.data.__get__: "Tensor.data",  # type: ignore[attr-defined]
     torch.Tensor.register_hook: "Tensor.register_hook",
 }
 """What takes a value out of sight, or puts something of its own into the backward pass."""

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from conserved.certify.builder import Builder, NoRule, Ref, positions
-from conserved.certify.operators import MOVES, RULES
+from conserved.certify.operators import MOVES, RULES, WRITES
 from conserved.certify.program import Malformed, Program
 from conserved.certify.ranges import Limits
 from conserved.certify.stops import stops_marked
@@ -109,17 +109,20 @@ def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any
         return target(*args, **kwargs)
     if name == "as_strided":
         _refuse_strides(node)
-    if (name not in RULES and name not in MOVES) or str(target).endswith("view.dtype"):
+    if name not in (*RULES, *MOVES, *WRITES) or str(target).endswith("view.dtype"):
         raise NoRule(
             f"The operator {target} has no rule in ball arithmetic. Write the function with other operators, "
             "or add a rule to conserved/certify/operators.py."
         )
     try:
-        found = RULES[name](builder, *args, **kwargs) if name in RULES else _move(builder, target, args, kwargs)
+        if name in WRITES:
+            found = _write(builder, target, args, kwargs)
+        else:
+            found = RULES[name](builder, *args, **kwargs) if name in RULES else _move(builder, target, args, kwargs)
         return _agreed(builder, target, found, node.meta.get("val"))
     except Unsuitable:
         raise
-    except (Malformed, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as problem:
+    except (Malformed, ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as problem:
         raise NoRule(f"The operator {target}, used like this, has no rule in ball arithmetic: {problem}") from problem
 
 
@@ -137,8 +140,12 @@ def _refuse_strides(node: fx.Node) -> None:
     """`as_strided` looks at memory; what is traced is only known in the order of its entries."""
     source = node.args[0]
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
-    plain = isinstance(value, Tensor) and value.is_contiguous() and value.storage_offset() == 0
-    if not plain or value.untyped_storage().nbytes() != value.numel() * value.element_size():
+    if (
+        not isinstance(value, Tensor)
+        or not value.is_contiguous()
+        or value.storage_offset() != 0
+        or value.untyped_storage().nbytes() != value.numel() * value.element_size()
+    ):
         raise NoRule("as_strided of a tensor that is itself a view has no rule in ball arithmetic; index it instead.")
 
 
@@ -166,18 +173,30 @@ def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
 
 def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator that moves data on positions, counted from 1 so that a zero it fills in can be told."""
-    joined = args[0] if isinstance(args[0], list | tuple) else [args[0]]
-    items = [item if isinstance(item, Ref) else builder.constant(item) for item in joined]
+    several = isinstance(args[0], list | tuple)
+    items, counted = _counted(builder, args[0] if several else [args[0]])
+    if any(isinstance(item, Ref) for item in tree_flatten((args[1:], kwargs))[0]):
+        raise NoRule(f"The operator {target} with a computed index has no rule in ball arithmetic.")
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
+    found = target(counted if several else counted[0], *args[1:], **kwargs)
+    return tree_map(lambda places: builder.take(items, places - 1), found)
+
+
+def _write(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Ref:
+    """One tensor put into another: run on the positions in both."""
+    items, counted = _counted(builder, args[:2])
+    return builder.take(items, target(*counted, *args[2:], **kwargs) - 1)
+
+
+def _counted(builder: Builder, given: Sequence[Any]) -> tuple[list[Ref], list[Tensor]]:
+    """Nodes of one kind, and their positions behind one another, counted from 1."""
+    items = [builder.ref(item) for item in given]
     if any(not item.discrete for item in items):
         items = [builder.real(item) for item in items]
     counted: list[Tensor] = []
     for item in items:
         counted.append(positions(item.shape) + 1 + sum(before.numel() for before in counted))
-    first: Any = counted if isinstance(args[0], list | tuple) else counted[0]
-    if any(isinstance(item, Ref) for item in tree_flatten((args[1:], kwargs))[0]):
-        raise NoRule(f"The operator {target} with a computed index has no rule in ball arithmetic.")
-    found = target(first, *args[1:], **{k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")})
-    return tree_map(lambda places: builder.take(items, places - 1), found)
+    return items, counted
 
 
 def pruned(program: Program, limits: Limits) -> tuple[Program, Limits]:

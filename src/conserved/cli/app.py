@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from conserved.terminal import Console, printable
+from conserved.printable import printable
+from conserved.terminal import Console
 from conserved.version import __version__
 
 app = typer.Typer(

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from conserved.demo import parts
@@ -21,7 +22,6 @@ from conserved.lab.threads import threads
 from conserved.report import write_report
 from conserved.report.contents import check, read
 from conserved.report.summary import headlines, overall
-from conserved.terminal import Console
 from conserved.track import RunStore, store_document
 from conserved.verdict import Status
 from conserved.version import __version__

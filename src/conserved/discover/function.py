@@ -112,8 +112,14 @@ def function_of(
         if not params:
             raise Unsuitable("A callable f(params, x) needs params=, the tensors to study it at.")
         _refuse_complex(params)
-        start = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
-        call = f
+        given = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
+        # A parameter without entries has no laws, and is passed on as it is.
+        empty = {name: tensor for name, tensor in given.items() if not tensor.numel()}
+        start = {name: tensor for name, tensor in given.items() if tensor.numel()}
+
+        def call(values: dict[str, Tensor], x: Any) -> Any:
+            return f(values | empty, x)
+
     if not start:
         raise Unsuitable("There is no trainable parameter: nothing is trained, so every function of them is conserved.")
     axis = class_axis if loss == "cross_entropy" else None
@@ -155,7 +161,9 @@ def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Calla
     seen: set[tuple[int, str]] = set()
     for path, part in model.named_modules():
         for attribute, parameter in part._parameters.items():
-            if parameter is not None and parameter.requires_grad and (id(part), attribute) not in seen:
+            if parameter is None or not parameter.requires_grad or not parameter.numel():
+                continue
+            if (id(part), attribute) not in seen:
                 seen.add((id(part), attribute))
                 place = f"{path}.{attribute}" if path else attribute
                 places[place] = canonical.setdefault(id(parameter), place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +17,6 @@ from conserved.lab.train import train
 from conserved.laws import LawSet
 from conserved.recognize import recognize
 from conserved.table import renderable
-from conserved.terminal import Console
 from conserved.verdict import Evidence, Verdict
 
 _ROUNDING = 1e-12
