@@ -7,7 +7,8 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,45 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from conserved.discover import Unsuitable  # noqa: E402
-from measure import save  # noqa: E402
-from random_functions import compared, random_function  # noqa: E402
-from random_programs import Compared, compare, random_case  # noqa: E402
+from conserved.discover import Unsuitable
+from measure import save
+from random_functions import compared, random_function
+from random_programs import Compared, compare, random_case
+
+CAMPAIGNS = {
+    "programs: value and gradient": (0, "programs"),
+    "programs: brackets of two fields": (100_000, "brackets"),
+    "programs: brackets of three fields": (200_000, "triples"),
+    "functions in PyTorch: value and gradient": (300_000, "functions"),
+}
+"""What is compared, the first seed, and the option that says how many."""
+
+CHUNK = 100
 
 
-def campaign(what: str, seeds: range, one: Callable[[int, Counter[str]], Compared]) -> dict[str, Any]:
-    """Many comparisons; how many were made, left open or refused by all, and which disagreed."""
+def one(what: str, seed: int, used: Counter[str]) -> Compared:
+    """One random program or function, run four ways."""
+    if what.startswith("functions"):
+        written = random_function(seed)
+        found = compared(written)
+        used.update(written.used)
+        return found
+    case = random_case(seed, steps=12)
+    used.update(node.op for node in case.program.nodes)
+    return compare(case, brackets=1 if "two" in what else 2 if "three" in what else 0)
+
+
+def chunk(job: tuple[str, range]) -> dict[str, Any]:
+    """Several comparisons: how many were made, left open or refused by all, and which disagreed."""
+    what, seeds = job
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     used: Counter[str] = Counter()
-    found: dict[str, Any] = {"what": what, "tried": len(seeds), "compared": 0, "open": 0, "refused": 0, "no_program": 0}
-    disagreements: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"compared": 0, "open": 0, "refused": 0, "no_program": 0, "disagreements": []}
     start = time.perf_counter()
     for seed in seeds:
         try:
-            result = one(seed, used)
+            result = one(what, seed, used)
         except Unsuitable:
             found["no_program"] += 1
             continue
@@ -37,48 +62,38 @@ def campaign(what: str, seeds: range, one: Callable[[int, Counter[str]], Compare
         found["refused"] += result.refused
         found["compared"] += not (result.open or result.refused)
         if result.disagreements:
-            disagreements.append({"seed": seed, "first": result.disagreements[0]})
-    seconds = time.perf_counter() - start
-    return found | {"disagreements": disagreements, "seconds": seconds, "operators": dict(sorted(used.items()))}
-
-
-def program(brackets: int) -> Callable[[int, Counter[str]], Compared]:
-    """Values and gradients of a random program, or a bracket."""
-
-    def one(seed: int, used: Counter[str]) -> Compared:
-        case = random_case(seed)
-        used.update(node.op for node in case.program.nodes)
-        return compare(case, brackets=brackets)
-
-    return one
-
-
-def function(seed: int, used: Counter[str]) -> Compared:
-    """A random function in PyTorch against its traced program."""
-    written = random_function(seed)
-    found = compared(written)
-    used.update(written.used)
-    return found
+            found["disagreements"].append({"seed": seed, "first": result.disagreements[0]})
+    return found | {"what": what, "seconds": time.perf_counter() - start, "operators": used}
 
 
 def main() -> None:
     """Run the campaigns and store what they found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", type=int, default=11_000)
-    parser.add_argument("--brackets", type=int, default=1_250)
-    parser.add_argument("--functions", type=int, default=1_500)
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    rows = [
-        campaign("programs: value and gradient", range(chosen.programs), program(0)),
-        campaign("programs: brackets of two fields", range(100_000, 100_000 + chosen.brackets), program(1)),
-        campaign("programs: brackets of three fields", range(200_000, 200_000 + chosen.brackets // 10), program(2)),
-        campaign("functions in PyTorch: value and gradient", range(300_000, 300_000 + chosen.functions), function),
+    parser.add_argument("--programs", type=int, default=10_500)
+    parser.add_argument("--brackets", type=int, default=1_200)
+    parser.add_argument("--triples", type=int, default=100)
+    parser.add_argument("--functions", type=int, default=600)
+    parser.add_argument("--workers", type=int, default=2)
+    chosen = vars(parser.parse_args())
+    jobs = [
+        (what, range(at, min(at + CHUNK, first + chosen[option])))
+        for what, (first, option) in CAMPAIGNS.items()
+        for at in range(first, first + chosen[option], CHUNK)
     ]
-    for row in rows:
-        print({key: value for key, value in row.items() if key != "operators"})
-    print(save("differential", {"rows": rows}))
+    jobs.sort(key=lambda job: not job[0].startswith("functions"))
+    rows: dict[str, dict[str, Any]] = {}
+    with ProcessPoolExecutor(chosen["workers"], mp_context=get_context("spawn")) as pool:
+        for done, part in enumerate(pool.map(chunk, jobs), 1):
+            row = rows.setdefault(part["what"], {"what": part["what"], "operators": Counter(), "disagreements": []})
+            for key in ("compared", "open", "refused", "no_program", "seconds"):
+                row[key] = row.get(key, 0) + part[key]
+            row["operators"] += part["operators"]
+            row["disagreements"] += part["disagreements"]
+            print(f"{done} of {len(jobs)}: {part['what']}, {len(part['disagreements'])} disagreements", flush=True)
+    ordered = [
+        rows[what] | {"operators": dict(sorted(rows[what]["operators"].items()))} for what in CAMPAIGNS if what in rows
+    ]
+    print(save("differential", {"rows": ordered}))
 
 
 if __name__ == "__main__":

@@ -70,9 +70,9 @@ ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {
     "transpose": lambda a, axis: a.transpose(0, axis),
     "argmax": lambda a, axis: (a.argmax(axis) - 1) * 1.0,
     "topk": lambda a, axis: a.topk(1, axis).values,
-    "masked": lambda a, axis: a.masked_fill(torch.arange(a.shape[axis]) > 0, -torch.inf).softmax(-1)
-    if axis in (-1, a.ndim - 1)
-    else a,
+    "masked": lambda a, axis: (
+        a.masked_fill(torch.arange(a.shape[axis]) > 0, -torch.inf).softmax(-1) if axis in (-1, a.ndim - 1) else a
+    ),
     "pad": lambda a, axis: F.pad(a, (1, 0), value=0.5),
     "tril": lambda a, axis: a[None].tril() if a.ndim == 1 else a.tril(),
     "diagonal": lambda a, axis: (a[:, None] * a[None]).diagonal() if a.ndim == 1 else a.diagonal(),
@@ -120,7 +120,9 @@ class Written:
 
     def grow(self) -> None:
         rng = self.rng
-        kind = rng.choice(("smooth", "smooth", "along", "along", "two", "two", "product", "index", "whole", "write", "view"))
+        kind = rng.choice(
+            ("smooth", "smooth", "along", "along", "two", "two", "product", "index", "whole", "write", "view")
+        )
         getattr(self, kind)()
 
     def smooth(self) -> None:
@@ -165,8 +167,12 @@ class Written:
                 "einsum": lambda values: torch.einsum("ij,jk->ki", *sides(values)),
                 "addmm": lambda values: torch.addmm(values[0].flatten()[0], *sides(values), beta=0.5, alpha=2),
                 "bmm": lambda values: torch.bmm(*(side[None].expand(2, -1, -1) for side in sides(values))),
-                "linear": lambda values: F.linear(sides(values)[0], sides(values)[1].T, values[1].flatten()[0].expand(3)),
-                "conv": lambda values: F.conv1d(sides(values)[1].T[None], sides(values)[0][:, None].expand(2, k, k) / 2, padding=k),
+                "linear": lambda values: F.linear(
+                    sides(values)[0], sides(values)[1].T, values[1].flatten()[0].expand(3)
+                ),
+                "conv": lambda values: F.conv1d(
+                    sides(values)[1].T[None], sides(values)[0][:, None].expand(2, k, k) / 2, padding=k
+                ),
             }[name],
         )
 
@@ -174,9 +180,13 @@ class Written:
         """Index lists: negative, repeated, empty; constants, inputs, and computed ones."""
         i, t = self.some(), self.some(False)
         size = max(1, self.values[i].shape[0] if self.values[i].ndim else 1)
-        fixed = torch.tensor([self.rng.randrange(-size, size) for _ in range(self.rng.randint(0, 3))], dtype=torch.int64)
+        fixed = torch.tensor(
+            [self.rng.randrange(-size, size) for _ in range(self.rng.randint(0, 3))], dtype=torch.int64
+        )
         front = fixed % size
-        name = self.rng.choice(("fixed", "computed", "gather", "select", "embedding", "scatter", "take_along", "mask", "two"))
+        name = self.rng.choice(
+            ("fixed", "computed", "gather", "select", "embedding", "scatter", "take_along", "mask", "two")
+        )
         padding = self.rng.choice((None, 0))
 
         def inside(values: list[Tensor]) -> Tensor:
@@ -202,7 +212,9 @@ class Written:
 
     def whole(self) -> None:
         t, i = self.some(False), self.some()
-        name = self.rng.choice(("arithmetic", "compare", "logic", "truths", "narrow", "equal", "order", "count", "promote"))
+        name = self.rng.choice(
+            ("arithmetic", "compare", "logic", "truths", "narrow", "equal", "order", "count", "promote")
+        )
         self.add(
             f"whole {name}",
             {

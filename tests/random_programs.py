@@ -121,7 +121,9 @@ class Maker:
         return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
 
     def shape(self, most: int = 3) -> tuple[int, ...]:
-        return tuple(self.rng.choice((1, 2, 2, 3, 0 if self.rng.random() < 0.1 else 1)) for _ in range(self.rng.randint(0, most)))
+        return tuple(
+            self.rng.choice((1, 2, 2, 3, 0 if self.rng.random() < 0.1 else 1)) for _ in range(self.rng.randint(0, most))
+        )
 
     def fitted(self, shape: tuple[int, ...], discrete: bool = False, inputs: list[int] | None = None) -> int:
         """Entries of some nodes, repeated and left out, in a shape."""
@@ -164,7 +166,9 @@ class Maker:
             self.put(op, self.fitted(shape, rng.random() < 0.2), shape=shape)
         elif op == "choose":
             discrete, shape = rng.random() < 0.2, self.shape()
-            self.put(op, self.fitted(shape, True), self.fitted(shape, discrete), self.fitted(shape, discrete), shape=shape)
+            self.put(
+                op, self.fitted(shape, True), self.fitted(shape, discrete), self.fitted(shape, discrete), shape=shape
+            )
         else:
             self.indexed(op)
 
@@ -311,7 +315,10 @@ def _balls(program: Program, twin: Any, theta: Tensor, word: Word) -> dict[str, 
         point = Jet({0: numbers.array(theta.tolist(), (len(theta),))})
         samples = []
         for x, v in word:
-            given = [t.numpy() if not t.is_floating_point() else numbers.array(t.flatten().tolist(), tuple(t.shape)) for t in x]
+            given = [
+                t.numpy() if not t.is_floating_point() else numbers.array(t.flatten().tolist(), tuple(t.shape))
+                for t in x
+            ]
             samples.append(Sample(tuple(given), numbers.array(v.tolist(), (len(v),))))
         if len(word) > 1:
             lie = bracket(program, numbers, point, samples).parts.get(0)
