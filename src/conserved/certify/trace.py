@@ -122,7 +122,7 @@ def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any
         return _agreed(builder, target, found, node.meta.get("val"))
     except Unsuitable:
         raise
-    except (Malformed, ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as problem:
+    except (Malformed, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
         raise NoRule(f"The operator {target}, used like this, has no rule in ball arithmetic: {problem}") from problem
 
 

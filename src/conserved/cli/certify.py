@@ -27,7 +27,7 @@ def certify(
     as_json: AsJson = False,
 ) -> None:
     """Prove by ball arithmetic how many conservation laws a model has, or check such a proof."""
-    from conserved.certify import Certificate
+    from conserved.certify import Certificate, Malformed
 
     if (check is None) == (target is None):
         raise Usage("Name a model to certify, or a file with --check FILE.")
@@ -37,7 +37,10 @@ def certify(
             certificate = Certificate.load(check)
         except OSError as problem:
             raise Usage(f"{check} cannot be read: {problem.strerror}.") from None
-        certificate = certificate.checked(say)
+        try:
+            certificate = certificate.checked(say)
+        except Malformed as problem:
+            raise Usage(f"{check} cannot be used: {problem}") from None
     else:
         assert target is not None
         model = load_model(target, options or [])
