@@ -22,7 +22,7 @@ from conserved.certify.validate import fitting, read_program, well_formed
 
 BITS = 100
 BINARY = ("add", "subtract", "multiply")
-OPERATORS = (*UNARY, *BINARY, *("matmul", "sum", "take", "stop", "real", "greater", "order", "equal", "choose"))
+OPERATORS: tuple[str, ...] = (*UNARY, *BINARY, *("matmul", "sum", "take", "stop", "real", "greater", "order", "equal", "choose"))
 OPERATORS += ("gather", "scatter", "constant")
 
 
@@ -45,7 +45,7 @@ def torch_node(node: Node, given: list[Tensor], theta: Tensor, x: list[Tensor]) 
         return flat[torch.where(places < 0, len(flat) - 1, places)].reshape(shape)
     if op == "scatter":
         return given[0].flatten().index_put((given[1].flatten(),), given[2].flatten()).reshape(shape)
-    return {
+    rules: dict[str, Any] = {
         "matmul": lambda a, b: a @ b,
         "sum": lambda a: a.sum(-1),
         "stop": lambda a: a.detach(),
@@ -55,7 +55,8 @@ def torch_node(node: Node, given: list[Tensor], theta: Tensor, x: list[Tensor]) 
         "order": lambda a: torch.argsort(a.detach(), dim=-1, descending=True, stable=True),
         "choose": lambda c, a, b: torch.where(c != 0, a, b),
         "gather": lambda a, i: a.flatten()[i],
-    }[op](*given)
+    }
+    return rules[op](*given)
 
 
 def torch_value(program: Program, theta: Tensor, x: list[Tensor]) -> Tensor:
@@ -182,11 +183,11 @@ class Maker:
         if usable and self.rng.random() < 0.6:
             index = self.rng.choice(usable)
         else:
-            shape = (self.rng.randint(0, min(size, 3)),)
-            places = self.rng.sample(range(size), shape[0])
+            count = self.rng.randint(0, min(size, 3))
+            places = self.rng.sample(range(size), count)
             if not once and size:
                 places = [self.rng.randrange(size) for _ in places]
-            index = self.put("constant", shape=shape, values=tuple(places), discrete=True) or len(self.nodes) - 1
+            index = self.put("constant", shape=(count,), values=tuple(places), discrete=True) or len(self.nodes) - 1
         shape = self.nodes[index].shape
         if op == "gather":
             self.put(op, a, index, shape=shape)
