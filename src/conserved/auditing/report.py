@@ -50,7 +50,9 @@ class Check:
         """The tests that failed: identities first, then relations, then slopes; the clearest first."""
         order = list(Method)
         broken = [test for test in self.tests if not test.ok]
-        return tuple(sorted(broken, key=lambda test: (order.index(test.method), -min(test.worst, 1e30))))
+        return tuple(
+            sorted(broken, key=lambda test: (order.index(test.method), not test.meaning, -min(test.worst, 1e30)))
+        )
 
     @property
     def ok(self) -> bool:
@@ -142,7 +144,8 @@ class Check:
 
     def _failed(self, name: str) -> list[str]:
         mine = [test for test in self.failures if name in test.gradients]
-        lines = [f"  d{name}:"]
+        located = next((test.where for test in mine if "each tile" in test.what), "")
+        lines = [f"  d{name}:" + (f" wrong at {located}" if located else "")]
         for test in mine[:_SHOWN]:
             lines.append(f"    fails: {test.what}")
             lines.append(
