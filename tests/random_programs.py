@@ -22,8 +22,8 @@ from conserved.certify.validate import fitting, read_program, well_formed
 
 BITS = 100
 BINARY = ("add", "subtract", "multiply")
-OPERATORS: tuple[str, ...] = (*UNARY, *BINARY, *("matmul", "sum", "take", "stop", "real", "greater", "order", "equal", "choose"))
-OPERATORS += ("gather", "scatter", "constant")
+MOVING = ("matmul", "sum", "take", "stop", "real", "greater", "order", "equal", "choose", "gather", "scatter")
+OPERATORS = (*UNARY, *BINARY, *MOVING, "constant")
 
 
 def torch_node(node: Node, given: list[Tensor], theta: Tensor, x: list[Tensor]) -> Tensor:

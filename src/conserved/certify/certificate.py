@@ -178,7 +178,7 @@ class Certificate:
         if (
             not isinstance(named, list)
             or len(named) != len(contents.laws)
-            or not all(isinstance(name, str) and name in set(Status) for name in named)
+            or not all(isinstance(name, str) and name in _TIERS for name in named)
         ):
             raise Malformed("The claim does not name a tier of evidence for each symmetry.")
         tiers = tuple(Status(name) for name in named)
@@ -228,6 +228,9 @@ class Certificate:
             )
         return verdict_of(self.contents, findings)
 
+
+_TIERS = (Status.PROVED, Status.VERIFIED, Status.INCONCLUSIVE)
+"""How well the laws of a symmetry may be known."""
 
 _FIELDS = ("about", "parameters", "program", "theta", "inputs", "samples", "words", "laws", "bits", "seed")
 
