@@ -50,7 +50,7 @@ def chunk(job: tuple[str, range]) -> dict[str, Any]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     used: Counter[str] = Counter()
-    found: dict[str, Any] = {"compared": 0, "open": 0, "refused": 0, "no_program": 0, "disagreements": []}
+    found: dict[str, Any] = {"compared": 0, "open": 0, "refused": 0, "undefined": 0, "no_program": 0, "disagreements": []}
     start = time.perf_counter()
     for seed in seeds:
         try:
@@ -60,7 +60,8 @@ def chunk(job: tuple[str, range]) -> dict[str, Any]:
             continue
         found["open"] += result.open
         found["refused"] += result.refused
-        found["compared"] += not (result.open or result.refused)
+        found["undefined"] += result.undefined
+        found["compared"] += not (result.open or result.refused or result.undefined)
         if result.disagreements:
             found["disagreements"].append({"seed": seed, "first": result.disagreements[0]})
     return found | {"what": what, "seconds": time.perf_counter() - start, "operators": used}
@@ -85,7 +86,7 @@ def main() -> None:
     with ProcessPoolExecutor(chosen["workers"], mp_context=get_context("spawn")) as pool:
         for done, part in enumerate(pool.map(chunk, jobs), 1):
             row = rows.setdefault(part["what"], {"what": part["what"], "operators": Counter(), "disagreements": []})
-            for key in ("compared", "open", "refused", "no_program", "seconds"):
+            for key in ("compared", "open", "refused", "undefined", "no_program", "seconds"):
                 row[key] = row.get(key, 0) + part[key]
             row["operators"] += part["operators"]
             row["disagreements"] += part["disagreements"]

@@ -376,10 +376,10 @@ def differential() -> str:
     """How often four evaluations of random programs were compared."""
     record = stored("differential")
     rows = [
-        (r["what"], f"{r['compared']:,}", f"{r['refused']:,}", f"{r['open']:,}", len(r["disagreements"]))
+        (r["what"], f"{r['compared']:,}", r["refused"], r["undefined"], r["open"], len(r["disagreements"]))
         for r in record["rows"]
     ]
-    heads = ("random …", "compared", "refused by all", "left open by balls", "disagreements")
+    heads = ("random …", "compared", "refused by all", "undefined for all", "left open by balls", "disagreements")
     return f"{table(heads, rows)}\n\n{made_on(record)}"
 
 

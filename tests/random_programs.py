@@ -228,11 +228,13 @@ def random_case(seed: int, steps: int = 14) -> Case:
 
 @dataclass
 class Compared:
-    """What a comparison found; `open` if balls left a comparison open, `refused` if an index left its range."""
+    """What a comparison found; `open` if balls left a comparison open, `refused` if an index left its range, `undefined` if
+    a value left the domain of its operator."""
 
     disagreements: list[str] = field(default_factory=list)
     open: bool = False
     refused: bool = False
+    undefined: bool = False
 
 
 def compare(case: Case, *, brackets: int = 0) -> Compared:
@@ -262,7 +264,15 @@ def compare(case: Case, *, brackets: int = 0) -> Compared:
     wanted = _torch(program, theta, word)
     for key, balls in results["balls"].items():
         others = results["second"][key]
+        if not all(b.is_finite() for b in balls):
+            # Another sample of the word lies outside the domain of an operator: both must say so.
+            found.undefined = True
+            if all(b.is_finite() for b in others):
+                found.disagreements.append(f"{key} is finite for one of the checkers")
+            continue
         scale = 1 + max((abs(float(b.mid())) for b in balls), default=0.0)
+        # float64 has 53 bits where balls have BITS, and loses what the balls' radius shows to be lost.
+        lost = max((float(b.rad()) for b in balls), default=0.0) * 2.0 ** (BITS - 53) * 64
         for place, (one, other) in enumerate(zip(balls, others, strict=True)):
             if not one.overlaps(other) or not float(one.rad()) < 1e-12 * scale**2:
                 found.disagreements.append(f"{key}[{place}]: ball {one.str(10)}, second checker {other.str(10)}")
@@ -270,7 +280,7 @@ def compare(case: Case, *, brackets: int = 0) -> Compared:
             if theirs is None:
                 continue
             middle = np.array([float(b.mid()) for b in balls])
-            if not np.allclose(middle, theirs, rtol=1e-7, atol=1e-9 * scale):
+            if not np.allclose(middle, theirs, rtol=1e-7, atol=1e-9 * scale + lost):
                 found.disagreements.append(f"{key}: balls {middle}, {name} {theirs}")
     return found
 

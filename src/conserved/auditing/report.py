@@ -10,7 +10,7 @@ from conserved.auditing.moves import ProbedSymmetry
 from conserved.auditing.tested import Method, Tested
 from conserved.verdict import Evidence, Verdict
 
-_SHOWN = 4
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +127,7 @@ class Check:
         verdict = self.verdict
         lines = [f"{verdict.status.value.upper()}: {verdict.message}"]
         shown = ", ".join(f"{name} {kind}" for name, kind in self.inputs.items())
-        lines.append(
-            f"  {shown} on {self.device}; {self.seconds:.1f} s, {len(self.symmetries)} symmetries of the forward"
-        )
+        lines.append(f"  {shown} on {self.device}; {len(self.symmetries)} symmetries of the forward")
         for name in self.suspects or ():
             lines += self._failed(name)
         lines.append("  gradient   identities        relations         slopes            own noise")
@@ -143,7 +141,8 @@ class Check:
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _failed(self, name: str) -> list[str]:
-        mine = [test for test in self.failures if name in test.gradients]
+        every = [test for test in self.failures if name in test.gradients]
+        mine = list({test.what: test for test in reversed(every)}.values())[::-1]
         located = next((test.where for test in mine if "each tile" in test.what), "")
         lines = [f"  d{name}:" + (f" wrong at {located}" if located else "")]
         for test in mine[:_SHOWN]:

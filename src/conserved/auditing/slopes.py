@@ -25,6 +25,9 @@ _USEFUL = 0.25
 """A slope known to worse than this share of itself tests nothing."""
 
 _TRUNCATION = 3.0
+_CLOSE = 0.25
+"""A tile whose slope comes closer to its limit than this may be wrong too; then nothing is said about the place."""
+
 _TILE, _TILES = 8, 16
 """The smallest tile looked at, and how many at most along an axis, when a wrong gradient is located."""
 
@@ -119,6 +122,7 @@ def _tiles(setting: Setting, line: _Line, place: int, told: str) -> list[Tested]
         width = max(_TILE, 2 ** (length // _TILES).bit_length())
         wrong = torch.zeros(length, dtype=torch.bool)
         worst: Tested | None = None
+        clear = True
         for start in range(0, length, width):
             mask = torch.zeros(length, dtype=torch.float64, device=value.device)
             mask[start : start + width] = rms(value) or 1.0
@@ -128,7 +132,8 @@ def _tiles(setting: Setting, line: _Line, place: int, told: str) -> list[Tested]
             if test is not None and not test.ok:
                 wrong[start : start + width] = True
                 worst = test if worst is None or test.worst > worst.worst else worst
-        if worst is not None and not bool(wrong.all()):
+            clear &= test is not None and not _CLOSE < test.worst <= 1
+        if worst is not None and clear and not bool(wrong.all()):
             shown = where(wrong, [f"axis {axis} of d{name}"])
             found.append(
                 replace(worst, what=f"slope along each tile of {width} of axis {axis}, taken in {told}", where=shown)

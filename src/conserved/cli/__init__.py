@@ -37,5 +37,6 @@ def _refusals() -> tuple[type[Exception], ...]:
     from conserved.certify import Malformed
     from conserved.configured import BadConfig
     from conserved.discover import Unsuitable
+    from conserved.track import BrokenStore, RunTaken
 
-    return Usage, Missing, Unheard, Malformed, BadConfig, Unsuitable
+    return Usage, Missing, Unheard, Malformed, BadConfig, Unsuitable, BrokenStore, RunTaken
