@@ -50,7 +50,14 @@ def chunk(job: tuple[str, range]) -> dict[str, Any]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     used: Counter[str] = Counter()
-    found: dict[str, Any] = {"compared": 0, "open": 0, "refused": 0, "undefined": 0, "no_program": 0, "disagreements": []}
+    found: dict[str, Any] = {
+        "compared": 0,
+        "open": 0,
+        "refused": 0,
+        "undefined": 0,
+        "no_program": 0,
+        "disagreements": [],
+    }
     start = time.perf_counter()
     for seed in seeds:
         try:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
+from conserved.terminal import Console
 from conserved.verdict import Status
 
 STYLES = {
