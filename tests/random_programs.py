@@ -228,8 +228,11 @@ def random_case(seed: int, steps: int = 14) -> Case:
 
 @dataclass
 class Compared:
-    """What a comparison found; `open` if balls left a comparison open, `refused` if an index left its range, `undefined` if
-    a value left the domain of its operator."""
+    """What a comparison found.
+
+    `open` if balls left a comparison open, `refused` if an index left its range, `undefined` if a value left the domain
+    of its operator.
+    """
 
     disagreements: list[str] = field(default_factory=list)
     open: bool = False
