@@ -93,7 +93,8 @@ def laws_hold(
     if moved:
         what = f"quantities that some field changes, by balls that exclude zero, {size}"
         evidence = Evidence(what=what, value=f"{len(moved)} of {len(forms)}", limit="0", proof=True)
-        return refuted("Not all of them are conserved.", evidence, witness=witness)
+        message = f"Not all of them are conserved: some data changes {len(moved)} of {len(forms)}."
+        return refuted(message, evidence, witness=witness)
     if proved(contents, forms):
         what = f"symbolic argument that the output does not move along ∇h, {len(forms)} numbers"
         return held("All are laws.", Evidence(what=what, proof=True), scope=f"at {size}")

@@ -204,7 +204,8 @@ def statement_list() -> str:
         parts.append(f"\n### {about.title}, {about.lines} lines\n\n| lines | says | judged by |\n|---|---|---|\n")
         for one in group:
             judged = ", ".join(map(link, one.codes)) if one.codes else f"*{one.reason}*"
-            parts.append(f"| {shown(one.lines).split(' ', 1)[1]} | {one.words} | {judged} |\n")
+            words = one.words.replace("|", "\\|")
+            parts.append(f"| {shown(one.lines).split(' ', 1)[1]} | {words} | {judged} |\n")
     return "".join(parts)
 
 
