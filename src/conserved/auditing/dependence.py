@@ -47,7 +47,10 @@ def changed(setting: Setting, place: int, axis: int, start: int, stop: int) -> V
     """The outputs after the entries of one input from `start` to `stop` have been replaced."""
     values = [value.detach().clone() for value in setting.function.values]
     part = values[place].narrow(axis, start, stop - start)
-    part.copy_((wide(part) * -0.75 + 0.25 * float(wide(values[place]).std(unbiased=False))).to(part.dtype))
+    # Smaller and of the same sign: logarithms of decays must stay negative, and probabilities below one.
+    part.copy_((wide(part) * 0.625).to(part.dtype))
+    if not bool(part.any()):
+        part.fill_(0.5)
     try:
         found = setting.function.outputs(values)
     except Exception:  # a kernel may refuse inputs in any way it likes

@@ -359,6 +359,11 @@ def _run_alone(
 ) -> Iterator[Tested | str]:
     function = setting.function
     values = list(function.values)
+    cut_too = {part.place: part.axis for part in cut.inputs}
+    for place, value in enumerate(values):
+        for axis in cut_too.values():
+            if place not in cut_too and value.ndim > axis and value.shape[axis] == cut.size:
+                return  # an input that may belong to the part, and cannot be told to
     for part in cut.inputs:
         values[part.place] = part_of(values[part.place], part.axis, 0, part.cut)
     pieces = [
