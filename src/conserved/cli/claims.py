@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
+from conserved.terminal import Console
 from conserved.verdict import Status
 
 STYLES = {
