@@ -372,6 +372,17 @@ def certificate_times() -> str:
     return f"{table(('function', 'parameters', 'laws', 'verdict', 'made in', 'checked in'), rows)}\n\n{made_on(record)}"
 
 
+def differential() -> str:
+    """How often four evaluations of random programs were compared."""
+    record = stored("differential")
+    rows = [
+        (r["what"], f"{r['compared']:,}", r["refused"], r["undefined"], r["open"], len(r["disagreements"]))
+        for r in record["rows"]
+    ]
+    heads = ("random …", "compared", "refused by all", "undefined for all", "left open by balls", "disagreements")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
 def counts() -> str:
     """Every block: counted, found, recognised and proved."""
     rows = []

@@ -116,6 +116,8 @@ def prove_rank(
     most_bits: int = MOST_BITS,
 ) -> Independence:
     """Prove the brackets of the words independent at θ, with as many bits as it takes."""
+    if not words:
+        return Independence(True, 0.0, bits)
     bound, reason = float("inf"), ""
     while True:
         with precision(bits):
@@ -184,7 +186,7 @@ def proved_by_argument(
             t if node.discrete else numbers.fresh_array(t.shape)
             for t, node in zip(x.tensors, program.input_nodes, strict=True)
         ]
-        values = run(program, numbers, Jet({0: theta, 1: moves}), inputs)
+        values = run(program, numbers, Jet({0: theta, 1: moves}), inputs, stopped=True)
     except TooLarge:
         return False
     output = values[program.output]
@@ -205,6 +207,8 @@ def random_fields(program: Program, theta: Sequence[float], inputs: Sequence[Inp
     """Fields at random points near θ and near the inputs: a law of another region is no law here."""
     rng = random.Random(seed)
     points, fields = [], []
+    if not inputs:
+        return RandomFields((), (), undecided=True)
     with precision(ENCLOSURE_BITS):
         numbers = Balls()
         for place in range(_POINTS):
