@@ -99,7 +99,7 @@ def _zeros(s: Step) -> Known:
     "signbit",
     "prod",
 )
-def constant(s: Step) -> Known:
+def constant(s: Step) -> Known | list[Known]:
     """Nothing that moves comes out: what is made, drawn, compared or counted."""
     name = base_name(s.operation.name)
     if name in ("aten::cumprod", "aten::prod"):
