@@ -77,6 +77,14 @@ class TestFirstCall:
         first.close()
         assert first.call is None
 
+    def test_a_call_that_is_made_to_infer_laws_is_not_taken_for_one_of_training(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        first = FirstCall(model)
+        conserved.recognize(model, torch.randn(7, 3))
+        assert first.call is None
+        model(torch.randn(5, 3))
+        assert first.call is not None
+
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "file"])
     def test_copies_of_a_waiting_model_wait_for_nothing(self, copied: Callable[[nn.Module], nn.Module]) -> None:
         model = Pair()

@@ -104,7 +104,8 @@ def constant(s: Step) -> Known | list[Known]:
     name = base_name(s.operation.name)
     if name in ("aten::cumprod", "aten::prod"):
         return fix_all(s)
-    return [FIXED] * max(1, len(s.operation.results))  # type: ignore[return-value]
+    found: list[Known] = [FIXED] * max(1, len(s.operation.results))
+    return found
 
 
 @rule("copy", "copy_")
