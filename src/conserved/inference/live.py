@@ -57,7 +57,7 @@ class FirstCall:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The hook; calls without gradients (evaluation, generation), or made to infer laws, are not those of training."""
+        """The hook; calls without gradients, or made to infer laws, are not those of training."""
         if not torch.is_grad_enabled() or any(isinstance(mode, Recorder) for mode in dispatch_modes()):
             return
         self._handle.remove()
