@@ -372,6 +372,17 @@ def certificate_times() -> str:
     return f"{table(('function', 'parameters', 'laws', 'verdict', 'made in', 'checked in'), rows)}\n\n{made_on(record)}"
 
 
+def differential() -> str:
+    """How often four evaluations of random programs were compared."""
+    record = stored("differential")
+    rows = [
+        (r["what"], f"{r['compared']:,}", r["refused"], r["undefined"], r["open"], len(r["disagreements"]))
+        for r in record["rows"]
+    ]
+    heads = ("random …", "compared", "refused by all", "undefined for all", "left open by balls", "disagreements")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
 def counts() -> str:
     """Every block: counted, found, recognised and proved."""
     rows = []
@@ -461,14 +472,8 @@ def slowest() -> str:
 
 
 def claims() -> str:
-    """How many statements of each source hold, as recorded when they were last run."""
-    from conserved.claims import claims as listed
-    from conserved.claims.ledger import SOURCES, recorded
+    """How the statements of the sources, and ours, came out when they were last run."""
+    from conserved.claims.page import tally_table
 
-    statuses = ("proved", "verified", "refuted", "inconclusive")
-    counts: dict[str, dict[str, int]] = {}
-    for one in listed():
-        counts.setdefault(one.document, dict.fromkeys(statuses, 0))[recorded()[one.code]] += 1
-    shown = [status for status in statuses if any(found[status] for found in counts.values())]
-    rows = [(SOURCES[name], *(found[status] for status in shown)) for name, found in counts.items()]
-    return table(("source", *shown), rows)
+    own, ours = (table(*tally_table(whose)) for whose in ("source", "ours"))
+    return f"What the sources state (errors that are one are counted once):\n\n{own}\n\nWhat we state:\n\n{ours}"

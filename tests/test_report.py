@@ -9,6 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import pytest
 
 from conserved.cli import main
 from conserved.report import NotAStore, Unwritable, write_report
+from conserved.report.claimcards import tally
+from conserved.report.contents import read
 from conserved.report.mathematics import typeset
 from conserved.report.numerals import numeral, without_folders
 from conserved.report.page import Anchors, script_json
 from conserved.report.plot import cleaned_trace, literal
 from conserved.track import RunStore, store_document
 from conserved.track.sinks.digest import digest, spread
-from report_store import IMAGE, LINK, SCRIPT, claim, figure, hostile_store, refuted, watch
+from report_store import IMAGE, LINK, SCRIPT, claim, figure, hostile_store, random_ledger, refuted, watch
 
 
 class Elements(HTMLParser):
@@ -225,6 +228,28 @@ class TestStores:
         assert "Nothing has been recorded in empty.db yet" in page.text
         assert not [1 for _, attributes in page.found if "data-plot" in attributes]
 
+    def test_statements_of_the_sources_and_ours_are_counted_apart(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        records = (
+            claim(
+                "note.L10c", corrects="note.L10", whose="ours", status="proved", recorded="proved", scope="all sizes"
+            ),
+            refuted("note.L10", corrected_by="note.L10c", severity="false", whose="source"),
+            refuted("note.L10b", severity="false", under="note.L10", whose="source", witness=None),
+            refuted("note.L9", severity="slip", whose="source"),
+            claim("note.Q", whose="ours", status="answered", recorded="answered"),
+        )
+        for record in records:
+            store_document(store, "claim", record["code"], record)
+        table = tally(read(store).claims)
+        assert table is not None
+        assert table.columns == ("source", "whose statement", "proved", "answered", "false", "slip")
+        assert table.rows == (("note", "the source", "0", "0", "1", "1"), ("note", "ours", "1", "1", "0", "0"))
+        write_report(store, tmp_path / "report.html")
+        text = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert "whose statement" in text
+        assert "Falls with" in text
+
     def test_only_claims(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"
         store_document(store, "claim", "note.L10c", claim("note.L10c", corrects="note.L10"))
@@ -396,6 +421,19 @@ class TestLargeStores:
         for drift in found.drifts:
             furthest = max((e for e in last if families[e.law] == drift.family), key=lambda entry: abs(entry.drift))
             assert (drift.law, drift.drift, drift.predicted) == (furthest.law, furthest.drift, furthest.predicted)
+
+    def test_the_work_of_a_digest_grows_in_proportion_to_the_ledger(self, tmp_path: Path) -> None:
+        """Counted in instructions of SQLite's machine, all steps shown: four times the rows, four times the work."""
+        work: list[int] = []
+        for steps in (40, 160):
+            path = tmp_path / f"{steps}.db"
+            random_ledger(path, rows=20 * steps, laws=20)
+            with RunStore(path) as store:
+                store._db.set_progress_handler(partial(work.append, steps), 100)
+                digest(store, "run", steps=1000)
+        few, many = (work.count(steps) for steps in (40, 160))
+        assert few > 20
+        assert many < 6 * few
 
     def test_thousands_of_laws_and_steps_stay_a_readable_file(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"

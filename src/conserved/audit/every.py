@@ -28,7 +28,7 @@ class GradientsDoNotConserve(RuntimeError):
 
 
 class Watch:
-    """A running audit: `.last` is the latest one, `.audits` how many were made, `.laws` what it holds; `.remove()` ends it."""
+    """A running audit: `.last` is the latest, `.audits` their number, `.laws` what they test; `.remove()` ends it."""
 
     def __init__(self, remove: list[Callable[[], None]]) -> None:
         self.last: Audit | None = None
@@ -55,7 +55,7 @@ def audit_every(
 ) -> Watch:
     """Audit the first step and every `every`-th after it; raise or log what does not hold.
 
-    Without `laws`, they are inferred before the first step that is audited, from the first inputs that the model is called with.
+    Without `laws`, they are inferred before the first step that is audited, from the first inputs that come.
 
     What is neither shown right nor wrong (no law, missing gradients) is logged. Autocast regions around the model's
     forward pass are noticed, so clipping does not hide in what precision gradients were computed.

@@ -57,16 +57,16 @@ def trial(
     model = model.to(place)
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     drawn = torch.randn(inputs.shape, generator=generator) if isinstance(inputs, Tensor) else inputs(generator)
-    gauge, first = Gauge(), FirstCall(model, loss=loss)
+    gauge = Gauge()
     model.zero_grad(set_to_none=True)
-    with keys_seen(model, gauge.see):
-        with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
-            value = _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
-        precision = precision_of(value)
-        value.backward()
+    with FirstCall(model, loss=loss) as first:
+        with keys_seen(model, gauge.see):
+            with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
+                value = _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
+            precision = precision_of(value)
+            value.backward()
+        laws = first.laws()
     watched = gauge if gauge.seen or gauge.excluded else None
-    laws = first.laws()
-    first.close()
     return Trial(audit=audit(model, laws, precision=precision), gauge=watched)
 
 

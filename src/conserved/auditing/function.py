@@ -56,7 +56,8 @@ class Function:
         """Outputs, and what one backward pass from `slopes` gives for each input; None where nothing arrives."""
         asked = range(len(values)) if wanted is None else wanted
         with torch.enable_grad():
-            leaves = [value.detach().requires_grad_(place in asked) for place, value in enumerate(values)]
+            # A backward may write into what it saved, and that may be the input itself.
+            leaves = [copied(value).requires_grad_(place in asked) for place, value in enumerate(values)]
             found = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
             outs = [found[place] for place in self.differentiable]
             live = [(out, slope) for out, slope in zip(outs, slopes, strict=True) if out.requires_grad]
@@ -81,6 +82,12 @@ class Function:
         return tensors_in(self.call(values))
 
 
+def copied(value: Tensor) -> Tensor:
+    """The same numbers with the same strides in memory of their own."""
+    copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(value.detach())
+
+
 def tensors_in(returned: Any) -> list[Tensor]:
     """The floating-point tensors in what a function returned, in the order they appear."""
     if isinstance(returned, Tensor):
@@ -90,6 +97,12 @@ def tensors_in(returned: Any) -> list[Tensor]:
     if isinstance(returned, tuple | list):
         return [tensor for part in returned for tensor in tensors_in(part)]
     return []
+
+
+def device_of(tensors: Sequence[Any], keywords: Mapping[str, Any]) -> torch.device:
+    """Where a function will run: the device of its first tensor."""
+    given = [value for value in (*tensors, *keywords.values()) if isinstance(value, Tensor)]
+    return given[0].device if given else torch.device("cpu")
 
 
 @contextmanager

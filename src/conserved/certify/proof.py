@@ -116,6 +116,8 @@ def prove_rank(
     most_bits: int = MOST_BITS,
 ) -> Independence:
     """Prove the brackets of the words independent at θ, with as many bits as it takes."""
+    if not words:
+        return Independence(True, 0.0, bits)
     bound, reason = float("inf"), ""
     while True:
         with precision(bits):
@@ -184,7 +186,7 @@ def proved_by_argument(
             t if node.discrete else numbers.fresh_array(t.shape)
             for t, node in zip(x.tensors, program.input_nodes, strict=True)
         ]
-        values = run(program, numbers, Jet({0: theta, 1: moves}), inputs)
+        values = run(program, numbers, Jet({0: theta, 1: moves}), inputs, stopped=True)
     except TooLarge:
         return False
     output = values[program.output]
@@ -201,22 +203,27 @@ class RandomFields:
     undecided: bool = False
 
 
-def random_fields(program: Program, inputs: Sequence[Input], seed: int) -> RandomFields:
-    """Fields at points that have nothing to do with the rest of the certificate; discrete inputs are its own."""
+def random_fields(program: Program, theta: Sequence[float], inputs: Sequence[Input], seed: int) -> RandomFields:
+    """Fields at random points near θ and near the inputs: a law of another region is no law here."""
     rng = random.Random(seed)
     points, fields = [], []
+    if not inputs:
+        return RandomFields((), (), undecided=True)
     with precision(ENCLOSURE_BITS):
         numbers = Balls()
         for place in range(_POINTS):
-            point = tuple(Fraction(rng.randint(-(2**12), 2**12), 2**12) for _ in range(program.size))
+            steps = [Fraction(rng.randint(-(2**12), 2**12), 2**16) for _ in theta]
+            point = tuple(Fraction(value) * (1 + step) + step for value, step in zip(theta, steps, strict=True))
             x = tuple(
-                t if node.discrete else numbers.array([rng.randint(-512, 512) / 256 for _ in range(t.size)], t.shape)
+                t
+                if node.discrete
+                else numbers.array([e + rng.randint(-512, 512) / 2**14 for e in t.ravel().tolist()], t.shape)
                 for t, node in zip(inputs[place % len(inputs)].tensors, program.input_nodes, strict=True)
             )
             v = numbers.array([rng.randint(-3, 3) for _ in range(program.outputs)], (program.outputs,))
-            theta = Jet({0: numbers.array(point, (program.size,))})
+            here = Jet({0: numbers.array(point, (program.size,))})
             try:
-                fields.append(gradient(program, numbers, theta, Sample(x, v)).value)
+                fields.append(gradient(program, numbers, here, Sample(x, v)).value)
             except Undecided:
                 return RandomFields((), (), undecided=True)
             points.append(point)
@@ -226,7 +233,8 @@ def random_fields(program: Program, inputs: Sequence[Input], seed: int) -> Rando
 def enclosure(form: Form, sampled: RandomFields) -> float:
     """The largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points allow; near zero for a law.
 
-    Infinite where they are too wide to say anything.
+    Infinite where they are too wide to say anything, and where one of them does not contain zero: however small
+    ⟨∇h, X⟩ is against the largest entry of X, h is then no law.
     """
     if sampled.undecided:
         return float("inf")
@@ -236,7 +244,10 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
         for point, field in zip(sampled.points, sampled.fields, strict=True):
             slope = numbers.array(form.gradient(point), (len(point),))
             size = float(np.abs(slope).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
-            total = float((slope * field).sum().abs_upper())
+            moved = (slope * field).sum()
+            if not moved.contains(0):
+                return float("inf")
+            total = float(moved.abs_upper())
             ratio = total / size if size > 0 else total
             worst = ratio if ratio > worst or ratio != ratio else worst
     return worst if worst == worst else float("inf")

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
@@ -56,7 +55,7 @@ def named(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Te
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
-def forms_of(quantities: Quantities, shapes: Mapping[str, tuple[int, ...]], label: str = "h") -> list[Form]:
+def forms_of(quantities: Quantities, shapes: Mapping[str, tuple[int, ...]]) -> list[Form]:
     """Quantities as explicit polynomials: their gradients are affine, so values at zero and at unit vectors suffice."""
     size = sum(math.prod(shape) for shape in shapes.values())
     slope = torch.func.jacrev(lambda vector: quantities(named(vector, shapes)).flatten())
@@ -64,8 +63,6 @@ def forms_of(quantities: Quantities, shapes: Mapping[str, tuple[int, ...]], labe
     columns = torch.func.vmap(slope)(torch.eye(size, dtype=torch.float64)) - constant
     return [
         Form(
-            name=f"{label}[{k}]",
-            formula=label,
             quadratic=tuple((i, j, float(columns[j, k, i])) for j, i in columns[:, k].nonzero().tolist()),
             linear=tuple((i, float(constant[k, i])) for (i,) in constant[k].nonzero().tolist()),
         )
@@ -91,15 +88,16 @@ def laws_hold(
     contents = certificate(build, shape).contents
     forms = forms_of(quantities, contents.parameters)
     # Balls first: an argument for what is no law can take long to fail.
-    sampled = random_fields(contents.program, contents.inputs, seed=1)
+    sampled = random_fields(contents.program, contents.theta, contents.inputs, seed=1)
     moved = [form for form in forms if departure(form, sampled) > 0]
     if moved:
         what = f"quantities that some field changes, by balls that exclude zero, {size}"
         evidence = Evidence(what=what, value=f"{len(moved)} of {len(forms)}", limit="0", proof=True)
-        return refuted("Not all of them are conserved.", evidence, witness=witness)
+        message = f"Not all of them are conserved: some data changes {len(moved)} of {len(forms)}."
+        return refuted(message, evidence, witness=witness)
     if proved(contents, forms):
         what = f"symbolic argument that the output does not move along ∇h, {len(forms)} numbers"
-        return held(f"All are laws, for {size}.", Evidence(what=what, value=size, proof=True))
+        return held("All are laws.", Evidence(what=what, proof=True), scope=f"at {size}")
     return Verdict(status=Verdict.INCONCLUSIVE, message="Neither an argument nor a counterexample was found.")
 
 
@@ -110,38 +108,27 @@ def all_laws(
     *,
     size: str,
     loss: str = "regression",
-    further: Quantities | None = None,
     witness: Witness | None = None,
 ) -> Verdict:
-    """Whether the quantities are all laws there are: as many independent ones as the certificate allows.
-
-    `further` are numbers that may be laws as well; if they are, and independent of the rest, the list was too short.
-    """
+    """Whether the quantities are all laws there are: as many independent ones as the certificate allows."""
     found = certificate(build, shape, loss)
     contents = found.contents
     forms = [] if quantities is None else forms_of(quantities, contents.parameters)
     independent = rank(gradients(forms, contents.theta)) if forms else 0
     at_most = Evidence(what=f"independent laws that exist at most, {size}", value=found.at_most, proof=True)
-    listed = Evidence(what="independent quantities listed", value=independent, limit=found.at_most)
-    more = found.complete or (further is not None and _adds_to(contents, forms, further, independent))
-    if found.verdict != Verdict.PROVED or (independent < found.at_most and not more):
+    what = "independent quantities listed" + (", each a law by a symbolic argument" if forms else "")
+    listed = Evidence(what=what, value=independent, limit=found.at_most, proof=True)
+    if not found.verdict.holds or (independent < found.at_most and not found.complete):
         return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
     if independent == found.at_most:
         if forms and not proved(contents, forms):
             return laws_hold(build, shape, quantities or _nothing, size=size, witness=witness)
         plural = "" if independent == 1 else "s"
         exactly = f"Exactly {independent} independent law{plural} of" if independent else "No law of"
-        return held(f"{exactly} {found.parameters} parameters, for {size}.", at_most, listed)
+        return held(f"{exactly} {found.parameters} parameters.", at_most, listed, scope=f"at {size}")
     short = independent < found.at_most
-    if short and further is not None:
-        listed = replace(listed, what="independent quantities listed; a further law has a symbolic argument")
     message = "There are more laws than those listed." if short else "Fewer laws exist than are listed."
     return refuted(message, at_most, listed, witness=witness)
-
-
-def _adds_to(contents: Contents, forms: Sequence[Form], further: Quantities, independent: int) -> bool:
-    added = forms_of(further, contents.parameters)
-    return proved(contents, added) and rank(gradients([*forms, *added], contents.theta)) > independent
 
 
 def _nothing(theta: Parameters) -> Tensor:
@@ -167,20 +154,20 @@ def constraints_characterise(
     unmoved = not moves or proved(contents, moves)
     proof = found.verdict == Verdict.PROVED and solved and spanned and unmoved
     evidence = (
-        Evidence(what=f"dimension of the solutions at a rational θ, {size}", value=solutions),
-        Evidence(what="independent gradient fields there, proved in balls", value=fields, proof=proof),
-        Evidence(what="parameters", value=found.parameters),
-        Evidence(what="solutions that are symmetries of the output, by a symbolic argument", value=len(moves)),
+        Evidence(what=f"dimension of the solutions at a rational θ, {size}", value=solutions, proof=proof),
+        Evidence(what=f"independent gradient fields there, in balls, of {found.parameters}", value=fields, proof=proof),
+        Evidence(what="symmetries that span the solutions, by a symbolic argument", value=len(moves), proof=proof),
     )
     good = proof and fields + solutions == found.parameters
     if found.verdict != Verdict.PROVED:
         return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
     return judged(
         good,
-        f"The solutions are exactly the complement of the gradient fields, for {size}.",
+        "The solutions are exactly the complement of the gradient fields.",
         "The solutions are not the complement of the gradient fields.",
         *evidence,
         witness=None if good else witness,
+        scope=f"at {size}",
     )
 
 
@@ -201,8 +188,6 @@ def _symmetry_moves(build: Build, shapes: Mapping[str, tuple[int, ...]]) -> list
     columns = torch.func.vmap(slope, in_dims=(0, None))(torch.eye(size, dtype=torch.float64), zero) - constant
     return [
         Form(
-            name=f"generator {k}",
-            formula="",
             quadratic=tuple((i, j, float(columns[j, k, i])) for j, i in columns[:, k].nonzero().tolist()),
             linear=tuple((i, float(constant[k, i])) for (i,) in constant[k].nonzero().tolist()),
         )

@@ -6,11 +6,11 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from conserved.cli.app import LOSSES, AsJson, Usage, app, print_json
 from conserved.cli.models import InputShape, Options, Target, call_of, load_model
 from conserved.cli.storing import Store, store_record
+from conserved.terminal import Console
 
 
 @app.command()
@@ -34,7 +34,9 @@ def laws(
     try:
         found = recognize(model, *args, loss=loss, **kwargs)
     except NoExample as problem:
-        raise Usage(f"How {target} is called cannot be guessed: say --inputs 5,4 or --inputs tokens:VOCAB:SHAPE.") from problem
+        raise Usage(
+            f"How {target} is called cannot be guessed: say --inputs 5,4 or --inputs tokens:VOCAB:SHAPE."
+        ) from problem
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
         raise Usage(f"{target} cannot be run on {inputs}: {type(problem).__name__}: {problem}") from problem
     independent: int | None = None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
+from conserved.terminal import Console
 
 if TYPE_CHECKING:
     from conserved.lab.places import Place
@@ -47,6 +46,7 @@ def reproduce(
     from conserved.lab.figures import CODES
     from conserved.lab.reproduction import plan, reproduce
     from conserved.lab.sweep import NoRoom
+    from conserved.track import BrokenStore
 
     _usable(device)
     try:
@@ -64,8 +64,8 @@ def reproduce(
         raise Usage(str(problem)) from None
     except NoRoom as problem:
         raise Usage(str(problem)) from None
-    except sqlite3.DatabaseError as problem:
-        raise Usage(f"{store} is not a run store that can be used: {problem}. Name another with --store.") from None
+    except BrokenStore as problem:
+        raise Usage(f"{problem} Name another with --store.") from None
     except KeyboardInterrupt:
         done = f"What was finished is in {store}" if store.exists() else "No result was finished"
         message = f"Stopped. {done}; run the same command again to go on from there."

@@ -12,10 +12,10 @@ from conserved.attention import probe
 from conserved.audit import audit
 from conserved.claims.ledger import claims, outcomes, recorded
 from conserved.demo.decoder import decoder, next_byte_loss, plant_defect, text
+from conserved.inference import recognize
 from conserved.lab.demo import Demonstration, demonstrate
 from conserved.lab.places import Here, Processes
 from conserved.lab.reproduction import plan, reproduce
-from conserved.inference import recognize
 from conserved.report.plot import Axis
 from conserved.track import Monitor, store_document
 from conserved.verdict import Status
@@ -138,7 +138,7 @@ def audit_gradients(store: Path, seed: int) -> None:
 def judge_claims(store: Path, pattern: str | None, seconds: float, tell: Tell) -> None:
     """As many claims as fit into some seconds, those first that take moments: refutations by a witness."""
     chosen = [claim for claim in claims(pattern) if not claim.slow]
-    order = [Status.REFUTED, Status.INCONCLUSIVE, Status.VERIFIED, Status.PROVED]
+    order = [Status.REFUTED, Status.ANSWERED, Status.INCONCLUSIVE, Status.VERIFIED, Status.PROVED]
     was = recorded()
     chosen.sort(key=lambda claim: order.index(Status(was.get(claim.code, Status.PROVED))))
     start = time.monotonic()

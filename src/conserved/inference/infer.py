@@ -18,6 +18,7 @@ from conserved.inference.examples import NoExample, example_inputs
 from conserved.inference.inert import inert
 from conserved.inference.naming import named
 from conserved.inference.symmetries import Assembly
+from conserved.inference.twin import unsharded
 from conserved.inference.typing import Typing, typed
 from conserved.laws import Dropped, LawSet
 from conserved.symmetry import Symmetry
@@ -195,6 +196,8 @@ def _on_meta(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], ar
     def blank(tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
+    if any(hasattr(parameter, "full_tensor") for parameter in parameters.values()):
+        model = unsharded(model)
     named_parameters = {
         name: blank(parameter).requires_grad_(parameter.requires_grad) for name, parameter in model.named_parameters()
     }

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._pytree import tree_map_only
 
+from conserved.inference.capture import Recorder
 from conserved.inference.examples import Call, NoExample
 from conserved.inference.infer import recognize
 from conserved.laws import LawSet
@@ -39,6 +41,12 @@ class FirstCall:
         """The laws, from the inputs that came; from made-up ones if none came yet and the model tells them."""
         return laws_of_model(self.model, loss=self.loss, call=self.call)
 
+    def __enter__(self) -> FirstCall:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Take the hook away and forget the inputs."""
         self._handle.remove()
@@ -49,8 +57,8 @@ class FirstCall:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The hook; calls without gradients (evaluation, generation) are not those of training."""
-        if not torch.is_grad_enabled():
+        """The hook; calls without gradients, or made to infer laws, are not those of training."""
+        if not torch.is_grad_enabled() or any(isinstance(mode, Recorder) for mode in dispatch_modes()):
             return
         self._handle.remove()
         self.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))

@@ -114,7 +114,7 @@ def _classes(count: int, pairs: list[tuple[Atoms, Atoms, bool]]) -> tuple[Atoms,
     source = np.concatenate([2 * left, 2 * left + 1])
     target = np.concatenate([2 * right + flip, 2 * right + 1 - flip])
     graph = sparse.coo_matrix((np.ones(source.size, dtype=np.int8), (source, target)), (2 * count, 2 * count))
-    _, label = connected_components(graph, directed=False)
+    label = connected_components(graph, directed=False)[1].astype(np.int64)
     plus, minus = label[0::2], label[1::2]
     orientation = np.where(plus <= minus, 1, -1)
     classes = compact(np.minimum(plus, minus))

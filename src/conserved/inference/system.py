@@ -151,7 +151,7 @@ def _merge(
     _, label = connected_components(graph, directed=False)
     plus, minus = label[0:-1:2], label[1:-1:2]
     vanishes = (plus == minus) | (plus == label[-1])
-    canonical = np.minimum(plus, minus)
+    canonical = np.minimum(plus, minus).astype(np.int64)
     turned = np.where(plus <= minus, 1, -1)
     number = np.full(classes, -1, dtype=np.int64)
     number[~vanishes] = compact(canonical[~vanishes])

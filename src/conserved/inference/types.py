@@ -143,7 +143,7 @@ def without_constant_axes(dims: tuple[int, ...], array: Atoms, leading: int = 0)
         axis = leading + kept.index(dim)
         first = np.take(array, [0], axis)
         if bool((array == first).all()):
-            array = np.take(array, 0, axis)
+            array = np.asarray(np.take(array, 0, axis))
             kept.remove(dim)
     return tuple(kept), array
 

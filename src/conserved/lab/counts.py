@@ -12,8 +12,8 @@ from torch import nn
 
 from conserved.blocks import Attention, FeedForward, MixtureOfExperts, ReluAttention, SwiGLU
 from conserved.discover import discover
-from conserved.lab.task import Documents, Progress, Task
 from conserved.inference import recognize
+from conserved.lab.task import Documents, Progress, Task
 
 KIND = "count"
 

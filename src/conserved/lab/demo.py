@@ -10,12 +10,12 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from conserved.inference import recognize
 from conserved.lab.fits import exponent
 from conserved.lab.recipes import Recipe, build, examples_of, small_text
 from conserved.lab.threads import threads
 from conserved.lab.train import train
 from conserved.laws import LawSet
-from conserved.inference import recognize
 from conserved.table import renderable
 from conserved.verdict import Evidence, Verdict
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from conserved.blocks import FeedForward
-from conserved.lab.task import Documents, Progress, Task
 from conserved.inference import recognize
+from conserved.lab.task import Documents, Progress, Task
 
 KIND = "levels"
 

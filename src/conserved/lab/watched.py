@@ -11,11 +11,11 @@ from torch.func import vmap
 
 from conserved.blocks import MixtureOfExperts
 from conserved.impostors import impostors
+from conserved.inference import recognize
 from conserved.kind import Translation
 from conserved.lab.data.examples import Loss
 from conserved.lab.trajectory import Quantity, Role
 from conserved.laws import Change, LawSet, Reference
-from conserved.inference import recognize
 from conserved.symmetry import Leg, Symmetry, envelope
 from conserved.track.record import LawName
 from conserved.view import View

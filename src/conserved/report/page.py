@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from conserved.report.claimcards import tally
 from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
 from conserved.report.plot import Plot
@@ -84,6 +85,7 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
         headlines=headlines(contents),
         figures=figures,
         codes={card.code for card in contents.claims},
+        claims_tally=tally(contents.claims),
         style=Markup(_source("style.css")),
         scripts={name: Markup(text) for name, text in scripts.items()},
         hashes=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),
@@ -118,7 +120,7 @@ def _flat(values: Any) -> Iterator[float]:
     if isinstance(values, list | tuple):
         for value in values:
             yield from _flat(value)
-    elif isinstance(values, int | float) and not isinstance(values, bool) and math.isfinite(values):
+    elif isinstance(values, int | float) and not isinstance(values, bool) and abs(values) <= sys.float_info.max:
         yield float(values)
 
 
@@ -139,7 +141,8 @@ def written(text: str, output: str | Path) -> Path:
     except OSError as problem:
         raise Unwritable(f"{path} cannot be written: {problem.strerror or problem}.") from problem
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        # JSON can say half of a character, which no file can hold.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
             file.write(text)
         mask = os.umask(0)
         os.umask(mask)

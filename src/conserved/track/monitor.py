@@ -43,7 +43,22 @@ LOGGER = logging.getLogger("conserved")
 FORMAT = "conserved/monitor/1"
 
 _OF_LAWS = frozenset(
-    "laws left_out reference _impostors _lawful _theta _watch _ledger _scales _running _linear _momenta _names _transfer".split()
+    [
+        "laws",
+        "left_out",
+        "reference",
+        "_impostors",
+        "_lawful",
+        "_theta",
+        "_watch",
+        "_ledger",
+        "_scales",
+        "_running",
+        "_linear",
+        "_momenta",
+        "_names",
+        "_transfer",
+    ]
 )
 """Attributes of a monitor that are made when its laws are known."""
 
@@ -82,11 +97,12 @@ class Monitor:
     ) -> None:
         """Begin to watch; the laws as they are now are the reference.
 
-        Without `laws`, they are inferred for `loss` at the first forward pass from the inputs that come, and that is when
-        the reference is taken; or when something about them is asked for before, from made-up inputs. `every` and `where`
-        look at fewer steps and fewer laws. `rule` overrides how the optimizer's steps are read; `causes=False` does not split them. `impostors` watches the
-        paper's non-conserved baselines as well. `dtype` is the precision laws are computed in, `precision` that of
-        the backward pass where it is not the parameters' own (autocast). `keep` records stay in memory.
+        Without `laws`, they are inferred for `loss` at the first forward pass from the inputs that come, and that is
+        when the reference is taken; or when something about them is asked for before, from made-up inputs. `every` and
+        `where` look at fewer steps and fewer laws. `rule` overrides how the optimizer's steps are read; `causes=False`
+        does not split them. `impostors` watches the paper's non-conserved baselines as well. `dtype` is the precision
+        laws are computed in, `precision` that of the backward pass where it is not the parameters' own (autocast).
+        `keep` records stay in memory.
         """
         if every < 1:
             raise ValueError(f"every counts steps and is at least 1; got {every}.")
@@ -127,7 +143,7 @@ class Monitor:
             self.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
-        """What depends on the laws is there from the first forward pass on; asked for before, the laws are inferred now."""
+        """What depends on the laws is there from the first forward pass on; asked for before, they are inferred now."""
         if name in _OF_LAWS and vars(self).get("_first") is not None:
             self._infer()
             return getattr(self, name)
@@ -135,32 +151,24 @@ class Monitor:
 
     def _watch_laws(self, found: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
-        dtype, precision, optimizers = self._dtype, self._precision, self._optimizers
+        dtype, optimizers = self._dtype, self._optimizers
         selection = Selection.of(self.model, optimizers, found, **self._choice)
         self.laws, self._impostors, self.left_out = selection.laws, selection.impostors, selection.left_out
         self._lawful = self.laws.select(lambda symmetry: symmetry.name not in self._impostors)
         names = dict.fromkeys(name for symmetry in self.laws for name in symmetry.parameters)
         self._theta: Tensors = {name: self.laws.parameters[name] for name in names}
         self._watch = OptimizerWatch(
-            optimizers, self._theta, rule=self._rule, before=self._before_step, sampled=self._sampled
+            optimizers,
+            self._theta,
+            rule=self._rule,
+            before=self._before_step,
+            converted=self._go_on_converted,
+            sampled=self._sampled,
         )
         self._ledger = Ledger(self.laws.symmetries, self._theta, dtype=dtype)
         self.reference = _on_host(self.laws.reference(dtype=dtype))
         accounts = self._laws_now()
-        like = [account.law for account in accounts]
-        self._scales = [
-            Scales.of(
-                shelf,
-                self.laws.symmetries,
-                self._theta,
-                self.reference,
-                impostors=self._impostors,
-                dtype=dtype,
-                precision=precision,
-                like=one,
-            )
-            for shelf, one in zip(self._ledger.shelves, like, strict=True)
-        ]
+        self._scales = self._measured(accounts)
         self._running = [begun(account) for account in accounts]
         self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
         self._momenta = momenta(self._lawful, self._theta, self._watch, dtype)
@@ -322,6 +330,35 @@ class Monitor:
     def _sampled(self) -> bool:
         return (self.count + 1) % self.every == 0
 
+    def _measured(self, accounts: Sequence[Account]) -> list[Scales]:
+        """What changes are relative to and what rounding explains of them, with parameters as they are now."""
+        return [
+            Scales.of(
+                shelf,
+                self.laws.symmetries,
+                self._theta,
+                self.reference,
+                impostors=self._impostors,
+                dtype=self._dtype,
+                precision=self._precision,
+                like=account.law,
+            )
+            for shelf, account in zip(self._ledger.shelves, accounts, strict=True)
+        ]
+
+    def _go_on_converted(self, names: Sequence[str]) -> None:
+        """Parameters were converted to another type between two steps: that is no step, and rounding is another."""
+        kind = str(self._theta[names[0]].dtype).removeprefix("torch.")
+        LOGGER.warning(
+            "%s and %d other parameters became %s after step %d. The account goes on from the converted values.",
+            *(names[0], len(names) - 1, kind, self.count),
+        )
+        accounts = self._laws_now()
+        self._scales = [new.no_finer_than(old) for new, old in zip(self._measured(accounts), self._scales, strict=True)]
+        for running, account in zip(self._running, accounts, strict=True):
+            running.accounted += account.law - running.previous
+            running.previous, running.sizes = account.law.clone(), account.sizes.clone()
+
     def _before_step(self) -> None:
         """With some steps left out, the laws before a step are not those after the last one that was looked at."""
         if self.every > 1:
@@ -387,7 +424,6 @@ class Monitor:
                 sink.write(record)
 
     def _begin(self, step: int) -> None:
-        self._begun = True
         header = Run(
             name=self._run,
             laws=self._names,
@@ -398,6 +434,7 @@ class Monitor:
         )
         for sink in self._sinks:
             sink.begin(header)
+        self._begun = True
 
     def _raise(self, found: tuple[Alarm, ...]) -> None:
         """Tell of every law's first alarm of a kind, the worst of a step for all; all of them are in the records."""

@@ -99,12 +99,13 @@ def _zeros(s: Step) -> Known:
     "signbit",
     "prod",
 )
-def constant(s: Step) -> Known:
+def constant(s: Step) -> Known | list[Known]:
     """Nothing that moves comes out: what is made, drawn, compared or counted."""
     name = base_name(s.operation.name)
     if name in ("aten::cumprod", "aten::prod"):
         return fix_all(s)
-    return [FIXED] * max(1, len(s.operation.results))  # type: ignore[return-value]
+    found: list[Known] = [FIXED] * max(1, len(s.operation.results))
+    return found
 
 
 @rule("copy", "copy_")
