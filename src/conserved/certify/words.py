@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from conserved.certify.arithmetic import Array, Floats
-from conserved.certify.differentiate import Sample, bracket, gradient
-from conserved.certify.jets import Jet
+from conserved.certify.arithmetic import Array
+from conserved.certify.batches import Batch, FloatArrays, chunk_size, stacked
 from conserved.certify.program import Program
 
 Rows = NDArray[np.float64]
@@ -32,10 +31,16 @@ class Choice:
     """Rows chosen so far, by an orthonormal basis of their span."""
 
     size: int
-    basis: Rows = field(init=False)
+    rank: int = 0
+    _room: Rows = field(init=False)
 
     def __post_init__(self) -> None:
-        self.basis = np.empty((0, self.size))
+        self._room = np.empty((16, self.size))
+
+    @property
+    def basis(self) -> Rows:
+        """Orthonormal rows."""
+        return self._room[: self.rank]
 
     def pick(self, rows: Rows, most: int) -> list[int]:
         """Which rows to add, largest remainder first, until nothing or enough is left."""
@@ -49,10 +54,16 @@ class Choice:
             fresh = left[best] / sizes[best]
             fresh = self._rest(fresh[None])[0]
             fresh /= np.linalg.norm(fresh)
-            self.basis = np.vstack([self.basis, fresh])
-            left = left - np.outer(left @ fresh, fresh)
+            self._append(fresh)
+            left -= np.outer(left @ fresh, fresh)
             chosen.append(best)
         return chosen
+
+    def _append(self, fresh: Rows) -> None:
+        if self.rank == len(self._room):
+            self._room = np.concatenate([self._room, np.empty_like(self._room)])
+        self._room[self.rank] = fresh
+        self.rank += 1
 
     def _rest(self, rows: Rows) -> Rows:
         for _ in range(2):
@@ -70,7 +81,6 @@ def choose(
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
     """Samples (which input, v) and at most `target` words (places of samples) whose brackets look independent."""
     rng = np.random.default_rng(seed)
-    point = Jet({0: np.array(theta)})
     choice = Choice(program.size)
     samples: list[tuple[int, list[int]]] = []
     words: list[list[int]] = []
@@ -89,7 +99,8 @@ def choose(
                 candidates = [[fresh_sample(next(turns))] for _ in range(count)]
             else:
                 candidates = [rng.choice(len(samples), depth + 1).tolist() for _ in range(count)]
-            rows = np.stack([_row(program, point, [_sample(samples[s], inputs) for s in word]) for word in candidates])
+            spelled = [[(inputs[samples[s][0]], samples[s][1]) for s in word] for word in candidates]
+            rows = bracket_rows(program, theta, spelled)
             picked = choice.pick(rows, target - len(words))
             words += [candidates[i] for i in picked]
             say(f"brackets of depth {depth}: {len(words)} independent of {program.size}")
@@ -100,27 +111,25 @@ def choose(
     return _used(samples, words)
 
 
-def _sample(sample: tuple[int, Sequence[int]], inputs: Sequence[tuple[Array, ...]]) -> Sample:
-    which, v = sample
-    return Sample(inputs[which], np.array(v, dtype=np.float64))
-
-
-def _row(program: Program, point: Jet, word: Sequence[Sample]) -> Rows:
-    """A bracket over the size of its terms; zero where it is not finite."""
-    numbers = Floats()
-    with np.errstate(all="ignore"):
-        *inner, last = word
-        if not inner:
-            row = gradient(program, numbers, point, last).value
-            size = float(np.linalg.norm(row))
-        else:
-            a = bracket(program, numbers, point, inner).parts.get(0, np.zeros(program.size))
-            both = gradient(program, numbers, Jet({0: point.value, 1: a}), last)
-            back = bracket(program, numbers, Jet({0: point.value, 1: both.value}), inner)
-            terms = [part.parts.get(1, np.zeros(program.size)) for part in (both, back)]
-            row = terms[0] - terms[1]
-            size = float(sum(np.linalg.norm(term) for term in terms))
-    return row / size if np.isfinite(row).all() and 0 < size < np.inf else np.zeros(program.size)
+def bracket_rows(
+    program: Program, theta: Sequence[float], words: Sequence[Sequence[tuple[tuple[Array, ...], Sequence[int]]]]
+) -> Rows:
+    """Brackets of words of one length, each over the size of its terms; zero where it is not finite."""
+    batch = Batch(program, FloatArrays())
+    point = batch.point(theta)
+    rows = np.zeros((len(words), program.size))
+    step = chunk_size(program, len(words[0]) - 1)
+    for start in range(0, len(words), step):
+        some = words[start : start + step]
+        *inner, last = (stacked([word[k] for word in some]) for k in range(len(some[0])))
+        with np.errstate(all="ignore"):
+            terms = batch.terms(point, inner, last) if inner else (batch.gradient(point, last), {})
+            first, second = (part.get(0, np.zeros((1, program.size))) for part in terms)
+            found = first - second
+            sizes = np.linalg.norm(first, axis=1) + np.linalg.norm(second, axis=1)
+            good = np.isfinite(found).all(axis=1) & (sizes > 0) & np.isfinite(sizes)
+            rows[start : start + step] = np.where(good[:, None], found / np.where(good, sizes, 1)[:, None], 0.0)
+    return rows
 
 
 def _used(
