@@ -461,14 +461,8 @@ def slowest() -> str:
 
 
 def claims() -> str:
-    """How many statements of each source hold, as recorded when they were last run."""
-    from conserved.claims import claims as listed
-    from conserved.claims.ledger import SOURCES, recorded
+    """How the statements of the sources, and ours, came out when they were last run."""
+    from conserved.claims.page import tally_table
 
-    statuses = ("proved", "verified", "refuted", "inconclusive")
-    counts: dict[str, dict[str, int]] = {}
-    for one in listed():
-        counts.setdefault(one.document, dict.fromkeys(statuses, 0))[recorded()[one.code]] += 1
-    shown = [status for status in statuses if any(found[status] for found in counts.values())]
-    rows = [(SOURCES[name], *(found[status] for status in shown)) for name, found in counts.items()]
-    return table(("source", *shown), rows)
+    own, ours = (table(*tally_table(whose)) for whose in ("source", "ours"))
+    return f"What the sources state (errors that are one are counted once):\n\n{own}\n\nWhat we state:\n\n{ours}"

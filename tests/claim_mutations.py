@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import flint
-import numpy as np
 import torch
 from torch import nn
 
-from conserved.blocks import Attention, FeedForward, MixtureOfExperts, TransformerBlock
+from conserved.blocks import Attention, FeedForward, TransformerBlock
 from conserved.blocks.transformer import SinusoidalPositions
 from conserved.claims import (
     blog,
-    blog_questions,
     paper_experiments,
     paper_framework,
     paper_gradients,
+    paper_laws,
     paper_lemmas,
     summary,
 )
@@ -40,21 +40,34 @@ def _hard(n: Any) -> list[Fraction]:
     return [Fraction(int(e == max(n))) for e in n]
 
 
+def _identity(size: int) -> Any:
+    return fractions([[int(i == j) for j in range(size)] for i in range(size)])
+
+
+def _roomy(length: int) -> Any:
+    """A bound that no channel of the check comes near."""
+    return flint.arb(50)
+
+
 NOTE: dict[str, dict[str, Any]] = {
     "note.D1": {"weights": torch.sigmoid},
-    "note.D1.output": {"output": lambda x: Fraction(1)},
+    "note.D1.output": {"values": lambda x: x / 2},
+    "note.L10.index": {"axis": 1},
     "note.L2": {"form": lambda x, q, k: x @ q @ k @ x.T},
-    "note.T3": {"bound": lambda d, size: Fraction(d, 4) * size**2},
+    "note.T3": {"bound": lambda d, size: d * size**2 / 4},
     "note.T3.sharper": {"bound": lambda layer, x: 0.5 * layer.energy_bound(x)},
-    "note.T3.conserved": {"quantity": lambda q, k: q**2 - k**2},
+    "note.T3.title": {"quantity": lambda q, k: q**2 - k**2},
     "note.T4": {"attention": _normalised},
     "note.T4.softmax": {"weights": _hard},
     "note.T4.corrected": {"power": 1},
-    "note.T7": {"bound": lambda channel: channel.information},
-    "note.T7.corrected": {"bound": lambda channel: channel.information / 2},
-    "note.C8": {"bound": lambda channel: 4 * channel.frobenius},
-    "note.T14": {"bound": lambda channel: 4 * channel.frobenius},
-    "note.L13": {"bound": lambda a: sum(1 for _ in a) * 2},
+    "note.T7": {"bound": _roomy},
+    "note.T7.corrected": {"bound": lambda inputs: flint.arb(inputs).log() / 2},
+    "note.C8": {"bound": _roomy},
+    "note.T14": {"bound": _roomy},
+    "note.T14.penalty": {"sign": -1},
+    "note.T14.lambda": {"rates": (Fraction(1, 2), Fraction(1))},
+    "note.L13": {"bound": lambda a: flint.arb(len(a)) * 2},
+    "note.L13.logs": {"logs": 3},
     "note.L13.corrected": {"least": lambda row: 5},
     "note.R9": {"measure": lambda a: -sum(e * e for e in a.ravel())},
     "note.C5": {"allowed": lambda eta, curvature: eta * curvature <= 1},
@@ -63,46 +76,51 @@ NOTE: dict[str, dict[str, Any]] = {
     "note.L10": {"gram": lambda a: a @ a.T + 1 * _identity(len(a))},
     "note.L10.corrected": {"least": lambda length: Fraction(2, length)},
     "note.L11": {"constant": lambda length, x: x * x},
-    "note.L11.corrected": {"metric": lambda x, weights: x.mT @ x},
+    "note.L11.corrected": {"metric": lambda x, a: x.T @ x},
     "note.T12": {"metric": lambda x: x * x},
+    "note.T12.convexity": {"curvature": lambda x: 1 + x * x},
+    "note.T12.square": {"power": -1},
+    "note.T12.last": {"power": 3},
     "note.T12.corrected": {"metric": "tokens"},
+    "note.rigorous": {"results": ("note.T3", "note.L2")},
 }
 
 
-def _identity(size: int) -> Any:
-    return fractions([[int(i == j) for j in range(size)] for i in range(size)])
+def _changed(case: paper_laws.Case, **changes: Any) -> dict[str, Any]:
+    return {"cases": (replace(case, **changes),)}
 
+
+ONE_ROTARY, ROTARY = paper_laws.ROTARY[1], paper_laws.ROTARY[0]
 
 PAPER_LAWS: dict[str, dict[str, Any]] = {
-    "paper.T4.1.gelu": {"build": lambda: FeedForward(3, 4, "relu")},
-    "paper.T4.1.silu": {"build": block.swiglu_network},
-    "paper.T4.2": {"quantities": partial(block.neuron_differences, sign=1.0)},
-    "paper.T4.2.complete": {"quantities": lambda theta: block.neuron_differences(theta)[1:]},
-    "paper.T4.2.pde": {"constraints": partial(block.swiglu_constraints, sign=-1.0)},
-    "paper.T4.3": {"quantities": partial(block.gram_differences, sign=1.0)},
-    "paper.T4.3.complete": {"build": lambda: Attention(4, 2, rotary=True, scale=1.0)},
-    "paper.T4.3.pde": {"constraints": partial(block.attention_constraints, sign=-1.0)},
-    "paper.PE": {"build": lambda: nn.Sequential(SinusoidalPositions(), Attention(4, 2, rotary=True))},
-    "paper.T4.4": {"quantities": partial(block.plane_differences, sign=1.0)},
-    "paper.T4.4.complete": {"build": lambda: Attention(4, 1, scale=1.0)},
-    "paper.T4.4.pde": {"constraints": partial(block.rotary_constraints, turned=False)},
+    "paper.T4.1.gelu": _changed(paper_laws.GELU, build=lambda: FeedForward(3, 4, "relu")),
+    "paper.T4.1.silu": _changed(paper_laws.SILU, build=block.swiglu_network),
+    "paper.T4.2": _changed(paper_laws.SWIGLU, quantities=partial(block.neuron_differences, sign=1.0)),
+    "paper.T4.2.complete": _changed(paper_laws.SWIGLU, quantities=lambda theta: block.neuron_differences(theta)[1:]),
+    "paper.T4.2.pde": _changed(paper_laws.SWIGLU, constraints=partial(block.swiglu_constraints, sign=-1.0)),
+    "paper.T4.3": _changed(paper_laws.ATTENTION, quantities=partial(block.gram_differences, sign=1.0)),
+    "paper.T4.3.complete": _changed(paper_laws.ATTENTION, build=lambda: Attention(4, 2, rotary=True, scale=1.0)),
+    "paper.T4.3.pde": _changed(paper_laws.ATTENTION, constraints=partial(block.attention_constraints, sign=-1.0)),
+    "paper.PE": _changed(
+        paper_laws.SINUSOIDAL, build=lambda: nn.Sequential(SinusoidalPositions(), Attention(4, 2, rotary=True))
+    ),
+    "paper.T4.4": _changed(ROTARY, quantities=partial(block.plane_differences, count=2, sign=1.0)),
+    "paper.T4.4.complete": _changed(ONE_ROTARY, build=lambda: Attention(4, 1, scale=1.0)),
+    "paper.T4.4.pde": _changed(ROTARY, constraints=partial(block.rotary_constraints, count=2, turned=False)),
     "paper.T4.4.change": {"quantities": block.plane_differences},
-    "paper.T4.5": {"build": block.sigmoid_mixture},
-    "paper.T4.5.complete": {"build": block.switch_mixture},
-    "paper.T4.5.pde": {"build": block.sigmoid_mixture},
-    "paper.T4.6": {"build": block.switch_mixture},
-    "paper.T4.6.pde": {"build": block.switch_mixture},
-    "paper.T4.6.k": {"build": block.sparse_mixture},
-    "paper.T4.6.width": {
-        "build": lambda: MixtureOfExperts(3, 1, 3, top_k=2),
-        "shape": (6, 3),
-        "quantities": block.mixture_invariants,
-    },
-    "paper.T4.7": {"build": block.mixture},
-    "paper.T4.7.pde": {"build": block.mixture},
-    "paper.T4.7.corrected": {"quantities": block.mixture_invariants},
-    "paper.T4.7.pde.corrected": {"constraints": block.mixture_constraints},
-    "paper.T4.7.sparse": {"build": block.sparse_mixture},
+    "paper.T4.5": _changed(paper_laws.MIXTURE, build=block.sigmoid_mixture),
+    "paper.T4.5.complete": _changed(paper_laws.MIXTURE, build=block.switch_mixture),
+    "paper.T4.5.pde": _changed(paper_laws.MIXTURE, build=block.sigmoid_mixture),
+    "paper.T4.6": _changed(paper_laws.SPARSE, build=block.switch_mixture),
+    "paper.T4.6.pde": _changed(paper_laws.SPARSE, build=block.switch_mixture),
+    "paper.T4.6.k": _changed(paper_laws.SWITCH, build=block.sparse_mixture),
+    "paper.S5.assumptions": {"dim": 4, "experts": 3},
+    "paper.T4.6.narrow": {"after": ((0, 1), (2, 3))},
+    "paper.T4.7": _changed(paper_laws.SIGMOID_AS_STATED, build=block.mixture),
+    "paper.T4.7.pde": _changed(paper_laws.SIGMOID_AS_STATED, build=block.mixture),
+    "paper.T4.7.corrected": _changed(paper_laws.SIGMOID, quantities=block.mixture_invariants),
+    "paper.T4.7.pde.corrected": _changed(paper_laws.SIGMOID, constraints=block.mixture_constraints),
+    "paper.T4.7.sparse": _changed(paper_laws.SPARSE_SIGMOID, build=block.sparse_mixture),
 }
 
 
@@ -118,8 +136,8 @@ FRAMEWORK: dict[str, dict[str, Any]] = {
     "paper.R3.1": {"power": 1},
     "paper.R2.1": {"factor": 1},
     "paper.loss": {"gradient": _projected},
-    "paper.loss.experiments": {"slope": paper_framework.squared_error},
-    "paper.loss.corrected": {"loss": "regression"},
+    "paper.loss.crossentropy": {"loss": "regression"},
+    "paper.S5.singular": {"root": 1},
     "paper.open.norm": {"build": lambda: TransformerBlock(Attention(4, 2, rotary=True), FeedForward(4, 3), bias=False)},
     "paper.open.stack": {"quantities": lambda theta: paper_framework.stack_invariants(theta)[:6]},
 }
@@ -127,65 +145,95 @@ FRAMEWORK: dict[str, dict[str, Any]] = {
 LEMMAS: dict[str, dict[str, Any]] = {
     "paper.LA.1": {"nodes": lambda letters: [letters[0]] * len(letters)},
     "paper.LA.2": {"coefficient": lambda n: paper_lemmas.bernoulli_coefficient(n) * (2**n - 1)},
-    "paper.LB.1": {"nodes": lambda letters: [letters[0]] * len(letters)},
-    "paper.LB.2": {"second": lambda a, b: [a * a * b, b * a * 0]},
-    "paper.LB.3": {"frequencies": lambda planes: [flint.arb(1)] * planes},
-    "paper.LC.1": {"exceptions": lambda y, most: []},
+    "paper.LB.1": {"second": lambda a: (0 * a, 2 * a)},
+    "paper.LB.2": {"second": lambda a, b: (a * a * b, 0 * a)},
+    "paper.LB.3": {"exponent": lambda i, m: Fraction(0)},
+    "paper.LC.1": {"multiple": lambda k: 2 * k},
+    "paper.eq155": {"share": lambda a, b: a == b},
+    "paper.eq155.corrected": {"near": lambda n: 2 + Fraction(1, 2**n)},
+    "paper.eq29": {"difference": lambda b, c: b * c - c * b},
+    "paper.eq79": {"tied": True},
+    "paper.eq81": {"form": lambda x, y, m: x @ m @ (y - y)},
+    "paper.eq84": {"outputs": 0},
+    "paper.eq101": {"shown": lambda m: m},
+    "paper.eq122": {"shown": lambda m: m - m.T},
+    "paper.eq160": {"multiple": lambda k: 2 * k},
+    "paper.eq164": {"width": Fraction(2, 3)},
+    "paper.identity": {"zeros": (1, 2, 3, 4, 5, 5)},
+    "paper.scalar": {"sign": -1},
 }
-
-
-def _without_mean(t: Any, x: Any) -> Any:
-    return paper_gradients.head_gradients(t, x, mean=0.0)
 
 
 def _swapped(t: Any, x: Any) -> Any:
     """∇_Q and ∇_K with the roles of x and x − y exchanged."""
-    right = paper_gradients.two_value_formula(t, x)
+    right = paper_gradients.first_weight_gradients(t, x)
     return {"Q": right["K"], "K": right["Q"]}
 
 
 GRADIENTS: dict[str, dict[str, Any]] = {
-    "paper.eq14": {"slope": torch.sigmoid},
-    "paper.eq40": {"slope": torch.sigmoid},
-    "paper.eq58": {"formula": _without_mean},
+    "paper.eq14": {"formula": partial(paper_gradients.gelu_gradients, slope=torch.sigmoid)},
+    "paper.eq40": {"formula": partial(paper_gradients.swiglu_gradients, slope=torch.sigmoid)},
+    "paper.eq58": {"formula": partial(paper_gradients.head_gradients, mean=0.0)},
     "paper.eq64": {"formula": _swapped},
-    "paper.eq94": {"formula": lambda x, e, v: e @ x @ v},
+    "paper.eq105": {"formula": partial(paper_gradients.rotary_weight_gradients, turn=-3)},
     "paper.eq142": {"formula": paper_gradients.sigmoid_gate_formula},
     "paper.eq173": {"formula": paper_gradients.softmax_gate_formula},
+    "paper.eq63": {"printed": lambda: paper_gradients.two_heads(3, 1, heads=(0, 1))},
+    "paper.eq70": {"printed": lambda: paper_gradients.law_pairing("V")},
+    "paper.eq90": {"printed": lambda: paper_gradients.two_heads(1, 0, heads=(0, 1))},
+    "paper.eq94": {"printed": lambda: paper_gradients.output_slope(lambda x, e, v: e @ x @ v)},
+    "paper.eq116": {"printed": lambda: paper_gradients.score(-1)},
+    "paper.eq118": {"printed": lambda: paper_gradients.rational_form(-1)},
+    "paper.eq132": {"printed": lambda: paper_gradients.stacked_rows(transposed=False)},
+    "paper.eq153": {"printed": lambda: paper_gradients.entries_named(exchanged=False)},
+    "paper.C2.zeros": {"printed": lambda: paper_gradients.gate_points("poles")},
 }
 
 DISCRETE: dict[str, dict[str, Any]] = {
     "paper.eq9": {"momentum": 0.9},
     "paper.eq9.exact": {"power": 1},
     "paper.S6.constant": {"order": 1.0},
-    "paper.S6.decaying": {"falls": lambda k: 1.0},
-    "paper.eq10": {"ratio": lambda change, value, terms: abs(change) / terms},
-    "paper.eq10.corrected": {"measure": lambda laws, start: sum(laws.errors(start, relative_to="scale").values())},
+    "paper.S6.settles": {"stochastic": True},
+    "paper.S6.decaying": {"falls": lambda k: (k + 1) ** -0.5},
+    "paper.eq10.balanced": {"measure": lambda laws, start: sum(laws.errors(start, relative_to="scale").values())},
     "paper.S6.schedule": {"schedule": lambda i, k: Fraction(1, i + 1)},
     "paper.S6.schedule.corrected": {"total": lambda k: Fraction(k, 3)},
+    "paper.Fig2a": {"watch": partial(block.gram_differences, sign=1.0)},
+    "paper.Fig2b": {"watch": partial(block.neuron_differences, sign=1.0)},
+    "paper.Fig2c": {"watch": partial(block.gram_differences, count=1)},
+    "paper.Fig3a": {"watch": partial(block.gram_differences, sign=1.0)},
+    "paper.Fig3b": {"watch": paper_experiments.entry_differences},
+    "paper.Fig3c": {"watch": paper_experiments.plane_imbalance},
 }
 
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "paper.S6.qwen3": {"build": block.rotary_attention},
-    "paper.S6.qwen3.corrected": {"quantities": lambda theta: paper_experiments.normed_invariants(theta)[1:]},
+    "paper.S6.qwen3.complete": {"quantities": lambda theta: paper_experiments.normed_invariants(theta)[1:]},
     "paper.Fig2d": {"watch": block.expert_differences},
+    "paper.Fig3d": {"watch": block.expert_differences},
     "paper.Fig2d.corrected": {"build": block.sigmoid_mixture},
     "paper.E1": {"build": block.mixture},
+    "paper.E1.rates": {"sigmoid": ("5e-5",)},
     "paper.E2.attention": {"quantities": block.gram_differences},
     "paper.E2.rotary": {"quantities": paper_experiments.query_key_planes},
     "paper.E2.swiglu": {"quantities": block.neuron_differences},
     "paper.E2.gating": {"quantities": paper_experiments.router_sum},
+    "paper.E2.linear": {"sign": -1},
     "paper.E2.rowsums": {"quantities": paper_experiments.router_sum},
     "paper.Fig5": {"expected": 1.0},
+    "paper.Fig5d": {"law": lambda theta: theta["router.weight"].sum(1)},
 }
 
 SUMMARY: dict[str, dict[str, Any]] = {
-    "summary.gating": {"ungated": block.gelu_network},
-    "summary.gating.corrected": {"builds": (lambda: summary.Gated(lambda z: z),)},
+    "summary.gating": {"gated": lambda: summary.Gated(torch.square)},
+    "summary.gating.other": {"activation": "gelu"},
+    "summary.gating.corrected": {"builds": (summary.square_gated,)},
+    "summary.gating.homogeneous": {"degrees": (1, 1)},
     "summary.moe": {"builds": (block.mixture, block.sparse_mixture)},
-    "summary.deep": {"build": lambda: summary.Deep(torch.relu)},
+    "summary.deep": {"build": lambda: summary.Deep(lambda z: z)},
     "summary.rope": {"kept": lambda planes: 2 * planes},
     "summary.discrete": {"build": block.sigmoid_mixture},
+    "summary.untrained": {"seeds": 0},
     "summary.optimizers": {"make": (lambda p: torch.optim.SGD(p, lr=0.02),)},
 }
 
@@ -197,30 +245,34 @@ def _turned(w: Fraction, v: Fraction) -> tuple[Fraction, Fraction]:
 
 BLOG: dict[str, dict[str, Any]] = {
     "blog.T1": {"quantities": partial(blog.norm_difference, sign=1.0)},
-    "blog.T1.only": {"build": blog_questions.SoftmaxAttention},
+    "blog.T1.only": {"build": blog.SoftmaxAttention},
     "blog.T1.wide": {"quantities": partial(blog.norm_difference, sign=-2.0)},
-    "blog.T1.descent": {"advance": _turned},
+    "blog.T1.wording": {"advance": _turned},
     "blog.gradQK": {"formula": lambda x, v, error, mask: x.T @ (error * mask.T * (x @ v).T) @ x},
     "blog.gradV": {"formula": lambda x, active, error: x.T @ active.T @ error},
     "blog.gradV.corrected": {"formula": lambda x, active, error: x.T @ active @ error},
     "blog.inner": {"factor": -1},
-    "blog.init": {"build": blog_questions.SoftmaxAttention},
-    "blog.regularisation": {"penalty": (1, 1)},
+    "blog.coupling": {"relu": lambda z: max(z, Fraction(0)) ** 2},
+    "blog.init": {"build": blog.SoftmaxAttention},
+    "blog.regularisation": {"penalty": 0.0},
+    "blog.regularisation.mechanism": {"both": True},
+    "blog.factored": {"quantities": partial(blog.factored_law, sign=1.0)},
     "blog.Q1": {"plus": ("v", "o")},
     "blog.Q2": {"build": blog.relu_attention},
-    "blog.Q3": {"quantities": lambda theta: blog_questions.head_norm_differences(theta).sum()[None]},
+    "blog.Q3": {"quantities": lambda theta: blog.head_norm_differences(theta).sum()[None]},
     "blog.Q4": {"attention": lambda w, v, x: max(x * w * x, Fraction(0)) + x * v},
 }
 
 SOFTMAX: dict[str, dict[str, Any]] = {
-    "softmax.rows": {"centre": lambda field: field},
+    "softmax.rows": {"centre": False},
     "softmax.rank": {"logits": lambda q, k: (q @ k.T) * (q @ k.T) + q @ k.T},
-    "softmax.causal": {"field": lambda keys: np.outer(keys, keys)},
-    "softmax.causal.corrected": {"allowed": lambda width: width},
+    "softmax.compression": {"kept": 4},
+    "softmax.causal": {"allowed": lambda width: width},
     "softmax.shift": {"centre": lambda z: z - z.mean(-2, keepdim=True)},
     "softmax.spectrum": {"factor": 1.001},
     "softmax.delocalised.free": {"keys": lambda length: fractions([(-1) ** j for j in range(length)])},
     "softmax.delocalised": {"spike": 100.0},
+    "softmax.lengths": {"spike": 100.0},
     "softmax.incoherence": {"factor": 30.0},
     "softmax.monitor": {"growth": 1.0},
     "softmax.softcap": {"cap": lambda z: 2 * z},

@@ -20,6 +20,11 @@ torch.set_num_threads(1)
 """The tensors are tiny and the tests run on every core already."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--sources FOLDER`: where the five documents are, to check the fingerprints of all passages against them."""
+    parser.addoption("--sources", default=None, help="folder with the text files of the five source documents")
+
+
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Without the type checks that only the tests have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from conserved.claims.polynomials import (
     squares,
     times,
 )
+from conserved.claims.words import Words, matrices
 from conserved.verdict import Evidence, Verdict
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -134,5 +136,35 @@ class TestRuns:
 
 def test_only_a_proof_makes_a_claim_proved() -> None:
     assert held("So.", Evidence(what="measured", value=1.0)) == Verdict.VERIFIED
-    assert held("So.", Evidence(what="shown", proof=True)) == Verdict.PROVED
+    assert held("So.", Evidence(what="shown", proof=True), scope="all sizes") == Verdict.PROVED
     assert judged(False, "So.", "Not so.", Evidence(what="shown", proof=True)) == Verdict.REFUTED
+
+
+class TestWords:
+    """Matrix words agree with matrices of numbers, and see what does not commute."""
+
+    def test_words_are_what_matrices_do(self) -> None:
+        rng = np.random.default_rng(0)
+        numbers = {name: rng.integers(-3, 4, (3, 3)) for name in "ABM"}
+
+        def value(words: Words) -> Any:
+            found = np.zeros((3, 3))
+            for word, factor in words.terms.items():
+                product = np.eye(3)
+                for letter in word:
+                    product = product @ (numbers[letter[0]].T if letter.endswith("'") else numbers[letter])
+                found = found + float(factor) * product
+            return found
+
+        a, b, m = matrices("ABM")
+        x, y, z = (numbers[name] for name in "ABM")
+        assert np.array_equal(value((a @ b - 2 * m).T @ a), (x @ y - 2 * z).T @ x)
+        assert np.trace(value(a @ b @ m)) == np.trace(value((a @ b @ m).trace()))
+
+    def test_what_does_not_commute_is_told_apart_and_the_trace_is_not(self) -> None:
+        a, b = matrices("AB")
+        assert a @ b != b @ a
+        assert (a @ b).trace() == (b @ a).trace() == (a.T @ b.T).trace()
+        assert (a @ a @ b @ b).trace() != (a @ b @ a @ b).trace()
+        assert not (a - a)
+        assert (a @ a).replace({("A", "A"): ("A",)}) == a

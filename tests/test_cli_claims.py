@@ -25,10 +25,10 @@ def test_a_group_is_a_table_by_source_with_verdicts_and_what_holds_instead(monke
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert lines[0].startswith("Natural Attention: Theoretical Foundations")
-    assert any(line.split()[:2] == ["note.L10", "refuted"] and "note.L10.corrected" in line for line in lines)
+    assert "note.L10 refuted Positive definiteness of AAᵀ · false → note.L10.corrected" in " ".join(shown.out.split())
     assert any(line.split()[:2] == ["note.L10.corrected", "proved"] for line in lines)
-    assert "6 claims in" in lines[-1]
-    assert "1/6 note." in shown.err, "progress goes to standard error"
+    assert any("8 claims in" in line for line in lines)
+    assert "1/8 note." in shown.err, "progress goes to standard error"
 
 
 def test_one_claim_is_shown_in_full_with_its_numpy_lines(monkeypatch: Patch, capsys: Printed) -> None:
@@ -40,11 +40,48 @@ def test_one_claim_is_shown_in_full_with_its_numpy_lines(monkeypatch: Patch, cap
     exec("\n".join(line.rstrip() for line in code.splitlines()), {})
 
 
+def test_a_witness_is_not_cut_at_the_width_of_the_terminal(monkeypatch: Patch, capsys: Printed) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run(monkeypatch, "claims", "note.T14") == 0
+    shown = capsys.readouterr().out
+    [outcome] = conserved.claims.run("note.T14")
+    assert outcome.witness is not None
+    assert all(line in shown.splitlines() for line in outcome.witness.numpy.splitlines())
+    assert f"found:   {outcome.witness.found}" in shown
+
+
+def test_what_is_finished_is_shown_when_the_run_is_interrupted(
+    monkeypatch: Patch, tmp_path: Path, capsys: Printed
+) -> None:
+    whole = ledger.outcome
+
+    def stops(claim: Claim) -> Any:
+        if claim.code == "note.L11":
+            raise KeyboardInterrupt
+        return whole(claim)
+
+    monkeypatch.setattr(ledger, "outcome", stops)
+    store = tmp_path / "store.db"
+    assert run(monkeypatch, "claims", "note.L1", "--store", str(store)) == 130
+    shown = capsys.readouterr().out
+    assert "note.L10.corrected" in shown
+    assert "Interrupted: " in shown
+    with RunStore(store) as kept:
+        assert "note.L10" in kept.documents("claim")
+    assert run(monkeypatch, "claims", "note.L1", "--json") == 130
+    found = json.loads(capsys.readouterr().out)
+    assert [record["code"] for record in found["claims"]][:1] == ["note.L10"]
+    assert found["left"] > 0
+
+
 def test_hypotheses_and_proofs_are_shown(monkeypatch: Patch, capsys: Printed) -> None:
     assert run(monkeypatch, "claims", "note.L10.corrected") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Given: Rows of A sum to one." in shown
-    assert "proof: L Σa² − (Σa)² is a sum of squares" in shown
+    assert "PROVED (all sizes)" in shown
+    assert "proof: L Σa² − (Σa)²" in shown
+    assert "lines" in shown or "line 130" in shown
+    assert "Ours" in shown
     assert "Replaces note.L10" in shown
 
 
@@ -55,7 +92,8 @@ def test_json_is_the_records(monkeypatch: Patch, capsys: Printed) -> None:
     assert record["witness"]["numpy"].startswith("import numpy")
     assert run(monkeypatch, "claims", "*.L10*", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["counts"] == {"proved": 1, "verified": 0, "refuted": 1, "inconclusive": 0}
+    assert found["counts"] == {"proved": 1, "verified": 0, "refuted": 2, "inconclusive": 0, "answered": 0}
+    assert found["severities"] == {"false": 1, "slip": 1}
     assert found["changed"] == []
 
 
@@ -78,7 +116,8 @@ def test_outcomes_are_kept_in_a_store(monkeypatch: Patch, tmp_path: Path, capsys
     capsys.readouterr()
     with RunStore(store) as kept:
         documents = kept.documents("claim")
-    assert set(documents) == {"note.L10", "note.L10.corrected"}
+    assert set(documents) == {"note.L10", "note.L10.corrected", "note.L10.index"}
+    assert (documents["note.L10"]["severity"], documents["note.L10"]["whose"]) == ("false", "source")
     assert documents["note.L10"]["witness"]["numpy"]
     assert documents["note.L10"]["corrected_by"] == "note.L10.corrected"
 
@@ -113,7 +152,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: Patch, capsys: Printed) -> No
     assert run(monkeypatch, "claims", "*.L10*") == 0
     shown = capsys.readouterr().err
     assert "━" in shown
-    assert "1/2 note.L10 " not in shown, "no plain lines beside it"
+    assert "1/3 note.L10 " not in shown, "no plain lines beside it"
 
 
 def test_a_pattern_that_matches_nothing_is_bad_usage_and_says_what_there_is(

@@ -30,7 +30,7 @@ def test_a_verdict_is_compared_with_a_status_and_is_never_a_bare_bool() -> None:
     assert verdict == Verdict.REFUTED
     assert verdict != Verdict.VERIFIED
     assert not verdict.holds
-    with pytest.raises(TypeError, match="four outcomes"):
+    with pytest.raises(TypeError, match="five outcomes"):
         bool(verdict)
 
 

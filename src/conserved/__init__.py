@@ -10,6 +10,7 @@ from conserved.version import __version__
 if TYPE_CHECKING:
     from conserved import attention, blocks, claims, integrations, lab, report, testing, track
     from conserved.audit import Audit, Gauge, GradientsDoNotConserve, audit, audit_every, gauge, landing, replicas
+    from conserved.auditing import Check, Probe, Uncheckable, check, probe
     from conserved.certify import Certificate, certify
     from conserved.discover import Discovery, discover, find_laws
     from conserved.impostors import impostors
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Audit",
     "Certificate",
+    "Check",
     "Component",
     "Discovery",
     "Dropped",
@@ -33,9 +35,11 @@ __all__ = [
     "LawSet",
     "Leg",
     "Monitor",
+    "Probe",
     "Reference",
     "Status",
     "Symmetry",
+    "Uncheckable",
     "Verdict",
     "View",
     "Witness",
@@ -45,6 +49,7 @@ __all__ = [
     "audit_every",
     "blocks",
     "certify",
+    "check",
     "claims",
     "discover",
     "find_laws",
@@ -53,6 +58,7 @@ __all__ = [
     "integrations",
     "lab",
     "landing",
+    "probe",
     "recognize",
     "register",
     "replicas",
@@ -63,6 +69,7 @@ __all__ = [
 
 _PARTS = {
     "audit": "Audit Gauge GradientsDoNotConserve audit audit_every gauge landing replicas",
+    "auditing": "Check Probe Uncheckable check probe",
     "certify": "Certificate certify",
     "discover": "Discovery discover find_laws",
     "impostors": "impostors",

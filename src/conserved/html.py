@@ -19,6 +19,7 @@ _COLOURS = {
     Status.VERIFIED: "#1a7332",
     Status.REFUTED: "#b3261e",
     Status.INCONCLUSIVE: "#6b5900",
+    Status.ANSWERED: "#5b3c9e",
 }
 
 MOST = 20

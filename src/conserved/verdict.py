@@ -15,6 +15,8 @@ class Status(StrEnum):
     VERIFIED = "verified"
     REFUTED = "refuted"
     INCONCLUSIVE = "inconclusive"
+    ANSWERED = "answered"
+    """Of a question: it has an answer, which the evidence supports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +65,22 @@ class Verdict:
     """A status with its evidence, a sentence that says what to make of it, and a witness if it is a refutation.
 
     A verdict equals its status: `verdict == Verdict.REFUTED`. `PROVED` is refused without a proof among the evidence.
-    `parts` are the verdicts on the single statements that one on many is made of, by name.
+    `scope` says for which sizes it is proved ("all sizes", "at d = 3 and 4 neurons"). `parts` are the verdicts on the
+    single statements that one on many is made of, by name.
     """
 
     PROVED: ClassVar = Status.PROVED
     VERIFIED: ClassVar = Status.VERIFIED
     REFUTED: ClassVar = Status.REFUTED
     INCONCLUSIVE: ClassVar = Status.INCONCLUSIVE
+    ANSWERED: ClassVar = Status.ANSWERED
 
     status: Status
     message: str
     evidence: tuple[Evidence, ...] = ()
     witness: Witness | None = field(default=None)
     parts: Mapping[str, Verdict] = field(default_factory=dict)
+    scope: str = ""
 
     def __post_init__(self) -> None:
         if not self.evidence and self.status is not Status.INCONCLUSIVE:
@@ -89,6 +94,11 @@ class Verdict:
     def holds(self) -> bool:
         """Whether the statement stands: proved or verified."""
         return self.status in (Status.PROVED, Status.VERIFIED)
+
+    @property
+    def heading(self) -> str:
+        """The status in capitals, with the scope."""
+        return f"{self.status.value.upper()} ({self.scope})" if self.scope else self.status.value.upper()
 
     def record(self) -> dict[str, Any]:
         """Whether it holds, how well that is known, and what to make of it; plain data."""
@@ -110,8 +120,8 @@ class Verdict:
         return hash(self.status)
 
     def __bool__(self) -> bool:
-        raise TypeError("A verdict has four outcomes; ask for .holds, or compare with Verdict.REFUTED and so on.")
+        raise TypeError("A verdict has five outcomes; ask for .holds, or compare with Verdict.REFUTED and so on.")
 
     def __str__(self) -> str:
-        lines = [f"{self.status.value.upper()}: {self.message}", *(f"  {item}" for item in self.evidence)]
+        lines = [f"{self.heading}: {self.message}", *(f"  {item}" for item in self.evidence)]
         return "\n".join(lines if self.witness is None else [*lines, f"  witness: {self.witness}"])

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
@@ -99,7 +98,7 @@ def laws_hold(
         return refuted("Not all of them are conserved.", evidence, witness=witness)
     if proved(contents, forms):
         what = f"symbolic argument that the output does not move along ∇h, {len(forms)} numbers"
-        return held(f"All are laws, for {size}.", Evidence(what=what, value=size, proof=True))
+        return held("All are laws.", Evidence(what=what, proof=True), scope=f"at {size}")
     return Verdict(status=Verdict.INCONCLUSIVE, message="Neither an argument nor a counterexample was found.")
 
 
@@ -110,38 +109,27 @@ def all_laws(
     *,
     size: str,
     loss: str = "regression",
-    further: Quantities | None = None,
     witness: Witness | None = None,
 ) -> Verdict:
-    """Whether the quantities are all laws there are: as many independent ones as the certificate allows.
-
-    `further` are numbers that may be laws as well; if they are, and independent of the rest, the list was too short.
-    """
+    """Whether the quantities are all laws there are: as many independent ones as the certificate allows."""
     found = certificate(build, shape, loss)
     contents = found.contents
     forms = [] if quantities is None else forms_of(quantities, contents.parameters)
     independent = rank(gradients(forms, contents.theta)) if forms else 0
     at_most = Evidence(what=f"independent laws that exist at most, {size}", value=found.at_most, proof=True)
-    listed = Evidence(what="independent quantities listed", value=independent, limit=found.at_most)
-    more = found.complete or (further is not None and _adds_to(contents, forms, further, independent))
-    if found.verdict != Verdict.PROVED or (independent < found.at_most and not more):
+    what = "independent quantities listed" + (", each a law by a symbolic argument" if forms else "")
+    listed = Evidence(what=what, value=independent, limit=found.at_most, proof=True)
+    if not found.verdict.holds or (independent < found.at_most and not found.complete):
         return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
     if independent == found.at_most:
         if forms and not proved(contents, forms):
             return laws_hold(build, shape, quantities or _nothing, size=size, witness=witness)
         plural = "" if independent == 1 else "s"
         exactly = f"Exactly {independent} independent law{plural} of" if independent else "No law of"
-        return held(f"{exactly} {found.parameters} parameters, for {size}.", at_most, listed)
+        return held(f"{exactly} {found.parameters} parameters.", at_most, listed, scope=f"at {size}")
     short = independent < found.at_most
-    if short and further is not None:
-        listed = replace(listed, what="independent quantities listed; a further law has a symbolic argument")
     message = "There are more laws than those listed." if short else "Fewer laws exist than are listed."
     return refuted(message, at_most, listed, witness=witness)
-
-
-def _adds_to(contents: Contents, forms: Sequence[Form], further: Quantities, independent: int) -> bool:
-    added = forms_of(further, contents.parameters)
-    return proved(contents, added) and rank(gradients([*forms, *added], contents.theta)) > independent
 
 
 def _nothing(theta: Parameters) -> Tensor:
@@ -167,20 +155,20 @@ def constraints_characterise(
     unmoved = not moves or proved(contents, moves)
     proof = found.verdict == Verdict.PROVED and solved and spanned and unmoved
     evidence = (
-        Evidence(what=f"dimension of the solutions at a rational θ, {size}", value=solutions),
-        Evidence(what="independent gradient fields there, proved in balls", value=fields, proof=proof),
-        Evidence(what="parameters", value=found.parameters),
-        Evidence(what="solutions that are symmetries of the output, by a symbolic argument", value=len(moves)),
+        Evidence(what=f"dimension of the solutions at a rational θ, {size}", value=solutions, proof=proof),
+        Evidence(what=f"independent gradient fields there, in balls, of {found.parameters}", value=fields, proof=proof),
+        Evidence(what="symmetries that span the solutions, by a symbolic argument", value=len(moves), proof=proof),
     )
     good = proof and fields + solutions == found.parameters
     if found.verdict != Verdict.PROVED:
         return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
     return judged(
         good,
-        f"The solutions are exactly the complement of the gradient fields, for {size}.",
+        "The solutions are exactly the complement of the gradient fields.",
         "The solutions are not the complement of the gradient fields.",
         *evidence,
         witness=None if good else witness,
+        scope=f"at {size}",
     )
 
 

@@ -4,26 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Any, Literal
 
-from conserved.verdict import Evidence, Verdict, Witness
+from conserved.claims.passages import Passage, passage, shown
+from conserved.verdict import Evidence, Status, Verdict, Witness
 
 Check = Callable[..., Verdict]
 """Called without arguments. Its keyword arguments are what the claim is about: a model, a formula, a bound."""
 
 
+class Severity(StrEnum):
+    """How much a refutation weighs."""
+
+    FALSE = "false"
+    """The statement fails, and something rests on it."""
+    OVERCLAIM = "overclaim"
+    """It is true with a condition that the source leaves out."""
+    SLIP = "slip"
+    """A typo, a transposition or a wrong word; the repair is given and nothing rests on it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One statement of a source. `code` is stable: the source, then the place, such as paper.T4.3 or note.L10."""
+    """One statement. `code` is stable: the source, then the place, such as paper.T4.3 or note.L10."""
 
     code: str
     title: str
     statement: str
+    """Our reading, in our words. The verdict is about this reading."""
     source: str
     place: str
     check: Check
+    lines: str = ""
+    """The lines of the source, such as "308-310, 338"; for a statement of ours those it corrects or answers."""
+    whose: Literal["source", "ours"] = "source"
+    """Who states it. Corrections, sharpenings, remarks and answers are ours."""
+    conditions: tuple[str, ...] = ()
+    """Every condition that the source states there or in its definitions; the check keeps to them."""
     hypotheses: str = ""
+    """What the check assumes or chooses beyond that."""
     latex: tuple[str, ...] = ()
+    """The formulas as printed, or ours."""
+    severity: Severity | None = None
+    """What a refutation of it is; none for a statement that holds."""
+    under: str = ""
+    """The code of the claim with which this one falls. The two are one error and are counted once."""
     corrected_by: str = ""
     """The code of the statement that holds instead."""
     corrects: str = ""
@@ -39,6 +65,11 @@ class Claim:
     def document(self) -> str:
         """The part of the code that names the source."""
         return self.code.partition(".")[0]
+
+    @property
+    def passage(self) -> Passage:
+        """Where the source says it, with a fingerprint of those lines."""
+        return passage(self.document, self.place, self.lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +91,13 @@ class Outcome:
 
     @property
     def witness(self) -> Witness | None:
-        """The example that refutes the claim."""
+        """The example that refutes the claim; a claim that falls with another one may have that one's."""
         return self.verdict.witness
+
+    @property
+    def severity(self) -> Severity | None:
+        """How much a refutation weighs; none if the claim was not refuted."""
+        return self.claim.severity if self.verdict.status is Status.REFUTED else None
 
     @property
     def proof(self) -> str:
@@ -77,26 +113,27 @@ class Outcome:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        claim, verdict = self.claim, self.verdict
+        claim, verdict, where = self.claim, self.verdict, self.claim.passage
         return {
             "code": claim.code,
             "title": claim.title,
             "statement": claim.statement,
             "latex": list(claim.latex),
+            "conditions": list(claim.conditions),
             "hypotheses": claim.hypotheses,
             "source": claim.source,
+            "whose": claim.whose,
             "place": claim.place,
+            "lines": shown(where.lines) if where.lines else "",
+            "fingerprint": where.fingerprint,
             "status": verdict.status.value,
+            "scope": verdict.scope,
+            "severity": self.severity.value if self.severity else "",
+            "under": claim.under,
             "message": verdict.message,
             "proof": self.proof,
             "evidence": [
-                {
-                    "what": item.what,
-                    "value": item.value,
-                    "limit": item.limit,
-                    "samples": item.samples,
-                    "proof": item.proof,
-                }
+                {name: getattr(item, name) for name in ("what", "value", "limit", "samples", "proof")}
                 for item in verdict.evidence
             ],
             "witness": None if verdict.witness is None else _witness(verdict.witness),

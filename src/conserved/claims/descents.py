@@ -19,11 +19,6 @@ def constant(size: float) -> Schedule:
     return lambda _: size
 
 
-def falling(size: float, falls: Schedule) -> Schedule:
-    """A first step size and how it goes on."""
-    return lambda k: size * falls(k)
-
-
 def scattered(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """A block with all weights of size one or so, where gradients are not small."""
     torch.manual_seed(seed)
@@ -43,9 +38,11 @@ def drifts(
     *,
     stochastic: bool,
     seed: int = 0,
+    path: bool = False,
 ) -> list[float]:
     """‖h(θ_k) − h(θ_0)‖ over the size of the squared weights, after so many steps of (stochastic) gradient descent.
 
+    With `path` the length of the way, Σ‖h(θ_{i+1}) − h(θ_i)‖, which cannot be small because changes cancel.
     Full-batch runs see the same inputs and targets in every step. Stochastic ones see fresh inputs and targets of pure
     noise, so that gradients do not settle.
     """
@@ -55,7 +52,8 @@ def drifts(
     fixed = _batch(shape, generator)
     start = _watched(model, watch)
     size = float(sum(p.detach().square().sum() for p in model.parameters()))
-    found = {}
+    found: dict[int, float] = {}
+    length, last = 0.0, start
     for number in range(max(steps)):
         x, noise = _batch(shape, generator) if stochastic else fixed
         optimizer.zero_grad()
@@ -63,8 +61,10 @@ def drifts(
         (output - noise.expand_as(output)).square().mean().backward()
         optimizer.param_groups[0]["lr"] = schedule(number)
         optimizer.step()
+        now = _watched(model, watch)
+        length, last = length + float((now - last).norm()), now
         if number + 1 in steps:
-            found[number + 1] = float((_watched(model, watch) - start).norm()) / size
+            found[number + 1] = (length if path else float((now - start).norm())) / size
     return [found[step] for step in steps]
 
 

@@ -10,20 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
+from typing import Any
 
 import torch
 
-from conserved.claims.claim import Check, Claim, Outcome
+from conserved.claims.claim import Check, Claim, Outcome, Severity
+from conserved.claims.passages import DOCUMENTS, spans
 from conserved.verdict import Verdict
 
-SOURCES = {
-    "paper": "Conservation Laws for Modern Neural Architectures (arXiv 2606.17816)",
-    "summary": "A reader's summary of that paper",
-    "blog": "A Conservation Law in Attention (blog post)",
-    "softmax": "A news summary of On the Invariants of Softmax Attention (arXiv 2605.02907)",
-    "note": "Natural Attention: Theoretical Foundations (note, 2024)",
-}
-"""The documents whose claims come with this package, by the first part of their codes, in the order they are shown."""
+SOURCES = {name: document.title for name, document in DOCUMENTS.items()}
+"""The titles of the documents whose claims come with this package, in the order they are shown."""
 
 _MODULES = (
     "paper_framework",
@@ -34,7 +30,6 @@ _MODULES = (
     "paper_experiments",
     "summary",
     "blog",
-    "blog_questions",
     "softmax_invariants",
     "note",
     "note_gradients",
@@ -62,41 +57,50 @@ def register(claim: Claim) -> Claim:
     return claim
 
 
-def claim(
-    code: str,
-    title: str,
-    *,
-    statement: str,
-    place: str,
-    hypotheses: str = "",
-    latex: Sequence[str] = (),
-    corrected_by: str = "",
-    corrects: str = "",
-    source: str = "",
-    slow: bool = False,
-) -> Callable[[Check], Check]:
-    """Register the function below as the check of a claim; the function itself is left as it is."""
+def claim(code: str, title: str = "", **fields: Any) -> Callable[[Check], Check]:
+    """Register the function below as the check of a claim; the function itself is left as it is.
+
+    The fields are those of `Claim`; `statement` and `place` are needed. Claims of this package have theirs in
+    readings.txt and give the code alone.
+    """
 
     def registering(check: Check) -> Check:
+        given = dict(fields, title=title) if title else readings()[code]
+        given["latex"], given["conditions"] = (tuple(given.get(name, ())) for name in ("latex", "conditions"))
+        given["severity"] = Severity(given["severity"]) if given.get("severity") else None
         document = code.partition(".")[0]
-        register(
-            Claim(
-                code=code,
-                title=title,
-                statement=statement,
-                source=source or SOURCES.get(document, document),
-                place=place,
-                check=check,
-                hypotheses=hypotheses,
-                latex=tuple(latex),
-                corrected_by=corrected_by,
-                corrects=corrects,
-                slow=slow,
-            )
-        )
+        given["source"] = given.get("source") or SOURCES.get(document, document)
+        register(Claim(code=code, check=check, **given))
         return check
 
     return registering
+
+
+@cache
+def readings() -> dict[str, dict[str, Any]]:
+    """What the claims of this package say, by code, from readings.txt, which explains its format."""
+    text = files("conserved.claims").joinpath("readings.txt").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = {}
+    for block in text.split("\n## ")[1:]:
+        head, where, statement, *rest = block.strip().split("\n")
+        code, title = head.split(" · ", 1)
+        at, lines, *marks = where.split(" · ")
+        one: dict[str, Any] = {"title": title, "statement": statement, "place": at[3:], "lines": lines[6:]}
+        for mark in marks:
+            word, _, value = mark.partition(" ")
+            name = MARKS.get(word)
+            if name is None and word not in {severity.value for severity in Severity}:
+                raise ValueError(f"readings.txt: {code} has the mark {mark!r}.")
+            one |= {name: value or (word if word == "ours" else True)} if name else {"severity": word}
+        one["conditions"] = [line[3:] for line in rest if line.startswith("if ")]
+        one["hypotheses"] = " ".join(line[6:] for line in rest if line.startswith("given "))
+        one["latex"] = [line[2:] for line in rest if line.startswith("$ ")]
+        found[code] = one
+    return found
+
+
+MARKS = {"ours": "whose", "under": "under", "instead": "corrected_by", "replaces": "corrects", "slow": "slow"}
+"""The words that may follow place and lines, beside severities, and the fields they are."""
 
 
 def claims(pattern: str | None = None) -> list[Claim]:
@@ -122,14 +126,12 @@ def claims(pattern: str | None = None) -> list[Claim]:
     return found
 
 
-def _order(claim: Claim) -> tuple[int, int]:
-    """By source, then by file; claims of one file stay in its order, and those of other packages come last."""
-    sources, modules = list(SOURCES), [f"conserved.claims.{name}" for name in _MODULES]
-    module = getattr(claim.check, "__module__", "")
-    return (
-        sources.index(claim.document) if claim.document in sources else len(sources),
-        modules.index(module) if module in modules else len(modules),
-    )
+def _order(claim: Claim) -> tuple[int, int, str]:
+    """By source and by the line where it says so; claims of other packages come last."""
+    sources = list(SOURCES)
+    known = claim.document in sources
+    first = spans(claim.lines)[0][0] if claim.lines else 10**6
+    return (sources.index(claim.document), first, claim.code) if known else (len(sources), 0, "")
 
 
 def run(pattern: str | None = None, *, progress: Progress | None = None) -> list[Outcome]:

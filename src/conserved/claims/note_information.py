@@ -3,151 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 import flint
 import numpy as np
 
-from conserved.claims.balls import ball, balls, number, scalar_attention, softmax_rows, surely_differs
-from conserved.claims.judging import held, judged, refuted
+from conserved.claims.balls import ball, balls, number
+from conserved.claims.judging import answered, argued, held, judged, refuted
 from conserved.claims.ledger import claim
-from conserved.claims.polynomials import Matrix, fractions, squares, written
+from conserved.claims.polynomials import Letters, Matrix, fractions, identical, squares, written
 from conserved.verdict import Evidence, Verdict, Witness
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Channel:
-    """Equally likely inputs of one attention layer: how many, of what length, and what they tell."""
-
-    length: int
-    inputs: int
-    information: Any
-    """I(X; A(X)) = log M for M inputs whose outputs are proved to be different, as a ball."""
-    frobenius: Any
-    """The mean of ‖A‖_F² over the inputs, as a ball."""
-
-
-def channels() -> Iterator[Channel]:
-    """M = 2, 4 inputs X = (m, 0, …, 0) with d = 1 and unit weights; the layer is deterministic."""
-    for length, inputs in itertools.product((1, 2), (2, 4)):
-        tokens = [[m] + [0] * (length - 1) for m in range(inputs)]
-        outputs = [scalar_attention(x) for x in tokens]
-        assert all(surely_differs(a, b) for a, b in itertools.combinations(outputs, 2))
-        sizes = [squares(softmax_rows(balls(x)[:, None] @ balls(x)[None, :])) for x in tokens]
-        yield Channel(
-            length=length, inputs=inputs, information=flint.arb(inputs).log(), frobenius=sum(sizes) / len(sizes)
-        )
-
-
-def information_bound(bound: Callable[[Channel], Any], statement: str, code: str) -> Verdict:
-    """Hold the information of small channels against a bound."""
-    count = 0
-    for channel in channels():
-        limit = bound(channel)
-        count += 1
-        if channel.information > limit:
-            return refuted(
-                f"{channel.inputs} equally likely inputs whose outputs all differ carry log {channel.inputs} nats.",
-                Evidence(what="I(X; A(X))", value=number(channel.information), limit=number(limit)),
-                witness=Witness(
-                    data={
-                        "L": channel.length,
-                        "d": 1,
-                        "X": f"uniform on {set(range(channel.inputs))}",
-                        "W": 1,
-                        "λ": 1,
-                    },
-                    claimed=f"I ≤ {statement} = {number(limit):.4g}",
-                    found=f"I = log {channel.inputs} = {number(channel.information):.4g}",
-                    numpy=code,
-                ),
-            )
-    return held(
-        "No channel exceeds it.", Evidence(what=f"I(X; A(X)) against {statement}", value="below", samples=count)
-    )
-
-
-INFORMATION = """\
-import numpy as np
-L, inputs = 1, [0.0, 1.0]                       # equally likely; softmax over one token is 1
-outputs = [(np.ones((1, 1)) @ [[x]]).item() for x in inputs]
-values, counts = np.unique(outputs, return_counts=True)
-p = counts / counts.sum()
-information = -(p * np.log(p)).sum()            # H(A(X)), and A(X) is a function of X
-print("I =", information, "log L =", np.log(L))
-assert information > np.log(L)"""
-
-
-@claim(
-    "note.T7",
-    "Attention passes at most log L",
-    statement="I(X; A(X)) ≤ log L for sequences of length L.",
-    place="Theorem 7",
-    latex=[r"I(X;A(X))\le\log L"],
-    corrected_by="note.T7.corrected",
-)
-def basic_information_bound(
-    *, bound: Callable[[Channel], Any] = lambda channel: flint.arb(channel.length).log()
-) -> Verdict:
-    return information_bound(bound, "log L", INFORMATION)
-
-
-@claim(
-    "note.T7.corrected",
-    "Attention passes at most what its input holds",
-    statement="I(X; A(X)) ≤ H(X), with equality whenever different inputs have different outputs.",
-    place="replaces Theorems 7 and 14",
-    hypotheses="X takes finitely many values; A is deterministic.",
-    latex=[r"I(X;A(X))=H(A(X))\le H(X)"],
-    corrects="note.T7",
-)
-def information_of_the_input(
-    *, bound: Callable[[Channel], Any] = lambda channel: flint.arb(channel.inputs).log()
-) -> Verdict:
-    return information_bound(bound, "H(X)", "")
-
-
-STRONGER = """\
-import numpy as np
-L, lam, inputs = 1, 1.0, [0.0, 1.0]             # one token, so A = (1) and |A|^2 = 1
-p = np.array([0.5, 0.5])                        # both outputs, 0 and 1, equally likely
-information = -(p * np.log(p)).sum()
-bound = np.ones((1, 1)).sum() ** 2 / (2 * lam) + {more}
-print("I =", information, "bound", bound)
-assert information > bound"""
-
-
-@claim(
-    "note.C8",
-    "The stronger information bound",
-    statement="With regularisation λ the information I(X; A(X)) is at most E‖A‖_F²/(2λ).",
-    place="Conjecture 8",
-    hypotheses="λ = 1. With one token the weights are A = (1) whatever is trained, so optimisation changes nothing.",
-    latex=[r"I(X;A(X))\le\frac{1}{2\lambda}\mathbb{E}\|A\|_F^2"],
-    corrected_by="note.T7.corrected",
-)
-def conjectured_information_bound(
-    *, bound: Callable[[Channel], Any] = lambda channel: channel.frobenius / 2
-) -> Verdict:
-    return information_bound(bound, "E‖A‖_F²/2", STRONGER.format(more="0"))
-
-
-@claim(
-    "note.T14",
-    "The strong information bound",
-    statement="With regularisation λ the information I(X; A(X)) is at most E‖A‖_F²/(2λ) + log L.",
-    place="Theorem 14",
-    hypotheses="λ = 1, as for note.C8.",
-    latex=[r"I(X;A(X))\le\frac{1}{2\lambda}\mathbb{E}\|A\|_F^2+\log L"],
-    corrected_by="note.T7.corrected",
-)
-def strong_information_bound(
-    *, bound: Callable[[Channel], Any] = lambda channel: channel.frobenius / 2 + flint.arb(channel.length).log()
-) -> Verdict:
-    return information_bound(bound, "E‖A‖_F²/2 + log L", STRONGER.format(more="np.log(L)"))
+LENGTHS = (2, 4, 8)
 
 
 def stochastic_matrices() -> Iterator[Matrix]:
@@ -161,60 +32,195 @@ def stochastic_matrices() -> Iterator[Matrix]:
         yield (fractions(np.eye(length, dtype=int)) + fractions(first)) / 2
 
 
-def entropy(row: Matrix) -> Any:
-    """−Σ a log a of one row of fractions, as a ball."""
+def entropy(row: Sequence[Fraction] | Matrix) -> Any:
+    """−Σ a log a of fractions, as a ball."""
     return sum((-p * p.log() for p in balls([e for e in row if e > 0])), flint.arb(0))
+
+
+def information(outputs: Sequence[Hashable]) -> Any:
+    """I(X; Y) = Σ p(x, y) log(p(x, y)/(p(x) p(y))) for equally likely inputs and their outputs, as a ball."""
+    count, share = Counter(outputs), Fraction(1, len(outputs))
+    return sum((ball(share) * -ball(Fraction(count[y], len(outputs))).log() for y in outputs), flint.arb(0))
+
+
+CONSTANT = """\
+import numpy as np
+L, M = {length}, {inputs}                                  # M equally likely inputs (m, ..., m) of L tokens
+rng = np.random.default_rng(0)
+def output(m):                                 # rows of the weights sum to one, so A X = X for every A
+    A = rng.random((L, L)); A /= A.sum(1, keepdims=True)
+    return tuple(np.round(A @ np.full(L, float(m)), 9))
+information = np.log(len({{output(m) for m in range(M)}}))
+print("I =", information, "bound", {bound})
+assert information > {bound} + 1e-9"""
+
+
+def information_bound(
+    bound: Callable[[int], Any], statement: str, code: str, lengths: Sequence[int] = LENGTHS
+) -> Verdict:
+    """Hold a bound, at its largest over all attention matrices, against inputs of equal tokens that A cannot change."""
+    shown, witness = [], None
+    for length in lengths:
+        limit = bound(length)
+        inputs = int(math.exp(min(number(limit), 7.0)))
+        while inputs < 1100 and not flint.arb(inputs).log() > limit:
+            inputs += 1
+        uniform = fractions(np.full((length, length), Fraction(1, length), dtype=object))
+        found = information([tuple((uniform @ fractions([m] * length)).tolist()) for m in range(inputs)])
+        if found > limit:
+            shown.append(f"L = {length}: log {inputs} = {number(found):.4g} > {number(limit):.4g}")
+            numpy = CONSTANT.format(length=length, inputs=inputs, bound=code.replace("L", str(length)))
+            data = {"L": length, "d": 1, "X": f"(m, …, m), m uniform below {inputs}", "W_V": 1, "λ": 1, "A": "any"}
+            says = (f"I ≤ {statement} = {number(limit):.4g}", f"I = log {inputs} = {number(found):.4g}")
+            witness = witness or Witness(data=data, claimed=says[0], found=says[1], numpy=numpy)
+    if witness is None:
+        return held("No channel exceeds it.", Evidence(what=f"I against {statement}", value="below", samples=3))
+    return refuted(
+        "Inputs of equal tokens pass every attention matrix unchanged, since its rows sum to one, and any number of "
+        "them can be told apart: training the weights changes nothing.",
+        Evidence(what="I(X; A(X)) and the largest the bound can be", value="; ".join(shown), proof=True),
+        witness=witness,
+    )
+
+
+@claim("note.T7")
+def basic_information_bound(*, bound: Callable[[int], Any] = lambda length: flint.arb(length).log()) -> Verdict:
+    return information_bound(bound, "log L", "np.log(L)")
+
+
+OUTPUT = """\
+import numpy as np
+X, W_V = np.array([[2.0, 0.0], [2.0, 0.0]]), np.eye(2)
+A = np.full((2, 2), 0.5)       # any stochastic weights
+print("A(X) =", A @ X @ W_V, "row sums", (A @ X @ W_V).sum(1))
+assert not np.allclose((A @ X @ W_V).sum(1), 1)"""
+
+
+@claim("note.D1.output")
+def stochastic_output(*, values: Callable[[Matrix], Matrix] = lambda x: x) -> Verdict:
+    x = fractions([[2, 0], [2, 0]])
+    sums = (fractions(np.full((2, 2), Fraction(1, 2), dtype=object)) @ values(x)).sum(axis=1)
+    data = {"L": 2, "d": 2, "X": "((2, 0), (2, 0))", "W_V": "1", "A": "uniform"}
+    return judged(
+        all(total == 1 for total in sums),
+        "Rows of the output sum to one.",
+        "The weights are stochastic; the output, which multiplies them by X W_V, is not.",
+        Evidence(what="row sums of the output", value=written(sums), limit="(1, 1)", proof=True),
+        witness=Witness(data=data, claimed="row sums (1, 1)", found=written(sums), numpy=OUTPUT),
+        scope="at L = d = 2",
+    )
+
+
+def channels() -> Iterator[tuple[str, list[Hashable]]]:
+    """Equally likely inputs through layers whose outputs are exact: the mean of the tokens, their first, nothing."""
+    for length, letters in ((2, 2), (3, 2), (2, 3)):
+        inputs = list(itertools.product(range(letters), repeat=length))
+        yield "means of all tokens", [Fraction(sum(x), length) for x in inputs]
+        yield "the tokens themselves", list(inputs)
+        yield "the first token", [x[0] for x in inputs]
+        yield "no values", [0 for _ in inputs]
+
+
+@claim("note.T7.corrected")
+def information_of_the_input(*, bound: Callable[[int], Any] = lambda inputs: flint.arb(inputs).log()) -> Verdict:
+    """For each x, p(y) ≥ p(x) where y = A(x): so −p(x) log p(y) ≤ −p(x) log p(x), with equality if x alone gives y."""
+    below, equal, same, count = True, True, True, 0
+    for _, outputs in channels():
+        found, shares = information(outputs), [Fraction(n, len(outputs)) for n in Counter(outputs).values()]
+        same &= bool((found - entropy(shares)).contains(0))
+        limit, injective = bound(len(outputs)), len(set(outputs)) == len(outputs)
+        below &= bool((limit - found).contains(0)) if injective else bool(found < limit)
+        equal &= bool((limit - found).contains(0)) is injective
+        count += 1
+    return argued(
+        "The output is a function of the input: nothing is added, and nothing lost if no two outputs coincide.",
+        "The information exceeds the bound, or meets it elsewhere.",
+        (f"I = H(A(X)) − H(A(X)|X) and the last term is 0: both computed, {count} layers", same),
+        ("p(A(x)) ≥ p(x) term by term, so H(A(X)) ≤ H(X)", below),
+        ("equality exactly where no two inputs share an output", equal),
+    )
+
+
+@claim("note.C8")
+def conjectured_information_bound(*, bound: Callable[[int], Any] = lambda length: flint.arb(length) / 2) -> Verdict:
+    return information_bound(bound, "E‖A‖_F²/2", "L / 2")
+
+
+@claim("note.T14")
+def strong_information_bound(
+    *, bound: Callable[[int], Any] = lambda length: flint.arb(length) / 2 + flint.arb(length).log()
+) -> Verdict:
+    return information_bound(bound, "E‖A‖_F²/2 + log L", "L / 2 + np.log(L)")
+
+
+@claim("note.T14.penalty")
+def penalty_bounds(*, sign: int = 1) -> Verdict:
+    letters = Letters(l=(), n=(), r=())
+    rate, norm, rest = (letters.scalar(name) for name in "lnr")
+    gap = (rate * norm + rest) - sign * rate * norm
+    return argued(
+        "The rest is what is left over.",
+        "It does not follow.",
+        ("L − λ‖A‖² is the rest of the loss, which is not negative; divide by λ > 0", identical(gap, rest)),
+    )
+
+
+LAMBDA = """\
+lam, norm = 2.0, 1.0                          # |A|^2 = 1: uniform attention
+print("the lemma gives", norm / 2, "the theorem has", norm / (2 * lam))
+assert norm / 2 > norm / (2 * lam)"""
+
+
+@claim("note.T14.lambda")
+def lambda_step(*, rates: Sequence[Fraction] = (Fraction(1, 2), Fraction(1), Fraction(2))) -> Verdict:
+    bad = [rate for rate in rates if Fraction(1, 2) > 1 / (2 * rate)]
+    witness = Witness(data={"λ": 2, "‖A‖_F²": 1}, claimed="1/2 ≤ 1/4", found="1/2 > 1/4", numpy=LAMBDA)
+    evidence = Evidence(what="λ at which the step fails", value=", ".join(map(str, bad)) or "none", proof=True)
+    return judged(not bad, "It follows.", "It fails for λ > 1.", evidence, witness=witness, scope="at those λ")
 
 
 ENTROPY = """\
 import numpy as np
-L = 2
+L = {length}
 A = np.full((L, L), 1 / L)                      # uniform attention
 H = -(A * np.log(A)).sum()                      # L log L
-bound = 0.5 * (A ** 2).sum() + np.log(L)
+bound = 0.5 * (A ** 2).sum() + {times} * np.log(L)
 print("H(A) =", H, "bound", bound)
 assert H > bound"""
 
 
-@claim(
-    "note.L13",
-    "The entropy bound",
-    statement="The entropy −Σ A_ij log A_ij of an attention matrix is at most ½‖A‖_F² + log L.",
-    place="Lemma 13",
-    hypotheses="The proof's last line has log L² instead; L = 3 refutes that as well.",
-    latex=[r"H(A)\le\tfrac{1}{2}\|A\|_F^2+\log L"],
-    corrected_by="note.L13.corrected",
-)
-def entropy_bound(
-    *, bound: Callable[[Matrix], Any] = lambda a: ball(squares(a) / 2) + flint.arb(len(a)).log()
-) -> Verdict:
+def entropy_against(bound: Callable[[Matrix], Any], length: int, times: int) -> Verdict:
+    """Hold a bound against the entropy of small attention matrices."""
     count = 0
     for matrix in stochastic_matrices():
         total, limit = sum(entropy(row) for row in matrix), bound(matrix)
         count += 1
         if total > limit:
+            says = (f"H(A) ≤ {number(limit):.4g}", f"{number(total):.4g} = L log L")
+            numpy = ENTROPY.format(length=length, times=times)
             return refuted(
-                "The entropies of L rows add up; the bound has room for one.",
-                Evidence(what="H(A) of uniform attention", value=number(total), limit=number(limit)),
-                witness=Witness(
-                    data={"A": written(matrix)},
-                    claimed=f"H(A) ≤ {number(limit):.4g}",
-                    found=f"{number(total):.4g} = L log L",
-                    numpy=ENTROPY,
+                "The entropies of L rows add up to L log L at most; the bound has no room for them.",
+                Evidence(
+                    what=f"H(A), uniform rows, L = {len(matrix)}", value=number(total), limit=number(limit), proof=True
                 ),
+                witness=Witness(data={"A": written(matrix)}, claimed=says[0], found=says[1], numpy=numpy),
             )
     return held("No matrix exceeds it.", Evidence(what="H(A) against the bound", value="below", samples=count))
 
 
-@claim(
-    "note.L13.corrected",
-    "The entropy of a row",
-    statement="The entropy of each row a of an attention matrix lies between −log‖a‖² and log L.",
-    place="replaces Lemma 13",
-    hypotheses="Jensen's inequality, twice: −log is convex, so −Σ a log a ≥ −log Σ a², and Σ a log(1/a) ≤ log Σ 1.",
-    latex=[r"-\log\|a\|_2^2\le-\sum_j a_j\log a_j\le\log L"],
-    corrects="note.L13",
-)
+@claim("note.L13")
+def entropy_bound(
+    *, bound: Callable[[Matrix], Any] = lambda a: ball(squares(a) / 2) + flint.arb(len(a)).log()
+) -> Verdict:
+    return entropy_against(bound, 2, 1)
+
+
+@claim("note.L13.logs")
+def entropy_bound_of_the_proof(*, logs: int = 2) -> Verdict:
+    return entropy_against(lambda a: ball(squares(a) / 2) + logs * flint.arb(len(a)).log(), 3, logs)
+
+
+@claim("note.L13.corrected")
 def row_entropy(*, least: Callable[[Matrix], Any] = lambda row: -ball((row * row).sum()).log()) -> Verdict:
     rng = np.random.default_rng(0)
     rows = [row for matrix in stochastic_matrices() for row in matrix]
@@ -223,52 +229,30 @@ def row_entropy(*, least: Callable[[Matrix], Any] = lambda row: -ball((row * row
         rows += [fractions([Fraction(int(e), int(n.sum())) for e in n]) for n in drawn]
     below = sum(entropy(row) < least(row) for row in rows)
     over = sum(entropy(row) > flint.arb(len(row)).log() for row in rows)
-    return judged(
-        below == 0 and over == 0,
-        "Every row lies between the two.",
+    tangent = all(bool(ball(t).log() < ball(t) - 1) for t in (Fraction(n, 7) for n in (*range(1, 7), *range(8, 90))))
+    means = all(sum(row * (row / (row * row).sum() - 1)) == 0 for row in rows)
+    return argued(
+        "log t ≤ t − 1, twice.",
         "Some row lies outside.",
-        Evidence(what="rows below −log‖a‖²", value=below, limit=0, samples=len(rows)),
-        Evidence(what="rows above log L", value=over, limit=0, samples=len(rows)),
+        ("log t ≤ t − 1 with equality at t = 1 only: the tangent of a concave function (balls at 88 points)", tangent),
+        (f"with t = a_j/‖a‖²: Σ a log(a/‖a‖²) ≤ Σ a(a/‖a‖² − 1) = 0, the sum exact for {len(rows)} rows", means),
+        ("so no row has an entropy below −log‖a‖²", below == 0),
+        ("with t = 1/(L a_j): Σ a log(1/(L a)) ≤ 1 − Σa = 0, so none has one above log L", over == 0),
     )
 
 
-DIRECTION = """\
-import numpy as np
-uniform, identity = np.full((2, 2), 0.5), np.eye(2)
-def H(A):
-    return -sum(a * np.log(a) for a in A.ravel() if a > 0)
-for A in (uniform, identity):
-    print("|A|^2 =", (A ** 2).sum(), "H =", H(A))
-assert (identity ** 2).sum() > (uniform ** 2).sum() and H(identity) < H(uniform)"""
-
-
-@claim(
-    "note.R9",
-    "Entropy can be bounded by the Frobenius norm",
-    statement="An upper bound of information that grows with ‖A‖_F² can come from a connection of ‖A‖_F² with entropy: "
-    "a larger norm allows more entropy.",
-    place="Remark 9",
-    hypotheses="The remark asks for such a connection. There is one, note.L13.corrected, and it runs the other way.",
-    latex=[r"\|A\|_F^2\le\|B\|_F^2\ \Rightarrow\ H(A)\le H(B)"],
-    corrected_by="note.L13.corrected",
-)
-def norm_orders_entropy(*, measure: Callable[[Matrix], Fraction] = lambda a: squares(a)) -> Verdict:
-    for length in (2, 3):
+@claim("note.R9")
+def norm_orders_entropy(*, measure: Callable[[Matrix], Fraction] = squares) -> Verdict:
+    opposite = True
+    for length in LENGTHS:
         uniform = fractions(np.full((length, length), Fraction(1, length), dtype=object))
         identity = fractions(np.eye(length, dtype=int))
         spread, sharp = (sum(entropy(row) for row in a) for a in (uniform, identity))
-        if measure(identity) > measure(uniform) and sharp < spread:
-            return refuted(
-                "The norm is largest for one-hot rows, which have no entropy, and smallest for uniform ones.",
-                Evidence(
-                    what="‖A‖_F² of uniform and of one-hot rows", value=f"{squares(uniform)} and {squares(identity)}"
-                ),
-                Evidence(what="their entropies", value=f"{number(spread):.4g} and {number(sharp):.4g}"),
-                witness=Witness(
-                    data={"A": "uniform, L = 2", "B": "identity, L = 2"},
-                    claimed="‖A‖² ≤ ‖B‖² and so H(A) ≤ H(B)",
-                    found=f"1 ≤ 2 and H = {number(spread):.4g} > 0",
-                    numpy=DIRECTION,
-                ),
-            )
-    return held("The measure grows with the entropy.", Evidence(what="pairs of matrices", value="ordered", samples=2))
+        opposite &= bool(measure(identity) > measure(uniform) and sharp < spread)
+    found = argued(
+        "note.L13.corrected is the connection",
+        "The measure grows with the entropy.",
+        ("one-hot rows have the largest norm and no entropy, uniform rows the smallest norm and L log L", opposite),
+        scope="at L = 2, 4, 8",
+    )
+    return answered("It runs the other way: the larger the norm, the less entropy a row can have.", found)

@@ -38,6 +38,11 @@ def rotary_attention() -> nn.Module:
     return Attention(4, 1, rotary=True, scale=1.0)
 
 
+def two_rotary_heads() -> nn.Module:
+    """Equation (7): two heads of one plane each."""
+    return Attention(4, 2, rotary=True, scale=1.0)
+
+
 def mixture() -> nn.Module:
     return MixtureOfExperts(3, 2, 3)
 
@@ -61,6 +66,7 @@ def sparse_sigmoid_mixture() -> nn.Module:
 FFN = "d = 3 and 4 neurons"
 TWO_HEADS = "d = 4 and two heads of two"
 TWO_PLANES = "d = 4 and one head of two planes"
+TWO_ROTARY_HEADS = "d = 4 and two heads of one plane"
 EXPERTS = "d = 3 and three experts of two neurons"
 
 
@@ -86,10 +92,10 @@ def gram_differences(theta: Parameters, *, count: int = 2, prefix: str = "", sig
     return torch.cat(parts)
 
 
-def plane_differences(theta: Parameters, *, sign: float = -1.0) -> Tensor:
+def plane_differences(theta: Parameters, *, count: int = 1, sign: float = -1.0) -> Tensor:
     """‖Q^(j)‖² − ‖K^(j)‖² for every plane, and VᵀV − OᵀO."""
     parts = []
-    for q, k, v, o in heads(theta, 1):
+    for q, k, v, o in heads(theta, count):
         planes = [m.unflatten(1, (-1, 2)).square().sum((0, 2)) for m in (q, k)]
         parts += [planes[0] + sign * planes[1], upper(v.mT @ v - o.mT @ o)]
     return torch.cat(parts)
@@ -110,11 +116,6 @@ def mixture_invariants(theta: Parameters) -> Tensor:
     return torch.cat([expert_differences(theta), theta["router.weight"].sum(0)])
 
 
-def no_conserved(theta: Parameters, gradient: Parameters) -> Tensor:
-    """∇h = 0."""
-    return torch.cat([part.flatten() for part in gradient.values()])
-
-
 def swiglu_constraints(theta: Parameters, gradient: Parameters, *, prefix: str = "", sign: float = 1.0) -> Tensor:
     """∇_B h = 0 and ∇_{A_:,i}h C_i,: + A_:,i ∇_{C_i,:}h = 0."""
     a, c = theta[f"{prefix}down.weight"], theta[f"{prefix}up.weight"]
@@ -131,12 +132,12 @@ def attention_constraints(theta: Parameters, gradient: Parameters, *, sign: floa
     return torch.cat([part.flatten() for part in parts])
 
 
-def rotary_constraints(theta: Parameters, gradient: Parameters, *, turned: bool = True) -> Tensor:
+def rotary_constraints(theta: Parameters, gradient: Parameters, *, count: int = 1, turned: bool = True) -> Tensor:
     """K^(j)(∇_{Q^(j)}h)ᵀ + ∇_{K^(j)}h Q^(j)ᵀ = 0, the same with J in between, and the one of values and outputs."""
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     parts = []
-    for (q, k, v, o), (dq, dk, dv, do) in zip(heads(theta, 1), heads(gradient, 1), strict=True):
-        for plane in (slice(0, 2), slice(2, 4)):
+    for (q, k, v, o), (dq, dk, dv, do) in zip(heads(theta, count), heads(gradient, count), strict=True):
+        for plane in (slice(j, j + 2) for j in range(0, q.shape[1], 2)):
             qj, kj, dqj, dkj = (m[:, plane] for m in (q, k, dq, dk))
             parts.append(kj @ dqj.mT + dkj @ qj.mT)
             if turned:
@@ -156,16 +157,6 @@ def still_router_constraints(theta: Parameters, gradient: Parameters) -> Tensor:
     """The constraints of every expert, and ∇_W h = 0."""
     experts = [swiglu_constraints(theta, gradient, prefix=f"experts.{i}.") for i in range(3)]
     return torch.cat([*experts, gradient["router.weight"].flatten()])
-
-
-def sinusoidal_gram_differences(theta: Parameters) -> Tensor:
-    """The laws of attention, behind the position code."""
-    return gram_differences(theta, prefix="1.")
-
-
-def rotary_gram_differences(theta: Parameters) -> Tensor:
-    """The laws of attention without positions, for the one head of the rotary block."""
-    return gram_differences(theta, count=1)
 
 
 def still_router_invariants(theta: Parameters) -> Tensor:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,291 +24,233 @@ from conserved.claims.certified import (
     laws_hold,
     named,
 )
-from conserved.claims.judging import judged
+from conserved.claims.judging import argued, judged, together
 from conserved.claims.ledger import claim
-from conserved.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES
-from conserved.verdict import Verdict, Witness
+from conserved.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES, TWO_ROTARY_HEADS
+from conserved.claims.polynomials import Letters, identical, rank, times
+from conserved.claims.words import matrices
+from conserved.verdict import Evidence, Verdict, Witness
 
 
-@claim(
-    "paper.T4.1.gelu",
-    "GELU networks conserve nothing",
-    statement="Every conservation law of x ↦ A·GELU(Bx) is constant: the gradients of the outputs span all of ∇h.",
-    place="Theorem 4.1, GELU",
-    latex=[r"f(x;A,B)=A\cdot\operatorname{GELU}(Bx)", r"\nabla_A h=0,\quad\nabla_B h=0"],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A block at one size: how it is built, its laws and its equations as the paper writes them."""
+
+    build: Build
+    shape: tuple[int, ...]
+    size: str
+    quantities: Quantities | None = None
+    constraints: Constraints | None = None
+
+
+GELU = Case(build=block.gelu_network, shape=(5, 3), size=FFN)
+SILU = Case(build=block.silu_network, shape=(5, 3), size=FFN)
+SWIGLU = Case(
+    build=block.swiglu_network,
+    shape=(5, 3),
+    size=FFN,
+    quantities=block.neuron_differences,
+    constraints=block.swiglu_constraints,
 )
-def gelu_conserves_nothing(*, build: Build = block.gelu_network) -> Verdict:
-    return all_laws(build, (5, 3), None, size=FFN)
-
-
-@claim(
-    "paper.T4.1.silu",
-    "SiLU networks conserve nothing",
-    statement="Every conservation law of x ↦ A·SiLU(Bx) is constant.",
-    place="Theorem 4.1, SiLU",
-    latex=[r"f(x;A,B)=A\cdot\operatorname{SiLU}(Bx)"],
+ATTENTION = Case(
+    build=block.attention,
+    shape=(5, 4),
+    size=TWO_HEADS,
+    quantities=block.gram_differences,
+    constraints=block.attention_constraints,
 )
-def silu_conserves_nothing(*, build: Build = block.silu_network) -> Verdict:
-    return all_laws(build, (5, 3), None, size=FFN)
-
-
-@claim(
-    "paper.T4.2",
-    "What SwiGLU conserves",
-    statement="For x ↦ A(SiLU(Bx) ⊙ Cx) every ‖A_:,i‖² − ‖C_i,:‖² is conserved.",
-    place="Theorem 4.2, its invariants",
-    latex=[r"\|A_{:,i}\|^2-\|C_{i,:}\|^2"],
+SINUSOIDAL = Case(
+    build=block.sinusoidal_attention,
+    shape=(5, 4),
+    size=TWO_HEADS,
+    quantities=partial(block.gram_differences, prefix="1."),
 )
-def swiglu_laws(*, quantities: Quantities = block.neuron_differences) -> Verdict:
-    return laws_hold(block.swiglu_network, (5, 3), quantities, size=FFN)
-
-
-@claim(
-    "paper.T4.2.complete",
-    "SwiGLU conserves nothing else",
-    statement="Every conservation law of a SwiGLU network is, near a generic point, a function of those differences.",
-    place="Theorem 4.2, consequently",
+ROTARY = (
+    Case(
+        build=block.two_rotary_heads,
+        shape=(5, 4),
+        size=TWO_ROTARY_HEADS,
+        quantities=partial(block.plane_differences, count=2),
+        constraints=partial(block.rotary_constraints, count=2),
+    ),
+    Case(
+        build=block.rotary_attention,
+        shape=(5, 4),
+        size=TWO_PLANES,
+        quantities=block.plane_differences,
+        constraints=block.rotary_constraints,
+    ),
 )
-def swiglu_complete(
-    *, build: Build = block.swiglu_network, quantities: Quantities = block.neuron_differences
-) -> Verdict:
-    return all_laws(build, (5, 3), quantities, size=FFN)
-
-
-@claim(
-    "paper.T4.2.pde",
-    "The equations of SwiGLU",
-    statement="h is conserved by a SwiGLU network exactly if ∇_B h = 0 and "
-    "∇_{A_:,i}h C_i,: + A_:,i ∇_{C_i,:}h = 0 for all i.",
-    place="Theorem 4.2, its constraints",
-    latex=[r"\nabla_B h=0,\quad\nabla_{A_{:,i}}h\cdot C_{i,:}+A_{:,i}\cdot\nabla_{C_{i,:}}h=0"],
+MIXTURE = Case(
+    build=block.mixture,
+    shape=(4, 3),
+    size=EXPERTS,
+    quantities=block.mixture_invariants,
+    constraints=block.mixture_constraints,
 )
-def swiglu_pde(*, constraints: Constraints = block.swiglu_constraints) -> Verdict:
-    return constraints_characterise(block.swiglu_network, (5, 3), constraints, size=FFN)
-
-
-@claim(
-    "paper.T4.3",
-    "What attention conserves",
-    statement="Every head of multi-head attention conserves QᵀQ − KᵀK and VᵀV − OᵀO.",
-    place="Theorem 4.3, its invariants",
-    latex=[r"Q_i^{\top}Q_i-K_i^{\top}K_i,\quad V_i^{\top}V_i-O_i^{\top}O_i"],
+SPARSE = replace(MIXTURE, build=block.sparse_mixture, size=f"{EXPERTS}, k = 2")
+SWITCH = replace(
+    MIXTURE, build=block.switch_mixture, size=f"{EXPERTS}, k = 1", quantities=block.still_router_invariants
 )
-def attention_laws(*, quantities: Quantities = block.gram_differences) -> Verdict:
-    return laws_hold(block.attention, (5, 4), quantities, size=TWO_HEADS)
+SIGMOID_AS_STATED = replace(MIXTURE, build=block.sigmoid_mixture)
+SIGMOID = replace(SIGMOID_AS_STATED, quantities=block.expert_differences, constraints=block.still_router_constraints)
+SPARSE_SIGMOID = replace(SIGMOID, build=block.sparse_sigmoid_mixture, size=f"{EXPERTS}, k = 2")
+
+Steps = Callable[[], list[tuple[str, bool]]]
 
 
-@claim(
-    "paper.T4.3.complete",
-    "Attention conserves nothing else",
-    statement="QᵀQ − KᵀK and VᵀV − OᵀO of all heads are all laws of multi-head attention.",
-    place="Theorem 4.3, consequently",
-    hypotheses="The open problem of several heads; proved again at this size, without complex analysis.",
-)
-def attention_complete(*, build: Build = block.attention, quantities: Quantities = block.gram_differences) -> Verdict:
-    return all_laws(build, (5, 4), quantities, size=TWO_HEADS)
+def conserved_for_all_sizes(*cases: Case, why: Steps | None = None, witness: Witness | None = None) -> Verdict:
+    """Whether the quantities are laws: at these sizes by certificate, and for all by the argument, if there is one."""
+    found = together(*(laws_hold(c.build, c.shape, c.quantities or _none, size=c.size, witness=witness) for c in cases))
+    if why is None or not found.holds:
+        return found
+    return argued("All are laws.", "The argument fails.", *why(), beside=found.evidence)
 
 
-@claim(
-    "paper.T4.3.pde",
-    "The equations of attention",
-    statement="h is conserved by multi-head attention exactly if K_i(∇_{Q_i}h)ᵀ + (∇_{K_i}h)Q_iᵀ = 0 and "
-    "O_i(∇_{V_i}h)ᵀ + (∇_{O_i}h)V_iᵀ = 0 for every head.",
-    place="Theorem 4.3, its constraints",
-    latex=[
-        r"K_i(\nabla_{Q_i}h)^{\top}+(\nabla_{K_i}h)Q_i^{\top}=0",
-        r"O_i(\nabla_{V_i}h)^{\top}+(\nabla_{O_i}h)V_i^{\top}=0",
-    ],
-)
-def attention_pde(*, constraints: Constraints = block.attention_constraints) -> Verdict:
-    return constraints_characterise(block.attention, (5, 4), constraints, size=TWO_HEADS)
+def _none(theta: Parameters) -> Tensor:
+    return torch.zeros(0, dtype=torch.float64)
 
 
-@claim(
-    "paper.PE",
-    "Sinusoidal positions change nothing",
-    statement="Attention behind an added fixed position code has the laws of attention without, and no others.",
-    place="Section 4.2, sinusoidal encoding",
-    latex=[r"\mathbf{x}\mapsto\mathbf{x}+\mathbf{p}"],
-)
-def sinusoidal_complete(
-    *, build: Build = block.sinusoidal_attention, quantities: Quantities = block.sinusoidal_gram_differences
-) -> Verdict:
-    return all_laws(build, (5, 4), quantities, size=TWO_HEADS)
+def complete(*cases: Case) -> Verdict:
+    """Whether the quantities are all laws there are, at each of the sizes."""
+    return together(*(all_laws(c.build, c.shape, c.quantities, size=c.size) for c in cases))
 
 
-@claim(
-    "paper.T4.4",
-    "What rotary attention conserves",
-    statement="With rotary positions every plane j of a head conserves ‖Q^(j)‖² − ‖K^(j)‖², and the head VᵀV − OᵀO.",
-    place="Theorem 4.4, its invariants",
-    latex=[r"\|Q_i^{(j)}\|_F^2-\|K_i^{(j)}\|_F^2,\quad V_i^{\top}V_i-O_i^{\top}O_i"],
-)
-def rotary_laws(*, quantities: Quantities = block.plane_differences) -> Verdict:
-    return laws_hold(block.rotary_attention, (5, 4), quantities, size=TWO_PLANES)
+def equations(*cases: Case, witness: Witness | None = None) -> Verdict:
+    """Whether the PDE has the gradients of laws as its solutions, at each of the sizes."""
+    assert all(c.constraints for c in cases)
+    found = (constraints_characterise(c.build, c.shape, c.constraints or _no, size=c.size) for c in cases)
+    verdict = together(*found)
+    return replace(verdict, witness=witness) if verdict == Verdict.REFUTED else verdict
 
 
-@claim(
-    "paper.T4.4.complete",
-    "Rotary attention conserves nothing else",
-    statement="The differences of the planes and VᵀV − OᵀO are all laws of rotary attention.",
-    place="Theorem 4.4, consequently",
-)
-def rotary_complete(
-    *, build: Build = block.rotary_attention, quantities: Quantities = block.plane_differences
-) -> Verdict:
-    return all_laws(build, (5, 4), quantities, size=TWO_PLANES)
+def _no(theta: Parameters, gradient: Parameters) -> Tensor:
+    return torch.zeros(0, dtype=torch.float64)
 
 
-@claim(
-    "paper.T4.4.pde",
-    "The equations of rotary attention",
-    statement="h is conserved by rotary attention exactly if every plane satisfies the equation of Theorem 4.3 with "
-    "and "
-    "without J between the factors, and every head that of values and outputs.",
-    place="Theorem 4.4, its constraints",
-    latex=[
-        r"K_i^{(j)}(\nabla_{Q_i^{(j)}}h)^{\top}+\nabla_{K_i^{(j)}}h\,(Q_i^{(j)})^{\top}=0",
-        r"K_i^{(j)}J(\nabla_{Q_i^{(j)}}h)^{\top}+\nabla_{K_i^{(j)}}h\,J(Q_i^{(j)})^{\top}=0",
-    ],
-)
-def rotary_pde(*, constraints: Constraints = block.rotary_constraints) -> Verdict:
-    return constraints_characterise(block.rotary_attention, (5, 4), constraints, size=TWO_PLANES)
+def through_a_product() -> list[tuple[str, bool]]:
+    """A model that sees A and B through ABᵀ alone: with M the gradient in ABᵀ, ∇A = MB and ∇B = MᵀA."""
+    a, b, m = matrices("ABM")
+    ga, gb = m @ b, m.T @ a
+    rate = ga.T @ a + a.T @ ga - gb.T @ b - b.T @ gb
+    return [("d/dt (AᵀA − BᵀB) = −(GᵀA + AᵀG) + (HᵀB + BᵀH) = 0 for G = MB, H = MᵀA, word by word", not rate)]
 
 
-@claim(
-    "paper.T4.4.change",
-    "Rotary positions change the laws",
-    statement="With rotary positions the whole matrix QᵀQ − KᵀK is no longer conserved: some of its entries change.",
-    place="Section 4.2, rotary encoding; Remark 5.1",
-)
-def rotary_changes(*, quantities: Quantities = block.rotary_gram_differences) -> Verdict:
-    verdict = laws_hold(block.rotary_attention, (5, 4), quantities, size=TWO_PLANES)
-    changed = verdict == Verdict.REFUTED
-    return judged(
-        changed, "Some entries change: balls exclude zero.", "The whole matrix is conserved.", *verdict.evidence
-    )
+def swiglu_argument() -> list[tuple[str, bool]]:
+    step = "f = Σ_i SiLU(B_i x) A_:,i C_i,: x sees the column A_:,i and the row C_i,: through their product alone"
+    letters = Letters(A=(2, 3), C=(3, 2), s=(3,), x=(2,))
+    a, c, s, x = (letters[name] for name in "ACsx")
+    terms = [[a[o, i] * c[i, p] * s[i] * x[p] for i in range(3) for p in range(2)] for o in range(2)]
+    same = all(identical(sum(a[o, i] * (s[i] * (c[i] @ x)) for i in range(3)), sum(terms[o])) for o in range(2))
+    return [(f"{step} (as polynomials, d = 2, three neurons)", same), *through_a_product()]
 
 
-@claim(
-    "paper.T4.5",
-    "What a dense mixture conserves",
-    statement="A mixture of SwiGLU experts under a softmax gate conserves the laws of every expert, and Σ_i W_i.",
-    place="Theorem 4.5, its invariants",
-    latex=[r"\|A^{(i)}_{:,j}\|^2-\|C^{(i)}_{j,:}\|^2,\quad\sum_{i=1}^{n}W_i"],
-)
-def mixture_laws(*, build: Build = block.mixture, quantities: Quantities = block.mixture_invariants) -> Verdict:
-    return laws_hold(build, (4, 3), quantities, size=EXPERTS)
+def attention_argument() -> list[tuple[str, bool]]:
+    x, q, k, v, o, p = matrices("XQKVOP")
+    seen = (x @ q) @ (x @ k).T == x @ (q @ k.T) @ x.T and p @ x @ v @ o.T == p @ x @ (v @ o.T)
+    return [("equation (5) sees Q, K through QKᵀ and V, O through VOᵀ, word by word", seen), *through_a_product()]
 
 
-@claim(
-    "paper.T4.5.complete",
-    "A dense mixture conserves nothing else",
-    statement="The laws of the experts and Σ_i W_i are all laws of a softmax mixture.",
-    place="Theorem 4.5, consequently",
-)
-def mixture_complete(*, build: Build = block.mixture, quantities: Quantities = block.mixture_invariants) -> Verdict:
-    return all_laws(build, (4, 3), quantities, size=EXPERTS)
+def rotary_argument() -> list[tuple[str, bool]]:
+    q, k, m, r = matrices("QKMR")
+    same = (q.T @ (m @ k @ r.T)).trace() == (k.T @ (m.T @ q @ r)).trace()
+    step = "a plane enters through QRKᵀ for rotations R: ∇Q = ΣMKRᵀ and ∇K = ΣMᵀQR have tr QᵀMKRᵀ = tr KᵀMᵀQR"
+    values = "values and outputs enter through VOᵀ as before"
+    return [(f"{step}, word by word", same), (values, attention_argument()[0][1]), *through_a_product()]
 
 
-@claim(
-    "paper.T4.5.pde",
-    "The equations of a dense mixture",
-    statement="h is conserved by a softmax mixture exactly if the experts satisfy the equations of SwiGLU and "
-    "∇_{W_1}h = … = ∇_{W_n}h.",
-    place="Theorem 4.5, its constraints",
-    latex=[r"\nabla_{W_1}h=\nabla_{W_2}h=\dots=\nabla_{W_n}h"],
-)
-def mixture_pde(*, build: Build = block.mixture, constraints: Constraints = block.mixture_constraints) -> Verdict:
-    return constraints_characterise(build, (4, 3), constraints, size=EXPERTS)
+def mixture_argument() -> list[tuple[str, bool]]:
+    p = Letters(p=(4,), c=())
+    weights, factor = p["p"], p.scalar("c")
+    total, moved = sum(weights), sum(times(factor, weights))
+    same = all(identical(factor * weights[i] * total, weights[i] * moved) for i in range(4))
+    step = "e^c cancels in softmax(z + c·1), so ΣW_i moves nothing: Σ_i ∇_{W_i}L = 0 (four experts, as polynomials)"
+    return [(step, same), *swiglu_argument()]
 
 
-@claim(
-    "paper.T4.6",
-    "A sparse mixture has the laws of the dense one",
-    statement="With k > 1 active experts, renormalised, a softmax mixture has exactly the laws of the dense mixture.",
-    place="Theorem 4.6",
-    hypotheses="d ≥ n, which the proof uses and the theorem does not say (paper.T4.6.width). Near θ, for inputs that "
-    "activate every pair of experts.",
-    corrects="paper.T4.6.width",
-)
-def sparse_complete(
-    *, build: Build = block.sparse_mixture, quantities: Quantities = block.mixture_invariants
-) -> Verdict:
-    return all_laws(build, (4, 3), quantities, size=f"{EXPERTS}, k = 2")
+def laws_of(*cases: Case, why: Steps | None = None, witness: Witness | None = None) -> Callable[..., Verdict]:
+    """A check whose subject is the cases."""
+    return lambda *, cases=cases: conserved_for_all_sizes(*cases, why=why, witness=witness)
 
 
-@claim(
-    "paper.T4.6.pde",
-    "The equations of a sparse mixture",
-    statement="h is conserved by a sparse softmax mixture exactly if it satisfies the equations of the dense one.",
-    place="Theorem 4.6, the same constraints",
-    hypotheses="k > 1 and d ≥ n.",
-)
-def sparse_pde(*, build: Build = block.sparse_mixture) -> Verdict:
-    return constraints_characterise(build, (4, 3), block.mixture_constraints, size=f"{EXPERTS}, k = 2")
+def list_of(*cases: Case) -> Callable[..., Verdict]:
+    return lambda *, cases=cases: complete(*cases)
 
 
-@claim(
-    "paper.T4.6.k",
-    "The condition k > 1 is needed",
-    statement="With one active expert of weight one the router gets no gradient: all of W is conserved, not only Σ_i "
-    "W_i.",
-    place="Remark 5.2",
-    latex=[r"\bar g_i=g_i/g_i=1"],
-)
-def single_expert(
-    *, build: Build = block.switch_mixture, quantities: Quantities = block.still_router_invariants
-) -> Verdict:
-    return all_laws(build, (4, 3), quantities, size=f"{EXPERTS}, k = 1")
+def pde_of(*cases: Case, witness: Witness | None = None) -> Callable[..., Verdict]:
+    return lambda *, cases=cases: equations(*cases, witness=witness)
 
 
 NARROW = """\
 import numpy as np
-W = np.array([3.0, 2.0, 1.0, 0.0])                 # d = 1, four experts, k = 2
-def output(W, x, E=np.array([1.0, -2.0, 5.0, 3.0])):
-    active = np.argsort(-W * x, kind="stable")[:2]
-    g = np.exp(W[active] * x)
-    return g @ E[active] / g.sum()
-moved = W + [0.5, 0.5, 0.0, 0.0]                   # along W_1 + W_2 alone
-gaps = [output(moved, x) - output(W, x) for x in np.linspace(-3, 3, 61) if x != 0]
-print("largest change of any output:", np.abs(gaps).max())
-assert np.abs(gaps).max() < 1e-12                  # so W_1 + W_2 and W_3 + W_4 are laws, not only their sum"""
+W = np.array([3.0, 2.0, 1.0, 0.0])                 # d = 1 < n = 4, k = 2: e_T = W x has no solution
+rng = np.random.default_rng(0)
+for trial in range(100):                           # nor has it near this W
+    V = W + rng.uniform(-0.3, 0.3, 4)
+    active = {tuple(sorted(np.argsort(-V * x)[:2])) for x in (-2.0, -1.0, 1.0, 2.0)}
+    assert active == {(0, 1), (2, 3)}              # T = {1, 3} occurs for no input: Theta(T) is not dense
+print("pairs that are ever active:", active)"""
 
 
-@claim(
-    "paper.T4.6.width",
-    "k > 1 is enough",
-    statement="For every k > 1, whatever d and n, the laws of a sparse mixture near a point are those of the dense "
-    "one.",
-    place="Theorem 4.6 as stated; Section 5 says that the proofs assume no more",
-    hypotheses="Near a generic θ. For d = 1 and n = 4 the further law is the sum of the two largest W_i, which is "
-    "constant "
-    "on every trajectory; it has kinks at ties, so it is no C¹ function on the whole space. The proof (C.3) has d > n.",
-    latex=[r"\{W_i\}_{i\le n}\ \text{linearly independent}\ \Rightarrow\ d\ge n"],
-    corrected_by="paper.T4.6",
-    slow=True,
-)
-def narrow_complete(
-    *,
-    build: Build = block.narrow_sparse_mixture,
-    shape: tuple[int, ...] = (6, 1),
-    quantities: Quantities = block.narrow_invariants,
-) -> Verdict:
-    witness = Witness(
-        data={"d": 1, "n": 4, "k": 2, "W": "(3, 2, 1, 0)"},
-        claimed="only W_1 + W_2 + W_3 + W_4 is conserved of W",
-        found="x > 0 activates {1, 2} and x < 0 activates {3, 4}: W_1 + W_2 and W_3 + W_4 are both conserved",
-        numpy=NARROW,
+@claim("paper.S5.assumptions")
+def assumptions(*, dim: int = 1, experts: int = 4, active: int = 2) -> Verdict:
+    """Whether e_T = W x can be solved for a generic W and every T; for d = 1 which T occur near W = (n − 1, …, 0)."""
+    router = np.array([[Fraction(experts - 1 - i) ** j if dim > 1 else Fraction(experts - 1 - i) for j in range(dim)]
+                       for i in range(experts)], dtype=object)  # fmt: skip
+    independent = rank(router)
+    sets = list(itertools.combinations(range(experts), active))
+    ever = {tuple(sorted(sorted(range(experts), key=lambda i: -s * router[i, 0])[:active])) for s in (1, -1)}
+    data = {"d": dim, "n": experts, "k": active, "W": "within 0.3 of (3, 2, 1, 0)"}
+    found = f"only {len(ever)} of {len(sets)} pairs are ever active, for all W near it"
+    return judged(
+        independent == experts,
+        "The rows of a generic W are independent, so every set of experts is active somewhere.",
+        "The proof of Theorem 4.6 uses d > n.",
+        Evidence(what=f"independent rows of W, d = {dim}", value=independent, limit=experts, proof=True),
+        witness=Witness(data=data, claimed="Θ(T) is dense for every T", found=found, numpy=NARROW),
+        scope=f"at d = {dim}, n = {experts}",
     )
 
-    def largest_two(theta: Parameters) -> Tensor:
-        return theta["router.weight"][pair].sum(0)
 
+@claim("paper.T4.6.narrow")
+def narrow(*, after: Sequence[tuple[int, int]] = ((0, 2), (1, 3))) -> Verdict:
+    build, shape = block.narrow_sparse_mixture, (6, 1)
     contents = certificate(build, shape).contents
     here = named(torch.tensor(contents.theta, dtype=torch.float64), contents.parameters)
     pair = here["router.weight"][:, 0].topk(2).indices
-    return all_laws(build, shape, quantities, size="four experts, k = 2", further=largest_two, witness=witness)
+
+    def local(theta: Parameters) -> Tensor:
+        return torch.cat([block.narrow_invariants(theta), theta["router.weight"][pair].sum(0)])
+
+    list_found = all_laws(build, shape, local, size="d = 1, four experts, k = 2")
+    # Slopes F_s, F_t before the tie w_2 = w_3 and F'_s, F'_t after; ∂h/∂w_i must be the same on both sides.
+    before = ((0, 1), (2, 3))
+    rows = [[0] * 4 for _ in range(4)]
+    for expert, row in enumerate(rows):
+        row[next(i for i, block_ in enumerate(before) if expert in block_)] += 1
+        row[2 + next(i for i, block_ in enumerate(after) if expert in block_)] -= 1
+    forced = rank(np.array(rows, dtype=object)) == 3
+    letters = Letters(s=(), t=())
+    s, t = letters.scalar("s"), letters.scalar("t")
+    c = (s + t) / 4
+    reached = identical((s - c) - c, (s - t) / 2) and identical(c - (t - c), (s - t) / 2)
+    return argued(
+        "Across the tie of the second and third expert the gradient is continuous only if both slopes agree.",
+        "The slopes may differ.",
+        ("near θ the laws are those of the experts, Σ_i W_i and w_1 + w_2, and no others (certificate)",
+         list_found == Verdict.PROVED),
+        ("continuity of the four ∂h/∂w_i at w_2 = w_3 makes F_s = F_t = F'_s = F'_t: three equations", forced),
+        ("every (s, t) with s > t is met on such a tie: w_2 = w_3 = (s + t)/4 lies between w_1 and w_4", reached),
+        scope="at d = 1, n = 4, k = 2",
+        beside=list_found.evidence,
+    )  # fmt: skip
+
+
+@claim("paper.T4.4.change")
+def rotary_changes(*, quantities: Quantities = lambda theta: block.gram_differences(theta, count=1)) -> Verdict:
+    verdict = laws_hold(block.rotary_attention, (5, 4), quantities, size=TWO_PLANES)
+    says, otherwise = "Some entries change: balls exclude zero.", "The whole matrix is conserved."
+    return judged(verdict == Verdict.REFUTED, says, otherwise, *verdict.evidence, scope=f"at {TWO_PLANES}")
 
 
 SHIFTED = """\
@@ -322,69 +271,32 @@ SIGMOID_WITNESS = Witness(
     numpy=SHIFTED,
 )
 
+THEOREMS: dict[str, Callable[..., Verdict]] = {
+    "paper.T4.1.gelu": list_of(GELU),
+    "paper.T4.1.silu": list_of(SILU),
+    "paper.T4.2": laws_of(SWIGLU, why=swiglu_argument),
+    "paper.T4.2.complete": list_of(SWIGLU),
+    "paper.T4.2.pde": pde_of(SWIGLU),
+    "paper.T4.3": laws_of(ATTENTION, why=attention_argument),
+    "paper.T4.3.complete": list_of(ATTENTION),
+    "paper.T4.3.pde": pde_of(ATTENTION),
+    "paper.PE": list_of(SINUSOIDAL),
+    "paper.T4.4": laws_of(*ROTARY, why=rotary_argument),
+    "paper.T4.4.complete": list_of(*ROTARY),
+    "paper.T4.4.pde": pde_of(*ROTARY),
+    "paper.T4.5": laws_of(MIXTURE, why=mixture_argument),
+    "paper.T4.5.complete": list_of(MIXTURE),
+    "paper.T4.5.pde": pde_of(MIXTURE),
+    "paper.T4.6": list_of(SPARSE),
+    "paper.T4.6.pde": pde_of(SPARSE),
+    "paper.T4.6.k": list_of(SWITCH),
+    "paper.T4.7": laws_of(SIGMOID_AS_STATED, witness=SIGMOID_WITNESS),
+    "paper.T4.7.pde": pde_of(SIGMOID_AS_STATED),
+    "paper.T4.7.corrected": list_of(SIGMOID),
+    "paper.T4.7.pde.corrected": pde_of(SIGMOID),
+    "paper.T4.7.sparse": list_of(SPARSE_SIGMOID),
+}
+"""One runner for the laws, one for the complete list and one for the equations of every theorem."""
 
-@claim(
-    "paper.T4.7",
-    "Sigmoid gates conserve what softmax gates do",
-    statement="A mixture under a normalised-sigmoid gate has the laws of the softmax mixture, Σ_i W_i among them.",
-    place="Theorem 4.7",
-    latex=[r"g_i=\sigma(W_ix)\Big/\sum_p\sigma(W_px)", r"\sum_i W_i=\text{const}"],
-    corrected_by="paper.T4.7.corrected",
-)
-def sigmoid_laws(*, build: Build = block.sigmoid_mixture) -> Verdict:
-    return laws_hold(build, (4, 3), block.mixture_invariants, size=EXPERTS, witness=SIGMOID_WITNESS)
-
-
-@claim(
-    "paper.T4.7.pde",
-    "Sigmoid gates have the equations of softmax gates",
-    statement="h is conserved by a sigmoid mixture exactly if it satisfies the equations of Theorem 4.5.",
-    place="Theorem 4.7, the same constraints",
-    corrected_by="paper.T4.7.pde.corrected",
-)
-def sigmoid_pde(*, build: Build = block.sigmoid_mixture) -> Verdict:
-    return constraints_characterise(build, (4, 3), block.mixture_constraints, size=EXPERTS, witness=SIGMOID_WITNESS)
-
-
-@claim(
-    "paper.T4.7.corrected",
-    "What a sigmoid mixture conserves",
-    statement="A mixture under a normalised-sigmoid gate conserves the laws of its experts and nothing else; nothing "
-    "of W.",
-    place="replaces Theorem 4.7, dense",
-    corrects="paper.T4.7",
-)
-def sigmoid_complete(
-    *, build: Build = block.sigmoid_mixture, quantities: Quantities = block.expert_differences
-) -> Verdict:
-    return all_laws(build, (4, 3), quantities, size=EXPERTS)
-
-
-@claim(
-    "paper.T4.7.pde.corrected",
-    "The equations of a sigmoid mixture",
-    statement="h is conserved by a sigmoid mixture exactly if the experts satisfy the equations of SwiGLU and ∇_W h "
-    "= 0.",
-    place="replaces Theorem 4.7, its constraints",
-    hypotheses="In equation (173) the factors 1 − σ(W_i x) depend on the input, so all ∇_{W_i}h vanish and not only "
-    "their "
-    "differences.",
-    latex=[r"\nabla_W h=0"],
-    corrects="paper.T4.7.pde",
-)
-def sigmoid_true_pde(*, constraints: Constraints = block.still_router_constraints) -> Verdict:
-    return constraints_characterise(block.sigmoid_mixture, (4, 3), constraints, size=EXPERTS)
-
-
-@claim(
-    "paper.T4.7.sparse",
-    "What a sparse sigmoid mixture conserves",
-    statement="With k = 2 active experts, too, a normalised-sigmoid gate leaves the laws of the experts and nothing "
-    "else.",
-    place="replaces Theorem 4.7, sparse",
-    hypotheses="d ≥ n, near θ.",
-)
-def sparse_sigmoid_complete(
-    *, build: Build = block.sparse_sigmoid_mixture, quantities: Quantities = block.expert_differences
-) -> Verdict:
-    return all_laws(build, (4, 3), quantities, size=f"{EXPERTS}, k = 2")
+for _code, _check in THEOREMS.items():
+    claim(_code)(_check)

@@ -24,7 +24,11 @@ STYLES = {
     Status.VERIFIED: "green",
     Status.REFUTED: "bold red",
     Status.INCONCLUSIVE: "yellow",
+    Status.ANSWERED: "bold magenta",
 }
+
+INTERRUPTED = 130
+"""The exit code of a command that was stopped from the keyboard, as shells have it."""
 
 
 @app.command()
@@ -47,13 +51,18 @@ def claims(
     if listing:
         _list(chosen, as_json)
         return
+    found: list[Any] = []
+    interrupted = False
     with _progress(len(chosen)) as tell:
-        found = list(outcomes(chosen, progress=tell))
-    if store is not None:
-        from conserved.track.sinks.sqlite import store_document
+        try:
+            for outcome in outcomes(chosen, progress=tell):
+                found.append(outcome)
+                if store is not None:
+                    from conserved.track.sinks.sqlite import store_document
 
-        for outcome in found:
-            store_document(store, "claim", outcome.claim.code, outcome.record())
+                    store_document(store, "claim", outcome.claim.code, outcome.record())
+        except KeyboardInterrupt:
+            interrupted = True
     changed = [outcome for outcome in found if outcome.changed]
     broken = [outcome for outcome in found if outcome.failure]
     if as_json:
@@ -61,19 +70,30 @@ def claims(
             {
                 "claims": [outcome.record() for outcome in found],
                 "counts": _counts(found),
+                "severities": _severities(found),
+                "left": len(chosen) - len(found),
                 "changed": [outcome.claim.code for outcome in changed],
                 "failed": [outcome.claim.code for outcome in broken],
             }
         )
     else:
         console = Console()
-        console.print(_detail(found[0]) if len(found) == 1 else _table(found))
+        if len(chosen) == 1 and found:
+            # Lines are printed whole, for the terminal to wrap: a witness that is cut cannot be pasted.
+            console.print(_detail(found[0]), soft_wrap=True)
+        elif found:
+            console.print(_table(found))
+        if interrupted:
+            line = f"Interrupted: {len(chosen) - len(found)} of {len(chosen)} claims were not run."
+            console.print(Text(line, style="yellow"), soft_wrap=True)
         for outcome in broken:
             console.print(Text(f"{outcome.claim.code} did not come to an end: {outcome.failure}", style="red"))
         for outcome in changed if strict else ():
             was = outcome.recorded or "not recorded"
             line = f"{outcome.claim.code} is {outcome.verdict.status.value}; it was {was}"
             console.print(Text(line, style="red"), soft_wrap=True)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
     if broken or (strict and changed):
         raise typer.Exit(DOES_NOT_HOLD)
 
@@ -83,9 +103,16 @@ def _counts(found: list[Any]) -> dict[str, int]:
     return {status.value: counted[status.value] for status in Status}
 
 
+def _severities(found: list[Any]) -> dict[str, int]:
+    """Refutations of the sources' statements by weight; what falls with another claim is counted with it."""
+    counted = Counter(o.severity.value for o in found if o.severity and o.claim.whose == "source" and not o.claim.under)
+    return dict(sorted(counted.items()))
+
+
 def _list(chosen: list[Any], as_json: bool) -> None:
     if as_json:
-        fields = ("code", "title", "statement", "hypotheses", "source", "place", "corrected_by", "corrects", "slow")
+        fields = ("code", "title", "statement", "conditions", "hypotheses", "source", "whose", "place", "lines",
+                  "severity", "under", "corrected_by", "corrects", "slow")  # fmt: skip
         print_json({"claims": [{field: getattr(claim, field) for field in fields} for claim in chosen]})
         return
     console = Console()
@@ -106,11 +133,19 @@ def _table(found: list[Any]) -> RenderableType:
         for outcome in group:
             status = outcome.verdict.status
             title = Text(outcome.claim.title)
+            if outcome.claim.whose == "ours":
+                title.append(" (ours)", style="dim")
+            if outcome.severity:
+                title.append(f" · {outcome.severity.value}", style="red")
+            if outcome.claim.under and status is Status.REFUTED:
+                title.append(f", with {outcome.claim.under}", style="dim")
             if outcome.claim.corrected_by and status is Status.REFUTED:
                 title.append(f" → {outcome.claim.corrected_by}", style="dim")
             table.add_row(outcome.claim.code, Text(status.value, style=STYLES[status]), title)
         parts += [table, Text()]
     summary = ", ".join(f"{count} {status}" for status, count in _counts(found).items() if count)
+    weights = ", ".join(f"{count} {name}" for name, count in _severities(found).items())
+    summary += f"; errors of the sources, each counted once: {weights}" if weights else ""
     seconds = sum(outcome.seconds for outcome in found)
     parts.append(Text(f"{len(found)} claims in {seconds:.0f} s: {summary}", style="bold"))
     return Group(*parts)
@@ -121,13 +156,19 @@ def _detail(outcome: Any) -> RenderableType:
     claim, verdict = outcome.claim, outcome.verdict
     parts: list[RenderableType] = [
         Text(f"{claim.code}  {claim.title}", style="bold"),
-        Text(f"{claim.source}, {claim.place}", style="dim"),
-        Text(f"\n{claim.statement}"),
+        Text(f"{claim.source}, {claim.passage}", style="dim"),
     ]
+    if claim.passage.fingerprint:
+        parts.append(Text(f"fingerprint of those lines: {claim.passage.fingerprint}", style="dim"))
+    parts.append(Text(f"{'Ours' if claim.whose == 'ours' else 'The source states'}, in our words:", style="dim"))
+    parts.append(Text(f"\n{claim.statement}"))
+    if claim.conditions:
+        parts.append(Text(f"Conditions stated there: {'; '.join(claim.conditions)}"))
     if claim.hypotheses:
         parts.append(Text(f"Given: {claim.hypotheses}"))
     parts += [Text(f"  {line}", style="dim") for line in claim.latex]
-    parts.append(Text.assemble("\n", (verdict.status.value.upper(), STYLES[verdict.status]), f": {verdict.message}"))
+    weight = f", {outcome.severity.value}" if outcome.severity else ""
+    parts.append(Text.assemble("\n", (f"{verdict.heading}{weight}", STYLES[verdict.status]), f": {verdict.message}"))
     parts += [Text(f"  {'proof: ' if item.proof else ''}{item}") for item in verdict.evidence]
     if verdict.witness is not None:
         witness = verdict.witness
@@ -135,7 +176,10 @@ def _detail(outcome: Any) -> RenderableType:
         parts += [Text(f"  {name} = {value}") for name, value in witness.data.items()]
         parts.append(Text(f"  claimed: {witness.claimed}\n  found:   {witness.found}"))
         if witness.numpy:
-            parts += [Text("\nIn NumPy", style="bold"), Syntax(witness.numpy, "python", background_color="default")]
+            code = Syntax(witness.numpy, "python", background_color="default").highlight(witness.numpy)
+            parts += [Text("\nIn NumPy", style="bold"), code]
+    if claim.under:
+        parts.append(Text(f"\nFalls with {claim.under}, and is not counted again"))
     if claim.corrected_by:
         parts.append(Text(f"\nWhat holds instead: {claim.corrected_by}"))
     if claim.corrects:

@@ -138,7 +138,7 @@ def audit_gradients(store: Path, seed: int) -> None:
 def judge_claims(store: Path, pattern: str | None, seconds: float, tell: Tell) -> None:
     """As many claims as fit into some seconds, those first that take moments: refutations by a witness."""
     chosen = [claim for claim in claims(pattern) if not claim.slow]
-    order = [Status.REFUTED, Status.INCONCLUSIVE, Status.VERIFIED, Status.PROVED]
+    order = [Status.REFUTED, Status.ANSWERED, Status.INCONCLUSIVE, Status.VERIFIED, Status.PROVED]
     was = recorded()
     chosen.sort(key=lambda claim: order.index(Status(was.get(claim.code, Status.PROVED))))
     start = time.monotonic()

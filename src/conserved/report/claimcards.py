@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,14 @@ class ClaimCard:
     statement: str
     formulas: tuple[Markup, ...]
     hypotheses: tuple[str, ...]
+    conditions: tuple[str, ...]
     source: str
+    whose: str
     place: str
     status: Status
+    scope: str
+    severity: str
+    under: str
     message: str
     proof: str
     evidence: Table | None
@@ -43,6 +48,25 @@ class ClaimCard:
         return not self.recorded or self.recorded == self.status.value
 
 
+COLUMNS = ("proved", "verified", "answered", "false", "overclaim", "slip", "refuted", "inconclusive")
+
+
+def tally(cards: Sequence[ClaimCard]) -> Table | None:
+    """The sources' statements and ours apart, by verdict; errors that fall with another one are counted with it."""
+    counted = [card for card in cards if not (card.under and card.status is Status.REFUTED)]
+    used = [name for name in COLUMNS if any(_column(card) == name for card in counted)]
+    rows = []
+    for source, whose in dict.fromkeys((card.source, card.whose) for card in counted):
+        own = [_column(card) for card in counted if (card.source, card.whose) == (source, whose)]
+        rows.append((source, "ours" if whose == "ours" else "the source", *(own.count(name) for name in used)))
+    rows.sort(key=lambda row: row[1] == "ours")
+    return Table.of(("source", "whose statement", *used), rows, 40) if rows else None
+
+
+def _column(card: ClaimCard) -> str:
+    return card.severity or card.status.value
+
+
 def claim_card(name: str, content: Mapping[str, Any]) -> ClaimCard:
     """A card from an outcome's record."""
     evidence = [(item.get("what", ""), item.get("value"), item.get("limit")) for item in content.get("evidence") or ()]
@@ -56,9 +80,14 @@ def claim_card(name: str, content: Mapping[str, Any]) -> ClaimCard:
         statement=str(content.get("statement") or ""),
         formulas=tuple(typeset(str(text)) for text in ([latex] if isinstance(latex, str) else latex)),
         hypotheses=_lines(content.get("hypotheses")),
+        conditions=_lines(content.get("conditions")),
         source=str(content.get("source") or ""),
-        place=str(content.get("place") or ""),
+        whose=str(content.get("whose") or "source"),
+        place=", ".join(str(content[name]) for name in ("place", "lines") if content.get(name)),
         status=Status(str(content["status"]).lower()),
+        scope=str(content.get("scope") or ""),
+        severity=str(content.get("severity") or ""),
+        under=str(content.get("under") or ""),
         message=str(content.get("message") or ""),
         proof=str(content.get("proof") or ""),
         evidence=Table.of(("what was computed", "value", "held against"), evidence, 40) if evidence else None,

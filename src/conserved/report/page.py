@@ -16,6 +16,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from conserved.report.claimcards import tally
 from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
 from conserved.report.plot import Plot
@@ -84,6 +85,7 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
         headlines=headlines(contents),
         figures=figures,
         codes={card.code for card in contents.claims},
+        claims_tally=tally(contents.claims),
         style=Markup(_source("style.css")),
         scripts={name: Markup(text) for name, text in scripts.items()},
         hashes=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),

@@ -1,0 +1,184 @@
+"""Which parts of the outputs depend on which parts of the inputs, found by changing parts of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conserved.auditing.function import Values
+from conserved.auditing.noise import wide
+from conserved.auditing.setting import Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follows:
+    """Input entries from `cut` on along `axis` leave the outputs before a cut alone; `local` says that the reverse
+    holds too, so that parts do not mix at all (batch, heads) rather than flow one way (causal)."""
+
+    place: int
+    axis: int
+    cut: int
+    local: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A way of cutting all outputs along one axis, and the inputs that are cut with them."""
+
+    out_axes: tuple[int, ...]
+    out_cuts: tuple[int, ...]
+    size: int
+    inputs: tuple[Follows, ...]
+
+    @property
+    def local(self) -> bool:
+        return all(part.local for part in self.inputs)
+
+
+def part_of(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
+    """The entries from `start` to `stop` along an axis, with memory of their own."""
+    return tensor.narrow(axis, start, stop - start).clone(memory_format=torch.contiguous_format)
+
+
+def changed(setting: Setting, place: int, axis: int, start: int, stop: int) -> Values | None:
+    """The outputs after the entries of one input from `start` to `stop` have been replaced."""
+    values = [value.detach().clone() for value in setting.function.values]
+    part = values[place].narrow(axis, start, stop - start)
+    part.copy_((wide(part) * -0.75 + 0.25 * float(wide(values[place]).std(unbiased=False))).to(part.dtype))
+    try:
+        found = setting.function.outputs(values)
+    except Exception:  # a kernel may refuse inputs in any way it likes
+        return None
+    if any(a.shape != b.shape for a, b in zip(found, setting.outs, strict=True)):
+        return None
+    return found if all(bool(torch.isfinite(out).all()) for out in found) else None
+
+
+def untouched(setting: Setting, left: Tensor, right: Tensor) -> bool:
+    """Whether a part of an output is the same bit by bit, or, of a function that never repeats itself, nearly so."""
+    return torch.equal(left, right) or (not setting.repeats and same(setting, left, right))
+
+
+def same(setting: Setting, left: Tensor, right: Tensor, deviation: Tensor | None = None) -> bool:
+    """Whether an output, or a part of it, is the same up to a rounding or two."""
+    gap = (wide(left) - wide(right)).abs()
+    size = wide(right).abs()
+    limit = 8 * setting.noise.unit * (size + size.square().mean().sqrt())
+    if deviation is not None:
+        limit = limit + 10 * deviation
+    return bool((gap <= limit).all())
+
+
+def cuts_of(setting: Setting, limit: int = 3) -> list[Cut]:
+    """Axes of the outputs along which the function takes parts apart, each with a few places to cut."""
+    found: list[Cut] = []
+    first = setting.outs[0]
+    for axis in range(first.ndim):
+        size = first.shape[axis]
+        if size < 2 or any(out.ndim <= axis or out.shape[axis] != size for out in setting.outs[1:]):
+            others = _other_axes(setting, axis)
+            if size < 2 or others is None:
+                continue
+        out_axes = _other_axes(setting, axis)
+        assert out_axes is not None
+        for share in cut_places(setting, size)[:limit]:
+            if setting.late:
+                return found
+            cut = _cut(setting, out_axes, size, share)
+            if cut is None:
+                break
+            found.append(cut)
+    return found
+
+
+def _other_axes(setting: Setting, axis: int) -> tuple[int, ...] | None:
+    """The axis of every output that is cut with this axis of the first one: the same place, or the same size."""
+    size = setting.outs[0].shape[axis]
+    chosen = []
+    for out in setting.outs:
+        options = [axis, *range(out.ndim)]
+        match = next((option for option in options if option < out.ndim and out.shape[option] == size), None)
+        if match is None:
+            return None
+        chosen.append(match)
+    return tuple(chosen)
+
+
+def cut_places(setting: Setting, size: int) -> list[int]:
+    """Where to cut an axis: off the boundaries of tiles where it is long."""
+    if size < 8:
+        return [max(1, size // 2)]
+    tile = max(power for power in (4, 8, 16, 32, 64, 128) if power < size)
+    options = [size - 1, tile + 1, max(1, size // 2 - 1)]
+    return [place for number, place in enumerate(options) if 0 < place < size and place not in options[:number]]
+
+
+def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> Cut | None:
+    """The inputs that can be cut with the outputs at `share`, or None if some input refuses."""
+    parts: list[Follows] = []
+    out_cut = share
+    shapes = [value.shape for value in setting.function.values]
+    # Heads may be shared: cut where every input that has a divisor of the size can be cut too.
+    divisors = {
+        shape[axis]
+        for shape in shapes
+        for axis in range(len(shape))
+        if 1 < shape[axis] < size and size % shape[axis] == 0
+    }
+    for place, shape in enumerate(shapes):
+        options = sorted(range(len(shape)), key=lambda axis: (axis != out_axes[0], axis))
+        chosen = None
+        for axis in options:
+            count = shape[axis]
+            if count < 2 or (count != size and (count not in divisors or size > 128 or axis == len(shape) - 1)):
+                continue
+            cut = out_cut if count == size else max(1, round(out_cut * count / size))
+            if count != size:
+                out_cut = cut * (size // count)
+            chosen = _follows(setting, place, axis, cut, out_axes, out_cut)
+            if chosen is not None:
+                break
+        if chosen is not None:
+            parts.append(chosen)
+    parts = [
+        part
+        for part in parts
+        if part.cut * size == out_cut * shapes[part.place][part.axis] or shapes[part.place][part.axis] == size
+    ]
+    if not parts:
+        return None
+    aligned = tuple(
+        part
+        if shapes[part.place][part.axis] != size
+        else Follows(place=part.place, axis=part.axis, cut=out_cut, local=part.local)
+        for part in parts
+    )
+    return Cut(out_axes=out_axes, out_cuts=(out_cut,) * len(out_axes), size=size, inputs=aligned)
+
+
+def _follows(
+    setting: Setting, place: int, axis: int, cut: int, out_axes: Sequence[int], out_cut: int
+) -> Follows | None:
+    size = setting.function.values[place].shape[axis]
+    later = changed(setting, place, axis, cut, size)
+    if later is None:
+        return None
+    for number, (out, before) in enumerate(zip(later, setting.outs, strict=True)):
+        along = out_axes[number]
+        if not untouched(setting, out.narrow(along, 0, out_cut), before.narrow(along, 0, out_cut)):
+            return None
+    if all(untouched(setting, out, before) for out, before in zip(later, setting.outs, strict=True)):
+        return None
+    earlier = changed(setting, place, axis, 0, cut)
+    local = earlier is not None and all(
+        untouched(
+            setting,
+            out.narrow(out_axes[number], out_cut, out.shape[out_axes[number]] - out_cut),
+            before.narrow(out_axes[number], out_cut, before.shape[out_axes[number]] - out_cut),
+        )
+        for number, (out, before) in enumerate(zip(earlier, setting.outs, strict=True))
+    )
+    return Follows(place=place, axis=axis, cut=cut, local=local)

@@ -1,0 +1,251 @@
+"""A callable on tensors as a numerical function: its inputs by name, its outputs as a tuple, its gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Values = tuple[Tensor, ...]
+
+UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
+"""Half the distance from one to the next number: the relative error of one rounding, by precision."""
+
+
+class Uncheckable(ValueError):
+    """The function cannot be checked as it was given; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A callable with every argument fixed but its floating-point tensors.
+
+    Every call starts from the same seed and from tensors it may overwrite, so that calls can be compared. `copying`
+    says that the callable writes into its inputs, `notes` what else was noticed about it.
+    """
+
+    title: str
+    call: Callable[[Sequence[Tensor]], Any]
+    names: tuple[str, ...]
+    values: Values
+    out_names: tuple[str, ...]
+    differentiable: tuple[int, ...]
+    seed: int
+    copying: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The coarsest precision among inputs and outputs."""
+        return max((value.dtype for value in self.values), key=lambda dtype: UNIT[dtype])
+
+    def outputs(self, values: Sequence[Tensor]) -> Values:
+        """The differentiable outputs at `values`."""
+        with torch.no_grad():
+            found = self._ran([value.detach() for value in values])
+        return tuple(found[place].detach() for place in self.differentiable)
+
+    def gradients(
+        self, values: Sequence[Tensor], slopes: Sequence[Tensor], wanted: Sequence[int] | None = None
+    ) -> tuple[Values, tuple[Tensor | None, ...]]:
+        """Outputs, and what one backward pass from `slopes` gives for each input; None where nothing arrives."""
+        asked = range(len(values)) if wanted is None else wanted
+        with torch.enable_grad():
+            leaves = [value.detach().requires_grad_(place in asked) for place, value in enumerate(values)]
+            found = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
+            outs = [found[place] for place in self.differentiable]
+            live = [(out, slope) for out, slope in zip(outs, slopes, strict=True) if out.requires_grad]
+            if not live:
+                return tuple(out.detach() for out in outs), (None,) * len(values)
+            kept = tuple(out.detach().clone() for out in outs)
+            got = torch.autograd.grad(
+                [out for out, _ in live],
+                [leaves[place] for place in asked],
+                [slope.clone() if slope.is_contiguous() else slope for _, slope in live],
+                allow_unused=True,
+            )
+        grads: list[Tensor | None] = [None] * len(values)
+        for place, grad in zip(asked, got, strict=True):
+            grads[place] = None if grad is None else grad.detach()
+        return kept, tuple(grads)
+
+    def _ran(self, values: Sequence[Tensor]) -> list[Tensor]:
+        torch.manual_seed(self.seed)
+        if self.copying and not torch.is_grad_enabled():
+            values = [value.clone() for value in values]
+        return tensors_in(self.call(values))
+
+
+def tensors_in(returned: Any) -> list[Tensor]:
+    """The floating-point tensors in what a function returned, in the order they appear."""
+    if isinstance(returned, Tensor):
+        return [returned] if returned.is_floating_point() else []
+    if isinstance(returned, Mapping):
+        return [tensor for part in returned.values() for tensor in tensors_in(part)]
+    if isinstance(returned, tuple | list):
+        return [tensor for part in returned for tensor in tensors_in(part)]
+    return []
+
+
+@contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """The user's random numbers are left as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def function_of(
+    fn: Callable[..., Any],
+    tensors: Sequence[Any],
+    keywords: Mapping[str, Any],
+    *,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Function:
+    """The function to be checked; raises Uncheckable with one sentence where it cannot be.
+
+    Args:
+        fn: any callable; of a module, the parameters become inputs too.
+        tensors: its positional arguments; floating-point tensors are inputs, the rest is held fixed.
+        keywords: its keyword arguments, treated in the same way.
+        names: names of the floating-point inputs, instead of those in the signature.
+        seed: of the random numbers the function itself may draw.
+    """
+    if not callable(fn):
+        raise Uncheckable(f"A function is needed, and {type(fn).__name__} cannot be called.")
+    title = getattr(fn, "__name__", None) or type(fn).__name__
+    slots = _slots(fn, tensors, keywords)
+    found = [(name, value) for name, value in slots if _is_input(value)]
+    _refuse_unusable(title, [value for _, value in slots], found)
+    chosen = tuple(name for name, _ in found)
+    if names is not None:
+        if len(names) != len(found):
+            raise Uncheckable(f"{len(names)} names for {len(found)} floating-point inputs ({', '.join(chosen)}).")
+        chosen = tuple(names)
+
+    def call(values: Sequence[Tensor]) -> Any:
+        given = dict(zip((name for name, _ in found), values, strict=True))
+        return _called(fn, tensors, keywords, given)
+
+    values = tuple(value.detach() for _, value in found)
+    return _settled(title, call, chosen, values, seed)
+
+
+def _slots(fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Every argument with its name: positional, keyword, and the parameters of a module."""
+    target = fn.forward if isinstance(fn, nn.Module) else fn
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    slots = [(plain[place] if place < len(plain) else f"x{place}", value) for place, value in enumerate(tensors)]
+    slots += list(keywords.items())
+    if isinstance(fn, nn.Module):
+        slots += [(name, value) for name, value in fn.named_parameters() if value.requires_grad]
+    return slots
+
+
+def _called(
+    fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str, Any], given: Mapping[str, Tensor]
+) -> Any:
+    names = [name for name, _ in _slots(fn, tensors, {})][: len(tensors)]
+    args = [given[name] if _is_input(value) else value for name, value in zip(names, tensors, strict=True)]
+    rest = {name: given[name] if _is_input(value) else value for name, value in keywords.items()}
+    if isinstance(fn, nn.Module):
+        weights = {name: given[name] for name, value in fn.named_parameters() if value.requires_grad}
+        return torch.func.functional_call(fn, weights, tuple(args), rest)
+    return fn(*args, **rest)
+
+
+def _is_input(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
+
+
+def _refuse_unusable(title: str, given: Sequence[Any], found: Sequence[tuple[str, Tensor]]) -> None:
+    if not found:
+        kinds = sorted({str(value.dtype)[6:] for value in given if isinstance(value, Tensor)})
+        told = f"only tensors of {', '.join(kinds)}" if kinds else "no tensor"
+        raise Uncheckable(f"{title} was given {told}; a gradient needs at least one non-empty floating-point tensor.")
+    for name, value in found:
+        if value.dtype not in UNIT:
+            raise Uncheckable(f"{name} is {str(value.dtype)[6:]}; gradients are checked in {_known()}.")
+        if not torch.isfinite(value).all():
+            raise Uncheckable(f"{name} contains infinities or NaN; a check needs finite inputs.")
+    if any(isinstance(value, Tensor) and value.is_complex() for value in given):
+        raise Uncheckable(f"{title} takes complex tensors; split them into real and imaginary parts to check it.")
+    devices = {str(value.device) for _, value in found}
+    if len(devices) > 1:
+        raise Uncheckable(f"Inputs lie on {' and '.join(sorted(devices))}; put them on one device.")
+
+
+def _known() -> str:
+    return ", ".join(str(dtype)[6:] for dtype in UNIT)
+
+
+def _settled(
+    title: str, call: Callable[[Sequence[Tensor]], Any], names: tuple[str, ...], values: Values, seed: int
+) -> Function:
+    """The function after one trial call: which outputs are differentiable, whether inputs are overwritten."""
+    notes: list[str] = []
+    copying = False
+    copies = [value.detach().clone() for value in values]
+    try:
+        outs = _trial(call, [copy.requires_grad_() for copy in copies], seed)
+    except RuntimeError as problem:
+        if "in-place" not in str(problem) and "inplace" not in str(problem):
+            raise
+        copying = True
+        copies = [value.detach().clone() for value in values]
+        outs = _trial(call, [copy.requires_grad_().clone() for copy in copies], seed)
+    written = [
+        name for name, copy, value in zip(names, copies, values, strict=True) if not torch.equal(copy.detach(), value)
+    ]
+    if copying or written:
+        copying = True
+        which = ", ".join(written) or "an input"
+        notes.append(f"{title} writes into {which} while it runs; every call was given a copy.")
+    if not outs:
+        raise Uncheckable(
+            f"{title} returned no floating-point tensor; return the outputs whose gradient is to be checked."
+        )
+    differentiable = tuple(place for place, out in enumerate(outs) if out.requires_grad and out.numel() > 0)
+    if not differentiable:
+        raise Uncheckable(
+            f"No output of {title} is connected to its inputs (no grad_fn): it runs under no_grad, detaches, or leaves "
+            "the graph. There is no backward to check."
+        )
+    for place in differentiable:
+        if not torch.isfinite(outs[place]).all():
+            raise Uncheckable(
+                f"{title} returned infinities or NaN on these inputs; give it inputs it can be computed on."
+            )
+        if outs[place].dtype not in UNIT:
+            raise Uncheckable(f"{title} returned {str(outs[place].dtype)[6:]}; gradients are checked in {_known()}.")
+    out_names = ("out",) if len(differentiable) == 1 else tuple(f"out{place}" for place in differentiable)
+    if len(differentiable) < len(outs):
+        left = len(outs) - len(differentiable)
+        notes.append(f"{left} of {len(outs)} outputs have no gradient and were left out.")
+    return Function(
+        title=title,
+        call=call,
+        names=names,
+        values=values,
+        out_names=out_names,
+        differentiable=differentiable,
+        seed=seed,
+        copying=copying,
+        notes=tuple(notes),
+    )
+
+
+def _trial(call: Callable[[Sequence[Tensor]], Any], values: Sequence[Tensor], seed: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    with torch.enable_grad():
+        return tensors_in(call(values))
