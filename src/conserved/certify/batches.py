@@ -1,9 +1,9 @@
 r"""Gradient fields and brackets of a program for many samples at once: the rules of `differentiate` on whole arrays.
 
 Every value has a leading axis for the samples, of length one where it is the same for all of them. Numbers are plain
-float64, to choose words with, or intervals (`intervals`), to prove their brackets independent. Reverse mode and nilpotent
-directions are as in `differentiate` and `jets`, which is the reference this is tested against; what is not written here
-(`NotBatched`) is left to it.
+float64, to choose words with, or intervals (`intervals`), to prove their brackets independent. Reverse mode and
+nilpotent directions are as in `differentiate` and `jets`, which is the reference this is tested against; what is not
+written here (`NotBatched`) is left to it.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class Batch:
         if op == "multiply":
             return _product(inputs[0], inputs[1])
         if op == "choose":
-            return self._joined(lambda a, b: np.where(inputs[0], a, b), inputs[1:])
+            return self._joined(lambda a, b: np.asarray(np.where(inputs[0], a, b)), inputs[1:])
         if op == "take":
             return self._joined(lambda *parts: _taken(node, parts), inputs)
         if op == "gather":
@@ -312,9 +312,7 @@ class Batch:
         if function == "sigmoid":
             return _plus(value, _minus(_product(value, value)))
         if function == "erf":
-            return _product(
-                self._function("exp", _minus(_product(a, a))), {0: self.arrays.two_over_root_pi()}
-            )
+            return _product(self._function("exp", _minus(_product(a, a))), {0: self.arrays.two_over_root_pi()})
         return self._function("cos", a) if function == "sin" else _minus(self._function("sin", a))
 
     def _backward(self, node: Node, g: Parts, inputs: list[Any], value: Any) -> list[Parts | None]:
@@ -384,7 +382,8 @@ class Batch:
 
         def piece(low: int, high: int, shape: tuple[int, ...]) -> Parts:
             return {
-                k: self.arrays.move(lambda p: p[:, low:high].reshape(len(p), *shape), part) for k, part in joined.items()
+                k: self.arrays.move(lambda p: p[:, low:high].reshape(len(p), *shape), part)
+                for k, part in joined.items()
             }
 
         return [piece(low, high, shape) for low, high, shape in zip(ends[:-1], ends[1:], shapes, strict=True)]

@@ -1,13 +1,13 @@
 r"""Whole arrays of real numbers enclosed by float64 midpoints and radii, with proved bounds of every rounding error.
 
 An array of intervals [m − r, m + r] is two float64 arrays. Each operation rounds to nearest (IEEE 754), so its result
-m is off by at most u |m| with u = 2⁻⁵³, or by less than 2⁻¹⁰⁷⁴ where it underflows; a sum of n products in any order and
-with or without fused operations is off by at most (n + 2) 2u Σ|terms|. Those errors are added to the radius that the
-operands' radii give. Radii are themselves rounded: all their terms are positive, so multiplying by 1 + 2⁻³⁰ makes up for
-up to 2²⁰ roundings, and adding 2⁻¹⁰⁰⁰ for every underflow on the way. Elementary functions are taken from Arb.
+m is off by at most u |m| with u = 2⁻⁵³, or by less than 2⁻¹⁰⁷⁴ where it underflows; a sum of n products, in any order
+and with or without fused operations, is off by at most (n + 2) 2u Σ|terms|. Those errors are added to the radius that
+the operands' radii give. Radii are themselves rounded: all their terms are positive, so multiplying by 1 + 2⁻³⁰ makes
+up for up to 2²⁰ roundings, and adding 2⁻¹⁰⁰⁰ for every underflow on the way. Elementary functions are taken from Arb.
 
-Balls of arbitrary precision (`arithmetic`) do the same entry by entry, thousands of times slower. What 53 bits leave open
-is asked again there.
+Balls of arbitrary precision (`arithmetic`) do the same entry by entry, much more slowly. What 53 bits leave open is
+asked again there.
 """
 
 from __future__ import annotations

@@ -135,10 +135,7 @@ def field_intervals(
                 values[id(x)] = values_in_intervals(program, theta, x, bits)
         # One input for all is one run for all.
         inputs = [samples[0][0]] if len({id(x) for x, _ in samples}) == 1 else [x for x, _ in samples]
-        known = {
-            place: Interval(*(np.concatenate(part) for part in zip(*(_pair(values[id(x)][place]) for x in inputs))))
-            for place in values[id(inputs[0])]
-        }
+        known = {place: _joined([values[id(x)][place] for x in inputs]) for place in values[id(inputs[0])]}
         tensors = tuple(np.stack(each) for each in zip(*(x.tensors for x in inputs), strict=True))
         return Samples(tensors, np.array([v for _, v in samples], dtype=np.float64), known)
 
@@ -151,8 +148,8 @@ def field_intervals(
     return Interval(middle, radius)
 
 
-def _pair(a: Interval) -> tuple[Array, Array]:
-    return a.middle, a.radius
+def _joined(parts: Sequence[Interval]) -> Interval:
+    return Interval(np.concatenate([p.middle for p in parts]), np.concatenate([p.radius for p in parts]))
 
 
 def _batches(program: Program, words: Sequence[Sequence[tuple[Input, Sequence[int]]]]) -> Iterator[list[int]]:
