@@ -60,8 +60,14 @@ MODELS: dict[str, Model] = {
 }
 
 
-def measured(build: Callable[[], nn.Module], example: torch.Tensor, loss: str) -> dict[str, Any]:
-    """One certificate, made and checked, by the clock and in processor time."""
+def measured(
+    build: Callable[[], nn.Module],
+    example: torch.Tensor,
+    loss: str,
+    keep: Callable[[dict[str, Any]], object] = lambda row: None,
+) -> dict[str, Any]:
+    """One certificate, made and checked, by the clock and in processor time; `keep` gets what is known before it is
+    checked."""
     torch.manual_seed(0)
     stages: dict[str, float] = {}
     start = last = time.process_time()
@@ -82,21 +88,25 @@ def measured(build: Callable[[], nn.Module], example: torch.Tensor, loss: str) -
     found = certify(build(), example, loss=loss, progress=note)
     made, made_clock = time.process_time(), time.perf_counter()
     stages["prove laws"] = stages.get("prove laws", 0.0) + made - last
-    verdict = found.check()
-    return {
+    row = {
         "parameters": found.parameters,
         "laws": found.at_most,
         "found": found.found,
         "complete": found.complete,
-        "verdict": verdict.status.value,
-        "evidence": [str(item) for item in verdict.evidence],
+        "verdict": found.verdict.status.value,
+        "evidence": [str(item) for item in found.verdict.evidence],
         "bytes": len(json.dumps(found.record(), ensure_ascii=False).encode()),
         "seconds": made_clock - clock,
-        "check_seconds": time.perf_counter() - made_clock,
         "processor_seconds": made - start,
-        "check_processor_seconds": time.process_time() - made,
         "stages": stages,
     }
+    keep(row)
+    again, again_clock = time.process_time(), time.perf_counter()
+    verdict = found.check()
+    assert verdict == found.verdict.status
+    row["check_seconds"] = time.perf_counter() - again_clock
+    row["check_processor_seconds"] = time.process_time() - again
+    return row
 
 
 def main() -> None:

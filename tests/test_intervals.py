@@ -16,6 +16,7 @@ from conserved import Verdict, blocks, certify
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
 from conserved.certify import intervals, proof
 from conserved.certify.arithmetic import BALL_FUNCTIONS, Array, Balls, precision
+from conserved.certify.batches import Batch, NotBatched
 from conserved.certify.certifying import _arrays, _one
 from conserved.certify.intervals import Interval, independence_bounds
 from conserved.certify.program import Program
@@ -212,3 +213,15 @@ def test_small_certificates_are_proved_in_intervals_too(monkeypatch: pytest.Monk
     theta, program = quick.contents.theta, quick.contents.program
     assert prove_rank(program, theta, words, 128).bits == 53
     assert not prove_rank(program, theta, [*words, words[0]], 128, most_bits=128).proved
+
+
+def test_operators_that_are_not_batched_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, theta, inputs = traced("mixture")
+    words = [[(x.tensors, v) for x, v in word] for word in some_words(program, inputs, (2, 2))]
+    together = bracket_rows(program, theta, words)
+
+    def refuse(*_: object) -> None:
+        raise NotBatched("not today")
+
+    monkeypatch.setattr(Batch, "terms", refuse)
+    assert np.allclose(bracket_rows(program, theta, words), together, atol=1e-12)

@@ -240,6 +240,9 @@ class Batch:
         if op == "gather":
             index = _flat_index(inputs[1], math.prod(self.program.nodes[node.inputs[0]].shape))
             return {k: arrays.move(lambda p: _picked(p, index, node.shape), part) for k, part in inputs[0].items()}
+        if op == "scatter":
+            index = _flat_index(inputs[1], math.prod(node.shape))
+            return self._joined(lambda a, b: _replaced(a, index, b), (inputs[0], inputs[2]))
         raise NotBatched(f"{op} is computed sample by sample.")
 
     def _joined(self, change: Callable[..., Array], inputs: Sequence[Parts]) -> Parts:
@@ -343,6 +346,14 @@ class Batch:
             ]
         if op == "gather":
             return [self._gathered_back(node, g, inputs), None]
+        if op == "scatter":
+            index = _flat_index(inputs[1], math.prod(node.shape))
+            shape = inputs[2][0].shape[1:]
+            return [
+                {k: arrays.move(lambda p: _replaced(p, index, np.zeros((1, *shape))), part) for k, part in g.items()},
+                None,
+                {k: arrays.move(lambda p: _picked(p, index, shape), part) for k, part in g.items()},
+            ]
         if op == "take":
             return self._taken_back(node, g, [item[0].shape[1:] for item in inputs])
         raise NotBatched(f"{op} is differentiated sample by sample.")
@@ -412,6 +423,18 @@ def _picked(part: Array, index: Array, shape: tuple[int, ...]) -> Array:
     count = max(len(flat), len(index))
     flat = np.broadcast_to(flat, (count, flat.shape[1]))
     return np.take_along_axis(flat, np.broadcast_to(index, (count, index.shape[1])), 1).reshape(count, *shape)
+
+
+def _replaced(part: Array, index: Array, values: Array) -> Array:
+    """Entries at computed places replaced by others; a place that is named twice leaves open which one stays."""
+    ordered = np.sort(index, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise NotBatched("An entry is scattered to twice.")
+    count = max(len(part), len(index), len(values))
+    flat = np.broadcast_to(part.reshape(len(part), -1), (count, math.prod(part.shape[1:]))).copy()
+    places = np.broadcast_to(index, (count, index.shape[1]))
+    np.put_along_axis(flat, places, np.broadcast_to(values.reshape(len(values), -1), places.shape), 1)
+    return flat.reshape(count, *part.shape[1:])
 
 
 def _ordered(low: Array, high: Array, moving: bool) -> Array:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from conserved.certify.arithmetic import Array
-from conserved.certify.batches import Batch, FloatArrays, chunk_size, stacked
+from conserved.certify.arithmetic import Array, Floats
+from conserved.certify.batches import Batch, FloatArrays, NotBatched, chunk_size, stacked
+from conserved.certify.differentiate import Sample, bracket, gradient
+from conserved.certify.jets import Jet
 from conserved.certify.program import Program
 
 Rows = NDArray[np.float64]
@@ -94,7 +96,10 @@ def choose(
     for depth in range(DEEPEST + 1):
         before = len(words)
         while len(words) < target:
-            count = min(target - len(words) + 8, max(16, program.size // (4 if depth == 0 else 8)))
+            # Several brackets to choose each from: their span is narrow, and what is left of the best is largest.
+            wanted = target - len(words)
+            most = max(16, program.size // 4) if depth == 0 else max(48, program.size // 2)
+            count = min(wanted + 8 if depth == 0 else 3 * wanted + 8, most)
             if depth == 0:
                 candidates = [[fresh_sample(next(turns))] for _ in range(count)]
             else:
@@ -111,25 +116,47 @@ def choose(
     return _used(samples, words)
 
 
-def bracket_rows(
-    program: Program, theta: Sequence[float], words: Sequence[Sequence[tuple[tuple[Array, ...], Sequence[int]]]]
-) -> Rows:
+Word = Sequence[tuple[tuple[Array, ...], Sequence[int]]]
+"""Samples: the tensors of an input, and a direction of the output."""
+
+
+def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Word]) -> Rows:
     """Brackets of words of one length, each over the size of its terms; zero where it is not finite."""
+    with np.errstate(all="ignore"):
+        try:
+            step = chunk_size(program, len(words[0]) - 1)
+            terms = [_batch_terms(program, theta, words[i : i + step]) for i in range(0, len(words), step)]
+        except NotBatched:
+            terms = [_single_terms(program, theta, word) for word in words]
+        first, second = (np.concatenate(part) for part in zip(*terms, strict=True))
+        found = first - second
+        sizes = np.linalg.norm(first, axis=1) + np.linalg.norm(second, axis=1)
+        good = np.isfinite(found).all(axis=1) & (sizes > 0) & np.isfinite(sizes)
+        return np.where(good[:, None], found / np.where(good, sizes, 1)[:, None], 0.0)
+
+
+def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Word]) -> tuple[Rows, Rows]:
+    """The two terms that brackets are differences of, for many words at once; the second is zero for fields."""
     batch = Batch(program, FloatArrays())
     point = batch.point(theta)
-    rows = np.zeros((len(words), program.size))
-    step = chunk_size(program, len(words[0]) - 1)
-    for start in range(0, len(words), step):
-        some = words[start : start + step]
-        *inner, last = (stacked([word[k] for word in some]) for k in range(len(some[0])))
-        with np.errstate(all="ignore"):
-            terms = batch.terms(point, inner, last) if inner else (batch.gradient(point, last), {})
-            first, second = (part.get(0, np.zeros((1, program.size))) for part in terms)
-            found = first - second
-            sizes = np.linalg.norm(first, axis=1) + np.linalg.norm(second, axis=1)
-            good = np.isfinite(found).all(axis=1) & (sizes > 0) & np.isfinite(sizes)
-            rows[start : start + step] = np.where(good[:, None], found / np.where(good, sizes, 1)[:, None], 0.0)
-    return rows
+    *inner, last = (stacked([word[k] for word in words]) for k in range(len(words[0])))
+    terms = batch.terms(point, inner, last) if inner else (batch.gradient(point, last), {})
+    shape = len(words), program.size
+    first, second = (np.broadcast_to(part.get(0, np.zeros((1, program.size))), shape) for part in terms)
+    return first, second
+
+
+def _single_terms(program: Program, theta: Sequence[float], word: Word) -> tuple[Rows, Rows]:
+    """The same for one word, by the rules that know every operator."""
+    numbers, point = Floats(), Jet({0: np.array(theta)})
+    *inner, last = (Sample(x, np.array(v, dtype=np.float64)) for x, v in word)
+    none = np.zeros(program.size)
+    if not inner:
+        return gradient(program, numbers, point, last).value[None], none[None]
+    a = bracket(program, numbers, point, inner).parts.get(0, none)
+    both = gradient(program, numbers, Jet({0: point.value, 1: a}), last)
+    back = bracket(program, numbers, Jet({0: point.value, 1: both.value}), inner)
+    return both.parts.get(1, none)[None], back.parts.get(1, none)[None]
 
 
 def _used(
