@@ -273,6 +273,8 @@ class Batch:
             return np.where(inputs[0], inputs[1], inputs[2])
         if node.op == "gather":
             return _picked(inputs[0], _flat_index(inputs[1], math.prod(inputs[0].shape[1:])), node.shape)
+        if node.op == "scatter":
+            return _replaced(inputs[0], _flat_index(inputs[1], math.prod(node.shape)), inputs[2])
         raise NotBatched(f"{node.op} of whole numbers is computed sample by sample.")
 
     def _compared(self, op: str, inputs: list[Any], moving: bool) -> Array:
