@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,22 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from conserved.auditing import check
 from kernel_zoo import drawn
-from measure import save
+from measure import RESULTS, save
 
 
-def main() -> None:
-    """Run the checks, print every alarm, save the count and the ratios that came closest to one."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checks", type=int, default=2000)
-    parser.add_argument("--first", type=int, default=0)
-    chosen = parser.parse_args()
+def run(first: int, checks: int, device: str) -> dict[str, Any]:
+    """Some of the checks, one after another."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     start = time.perf_counter()
     statuses: Counter[str] = Counter()
     alarms: list[dict[str, Any]] = []
     tests, closest = 0, {"identity": 0.0, "relation": 0.0, "slope": 0.0}
-    for seed in range(chosen.first, chosen.first + chosen.checks):
+    for seed in range(first, first + checks):
         name, dtype, fn, inputs = drawn(seed)
-        found = check(fn, *inputs, seed=seed)
+        found = check(
+            fn, *(value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs), seed=seed
+        )
         statuses[found.verdict.status.value] += 1
         tests += len(found.tests)
         for test in found.tests:
@@ -50,22 +49,45 @@ def main() -> None:
         if found.failures:
             alarms.append({"seed": seed, "function": name, "dtype": str(dtype)[6:], "text": str(found)})
             print(f"{seed} {name} {dtype}\n{found}", flush=True)
-        if (seed + 1) % 100 == 0:
-            print(
-                f"{seed + 1} checks, {len(alarms)} alarms, {time.perf_counter() - start:.0f} s, closest {closest}",
-                flush=True,
-            )
+        if (seed + 1) % 50 == 0:
+            done = seed + 1 - first
+            print(f"from {first}: {done} checks, {len(alarms)} alarms, {time.perf_counter() - start:.0f} s", flush=True)
+    return {"tests": tests, "alarms": alarms, "statuses": dict(statuses), "closest to the limit": closest}
+
+
+def main() -> None:
+    """Run the checks, print every alarm, save the count and the ratios that came closest to one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checks", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    start = time.perf_counter()
+    share = -(-chosen.checks // (chosen.workers * 4))
+    firsts = list(range(chosen.first, chosen.first + chosen.checks, share))
+    sizes = [min(share, chosen.first + chosen.checks - first) for first in firsts]
+    with get_context("spawn").Pool(chosen.workers) as pool:
+        parts = pool.starmap(run, [(first, size, chosen.device) for first, size in zip(firsts, sizes, strict=True)], 1)
+    statuses: Counter[str] = Counter()
+    for part in parts:
+        statuses.update(part["statuses"])
+    alarms = [alarm for part in parts for alarm in part["alarms"]]
+    lines = ("identity", "relation", "slope")
     record = {
         "checks": chosen.checks,
-        "tests": tests,
+        "where": chosen.device,
+        "tests": sum(part["tests"] for part in parts),
         "alarms": alarms,
         "statuses": dict(statuses),
-        "closest to the limit": closest,
+        "closest to the limit": {line: max(part["closest to the limit"][line] for part in parts) for line in lines},
         "seconds": time.perf_counter() - start,
+        "workers": chosen.workers,
     }
     print({key: value for key, value in record.items() if key != "alarms"}, len(alarms), "alarms")
-    if chosen.checks >= 2000:
-        print(f"saved {save('check_clean', record)}")
+    if chosen.checks >= 1000:
+        print(f"saved {save('check_clean', record, chosen.out)}")
 
 
 if __name__ == "__main__":

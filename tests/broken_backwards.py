@@ -52,14 +52,17 @@ class Outcome:
 
     @property
     def seen(self) -> frozenset[str]:
-        found = {"scale" if row.family in SCALES else "identity" for row in self.audit.failures}
+        rows = (*self.audit.failures, *self.audit.left_open)
+        found = {"scale" if row.family in SCALES else "identity" for row in rows}
         found |= {"missing"} if any(item.trouble == "missing" for item in self.audit.findings) else set()
         return frozenset(found | (set() if self.gauge.ok else {"gauge"}))
 
     def residual(self) -> float:
         """The largest residual of what is broken: of an identity, else of the gauge."""
         return max(
-            [row.residual for row in self.audit.failures] + ([] if self.gauge.ok else [self.gauge.worst]), default=0.0
+            [row.residual for row in (*self.audit.failures, *self.audit.left_open)]
+            + ([] if self.gauge.ok else [self.gauge.worst]),
+            default=0.0,
         )
 
 

@@ -11,7 +11,9 @@ from torch import nn
 from conserved import Monitor, audit, recognize
 from conserved.attention import probe
 from conserved.blocks import Attention
-from conserved.track import store_document
+from conserved.track import SQLite, store_document
+from conserved.track.record import FIELDS, LawName, StepRecord
+from conserved.track.sinks import Run
 
 IMAGE = "<img src=x onerror=hacked()>"
 SCRIPT = "</script><script>hacked()</script><!--<script>\u2028"
@@ -97,6 +99,24 @@ def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False) -> nn.Mo
                     next(model.parameters()).mul_(1.01)
             monitor.step()
     return model
+
+
+CAUSES = ("decay", "momentum", "preconditioner")
+
+
+def random_ledger(path: Path, rows: int, *, laws: int) -> None:
+    """A store with so many rows of ledger, written as a monitor writes it, of random numbers."""
+    names = [
+        LawName(name=f"layers.{n // 10}.law[{n}]", block=f"layers.{n // 10}", family=f"kind {n % 8}", units=1)
+        for n in range(laws)
+    ]
+    sink = SQLite(path)
+    sink.begin(Run(name="run", laws=names, formulas=["h"] * laws))
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, rows // laws + 1):
+        numbers = torch.randn(laws, len(FIELDS) + len(CAUSES), generator=generator, dtype=torch.float64)
+        sink.write(StepRecord(step=step, laws=names, causes=CAUSES, numbers=numbers, readings={"loss": 1 / step}))
+    sink.close()
 
 
 def hostile_store(path: Path) -> Path:

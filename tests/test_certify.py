@@ -54,10 +54,10 @@ class TestCompleteness:
         start = sum(torch.Size(found.contents.parameters[n]).numel() for n in names[: names.index("router.weight")])
         router = [start + 3 * expert for expert in range(3)]
         impostor = Form(name="ΣW", formula="Σ W_i", quadratic=(), linear=tuple((i, 1.0) for i in router))
-        sampled = random_fields(found.contents.program, found.contents.inputs, seed=1)
+        sampled = random_fields(found.contents.program, found.contents.theta, found.contents.inputs, seed=1)
         assert not encloses_zero(enclosure(impostor, sampled))
         softmax = certified("softmax mixture").contents
-        assert encloses_zero(enclosure(impostor, random_fields(softmax.program, softmax.inputs, seed=1)))
+        assert encloses_zero(enclosure(impostor, random_fields(softmax.program, softmax.theta, softmax.inputs, seed=1)))
 
     @pytest.mark.parametrize(
         ("build", "laws"),
@@ -127,7 +127,7 @@ class TestTiers:
     @pytest.mark.parametrize("name", ["attention, biases", "attention, rotary", "SwiGLU", "softmax mixture"])
     def test_a_mutated_law_is_neither_proved_nor_enclosed(self, name: str) -> None:
         contents = certified(name).contents
-        sampled = random_fields(contents.program, contents.inputs, seed=5)
+        sampled = random_fields(contents.program, contents.theta, contents.inputs, seed=5)
         rng = random.Random(0)
         for group in contents.laws:
             for form in group:

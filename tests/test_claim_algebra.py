@@ -99,7 +99,7 @@ class TestForms:
 
     def test_a_departure_is_zero_for_laws_positive_for_others_and_below_the_enclosure(self) -> None:
         contents = certificate(block.swiglu_network, (5, 3)).contents
-        sampled = random_fields(contents.program, contents.inputs, seed=7)
+        sampled = random_fields(contents.program, contents.theta, contents.inputs, seed=7)
         for form in forms_of(block.neuron_differences, contents.parameters):
             assert departure(form, sampled) == 0
         for form in forms_of(lambda theta: theta["gate.weight"].flatten(), contents.parameters):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from conserved.lab import sweep as sweeping
 from conserved.lab.places import Here
 from conserved.lab.recipes import named
 from conserved.lab.reproduction import plan, sources_among
-from conserved.track.sinks.sqlite import RunStore
+from conserved.track import BrokenStore, RunStore
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -102,7 +101,7 @@ def test_a_full_disk_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        raise BrokenStore("store.db: database or disk is full.")
 
     monkeypatch.setattr(sweeping, "store_document", full)
     assert run(monkeypatch, "figure1", "--workers", "1", "--store", str(tmp_path / "store.db")) == 2

@@ -43,6 +43,7 @@ model, x = build(), torch.randn(5, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loss = model(x).square().mean()
 """,
+    "how-to/audit-my-kernel.md": f"import sys; sys.path.insert(0, {str(ROOT / 'examples')!r})",
     "tracking.md": """
 import torch, transformers, lightning
 from conserved import blocks

@@ -28,6 +28,11 @@ SAYS = {
     "custom_sink": (r"run,step,law,observed", r"\nexample,1,gated_neurons,", r"\nexample,2,gated_neurons,"),
     "custom_claim": (r"lectures.linear: VERIFIED: 6 laws, as stated",),
     "custom_figure": (r"laws per hidden neuron: 1, expected 1", r"in the report: True"),
+    "attention_kernel": (
+        r"VERIFIED: 147 tests on 3 gradients hold",
+        r"REFUTED: The backward of attention_with_a_slip is wrong: dq, dk fail",
+        r"dq: wrong at 48–63 \(the last tile of 16\) of axis 2 of dq",
+    ),
     "audit_custom_attention": (
         r"REFUTED: 1 of 3 gradient identities do not hold",
         r"gradient of k\.weight and k\.bias times 4,",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -130,6 +131,61 @@ def test_processes_give_the_same_numbers_and_survive_one_that_dies(
     expected = {name: uninterrupted[name] for task in tasks()[:4] for name in task.results}
     assert stored(tmp_path / "store.db") == expected
     assert not checkpoints(tmp_path / "store.db").exists()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits(Task):
+    """A task that is done at once, or that dies as soon as a file is there."""
+
+    kind: ClassVar[str] = KIND
+    label: str
+    dies_at: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return (f"{self.label}/0",)
+
+    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+        while self.dies_at is not None:
+            if self.dies_at.exists():
+                os._exit(3)
+            time.sleep(0.01)
+        return {self.results[0]: {}}
+
+
+class Seen(ProcessPoolExecutor):
+    """A pool that the test can look at."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.made.append(self)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_between_two_results_loses_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool is broken when the next task is submitted, not while one is waited for."""
+    monkeypatch.setattr("conserved.lab.places.ProcessPoolExecutor", Seen)
+    Seen.made.clear()
+    now = tmp_path / "now"
+    running = Processes(2).run(
+        [Waits(label="first"), Waits(label="dies", dies_at=now), Waits(label="third"), Waits(label="fourth")],
+        folder=tmp_path / "unfinished",
+    )
+    found = dict([next(running)])
+    assert [task.name for task in found] == ["first"]
+    now.touch()
+    while not Seen.made[0]._broken:
+        time.sleep(0.01)
+    found |= dict(running)
+    ended = {task.name: result for task, result in found.items()}
+    assert isinstance(ended.pop("dies"), RuntimeError)
+    assert ended == {name: {f"{name}/0": {}} for name in ("first", "third", "fourth")}
 
 
 @pytest.mark.slow

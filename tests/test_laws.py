@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +164,25 @@ class TestIndependence:
             recognize(blocks.DecoderLM(1000, 256, 2, 4, 512)).independent()
 
 
+HOSTILE_FILES = {
+    "not UTF-8": b'{"format": "\xff"}',
+    "nested deeply": b'{"format": ' + b"[" * 200_000,
+    "5,000 digits": b'{"format": "conserved/laws/1", "symmetries": ' + b"9" * 5000 + b"}",
+    "half a character": b'{"format": "conserved/laws/1", "symmetries": [], "unclaimed": ["\\ud800"], "dropped": []}',
+    "a number for a list": b'{"format": "conserved/laws/1", "symmetries": 3, "unclaimed": [], "dropped": []}',
+    "a list of lists": b'{"format": "conserved/laws/1", "symmetries": [[]], "unclaimed": [], "dropped": []}',
+    "nothing": b"",
+}
+
+
+def _places(data: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every way from the top of a JSON value to something in it."""
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in inside:
+        yield (*way, key)
+        yield from _places(value, (*way, key))
+
+
 class TestFiles:
     """Laws can be stored and read back; weights are never part of it."""
 
@@ -181,6 +204,51 @@ class TestFiles:
         (tmp_path / "laws.json").write_text(content)
         with pytest.raises(ValueError, match=message):
             LawSet.load(tmp_path / "laws.json")
+
+    @pytest.mark.usefixtures("as_users_run_it")
+    @pytest.mark.parametrize("content", HOSTILE_FILES.values(), ids=HOSTILE_FILES)
+    def test_hostile_files_end_in_one_line_that_names_them(self, content: bytes, tmp_path: Path) -> None:
+        (tmp_path / "hostile.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"hostile\.json") as refused:
+            LawSet.load(tmp_path / "hostile.json")
+        assert "\n" not in str(refused.value)
+        assert len(str(refused.value)) < 1000
+        str(refused.value).encode()
+
+    @pytest.mark.usefixtures("as_users_run_it")
+    def test_a_file_with_one_value_changed_is_read_or_named(self, tmp_path: Path) -> None:
+        """Six hundred changes anywhere in a file of every kind of law: nothing but a ValueError that names it."""
+        chance = random.Random(0)
+        laws = recognize(blocks.DecoderLM(8, 4, 1, 2, 3, kv_heads=1), loss="cross_entropy")
+        original = json.dumps(laws.to_dict())
+        strange: list[Any] = [None, True, "x", "\ud800", -1, 0, 1.5, 10**400, 1e300, math.nan, [], {}, [[]], [1, 2, 3]]
+        refused: list[str] = []
+        for _ in range(600):
+            data = json.loads(original)
+            *way, last = chance.choice(list(_places(data)))
+            inside = data
+            for step in way:
+                inside = inside[step]
+            inside[last] = chance.choice(strange)
+            (tmp_path / "hostile.json").write_text(json.dumps(data))
+            try:
+                LawSet.load(tmp_path / "hostile.json").summary()
+            except ValueError as problem:
+                refused.append(str(problem))
+        assert 300 < len(refused) < 600
+        assert all("hostile.json" in message for message in refused)
+
+    def test_a_grid_of_many_places_takes_no_memory(self) -> None:
+        """Two heads out of 2⁴⁰ are read one by one; the others are not listed to find that out."""
+        shape = (1 << 40, 2, 2)
+        views = [View.of("w", shape, axes=1, pick={0: head}) for head in (0, 5)]
+        laws = LawSet(
+            symmetries=tuple(
+                Symmetry(block="", family="f", part=str(n), kind=Scaling(), legs=(Leg(view),))
+                for n, view in enumerate(views)
+            )
+        )
+        assert len(laws.plan.batches) == 2
 
     def test_an_unknown_kind_is_named(self) -> None:
         data = recognize(named("attention").model()).to_dict()

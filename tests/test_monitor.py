@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved import Monitor, Symmetry, blocks, impostors, recognize
-from conserved.track import GENERIC, Entry, ParameterStep, StepMissed, Update, register_rule, rule_of
+from conserved.track import GENERIC, Entry, ParameterStep, PrecisionChanged, StepMissed, Update, register_rule, rule_of
 from conserved.track.combination import Combination
 from conserved.track.record import By
 from conserved.track.rules import Rule
@@ -456,3 +456,50 @@ def test_watching_leaves_training_as_it_was() -> None:
     assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))
     monitor.close()
     train(watched, optimizer, exact_text_loss, 2)
+
+
+class TestConversionsInMidRun:
+    """`model.bfloat16()` between two steps."""
+
+    @staticmethod
+    def watched(build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> tuple[nn.Module, Any, Monitor]:
+        torch.manual_seed(0)
+        model = decoder()
+        optimizer = build(list(model.parameters()))
+        return model, optimizer, Monitor(model, optimizer)
+
+    @staticmethod
+    def steps(model: nn.Module, optimizer: Any, monitor: Monitor, count: int) -> None:
+        for number in range(count):
+            optimizer.zero_grad()
+            text_loss(model, number).backward()
+            optimizer.step()
+            monitor.step()
+        monitor.flush()
+
+    @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64], ids=str)
+    def test_averages_of_another_type_are_named_before_torch_trips_over_them(self, kind: torch.dtype) -> None:
+        model, optimizer, monitor = self.watched(lambda p: torch.optim.AdamW(p, lr=1e-3))
+        self.steps(model, optimizer, monitor, 2)
+        model.to(kind)
+        with pytest.raises(PrecisionChanged, match=r"was float32 and is .* AdamW keeps its averages.*load_state_dict"):
+            self.steps(model, optimizer, monitor, 1)
+        optimizer.load_state_dict(optimizer.state_dict())
+        self.steps(model, optimizer, monitor, 3)
+        assert not monitor.alarms
+
+    @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64], ids=str)
+    @pytest.mark.parametrize("momentum", [0.0, 0.9])
+    def test_the_account_goes_on_from_converted_values(
+        self, kind: torch.dtype, momentum: float, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model, optimizer, monitor = self.watched(lambda p: torch.optim.SGD(p, lr=1e-2, momentum=momentum))
+        self.steps(model, optimizer, monitor, 2)
+        model.to(kind)
+        self.steps(model, optimizer, monitor, 4)
+        assert not monitor.alarms
+        assert len([one for one in caplog.records if "became" in one.message]) == 1
+        with torch.no_grad():
+            model.get_parameter("layers.0.attention.q.weight").mul_(1.1)
+        self.steps(model, optimizer, monitor, 1)
+        assert monitor.alarms, "what is written to converted parameters is still seen"

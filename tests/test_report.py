@@ -9,6 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from conserved.report.page import Anchors, script_json
 from conserved.report.plot import cleaned_trace, literal
 from conserved.track import RunStore, store_document
 from conserved.track.sinks.digest import digest, spread
-from report_store import IMAGE, LINK, SCRIPT, claim, figure, hostile_store, refuted, watch
+from report_store import IMAGE, LINK, SCRIPT, claim, figure, hostile_store, random_ledger, refuted, watch
 
 
 class Elements(HTMLParser):
@@ -396,6 +397,19 @@ class TestLargeStores:
         for drift in found.drifts:
             furthest = max((e for e in last if families[e.law] == drift.family), key=lambda entry: abs(entry.drift))
             assert (drift.law, drift.drift, drift.predicted) == (furthest.law, furthest.drift, furthest.predicted)
+
+    def test_the_work_of_a_digest_grows_in_proportion_to_the_ledger(self, tmp_path: Path) -> None:
+        """Counted in instructions of SQLite's machine, all steps shown: four times the rows, four times the work."""
+        work: list[int] = []
+        for steps in (40, 160):
+            path = tmp_path / f"{steps}.db"
+            random_ledger(path, rows=20 * steps, laws=20)
+            with RunStore(path) as store:
+                store._db.set_progress_handler(partial(work.append, steps), 100)
+                digest(store, "run", steps=1000)
+        few, many = (work.count(steps) for steps in (40, 160))
+        assert few > 20
+        assert many < 6 * few
 
     def test_thousands_of_laws_and_steps_stay_a_readable_file(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"

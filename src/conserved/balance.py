@@ -8,7 +8,7 @@ residual any of them found, because a gradient that should be the same everywher
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from conserved.batch import Plan
 from conserved.grain import grain
 from conserved.judging import TOLERANCE
+from conserved.rescaled import norms, reweighed, suspects
 from conserved.survey import Surveyed, surveyed
 from conserved.symmetry import Symmetry, Tensors
 from conserved.view import whole
@@ -42,7 +43,9 @@ class Balance:
     residuals: NDArray[np.float64]
     """‖μ(θ, G)‖ over its scale, in [0, 1], of every symmetry of the plan."""
     scales: NDArray[np.float64]
-    """What each residual is relative to; 0 if no gradient reached any leg of the symmetry."""
+    """What each residual is relative to."""
+    tested: NDArray[np.bool_]
+    """Whether each identity says something: a gradient reached one of its legs, and not all of its legs are zero."""
     names: tuple[str, ...]
     """The parameters that have a gradient, in some order."""
     norms: NDArray[np.float64]
@@ -104,13 +107,13 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
     """
     with torch.no_grad():
         meshes = _meshes(theta)
-        norms: Mapping[str, Tensor] = {}
+        gathered: Mapping[str, Tensor] = {}
         if meshes:
             # Parameters that have to be gathered are read one after the other: not all of them may fit.
             uses = Counter(leg.view.parameter for batch in plan.batches for leg in batch.legs)
             directions = _Gathered(slopes, uses)
             places, tables, found = weighed(plan, _Gathered(theta, uses), directions, dtype=dtype, together=False)
-            norms = directions.norms
+            gathered = directions.norms
         else:
             places, tables, found = weighed(plan, theta, slopes, dtype=dtype)
         read = () if found is None else found.names
@@ -120,7 +123,7 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
         device = tables[0].device if tables else next((slope.device for slope in slopes.values()), torch.device("cpu"))
         samples = _samples(slopes, device)
         parts = [*(table.flatten() for table in tables), *([] if found is None else [found.norms])]
-        parts += [_norms(rest, norms, device), *([torch.cat(samples)] if samples else [])]
+        parts += [_norms(rest, gathered, device), *([torch.cat(samples)] if samples else [])]
         queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
         order, count = np.array(places, dtype=np.int64), len(places)
         least = {place: _least(plan.symmetries[place], slopes) for place in plan.linear}
@@ -130,14 +133,23 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
     sizes = np.empty((count, 2))
     sizes[order] = weights.reshape(count, 2)
     values, scales = sizes.T
-    everything = float(np.linalg.norm(lengths))
+    lengths = _norms_again(names, lengths, slopes)
+    odd = suspects(plan.symmetries, values, scales, dict(zip(names, lengths.tolist(), strict=True)), slopes)
+    if meshes:
+        # All processes gather what any of them has to look at again.
+        odd = np.array(_agreed(odd.astype(float).tolist(), meshes)) > 0
+    peak = float(lengths.max(initial=0.0))
+    everything = peak * float(np.linalg.norm(lengths / peak)) if 0 < peak < np.inf else peak
     for place, share in least.items():
         scales[place] = max(scales[place], share * everything)
-    reached = scales > 0
+    tested = scales > 0
     with np.errstate(invalid="ignore"):
-        residuals = np.divide(values, scales, out=values.copy(), where=reached)
+        residuals = np.divide(values, scales, out=values.copy(), where=tested)
     # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
-    residuals[reached & (values > scales)] = 1.0
+    residuals[tested & (values > scales)] = 1.0
+    for place in np.flatnonzero(odd).tolist():
+        floor = least.get(place, 0.0) * everything
+        residuals[place], scales[place], tested[place] = reweighed(plan.symmetries[place], theta, slopes, floor)
     seen = grain(np.split(entries, np.cumsum([part.numel() for part in samples])[:-1])) if samples else None
     if meshes:
         agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], meshes)
@@ -145,11 +157,22 @@ def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | N
     return Balance(
         residuals=residuals,
         scales=scales,
+        tested=tested,
         names=names,
         norms=lengths,
         grain=seen,
         ranks=max((mesh.size() for mesh in meshes), default=1),
     )
+
+
+def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], slopes: Tensors) -> NDArray[np.float64]:
+    """The norms, with those computed anew that are zero or infinite because squares are."""
+    odd = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
+    if not len(odd):
+        return lengths
+    found = lengths.copy()
+    found[odd] = norms([slopes[names[place]] for place in odd.tolist()])
+    return found
 
 
 def _least(symmetry: Symmetry, slopes: Tensors) -> float:

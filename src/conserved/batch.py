@@ -9,9 +9,10 @@ is everywhere, and there kernels of our own read them where they lie (`conserved
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import numpy as np
 import torch
@@ -264,8 +265,8 @@ def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[Batch]:
         picks = [view.pick for view in views]
         along = tuple(axis for axis in range(len(picks[0])) if len({pick[axis] for pick in picks}) > 1)
         visited = [tuple(pick[axis] for axis in along) for pick in picks]
-        everything = list(product(*(range(views[0].grid[axis]) for axis in along)))
-        if along and visited != everything:
+        sizes = [views[0].grid[axis] for axis in along]
+        if along and (len(visited) != prod(sizes) or visited != list(product(*map(range, sizes)))):
             return [Batch((p,), tuple(BatchLeg.of(leg.view) for leg in symmetries[p].legs)) for p in places]
         legs.append(BatchLeg.of(views[0], along))
     return [Batch(tuple(places), tuple(legs))]

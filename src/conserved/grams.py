@@ -177,7 +177,7 @@ def _device_grams(
 
 def dots(
     sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-) -> Float[Tensor, "pairs *batch"]:
+) -> Float[Tensor, " pairs *batch"]:
     """Σ_ij a_ij b_ij for every listed pair of the sources, slice by slice in memory order."""
     tensors = _tensors(sources)
     if tensors is None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conserved.verdict import Evidence, Verdict
+from conserved.verdict import Evidence, Status, Verdict
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 """Largest relative residual of an identity on many entries that rounding explains, by precision of the pass."""
@@ -28,23 +28,33 @@ def rounding(precision: torch.dtype, entries: int | NDArray[np.int64]) -> float 
     return TOLERANCE[precision] * (1 + _FEW / least**0.5)
 
 
-def judged(name: str, residual: float, limit: float, *, silent: bool, nearly: bool) -> Verdict:
-    """What one identity's residual says; nothing, if no gradient reached any of its legs.
+def status(residual: float, limit: float, *, tested: bool, nearly: bool) -> Status:
+    """What one identity's residual says, wherever it is judged; nothing, if it was not put to the test.
 
-    Of a law that holds `nearly`, up to a norm's ε, a residual over the limit refutes nothing: with inputs small against
-    √ε it is what the law says. It is not verified either.
+    Of a law that holds `nearly`, up to a norm's ε, a residual over the limit refutes nothing: what is left of it is
+    Σ_t ε/(s_t + ε) ⟨y_t, ∂L/∂y_t⟩, and parameters and gradients do not say how small the s_t were. Fresh models
+    normalise inputs of mean square ε. It is not verified either.
     """
-    if silent:
-        return Verdict(status=Verdict.INCONCLUSIVE, message=f"No gradient reached the parameters of {name}.")
-    evidence = (Evidence(what=f"relative residual of {name}", value=residual, limit=limit),)
+    if not tested:
+        return Status.INCONCLUSIVE
     if residual <= limit:
-        message = f"The gradient identity of {name} holds."
-        return Verdict(status=Verdict.VERIFIED, message=message, evidence=evidence)
-    if nearly and residual == residual:
-        message = f"The gradient identity of {name} is further off than √ε; ε may explain it, or it is no law."
-        return Verdict(status=Verdict.INCONCLUSIVE, message=message, evidence=evidence)
-    message = f"The gradient identity of {name} does not hold."
-    return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence)
+        return Status.VERIFIED
+    return Status.INCONCLUSIVE if nearly and residual == residual else Status.REFUTED
+
+
+def judged(name: str, residual: float, limit: float, *, tested: bool, nearly: bool) -> Verdict:
+    """The same as a verdict."""
+    found = status(residual, limit, tested=tested, nearly=nearly)
+    if not tested:
+        message = f"No gradient reached the parameters of {name}, or all of them are zero."
+        return Verdict(status=found, message=message)
+    message = {
+        Status.VERIFIED: f"The gradient identity of {name} holds.",
+        Status.INCONCLUSIVE: f"The gradient identity of {name} is further off than √ε, which ε may explain.",
+        Status.REFUTED: f"The gradient identity of {name} does not hold.",
+    }[found]
+    evidence = (Evidence(what=f"relative residual of {name}", value=residual, limit=limit),)
+    return Verdict(status=found, message=message, evidence=evidence)
 
 
 def together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: int) -> Verdict:
@@ -62,8 +72,9 @@ def together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: in
     evidence = tuple(verdict.evidence[0] for verdict in broken or unsure or judged[:1])
     if unsure and not broken:
         message = (
-            f"{len(unsure)} of {len(parts)} identities are further off than the √ε of the norms they hold up to. Small "
-            "inputs of those norms explain that; verify with a smaller ε or larger weights to be sure. The rest holds."
+            f"{len(unsure)} of {len(parts)} identities are further off than the √ε of the norms they hold up to: "
+            "either inputs of those norms are small against √ε, or the backward pass is wrong there. Verify with a "
+            "smaller ε or larger weights to be sure. The others hold."
         )
         return Verdict(status=Verdict.INCONCLUSIVE, message=message, evidence=evidence, parts=parts)
     if broken:

@@ -19,6 +19,8 @@ from conserved.balance import Balance, weigh
 from conserved.batch import Plan
 from conserved.independence import rank_of_gradients
 from conserved.judging import judged, rounding, together
+from conserved.plain_data import text
+from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
 from conserved.table import plain, renderable, rows, totals
 from conserved.verdict import Verdict
@@ -310,21 +312,28 @@ class LawSet:
         precision = precision_of(loss)
         reached_by = gradients_of(loss, theta)
         found = {name: reached_by[name] for name in names}
-        if all(g is None or not bool(g.any()) for g in found.values()):
-            return Verdict(status=Verdict.INCONCLUSIVE, message="No gradient reached any parameter of any law.")
         gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in found.items()}
-        residuals = self.residuals(gradients)
-        reached = {name for name in names if bool(gradients[name].any())}
+        balance = self.weigh(gradients)
+        beside = overlapping(theta)
+        moved_along = {s.name: why for s in self.symmetries if (why := _not_alone(s, beside)) is not None}
+        if not balance.tested.any():
+            message = "No gradient reached any parameter of any law, or those it reached are zero."
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
         parts = {
-            s.name: judged(
+            s.name: moved_along[s.name]
+            if s.name in moved_along
+            else judged(
                 s.name,
-                residuals[s.name],
+                float(residual),
                 rounding(coarsest(precision, *(theta[p].dtype for p in s.parameters)), s.entries) + s.epsilon**0.5,
-                silent=not s.inert and reached.isdisjoint(s.parameters),
+                tested=bool(tested),
                 nearly=not s.exact,
             )
-            for s in self.symmetries
+            for s, residual, tested in zip(self.symmetries, balance.residuals, balance.tested, strict=True)
         }
+        if moved_along and not any(part.status is Verdict.REFUTED for part in parts.values()):
+            message = next(iter(moved_along.values())).message
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message, parts=parts)
         return together(parts, precision, nearly=sum(not symmetry.exact for symmetry in self.symmetries))
 
     def summary(self) -> str:
@@ -365,11 +374,13 @@ class LawSet:
             return LawSet(
                 symmetries=tuple(Symmetry.from_dict(item) for item in data["symmetries"]),
                 parameters=parameters or {},
-                unclaimed=tuple(data["unclaimed"]),
-                dropped=tuple(Dropped(item["name"], item["reason"]) for item in data["dropped"]),
+                unclaimed=tuple(text(name) for name in data["unclaimed"]),
+                dropped=tuple(Dropped(text(item["name"]), text(item["reason"])) for item in data["dropped"]),
             )
         except KeyError as problem:
             raise ValueError(f"The law set is damaged: {problem} is missing.") from problem
+        except (TypeError, AttributeError) as problem:
+            raise ValueError(f"The law set is damaged: {problem}.") from problem
 
     def save(self, path: str | Path) -> None:
         """Write the laws (not the weights) as JSON."""
@@ -377,14 +388,18 @@ class LawSet:
 
     @staticmethod
     def load(path: str | Path, parameters: Tensors | None = None) -> LawSet:
-        """Read what `save` wrote."""
+        """Read what `save` wrote; anything else is a ValueError of one line that names the file."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as problem:
-            raise ValueError(f"{path} is not a JSON file: {problem}.") from problem
+        except (ValueError, RecursionError) as problem:
+            # Not UTF-8, not JSON, numbers of thousands of digits, or nested deeper than anyone would write.
+            raise ValueError(f"{path} is not a JSON file that can be read: {problem}.") from problem
         if not isinstance(data, dict):
             raise ValueError(f"{path} holds a {type(data).__name__}, not a law set.")
-        return LawSet.from_dict(data, parameters)
+        try:
+            return LawSet.from_dict(data, parameters)
+        except ValueError as problem:
+            raise ValueError(f"{path}: {problem}") from problem
 
     def _theta(self, parameters: Tensors | None) -> Tensors:
         theta = self.parameters if parameters is None else parameters
@@ -417,3 +432,15 @@ class LawSet:
 
     def _conserved(self, found: Sequence[Tensor]) -> dict[str, Tensor]:
         return {s.name: s.kind.conserved(value) for s, value in zip(self.symmetries, found, strict=True)}
+
+
+def _not_alone(symmetry: Symmetry, beside: Mapping[str, str]) -> Verdict | None:
+    """Why nothing can be said of a law with a parameter that shares memory with another one."""
+    for name in symmetry.parameters:
+        if name in beside:
+            message = (
+                f"{name} shares memory with {beside[name]}, so that steps of one move the other: {symmetry.name} is no "
+                "law of this model, whatever its gradients are."
+            )
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
+    return None

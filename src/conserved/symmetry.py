@@ -27,6 +27,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from conserved.kind import KINDS, ComplexScaling, Degree, GeneralLinear, Kind, OneScale, Scaling, Translation
+from conserved.plain_data import real, size, text
 from conserved.sheaf import Legs
 from conserved.view import Pick, View
 
@@ -312,31 +313,47 @@ class Symmetry:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Symmetry:
-        """The inverse of `to_dict`."""
-        if data["kind"] not in KINDS:
-            raise ValueError(f"Unknown kind {data['kind']!r}; expected one of {', '.join(KINDS)}.")
+        """The inverse of `to_dict`; ValueError, TypeError or KeyError for anything it would not have written."""
+        code = text(data["kind"])
+        if code not in KINDS:
+            raise ValueError(f"Unknown kind {code!r}; expected one of {', '.join(KINDS)}.")
+        epsilon = real(data["epsilon"])
+        if epsilon < 0:
+            raise ValueError(f"ε of a norm is not negative; got {epsilon}.")
         return Symmetry(
-            block=str(data["block"]),
-            family=str(data["family"]),
-            part=str(data["part"]),
-            kind=KINDS[data["kind"]],
-            epsilon=float(data["epsilon"]),
-            legs=tuple(
-                Leg(
-                    View(
-                        parameter=str(leg["parameter"]),
-                        shape=tuple(leg["shape"]),
-                        grid=tuple(leg["grid"]),
-                        axes=tuple(leg["axes"]),
-                        pick=tuple(tuple(p) if isinstance(p, list) else p for p in leg["pick"]),
-                        rows=None if leg["rows"] is None else tuple(leg["rows"]),
-                        offset=float(leg["offset"]),
-                    ),
-                    leg["degree"],
-                )
-                for leg in data["legs"]
-            ),
+            block=text(data["block"]),
+            family=text(data["family"]),
+            part=text(data["part"]),
+            kind=KINDS[code],
+            epsilon=epsilon,
+            legs=tuple(_leg(leg) for leg in data["legs"]),
         )
+
+
+def _leg(data: Mapping[str, Any]) -> Leg:
+    """One leg of `Symmetry.to_dict`."""
+    degree = real(data["degree"])
+    return Leg(
+        View(
+            parameter=text(data["parameter"]),
+            shape=_sizes(data["shape"]),
+            grid=_sizes(data["grid"]),
+            axes=_sizes(data["axes"]),
+            pick=tuple(None if p is None else _range(p) if isinstance(p, list) else size(p) for p in data["pick"]),
+            rows=None if data["rows"] is None else _sizes(data["rows"]),
+            offset=real(data["offset"]),
+        ),
+        int(degree) if degree.is_integer() else degree,
+    )
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    return tuple(map(size, values))
+
+
+def _range(values: list[Any]) -> tuple[int, int]:
+    start, stop = map(size, values)
+    return start, stop
 
 
 def working_dtype(tensors: Sequence[Shaped[Tensor, "..."]], dtype: torch.dtype | None) -> torch.dtype:

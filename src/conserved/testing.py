@@ -1,18 +1,89 @@
-"""For the test suites of others: assert that the gradients of a model satisfy its identities."""
+"""For the test suites of others: assert that gradients of a model or of a function are right."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from conserved.audit import Audit, audit
+from conserved.auditing import Check, check
 from conserved.backward import precision_of
 from conserved.laws import LawSet
 from conserved.recognize import recognize
 
-__all__ = ["assert_gradients_conserve"]
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["Setup", "assert_backward", "assert_gradients_conserve", "over_dtypes_and_lengths", "setups"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One precision, length and device a kernel is tested in; `tensor` draws inputs for it."""
+
+    dtype: torch.dtype
+    length: int
+    device: str = "cpu"
+
+    def tensor(self, *shape: int) -> Tensor:
+        """Random numbers of a shape, in the precision and on the device of the setup."""
+        return torch.randn(*shape).to(self.device, self.dtype)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype)[6:]}-{self.length}-{self.device}"
+
+
+def setups(
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
+    lengths: Sequence[int] = (1, 63, 64, 65, 128, 200),
+    device: str | None = None,
+) -> Iterator[Setup]:
+    """Every precision with every length: by default one, and lengths around those of tiles."""
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    for dtype in dtypes:
+        for length in lengths:
+            yield Setup(dtype=dtype, length=length, device=place)
+
+
+def over_dtypes_and_lengths(
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
+    lengths: Sequence[int] = (1, 63, 64, 65, 128, 200),
+    device: str | None = None,
+) -> pytest.MarkDecorator:
+    """A pytest parametrisation that gives a test a `setup` for every precision and length.
+
+    Args:
+        dtypes: the precisions the kernel is meant for.
+        lengths: lengths to test; the default is around tiles of 64.
+        device: where; a GPU if there is one, otherwise the processor.
+    """
+    import pytest
+
+    chosen = list(setups(dtypes, lengths, device))
+    return pytest.mark.parametrize("setup", chosen, ids=map(str, chosen))
+
+
+def assert_backward(
+    fn: Callable[..., Any], *tensors: Any, inconclusive: bool = False, seconds: float = 120.0, **options: Any
+) -> Check:
+    """Raise AssertionError, with what failed, where and what that suggests, unless the backward of `fn` holds.
+
+    Args:
+        fn: any callable on tensors.
+        tensors: its arguments, as for `conserved.check`.
+        inconclusive: accept a check in which a wrong factor of some gradient would not have been seen.
+        seconds: time after which no further test is begun.
+        options: further options of `conserved.check` and keyword arguments of `fn`.
+    """
+    __tracebackhide__ = True
+    found = check(fn, *tensors, seconds=seconds, **options)
+    if not found.ok or not (found.conclusive or inconclusive):
+        raise AssertionError(str(found))
+    return found
 
 
 def assert_gradients_conserve(

@@ -17,20 +17,15 @@ from conserved.audit.causes import factor, step_size, usual
 from conserved.audit.report import Audit, Finding, Row
 from conserved.backward import coarsest
 from conserved.balance import Balance, weigh
-from conserved.judging import TOLERANCE, rounding
-from conserved.laws import LawSet
+from conserved.judging import TOLERANCE, rounding, status
+from conserved.laws import Dropped, LawSet
 from conserved.recognize import recognize
+from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Evidence, Status, Verdict
 from conserved.view import whole
 
 _HALF = (torch.bfloat16, torch.float16)
-
-_SMALLEST_INPUT = 0.1
-"""Inputs of a norm are taken to have at least this share of the mean square of the weights that make them."""
-
-_SMALL = 10.0
-"""In units of √ε, what is left of a law when inputs of its norm are small though the weights making them are not."""
 
 _EXPLAINED = 24
 """Failures that are looked into one by one, worst first; each costs a transfer from the device."""
@@ -77,6 +72,8 @@ class _Backward:
     slopes: Tensors
     absent: tuple[str, ...]
     """Trained parameters that have no gradient; those that laws need are taken to have a zero one."""
+    dropped: tuple[Dropped, ...]
+    """Laws of the architecture that this model does not keep, and why."""
     types: frozenset[tuple[torch.dtype, torch.dtype]]
     """Of a parameter and of its gradient, as they occur."""
 
@@ -94,8 +91,12 @@ class _Backward:
         slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
         if trained and not slopes:
             raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
-        # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything.
-        lawful = laws if all(name in trained for name in laws.plan.needs) else laws.select(lambda s: _free(s, trained))
+        # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor
+        # is one with a parameter that shares its memory with another since: a step of that one moves it too.
+        beside = overlapping(theta)
+        lost = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside)))
+        names = {item.name for item in lost}
+        lawful = laws.select(lambda s: s.name not in names) if lost else laws
         absent = tuple(name for name in trained if name not in slopes)
         slopes |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
         return _Backward(
@@ -103,6 +104,7 @@ class _Backward:
             points=trained,
             slopes=slopes,
             absent=absent,
+            dropped=(*laws.dropped, *lost),
             types=frozenset((trained[name].dtype, slope.dtype) for name, slope in slopes.items()),
         )
 
@@ -118,10 +120,11 @@ def _judged(
 ) -> Audit:
     """Hold every residual against its limit, and look into those that are too large, worst first."""
     symmetries, points, slopes = backward.laws.symmetries, backward.points, backward.slopes
-    residuals, scales = balance.residuals, balance.scales
-    doubtful = np.flatnonzero(~((residuals <= limits) & (scales > 0))).tolist()
+    residuals, tested = balance.residuals, balance.tested
+    doubtful = np.flatnonzero(~((residuals <= limits) & tested)).tolist()
     statuses = {
-        place: _status(symmetries[place], residuals[place], limits[place], scales[place], points) for place in doubtful
+        place: status(residuals[place], limits[place], tested=bool(tested[place]), nearly=not symmetries[place].exact)
+        for place in doubtful
     }
     findings = _findings(backward, balance, unused)
     excess = np.where(np.isnan(residuals), np.inf, residuals / limits)
@@ -136,7 +139,7 @@ def _judged(
             residual=float(residuals[place]),
             tolerance=float(limits[place]),
             status=statuses.get(place, Status.VERIFIED),
-            checked=bool(scales[place] > 0),
+            checked=bool(tested[place]),
             suggests=suggests,
         )
 
@@ -148,24 +151,28 @@ def _judged(
         row(place, _suggestions(symmetries[place], points, slopes, moved) if number < _EXPLAINED else ())
         for number, place in enumerate(sorted(broken, key=lambda place: -excess[place]))
     ]
-    tested = np.flatnonzero(scales > 0)
+    unsure = [place for place in doubtful if statuses[place] is Status.INCONCLUSIVE and tested[place]]
+    left_open = tuple(row(place) for place in sorted(unsure, key=lambda place: -excess[place]))
+    places = np.flatnonzero(tested)
     return Audit(
         verdict=_verdict(
             failures,
-            [row(place) for place in doubtful if statuses[place] is Status.INCONCLUSIVE and scales[place] > 0],
+            left_open,
             findings,
             moved,
             used,
             count=len(symmetries),
-            tested=len(tested),
-            nearest=row(int(tested[excess[tested].argmax()])) if len(tested) else None,
+            tested=len(places),
+            nearest=row(int(places[excess[places].argmax()])) if len(places) else None,
             nearly=int((backward.laws.plan.epsilons > 0).sum()),
         ),
         failures=tuple(failures),
+        left_open=left_open,
         worst=float(residuals.max(initial=0.0)),
         others=lambda: map(row, sorted(set(range(len(symmetries))).difference(broken))),
         findings=tuple(findings),
         unclaimed=unclaimed,
+        dropped=backward.dropped,
         precision=used,
         known=known,
         ranks=balance.ranks,
@@ -173,8 +180,14 @@ def _judged(
     )
 
 
-def _free(symmetry: Symmetry, trained: Mapping[str, Tensor]) -> bool:
-    return all(name in trained for name in symmetry.parameters)
+def _lost(symmetry: Symmetry, trained: Mapping[str, Tensor], beside: Mapping[str, str]) -> str:
+    """Why a law is one no longer; empty if it still is."""
+    for name in symmetry.parameters:
+        if name not in trained:
+            return f"{name} is frozen, so the other legs are not balanced against it"
+        if name in beside:
+            return f"{name} shares memory with {beside[name]}, so that steps of one move the other"
+    return ""
 
 
 def _precision(
@@ -205,28 +218,6 @@ def _limits(backward: _Backward, used: torch.dtype, accumulated: int, *, given: 
     stored = {name: coarsest(backward.points[name].dtype, slope.dtype) for name, slope in backward.slopes.items()}
     kinds = (coarsest(*(stored[name] for name in symmetry.parameters)) for symmetry in plan.symmetries)
     return np.array([by_kind[kind][place] for place, kind in enumerate(kinds)])
-
-
-def _status(symmetry: Symmetry, residual: float, limit: float, scale: float, theta: Tensors) -> Status:
-    """Of an identity that is not within its limit, or that no gradient reached."""
-    if scale == 0:
-        return Status.INCONCLUSIVE
-    if not symmetry.exact and residual <= limit + max(_epsilon_leaves(symmetry, theta), _SMALL * symmetry.epsilon**0.5):
-        return Status.INCONCLUSIVE
-    return Status.REFUTED
-
-
-def _epsilon_leaves(symmetry: Symmetry, theta: Tensors) -> float:
-    """How much of an identity a norm's ε may leave: ε/(s + ε) with s a low guess at the mean square of its inputs.
-
-    The first norm of a residual stream reads one writer alone, so the smallest matrix among the legs counts.
-    """
-    matrices = [
-        leg.view.matrix(theta[leg.view.parameter], point=True) for leg in symmetry.legs if len(leg.view.shape) > 1
-    ]
-    squares = [square for matrix in matrices if (square := float(matrix.float().square().mean())) > 0]
-    smallest = _SMALLEST_INPUT * min(squares, default=0.0)
-    return symmetry.epsilon / (smallest + symmetry.epsilon)
 
 
 def _excused(symmetries: Sequence[Symmetry]) -> set[str]:
@@ -306,10 +297,11 @@ def _verdict(
     elif not count:
         message = "No law is known of this model, so nothing can be said of its gradients."
     elif not tested:
-        message = "No gradient reached the parameters of any law."
+        message = "No gradient reached the parameters of any law, or those it reached are zero."
     elif unsure:
-        message = f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to, "
-        message += "which small inputs of those norms explain. The others hold."
+        message = f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to: "
+        message += "either inputs of those norms are small against √ε, or the backward pass is wrong there. "
+        message += "The others hold."
         evidence = tuple(row.evidence for row in unsure)
     else:
         assert nearest is not None

@@ -87,6 +87,9 @@ class Gauge:
     def _weigh(self, name: str, call: int, precision: torch.dtype, slope: Tensor) -> None:
         self.__dict__.pop("rows", None)
         rows = slope.detach().to(torch.promote_types(slope.dtype, torch.float32))
+        # Only the quotient matters, and squares of large or small gradients are infinite or zero.
+        peak = rows.abs().amax((-2, -1), keepdim=True)
+        rows = rows / torch.where(peak > 0, peak, 1)
         with torch.no_grad(), full_precision(rows):
             sizes = weighed(Translation(), (1,), [rows], [rows])
         # (…, heads, 2): everything before the heads is a sequence.

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from conserved import html
+from conserved.laws import Dropped
 from conserved.verdict import Evidence, Status, Verdict
 
 BLIND = (
@@ -101,13 +102,16 @@ class Audit:
     verdict: Verdict
     failures: tuple[Row, ...]
     """The identities that do not hold, worst first."""
+    left_open: tuple[Row, ...]
+    """Identities up to a norm's ε that are further off than √ε; weights and gradients do not say whether ε is why."""
     worst: float
     """The largest relative residual; 0 if there is none."""
     others: Callable[[], Iterable[Row]]
     """The rows that did not fail, made when they are asked for: most audits are clean and nobody reads them."""
     findings: tuple[Finding, ...] = ()
     unclaimed: tuple[str, ...] = ()
-    dropped: int = 0
+    dropped: tuple[Dropped, ...] = ()
+    """Laws of the architecture that this model does not keep, and why; they are not tested."""
     precision: torch.dtype
     known: Literal["given", "stored", "bits"]
     ranks: int = 1
@@ -142,6 +146,7 @@ class Audit:
             "rows": [row.record() for row in self.rows],
             "findings": [{"parameter": item.parameter, "trouble": item.trouble} for item in self.findings],
             "unclaimed": list(self.unclaimed),
+            "dropped": [{"name": item.name, "reason": item.reason} for item in self.dropped],
             "not_seen": BLIND,
         }
 
@@ -161,10 +166,17 @@ class Audit:
             lines += [f"    {text}" for text in row.suggests]
         if len(self.failures) > _SHOWN:
             lines.append(f"  … and {len(self.failures) - _SHOWN:,} more")
+        for row in self.left_open[:_SHOWN]:
+            lines.append(f"  {row.name}: residual {row.residual:.2g}, over {row.tolerance:.1g}; ε may explain it")
+        if len(self.left_open) > _SHOWN:
+            lines.append(f"  … and {len(self.left_open) - _SHOWN:,} more that ε may explain")
         troubles = [str(item) for item in self.findings]
         lines += [f"  {text}" for text in troubles[:_SHOWN]]
         if len(troubles) > _SHOWN:
             lines.append(f"  … and {len(troubles) - _SHOWN:,} more")
+        if self.dropped:
+            first = f"{self.dropped[0].name}: {self.dropped[0].reason}"
+            lines.append(f"Not tested, because this model does not keep them: {len(self.dropped)} laws ({first}).")
         if self.unclaimed:
             lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters that no recogniser speaks for.")
         if self.ok:

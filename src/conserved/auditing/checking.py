@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conserved.auditing.dependence import changed
-from conserved.auditing.function import Function, Uncheckable, function_of, repeatable
+from conserved.auditing.function import UNIT, Function, Uncheckable, device_of, function_of, repeatable
 from conserved.auditing.identities import identity_tests
 from conserved.auditing.moves import Group
 from conserved.auditing.noise import measure_noise, rms, wide
@@ -24,8 +24,8 @@ from conserved.auditing.tested import Method, Tested
 
 __all__ = ["check"]
 
-_FLIPPED = 0.2
-"""Relative change between two equal calls above which a function counts as random."""
+_RANDOM = 1e-3, 64.0
+"""A function counts as random if two equal calls differ by more than this share, and than so many roundings."""
 
 
 def check(
@@ -59,10 +59,9 @@ def check(
         Uncheckable: the function has no gradient to check, or cannot be run twice with the same result.
     """
     start = time.monotonic()
-    function = function_of(fn, tensors, {**keywords, **(arguments or {})}, names=names, seed=seed)
-    with repeatable(function.values[0].device):
-        function = _generic(_repeats(function))
-        return _checked(function, seed, start, start + seconds)
+    with repeatable(device_of(tensors, keywords)):
+        function = function_of(fn, tensors, {**keywords, **(arguments or {})}, names=names, seed=seed)
+        return _checked(_generic(_repeats(function)), seed, start, start + seconds)
 
 
 def _repeats(function: Function) -> Function:
@@ -74,7 +73,7 @@ def _repeats(function: Function) -> Function:
                 f"{function.title} returns {tuple(one.shape)} and then {tuple(other.shape)} on the same inputs."
             )
         size = rms(one) or 1.0
-        if rms(wide(one) - wide(other)) > _FLIPPED * size:
+        if rms(wide(one) - wide(other)) > max(_RANDOM[0], _RANDOM[1] * UNIT[one.dtype]) * size:
             raise Uncheckable(
                 f"{function.title} is random: two calls on the same inputs from the same seed differ by "
                 f"{rms(wide(one) - wide(other)) / size:.0%}. Fix its random numbers, or pass them in."

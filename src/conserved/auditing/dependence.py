@@ -90,7 +90,8 @@ def cuts_of(setting: Setting, limit: int = 3) -> list[Cut]:
             cut = _cut(setting, out_axes, size, share)
             if cut is None:
                 break
-            found.append(cut)
+            if cut not in found:
+                found.append(cut)
     return found
 
 
@@ -117,46 +118,29 @@ def cut_places(setting: Setting, size: int) -> list[int]:
 
 
 def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> Cut | None:
-    """The inputs that can be cut with the outputs at `share`, or None if some input refuses."""
-    parts: list[Follows] = []
-    out_cut = share
+    """The inputs that can be cut with the outputs near `share`, or None if there are none.
+
+    Heads may be shared: an input with fewer of them along the same axis is cut between two groups, and so is all else.
+    """
     shapes = [value.shape for value in setting.function.values]
-    # Heads may be shared: cut where every input that has a divisor of the size can be cut too.
-    divisors = {
-        shape[axis]
-        for shape in shapes
-        for axis in range(len(shape))
-        if 1 < shape[axis] < size and size % shape[axis] == 0
-    }
+    first = out_axes[0]
+    fewer = [shape[first] for shape in shapes if len(shape) > first and 1 < shape[first] < size]
+    common = min((count for count in fewer if size % count == 0), default=size)
+    out_cut = max(1, round(share * common / size)) * (size // common)
+    parts: list[Follows] = []
     for place, shape in enumerate(shapes):
-        options = sorted(range(len(shape)), key=lambda axis: (axis != out_axes[0], axis))
-        chosen = None
-        for axis in options:
+        for axis in sorted(range(len(shape)), key=lambda axis: (axis != first, axis)):
             count = shape[axis]
-            if count < 2 or (count != size and (count not in divisors or size > 128 or axis == len(shape) - 1)):
+            whole = count == size or (axis == first and count in fewer and size % count == 0)
+            if count < 2 or not whole or out_cut * count % size:
                 continue
-            cut = out_cut if count == size else max(1, round(out_cut * count / size))
-            if count != size:
-                out_cut = cut * (size // count)
-            chosen = _follows(setting, place, axis, cut, out_axes, out_cut)
+            chosen = _follows(setting, place, axis, out_cut * count // size, out_axes, out_cut)
             if chosen is not None:
+                parts.append(chosen)
                 break
-        if chosen is not None:
-            parts.append(chosen)
-    parts = [
-        part
-        for part in parts
-        if part.cut * size == out_cut * shapes[part.place][part.axis] or shapes[part.place][part.axis] == size
-    ]
-    if not parts:
+    if not parts or not 0 < out_cut < size:
         return None
-    aligned = tuple(
-        part
-        if shapes[part.place][part.axis] != size
-        else Follows(place=part.place, axis=part.axis, cut=out_cut, local=part.local)
-        for part in parts
-    )
-    return Cut(out_axes=out_axes, out_cuts=(out_cut,) * len(out_axes), size=size, inputs=aligned)
+    return Cut(out_axes=out_axes, out_cuts=(out_cut,) * len(out_axes), size=size, inputs=tuple(parts))
 
 
 def _follows(

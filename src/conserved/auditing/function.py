@@ -92,6 +92,12 @@ def tensors_in(returned: Any) -> list[Tensor]:
     return []
 
 
+def device_of(tensors: Sequence[Any], keywords: Mapping[str, Any]) -> torch.device:
+    """Where a function will run: the device of its first tensor."""
+    given = [value for value in (*tensors, *keywords.values()) if isinstance(value, Tensor)]
+    return given[0].device if given else torch.device("cpu")
+
+
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
     """The user's random numbers are left as they were."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-_TILES = (256, 128, 64, 32, 16, 8)
+_TILES = (8, 16, 32, 64, 128, 256)
 
 
 def runs_of(indices: Sequence[int]) -> list[tuple[int, int]]:

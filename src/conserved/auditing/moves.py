@@ -110,7 +110,8 @@ def gather(tensor: Tensor, leg: TensorLeg) -> Tensor:
     """The sums of a tensor over everything that shares a coordinate: the adjoint of `spread`."""
     kept = [axis.axis for axis in leg.axes]
     rest = [place for place in range(tensor.ndim) if place not in kept]
-    found = tensor.permute(*kept, *rest).flatten(len(kept)).sum(-1) if rest else tensor.permute(*kept)
+    found = tensor.permute([*kept, *rest])
+    found = found.flatten(len(kept)).sum(-1) if rest else found
     for place, axis in enumerate(leg.axes):
         if axis.every > 1:
             size = found.shape[place] // axis.every

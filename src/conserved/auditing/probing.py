@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from conserved.auditing.function import UNIT, Function, Uncheckable, Values, function_of, repeatable
+from conserved.auditing.function import UNIT, Function, Uncheckable, Values, device_of, function_of, repeatable
 from conserved.auditing.mixing import mixing_symmetries
 from conserved.auditing.moves import ProbedSymmetry
 from conserved.auditing.noise import measure_output_noise, step_of
@@ -73,9 +73,8 @@ def probe(
     Returns:
         Which axes of which inputs and outputs move against which, and by which group.
     """
-    function = function_of(fn, tensors, keywords, names=names, seed=seed)
-    with repeatable(function.values[0].device):
-        return probe_function(function, seconds=seconds)
+    with repeatable(device_of(tensors, keywords)):
+        return probe_function(function_of(fn, tensors, keywords, names=names, seed=seed), seconds=seconds)
 
 
 def probe_function(function: Function, *, unit: float | None = None, seconds: float = 60.0) -> Probe:

@@ -10,7 +10,7 @@ from conserved.auditing.moves import ProbedSymmetry
 from conserved.auditing.tested import Method, Tested
 from conserved.verdict import Evidence, Verdict
 
-_SHOWN = 4
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,9 @@ class Check:
         """The tests that failed: identities first, then relations, then slopes; the clearest first."""
         order = list(Method)
         broken = [test for test in self.tests if not test.ok]
-        return tuple(sorted(broken, key=lambda test: (order.index(test.method), -min(test.worst, 1e30))))
+        return tuple(
+            sorted(broken, key=lambda test: (order.index(test.method), not test.meaning, -min(test.worst, 1e30)))
+        )
 
     @property
     def ok(self) -> bool:
@@ -125,9 +127,7 @@ class Check:
         verdict = self.verdict
         lines = [f"{verdict.status.value.upper()}: {verdict.message}"]
         shown = ", ".join(f"{name} {kind}" for name, kind in self.inputs.items())
-        lines.append(
-            f"  {shown} on {self.device}; {self.seconds:.1f} s, {len(self.symmetries)} symmetries of the forward"
-        )
+        lines.append(f"  {shown} on {self.device}; {len(self.symmetries)} symmetries of the forward")
         for name in self.suspects or ():
             lines += self._failed(name)
         lines.append("  gradient   identities        relations         slopes            own noise")
@@ -141,8 +141,10 @@ class Check:
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _failed(self, name: str) -> list[str]:
-        mine = [test for test in self.failures if name in test.gradients]
-        lines = [f"  d{name}:"]
+        every = [test for test in self.failures if name in test.gradients]
+        mine = list({test.what: test for test in reversed(every)}.values())[::-1]
+        located = next((test.where for test in mine if "each tile" in test.what), "")
+        lines = [f"  d{name}:" + (f" wrong at {located}" if located else "")]
         for test in mine[:_SHOWN]:
             lines.append(f"    fails: {test.what}")
             lines.append(

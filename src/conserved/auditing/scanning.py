@@ -83,12 +83,17 @@ class Scanner:
             size = rms(tensors[name]) or 1.0
             moved = wide(tensors[name]) + signs * size if shift else wide(tensors[name]) * torch.exp2(signs)
             found = self.run(tensors | {name: moved.to(tensors[name].dtype)})
-            self.known[name, shift] = found is not None and all(
-                rms(wide(out) - wide(before)) > _TELLING * _TYPICAL * (rms(spread_) + self.unit * rms(before))
-                or torch.equal(out, before)
-                for out, before, spread_ in zip(found, self.outs, self.noise, strict=True)
-            )
+            self.known[name, shift] = found is not None and self._shows(found)
         return self.known[name, shift]
+
+    def _shows(self, found: Values) -> bool:
+        """Whether every output that changed at all, and at least one, changed far beyond its rounding."""
+        changed = []
+        for out, before, noise in zip(found, self.outs, self.noise, strict=True):
+            if not torch.equal(out, before):
+                rounding = _TYPICAL * (rms(noise) + self.unit * rms(before))
+                changed.append(rms(wide(out) - wide(before)) > _TELLING * rounding)
+        return bool(changed) and all(changed)
 
     def field(self, sizes: Sequence[int], choices: Sequence[float]) -> Tensor:
         """Random numbers from `choices` over the coordinates, not all equal where there is more than one."""

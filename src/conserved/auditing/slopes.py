@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conserved.auditing.function import UNIT, Values
-from conserved.auditing.locating import factor_meaning
+from conserved.auditing.locating import factor_meaning, where
 from conserved.auditing.noise import by_row, measure_output_noise, rms, wide
 from conserved.auditing.setting import Setting
 from conserved.auditing.tested import NOISE, ROUNDING, Method, Tested
@@ -25,6 +25,11 @@ _USEFUL = 0.25
 """A slope known to worse than this share of itself tests nothing."""
 
 _TRUNCATION = 3.0
+_CLOSE = 0.25
+"""A tile whose slope comes closer to its limit than this may be wrong too; then nothing is said about the place."""
+
+_TILE, _TILES = 8, 16
+"""The smallest tile looked at, and how many at most along an axis, when a wrong gradient is located."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +103,42 @@ def slope_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Tested],
             if test is not None:
                 found.append(test)
                 counted += 1
+        if any(not test.ok and name in test.gradients for test in found) and not setting.late:
+            found += _tiles(setting, line, place, told)
         if not counted:
             useless.append(f"the slope along {name} is lost in the noise of the function in {told}")
     return found, useless
+
+
+def _tiles(setting: Setting, line: _Line, place: int, told: str) -> list[Tested]:
+    """Which tiles of a wrong gradient are wrong: along every long axis, the slope of each tile by itself."""
+    name, shape = setting.function.names[place], setting.function.values[place].shape
+    value = wide(setting.function.values[place])
+    generator = torch.Generator(value.device).manual_seed(setting.seed + 7)
+    found: list[Tested] = []
+    for axis, length in enumerate(shape):
+        if length < 2 * _TILE:
+            continue
+        width = max(_TILE, 2 ** (length // _TILES).bit_length())
+        wrong = torch.zeros(length, dtype=torch.bool)
+        worst: Tested | None = None
+        clear = True
+        for start in range(0, length, width):
+            mask = torch.zeros(length, dtype=torch.float64, device=value.device)
+            mask[start : start + width] = rms(value) or 1.0
+            signs = torch.randint(2, value.shape, generator=generator, device=value.device).double() * 2 - 1
+            lying = [length if other == axis else 1 for other in range(value.ndim)]
+            test = _test(setting, line, _Direction(place=place, along=signs * mask.view(lying), name="a tile"), told)
+            if test is not None and not test.ok:
+                wrong[start : start + width] = True
+                worst = test if worst is None or test.worst > worst.worst else worst
+            clear &= test is not None and not _CLOSE < test.worst <= 1
+        if worst is not None and clear and not bool(wrong.all()):
+            shown = where(wrong, [f"axis {axis} of d{name}"])
+            found.append(
+                replace(worst, what=f"slope along each tile of {width} of axis {axis}, taken in {told}", where=shown)
+            )
+    return found
 
 
 def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Direction]:
@@ -136,9 +174,9 @@ def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Dire
             mask[start:stop] = 1
             shape = [1] * value.ndim
             shape[axis] = length
-            where = f"index {start} of axis {axis}" if stop == start + 1 else f"{start}–{stop - 1} of axis {axis}"
+            span = f"index {start} of axis {axis}" if stop == start + 1 else f"{start}–{stop - 1} of axis {axis}"
             mixture = (random() + aligned).clamp(-2 * size, 2 * size)
-            yield _Direction(place=place, along=mixture * mask.view(shape), name=f"{where} alone", where=where)
+            yield _Direction(place=place, along=mixture * mask.view(shape), name=f"{span} alone", where=span)
 
 
 def _test(setting: Setting, line: _Line, direction: _Direction, told: str) -> Tested | None:
@@ -164,9 +202,15 @@ def _test(setting: Setting, line: _Line, direction: _Direction, told: str) -> Te
         float((wide(out_slope).square() * spread.square().expand_as(out_slope)).sum())
         for out_slope, spread in zip(setting.slopes, line.noise, strict=True)
     )
-    bent = near - far
-    # Entry by entry as well: where a function has kinks, their errors may cancel in the sum.
-    error = NOISE * noise**0.5 / step + _TRUNCATION * (abs(float(bent.sum())) + 2 * float(bent.norm()))
+    # Entry by entry as well as in sum: where a function has kinks, their errors may cancel. A kink at the very point
+    # shows in the fourth difference alone.
+    middle = _height(setting, line, place, line.values[place])
+    if middle is None:
+        return None
+    kinked = (heights[0] - 4 * heights[1] + 6 * middle - 4 * heights[2] + heights[3]) / step
+    error = NOISE * noise**0.5 / step + sum(
+        _TRUNCATION * (abs(float(bent.sum())) + 2 * float(bent.norm())) for bent in (near - far, kinked)
+    )
     products = wide(grad) * along
     expected = float(products.sum())
     spread = float((deviation.square() * along.square()).sum()) ** 0.5

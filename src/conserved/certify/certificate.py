@@ -68,7 +68,7 @@ def _tier(contents: Contents, group: tuple[Form, ...], patterns: list[tuple[Inpu
     program = contents.program
     if patterns and all(proved_by_argument(program, group, x, decided) for x, decided in patterns):
         return Status.PROVED, 0.0
-    sampled = random_fields(program, contents.inputs, contents.seed)
+    sampled = random_fields(program, contents.theta, contents.inputs, contents.seed)
     width = max(enclosure(form, sampled) for form in group)
     return (Status.VERIFIED if encloses_zero(width) else Status.INCONCLUSIVE), width
 

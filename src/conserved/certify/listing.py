@@ -33,7 +33,7 @@ def listed(
     rows = np.array([_gradient(groups[g][k], theta) for g, k in places])
     sizes = np.linalg.norm(rows, axis=1, keepdims=True)
     chosen = Choice(program.size).pick(rows / np.where(sizes > 0, sizes, 1), len(places))
-    sampled = random_fields(program, inputs, seed)
+    sampled = random_fields(program, theta, inputs, seed)
     kept: dict[int, list[Form]] = {}
     for place in sorted(chosen):
         g, k = places[place]

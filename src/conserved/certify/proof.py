@@ -307,22 +307,25 @@ class RandomFields:
     undecided: bool = False
 
 
-def random_fields(program: Program, inputs: Sequence[Input], seed: int) -> RandomFields:
-    """Fields at points that have nothing to do with the rest of the certificate; discrete inputs are its own."""
+def random_fields(program: Program, theta: Sequence[float], inputs: Sequence[Input], seed: int) -> RandomFields:
+    """Fields at random points near θ and near the inputs: a law of another region is no law here."""
     rng = random.Random(seed)
     points, fields = [], []
     with precision(ENCLOSURE_BITS):
         numbers = Balls()
         for place in range(_POINTS):
-            point = tuple(Fraction(rng.randint(-(2**12), 2**12), 2**12) for _ in range(program.size))
+            steps = [Fraction(rng.randint(-(2**12), 2**12), 2**16) for _ in theta]
+            point = tuple(Fraction(value) * (1 + step) + step for value, step in zip(theta, steps, strict=True))
             x = tuple(
-                t if node.discrete else numbers.array([rng.randint(-512, 512) / 256 for _ in range(t.size)], t.shape)
+                t
+                if node.discrete
+                else numbers.array([e + rng.randint(-512, 512) / 2**14 for e in t.ravel().tolist()], t.shape)
                 for t, node in zip(inputs[place % len(inputs)].tensors, program.input_nodes, strict=True)
             )
             v = numbers.array([rng.randint(-3, 3) for _ in range(program.outputs)], (program.outputs,))
-            theta = Jet({0: numbers.array(point, (program.size,))})
+            here = Jet({0: numbers.array(point, (program.size,))})
             try:
-                fields.append(gradient(program, numbers, theta, Sample(x, v)).value)
+                fields.append(gradient(program, numbers, here, Sample(x, v)).value)
             except Undecided:
                 return RandomFields((), (), undecided=True)
             points.append(point)
@@ -332,7 +335,8 @@ def random_fields(program: Program, inputs: Sequence[Input], seed: int) -> Rando
 def enclosure(form: Form, sampled: RandomFields) -> float:
     """The largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points allow; near zero for a law.
 
-    Infinite where they are too wide to say anything.
+    Infinite where they are too wide to say anything, and where one of them does not contain zero: however small
+    ⟨∇h, X⟩ is against the largest entry of X, h is then no law.
     """
     if sampled.undecided:
         return float("inf")
@@ -342,7 +346,10 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
         for point, field in zip(sampled.points, sampled.fields, strict=True):
             slope = numbers.array(form.gradient(point), (len(point),))
             size = float(np.abs(slope).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
-            total = float((slope * field).sum().abs_upper())
+            moved = (slope * field).sum()
+            if not moved.contains(0):
+                return float("inf")
+            total = float(moved.abs_upper())
             ratio = total / size if size > 0 else total
             worst = ratio if ratio > worst or ratio != ratio else worst
     return worst if worst == worst else float("inf")

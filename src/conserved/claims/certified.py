@@ -90,7 +90,7 @@ def laws_hold(
     contents = certificate(build, shape).contents
     forms = forms_of(quantities, contents.parameters)
     # Balls first: an argument for what is no law can take long to fail.
-    sampled = random_fields(contents.program, contents.inputs, seed=1)
+    sampled = random_fields(contents.program, contents.theta, contents.inputs, seed=1)
     moved = [form for form in forms if departure(form, sampled) > 0]
     if moved:
         what = f"quantities that some field changes, by balls that exclude zero, {size}"

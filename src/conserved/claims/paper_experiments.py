@@ -184,7 +184,7 @@ def not_conserved(build: Build, shape: tuple[int, ...], quantities: Quantities, 
     """Whether every single quantity is changed by some field, which balls that exclude zero prove."""
     contents = certificate(build, shape).contents
     forms = forms_of(quantities, contents.parameters)
-    sampled = random_fields(contents.program, contents.inputs, seed=1)
+    sampled = random_fields(contents.program, contents.theta, contents.inputs, seed=1)
     least = min(departure(form, sampled) for form in forms)
     return judged(
         least > 0,

@@ -27,6 +27,7 @@ LOSSES = ("regression", "cross_entropy")
 
 DOES_NOT_HOLD = 1
 BAD_USAGE = 2
+INCONCLUSIVE = 3
 INTERNAL = 70
 
 

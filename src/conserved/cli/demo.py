@@ -24,11 +24,12 @@ def demo(
     from conserved.demo import Occupied, Settings, run
     from conserved.lab.demo import show
     from conserved.report import NotAStore, Unwritable
+    from conserved.track import BrokenStore
 
     console = Console(stderr=as_json)
     try:
         found = run(folder, Settings(seed=seed, steps=steps), console=console)
-    except (Occupied, NotAStore, Unwritable) as problem:
+    except (Occupied, NotAStore, BrokenStore, Unwritable) as problem:
         raise Usage(str(problem)) from problem
     except OSError as problem:
         raise Usage(f"The demonstration cannot write to {folder}: {problem.strerror or problem}.") from problem

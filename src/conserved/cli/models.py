@@ -46,19 +46,10 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
 
     from conserved import configured
 
-    given = dict(map(_option, options))
+    given = options_of(options)
     if configured.is_config_file(target):
         return configured.from_file(target, given, empty=not weights)
-    place, separator, name = target.rpartition(":")
-    if not separator or not place or not name:
-        raise Usage(
-            f"{target!r} does not name a model. Write path/to/file.py:factory, package.module:factory or a config.json."
-        )
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-    if not hasattr(module, name):
-        public = [key for key in vars(module) if not key.startswith("_")]
-        raise Usage(f"{place} has no {name!r}. It has: {', '.join(public) or 'nothing public'}.")
-    factory = getattr(module, name)
+    factory = load_named(target, "model", ", or a config.json")
     if isinstance(factory, nn.Module):
         if options:
             raise Usage(f"{target} is a model already; options such as {options[0]!r} are for factories.")
@@ -79,6 +70,23 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
     if not isinstance(model, nn.Module):
         raise Usage(f"{target} returned a {type(model).__name__}, not a torch.nn.Module.")
     return model
+
+
+def load_named(target: str, what: str, otherwise: str = "") -> Any:
+    """Whatever `path/to/file.py:name` or `package.module:name` names; `what` says in an error what was wanted."""
+    place, separator, name = target.rpartition(":")
+    if not separator or not place or not name:
+        raise Usage(f"{target!r} does not name a {what}. Write path/to/file.py:name or package.module:name{otherwise}.")
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    if not hasattr(module, name):
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise Usage(f"{place} has no {name!r}. It has: {', '.join(public) or 'nothing public'}.")
+    return getattr(module, name)
+
+
+def options_of(words: list[str]) -> dict[str, Any]:
+    """Words of the form name=value as arguments."""
+    return dict(map(_option, words))
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -20,10 +20,11 @@ def report(
 ) -> None:
     """Write everything in a run store as one HTML file that needs no network."""
     from conserved.report import NotAStore, Unwritable, write_report
+    from conserved.track import BrokenStore
 
     try:
         contents = write_report(store, output, title=title)
-    except (NotAStore, Unwritable, FileNotFoundError) as problem:
+    except (NotAStore, BrokenStore, Unwritable, FileNotFoundError) as problem:
         raise Usage(str(problem)) from problem
     counts = contents.counts()
     left = [{"kind": item.kind, "name": item.name, "reason": item.reason} for item in contents.left_out]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +46,7 @@ def reproduce(
     from conserved.lab.figures import CODES
     from conserved.lab.reproduction import plan, reproduce
     from conserved.lab.sweep import NoRoom
+    from conserved.track import BrokenStore
 
     _usable(device)
     try:
@@ -64,8 +64,8 @@ def reproduce(
         raise Usage(str(problem)) from None
     except NoRoom as problem:
         raise Usage(str(problem)) from None
-    except sqlite3.DatabaseError as problem:
-        raise Usage(f"{store} is not a run store that can be used: {problem}. Name another with --store.") from None
+    except BrokenStore as problem:
+        raise Usage(f"{problem} Name another with --store.") from None
     except KeyboardInterrupt:
         done = f"What was finished is in {store}" if store.exists() else "No result was finished"
         message = f"Stopped. {done}; run the same command again to go on from there."

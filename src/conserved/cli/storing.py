@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,8 +21,8 @@ def store_record(store: Path | None, kind: str, target: str, options: Sequence[s
 
     try:
         store_document(store, kind, name_of(target, options), record)
-    except (OSError, sqlite3.DatabaseError) as problem:
-        raise Usage(f"{store} cannot be written as a run store: {problem}") from problem
+    except OSError as problem:
+        raise Usage(f"The result cannot be written as a run store: {problem}") from problem
 
 
 def name_of(target: str, options: Sequence[str]) -> str:

@@ -199,6 +199,8 @@ def _verdict(
         Evidence(what="kept over dropped singular values", value=min(first.gap, second.gap), limit=LEAST_GAP),
         Evidence(what="derivatives against finite differences", value=error, limit=_TRUSTED),
     )
+    noise = max(first.sizes.noise, second.sizes.noise)
+    kept = min(first.smallest_kept, second.smallest_kept)
     problem = ""
     if overlap > _ORTHOGONAL:
         part = Evidence(what="part of found laws' gradients in the span", value=overlap, limit=_ORTHOGONAL)
@@ -207,6 +209,16 @@ def _verdict(
         problem = "The rank differs between two random points; try another seed, or inputs that are more varied."
     elif min(first.gap, second.gap) < LEAST_GAP:
         problem = "No clear gap separates directions from rounding; try a smaller or better conditioned instance."
+    elif kept < LEAST_GAP * noise:
+        problem = (
+            f"The program rounds to about {noise:.0e}, as with a cast to a coarser type inside it, and directions as "
+            f"small as {kept:.0e} were counted: they may be rounding. Compute in float64 throughout."
+        )
+    elif count and (small := max(first.sizes.small, second.sizes.small)):
+        problem = (
+            f"The gradients of {small} parameters are a million times smaller than those of others, or smaller still: "
+            "their brackets are lost in rounding. Bring parameters and outputs to comparable sizes."
+        )
     elif not first.settled:
         problem = "The rank was still growing at the deepest brackets; pass a larger depth."
     elif error > _TRUSTED:

@@ -76,22 +76,37 @@ def one_of(samples: Any, place: int) -> Any:
     return tree_map(lambda part: part[place] if isinstance(part, Tensor) else part, samples)
 
 
+def gradient_rows(function: Function, theta: Float[Tensor, " D"], samples: Any, count: int) -> Float[Tensor, "count D"]:
+    """Gradient fields at a point, one row for each of the stacked samples."""
+    return _mapped(gradient_field(function), theta, samples, count, function.size)
+
+
 def vectors(
-    function: Function, theta: Float[Tensor, " D"], depth: int, words: Any, count: int
+    function: Function,
+    theta: Float[Tensor, " D"],
+    depth: int,
+    words: Any,
+    count: int,
+    scale: Float[Tensor, " D"] | None = None,
 ) -> Float[Tensor, "count D"]:
     """Brackets of a depth, one row for each word, each divided by the size of the terms it is the difference of.
+
+    With `scale`, entries are multiplied by it first, which leaves the rank of the rows as it is.
 
     A bracket that vanishes up to rounding must not be blown up to length one: it would look like a new direction. So
     rows are scaled by their terms and not by themselves, and fields too small against the rest are left as zero.
     """
     if depth == 0:
-        rows = _mapped(gradient_field(function), theta, words, count, function.size)
+        rows = gradient_rows(function, theta, words, count)
+        rows = rows if scale is None else rows * scale
         sizes = torch.linalg.vector_norm(rows, dim=1)
     else:
         terms = bracket_terms(bracket_field(function, depth - 1), gradient_field(function))
 
         def scaled(t: Tensor, sample: Any) -> Tensor:
             forward, backward = terms(t, sample)
+            if scale is not None:
+                forward, backward = forward * scale, backward * scale
             size = torch.linalg.vector_norm(forward) + torch.linalg.vector_norm(backward)
             return torch.cat((forward - backward, size[None]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+
+from conserved.shared_memory import memory_of, overlapping, tensors_of
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 """Where output gradients live: "regression" (everywhere), "cross_entropy" (sum zero), or those of a loss(z, y)."""
@@ -125,8 +127,10 @@ def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Calla
         raise Unsuitable(
             "The model is on the meta device; give it memory first, for instance with to_empty(device='cpu')."
         )
+    _refuse_partly_shared(module)
+    memory = {name: memory_of(parameter) for name, parameter in module.named_parameters(remove_duplicate=False)}
     model = copy.deepcopy(module).to(device=device, dtype=torch.float64)
-    canonical: dict[int, str] = {}
+    canonical: dict[Hashable, str] = {}
     places: dict[str, str] = {}
     seen: set[tuple[int, str]] = set()
     for path, part in model.named_modules():
@@ -134,7 +138,7 @@ def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Calla
             if parameter is not None and parameter.requires_grad and (id(part), attribute) not in seen:
                 seen.add((id(part), attribute))
                 place = f"{path}.{attribute}" if path else attribute
-                places[place] = canonical.setdefault(id(parameter), place)
+                places[place] = canonical.setdefault(memory[place], place)
     owned = dict(model.named_parameters(remove_duplicate=False))
     start = {name: owned[name].detach().clone() for name in canonical.values()}
 
@@ -144,6 +148,19 @@ def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Calla
         return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
 
     return call, start
+
+
+def _refuse_partly_shared(module: nn.Module) -> None:
+    """A parameter that is part of another, or that is read as a buffer too, is moved by what is not its gradient."""
+    tensors = tensors_of(module)
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for name, other in overlapping(tensors).items():
+        both_trained = {name, other} <= trained and memory_of(tensors[name]) == memory_of(tensors[other])
+        if name in trained and not both_trained:
+            raise Unsuitable(
+                f"{name} shares memory with {other} and is not the same parameter: training moves one with the "
+                "gradient of the other, which is the gradient of no function. Let both places use one Parameter."
+            )
 
 
 def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -13,7 +13,9 @@ made of it points wrong by 1e-7, and later vectors that have a large part along 
 size, which looks like a new direction. At its own length it stays as accurate as it is, and when a later vector shows
 the same direction clearly, that vector takes its place.
 
-A gap below 1e3, or ranks that differ between two random points, leave the count INCONCLUSIVE.
+A gap below 1e3, ranks that differ between two random points, or a smallest kept value within 1e3 of the rounding of the
+whole program (a cast to float32 inside it) leave the count INCONCLUSIVE. Entries of very different sizes are brought to
+one size first (`sizes`).
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.discover.fields import derivative_error, draw_words, vectors
+from conserved.discover.fields import derivative_error, draw_words, gradient_rows, vectors
 from conserved.discover.function import Function, Unsuitable
+from conserved.discover.sizes import Sizes, sizes_of
 
 CUT = 1e-10
 """Singular values below this, relative to unit vectors, are rounding."""
@@ -156,6 +160,9 @@ class Closure:
     gap: float
     settled: bool
     derivative_error: float
+    smallest_kept: float
+    """The smallest singular value that counted as a direction."""
+    sizes: Sizes
     basis: Float[Tensor, "rank D"]
 
     @property
@@ -174,10 +181,11 @@ def closure(
     """Add fields, then brackets level by level, until a level brings nothing new."""
     theta = function.generic_point(generator)
     span = Span(function.size, function.device)
+    sizes = sizes_of(function, theta, partial(gradient_rows, function), generator)
     ranks: list[int] = []
     settled = False
     for level in range((DEEPEST if depth is None else depth) + 1):
-        _exhaust(function, span, theta, level, generator)
+        _exhaust(function, span, theta, level, generator, sizes.scale)
         ranks.append(span.rank)
         progress(f"{point}brackets of depth {level}: rank {span.rank} of {function.size}")
         settled = span.rank == function.size or (level > 0 and ranks[-1] == ranks[-2])
@@ -190,17 +198,21 @@ def closure(
         gap=span.gap,
         settled=settled or depth is not None,
         derivative_error=error,
+        smallest_kept=span.smallest_kept,
+        sizes=sizes,
         basis=span.basis,
     )
 
 
-def _exhaust(function: Function, span: Span, theta: Tensor, level: int, generator: torch.Generator) -> None:
+def _exhaust(
+    function: Function, span: Span, theta: Tensor, level: int, generator: torch.Generator, scale: Tensor | None
+) -> None:
     """Add brackets of one level until a whole block of them brings nothing new."""
     block = block_size(function.size, function.device, level)
     while span.rank < function.size:
         count = min(block, function.size - span.rank + 16)
         words = draw_words(function, theta, level, count, generator)
-        if span.add(vectors(function, theta, level, words, count)) == 0:
+        if span.add(vectors(function, theta, level, words, count, scale)) == 0:
             return
 
 

@@ -64,7 +64,7 @@ class ComplexScaling(Kind):
 
     def pairings(
         self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-    ) -> Float[Tensor, "pairs *law"]:
+    ) -> Float[Tensor, " pairs *law"]:
         return row_grams(sources, pairs, dtype).unflatten(-1, (-1, 2)).sum(-1)
 
     def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:

@@ -53,7 +53,7 @@ class GeneralLinear(Kind):
 
     def pairings(
         self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-    ) -> Float[Tensor, "pairs *law"]:
+    ) -> Float[Tensor, " pairs *law"]:
         return outer_products(sources, pairs, dtype)
 
     def polar(self, pairing: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:

@@ -83,7 +83,7 @@ class Kind(ABC):
 
     def pairings(
         self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-    ) -> Float[Tensor, "pairs *law"]:
+    ) -> Float[Tensor, " pairs *law"]:
         """For one leg of degree +1, what `polar` turns into ½(μ(A, B) + μ(B, A)), for every listed pair of directions.
 
         `polar` is linear and does not depend on the leg, so legs are added up first.

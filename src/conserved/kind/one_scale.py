@@ -34,7 +34,7 @@ class OneScale(Kind):
 
     def pairings(
         self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-    ) -> Float[Tensor, "pairs *law"]:
+    ) -> Float[Tensor, " pairs *law"]:
         return dots(sources, pairs, dtype)
 
     def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:

@@ -44,7 +44,7 @@ class Translation(Kind):
 
     def pairings(
         self, sources: Sequence[Legs], pairs: Sequence[tuple[int, int]], dtype: torch.dtype
-    ) -> Float[Tensor, "pairs *law"]:
+    ) -> Float[Tensor, " pairs *law"]:
         """A direction's lift is zero, and so is every pairing of directions."""
         *batch, _, m = sources[0].shape
         return torch.zeros((len(pairs), *batch, m), dtype=dtype, device=sources[0].device)

@@ -84,7 +84,11 @@ class Processes(Place):
         _tidy(folder)
 
     def _pooled(self, tasks: Sequence[Task], folder: Path, workers: int) -> Iterator[tuple[Task, Result]]:
-        """Results as they come; with one worker in order, so that the first that is broken is the one that broke it."""
+        """Results as they come; with one worker in order, so that the first that is broken is the one that broke it.
+
+        A worker may die between two tasks as well. The pool then refuses the next task, which is not to blame: what was
+        under way is handed out as broken, and what was not begun is left to the caller's next pool.
+        """
         threads = max(1, (os.cpu_count() or 1) // self.workers)
         pool = ProcessPoolExecutor(
             workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(threads,)
@@ -94,9 +98,13 @@ class Processes(Place):
         try:
             while queue or waiting:
                 while queue and len(waiting) < workers:
-                    task = queue.pop(0)
-                    with _undisturbed():
-                        waiting[pool.submit(_interruptible, task, checkpoint_of(folder, task))] = task
+                    try:
+                        with _undisturbed():
+                            future = pool.submit(_interruptible, queue[0], checkpoint_of(folder, queue[0]))
+                    except BrokenProcessPool:
+                        queue.clear()
+                        break
+                    waiting[future] = queue.pop(0)
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     problem = future.exception()
                     yield waiting.pop(future), future.result() if problem is None else problem

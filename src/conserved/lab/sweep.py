@@ -8,7 +8,6 @@ and gives the same numbers as one that was not.
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,9 +152,9 @@ def keep(store: str | Path, kind: str, name: str, content: dict[str, Any]) -> No
     """Write a document; a full disk is said in words, and leaves what was stored before as it was."""
     try:
         store_document(store, kind, name, content)
-    except (sqlite3.OperationalError, OSError) as problem:
+    except OSError as problem:
         raise NoRoom(
-            f"{store} cannot be written to: {problem}. What was stored before is safe; make room or name another "
+            f"The store cannot be written to. {problem} What was stored before is safe; make room or name another "
             "place, and run the same command again to go on."
         ) from problem
 

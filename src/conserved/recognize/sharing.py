@@ -4,7 +4,8 @@ A parameter that two places of a model use moves in both. A symmetry found at on
 one of the same kind on the same view; the two are then one symmetry with all their legs. Otherwise it is lost. The one
 scale inside a larger group counts as a symmetry for this: with an embedding tied to the head, the scale of the residual
 stream survives against the gain of the final norm. A leg that is not trained cannot follow the others, so its symmetry
-is lost as a law too.
+is lost as a law too. So is one whose parameter shares its memory with another tensor, as when weights are tied through
+`.data`: each has a gradient of its own, and every step moves both.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 from conserved.judging import TOLERANCE
 from conserved.kind import Degree, OneScale, Scaling
 from conserved.laws import Dropped
+from conserved.shared_memory import overlapping, tensors_of
 from conserved.symmetry import Leg, Symmetry
 from conserved.view import View
 
@@ -46,6 +48,7 @@ def settle(model: nn.Module, found: Sequence[Symmetry]) -> tuple[list[Symmetry],
             if len(siblings[leg.view.parameter]) > 1:
                 legs_at[_key(symmetry, leg, leg.view.parameter)].append((number, leg.degree))
 
+    beside = overlapping(tensors_of(model))
     kept: dict[frozenset[int], Symmetry] = {}
     dropped: list[Dropped] = []
     for number, symmetry in enumerate(found):
@@ -54,6 +57,7 @@ def settle(model: nn.Module, found: Sequence[Symmetry]) -> tuple[list[Symmetry],
             merged = _united(number, candidates, signs, canonical) if shared[number] else symmetry
             for name in merged.parameters:
                 _trained(name, places[name])
+                _alone(name, beside)
         except _Lost as reason:
             dropped.append(Dropped(symmetry.name, str(reason)))
         else:
@@ -130,6 +134,14 @@ def _united(start: int, found: Sequence[Symmetry], signs: dict[int, int], canoni
     if not moving or (not found[start].kind.weighted and any(abs(leg.degree) != 1 for leg in moving)):
         raise _Lost("the places that share its parameters would have to move at different rates")
     return replace(found[start], legs=moving, epsilon=max(found[number].epsilon for number in signs))
+
+
+def _alone(name: str, beside: dict[str, str]) -> None:
+    if name in beside:
+        raise _Lost(
+            f"{name} shares memory with {beside[name]}, so that steps of one move the other; let both places use one "
+            "Parameter, and the laws of a shared one are found"
+        )
 
 
 def _trained(name: str, parameter: nn.Parameter) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from conserved.report.contents import Contents, NotAStore, read
 from conserved.report.page import Unwritable, rendered, written
+from conserved.track.sinks.store_file import undamaged
 
 __all__ = ["Contents", "NotAStore", "Unwritable", "write_report"]
 
@@ -15,10 +16,13 @@ def write_report(
 ) -> Contents:
     """Write the report of a store, in place of one that is there, and say what is in it.
 
-    The file needs no network and loads nothing. NotAStore or FileNotFoundError if there is no store, Unwritable if
-    the report cannot be put where it should go; an earlier report is then left as it was.
+    The file needs no network and loads nothing. NotAStore or FileNotFoundError if there is no store, BrokenStore if it
+    is too damaged to be shown in part, Unwritable if the report cannot be put where it should go; an earlier report is
+    then left as it was.
     """
     contents = read(store)
     said = command or f"conserved report {Path(store).name} -o {Path(output).name}"
-    written(rendered(contents, title=title or "What training conserved", command=said), output)
+    with undamaged(Path(store)):
+        page = rendered(contents, title=title or "What training conserved", command=said)
+    written(page, output)
     return contents

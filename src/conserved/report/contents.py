@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sqlite3
 import time
@@ -19,6 +20,7 @@ from conserved.report.plot import Plot, from_document
 from conserved.report.watched import RunSection, run_section
 from conserved.track.sinks import RunStore
 from conserved.track.sinks.digest import digest
+from conserved.track.sinks.store_file import undamaged
 
 T = TypeVar("T")
 
@@ -70,10 +72,10 @@ class Contents:
 
 
 def read(path: str | Path) -> Contents:
-    """The contents of a store; NotAStore or FileNotFoundError where there is none."""
+    """The contents of a store; NotAStore or FileNotFoundError where there is none, BrokenStore where it is damaged."""
     path = Path(path)
     check(path)
-    with RunStore(path) as store, store.snapshot():
+    with undamaged(path), RunStore(path) as store, store.snapshot():
         known = {name for (name,) in store.select("select name from sqlite_master where type = 'table'")}
         left: list[LeftOut] = []
         runs = store.runs() if "run" in known else []
@@ -84,14 +86,14 @@ def read(path: str | Path) -> Contents:
         return Contents(
             store=path.name,
             written=_written(store, known),
-            found=_found(store.documents("demo")),
+            found=_found(_each(store, "demo", lambda name, content: (name, content), left)),
             laws=_each(store, "laws", law_section, left),
-            figures=_figures(store, left),
-            runs=tuple(run_section(digest(store, name)) for name in runs[-MOST_RUNS:]),
+            figures=_each(store, "figure", from_document, left),
+            runs=tuple(_shaped("run", runs[-MOST_RUNS:], lambda name: run_section(digest(store, name)), left)),
             claims=_each(store, "claim", claim_card, left),
             audits=_each(store, "audit", audit_section, left),
             attention=_each(store, "attention", attention_section, left),
-            trajectories=len(store.documents("trajectory")),
+            trajectories=len(store.documents_as_text("trajectory")),
             left_out=tuple(left),
             versions=_versions(),
         )
@@ -119,32 +121,24 @@ def check(path: Path) -> None:
 def _each(
     store: RunStore, kind: str, shape: Callable[[str, Mapping[str, Any]], T], left: list[LeftOut]
 ) -> tuple[T, ...]:
-    return tuple(_shaped(kind, store.documents(kind).items(), shape, left))
+    """The documents of a kind as sections."""
+    documents = store.documents_as_text(kind)
+    return tuple(_shaped(kind, documents, lambda name: shape(name, json.loads(documents[name])), left))
 
 
-def _shaped(
-    kind: str,
-    documents: Iterable[tuple[str, Mapping[str, Any]]],
-    shape: Callable[[str, Mapping[str, Any]], T],
-    left: list[LeftOut],
-) -> list[T]:
+def _shaped(kind: str, names: Iterable[str], shape: Callable[[str], T], left: list[LeftOut]) -> list[T]:
     """Records as sections; one that is damaged or of another version is named and does not sink the rest."""
     found: list[T] = []
-    for name, content in documents:
+    for name in names:
         try:
-            found.append(shape(name, content))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
+            found.append(shape(name))
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as problem:
             left.append(LeftOut(kind=kind, name=name, reason=f"{type(problem).__name__}: {problem}"))
     return found
 
 
-def _figures(store: RunStore, left: list[LeftOut]) -> tuple[Plot, ...]:
-    """The figures that were stored."""
-    return tuple(_shaped("figure", store.documents("figure").items(), from_document, left))
-
-
-def _found(documents: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    headline = documents.get("summary", {}).get("headline") or ()
+def _found(documents: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[str, ...]:
+    headline = dict(documents).get("summary", {}).get("headline") or ()
     return tuple(str(sentence) for sentence in headline)
 
 

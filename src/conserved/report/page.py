@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -120,7 +120,7 @@ def _flat(values: Any) -> Iterator[float]:
     if isinstance(values, list | tuple):
         for value in values:
             yield from _flat(value)
-    elif isinstance(values, int | float) and not isinstance(values, bool) and math.isfinite(values):
+    elif isinstance(values, int | float) and not isinstance(values, bool) and abs(values) <= sys.float_info.max:
         yield float(values)
 
 
@@ -141,7 +141,8 @@ def written(text: str, output: str | Path) -> Path:
     except OSError as problem:
         raise Unwritable(f"{path} cannot be written: {problem.strerror or problem}.") from problem
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        # JSON can say half of a character, which no file can hold.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
             file.write(text)
         mask = os.umask(0)
         os.umask(mask)

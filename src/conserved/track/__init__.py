@@ -7,9 +7,11 @@ from conserved.track.monitor import Monitor
 from conserved.track.record import Entry, StepRecord
 from conserved.track.rules import GENERIC, ParameterStep, Rule, Update, register_rule, rule_of
 from conserved.track.sinks import (
+    BrokenStore,
     JsonLines,
     LiveTable,
     RunStore,
+    RunTaken,
     Sink,
     SQLite,
     TensorBoard,
@@ -18,13 +20,14 @@ from conserved.track.sinks import (
     store_document,
 )
 from conserved.track.theory import AngularMomentum, Decay, DriftBound
-from conserved.track.watch import StepMissed
+from conserved.track.watch import PrecisionChanged, StepMissed
 
 __all__ = [
     "GENERIC",
     "STANDARD",
     "Alarm",
     "AngularMomentum",
+    "BrokenStore",
     "Combination",
     "Decay",
     "DriftBound",
@@ -34,8 +37,10 @@ __all__ = [
     "LiveTable",
     "Monitor",
     "ParameterStep",
+    "PrecisionChanged",
     "Rule",
     "RunStore",
+    "RunTaken",
     "SQLite",
     "Sink",
     "StepMissed",

@@ -96,25 +96,18 @@ class Monitor:
         names = dict.fromkeys(name for symmetry in self.laws for name in symmetry.parameters)
         self._theta: Tensors = {name: self.laws.parameters[name] for name in names}
         self._watch = OptimizerWatch(
-            optimizers, self._theta, rule=rule, before=self._before_step, sampled=self._sampled
+            optimizers,
+            self._theta,
+            rule=rule,
+            before=self._before_step,
+            converted=self._go_on_converted,
+            sampled=self._sampled,
         )
         self._ledger = Ledger(self.laws.symmetries, self._theta, dtype=dtype)
         self.reference = _on_host(self.laws.reference(dtype=dtype))
+        self._precision = precision
         accounts = self._laws_now()
-        like = [account.law for account in accounts]
-        self._scales = [
-            Scales.of(
-                shelf,
-                self.laws.symmetries,
-                self._theta,
-                self.reference,
-                impostors=self._impostors,
-                dtype=dtype,
-                precision=precision,
-                like=one,
-            )
-            for shelf, one in zip(self._ledger.shelves, like, strict=True)
-        ]
+        self._scales = self._measured(accounts)
         self._running = [begun(account) for account in accounts]
         self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
         self._unclipped: list[Tensor] | None = None
@@ -278,6 +271,35 @@ class Monitor:
     def _sampled(self) -> bool:
         return (self.count + 1) % self.every == 0
 
+    def _measured(self, accounts: Sequence[Account]) -> list[Scales]:
+        """What changes are relative to and what rounding explains of them, with parameters as they are now."""
+        return [
+            Scales.of(
+                shelf,
+                self.laws.symmetries,
+                self._theta,
+                self.reference,
+                impostors=self._impostors,
+                dtype=self._dtype,
+                precision=self._precision,
+                like=account.law,
+            )
+            for shelf, account in zip(self._ledger.shelves, accounts, strict=True)
+        ]
+
+    def _go_on_converted(self, names: Sequence[str]) -> None:
+        """Parameters were converted to another type between two steps: that is no step, and rounding is another."""
+        kind = str(self._theta[names[0]].dtype).removeprefix("torch.")
+        LOGGER.warning(
+            "%s and %d other parameters became %s after step %d. The account goes on from the converted values.",
+            *(names[0], len(names) - 1, kind, self.count),
+        )
+        accounts = self._laws_now()
+        self._scales = [new.no_finer_than(old) for new, old in zip(self._measured(accounts), self._scales, strict=True)]
+        for running, account in zip(self._running, accounts, strict=True):
+            running.accounted += account.law - running.previous
+            running.previous, running.sizes = account.law.clone(), account.sizes.clone()
+
     def _before_step(self) -> None:
         """With some steps left out, the laws before a step are not those after the last one that was looked at."""
         if self.every > 1:
@@ -343,7 +365,6 @@ class Monitor:
                 sink.write(record)
 
     def _begin(self, step: int) -> None:
-        self._begun = True
         header = Run(
             name=self._run,
             laws=self._names,
@@ -354,6 +375,7 @@ class Monitor:
         )
         for sink in self._sinks:
             sink.begin(header)
+        self._begun = True
 
     def _raise(self, found: tuple[Alarm, ...]) -> None:
         """Tell of every law's first alarm of a kind, the worst of a step for all; all of them are in the records."""

@@ -88,6 +88,15 @@ class Scales:
             loose={cause: like.new_tensor(which)[:, None] for cause, which in loose.items() if any(which)},
         )
 
+    def no_finer_than(self, other: Scales) -> Scales:
+        """The same scales with whichever rounding is coarser: laws are computed in the precision watching began in."""
+        return replace(
+            self,
+            rounding=torch.maximum(self.rounding, other.rounding),
+            tolerance=torch.maximum(self.tolerance, other.tolerance),
+            floor=torch.maximum(self.floor, other.floor),
+        )
+
     def measured_against(self, shelf: Shelf, symmetries: Sequence[Symmetry], reference: Reference) -> Scales:
         """The same scales with the denominators of another reference."""
         rows = [_denominators(shelf, reference, symmetries[place].name) for place in shelf.places]

@@ -21,6 +21,10 @@ class StepMissed(RuntimeError):
     """The monitor was not called when it needed to be; the message says where to call it."""
 
 
+class PrecisionChanged(RuntimeError):
+    """Parameters were converted to another type, and their optimizer's state was not; the message says what to do."""
+
+
 @dataclass(slots=True)
 class GroupSums:
     """What the hyperparameters of one parameter group add up to over a run, as exact theory needs them."""
@@ -65,11 +69,13 @@ class OptimizerWatch:
         *,
         rule: Rule | None = None,
         before: Callable[[], None] = lambda: None,
+        converted: Callable[[Sequence[str]], None] = lambda names: None,
         sampled: Callable[[], bool] = lambda: True,
     ) -> None:
         self._theta = theta
         self._names = {id(parameter): name for name, parameter in theta.items()}
-        self._before_step, self._sampled = before, sampled
+        self._before_step, self._converted, self._sampled = before, converted, sampled
+        self._types = {name: parameter.dtype for name, parameter in theta.items()}
         self._copies: dict[str, Tensor] = {}
         self._patterns: dict[Hashable, tuple[Expansion, tuple[str, ...]]] = {}
         """By optimizer, group and step count, the last step of one parameter, and what its tensors are to it."""
@@ -264,8 +270,28 @@ class OptimizerWatch:
                     if name is not None:
                         self._place[name] = (watched, number)
 
+    def _notice_conversion(self) -> None:
+        """Parameters whose type has changed since the last step, before their optimizer trips over it."""
+        changed = [name for name in self._place if self._theta[name].dtype != self._types[name]]
+        for name in changed:
+            optimizer = self._place[name][0].optimizer
+            average = optimizer.state[self._theta[name]].get("exp_avg")
+            now, before = (str(kind).removeprefix("torch.") for kind in (self._theta[name].dtype, self._types[name]))
+            # Averages of this kind are interpolated, which torch refuses between two types.
+            if isinstance(average, Tensor) and average.dtype != self._theta[name].dtype:
+                raise PrecisionChanged(
+                    f"{name} was {before} and is {now} since the last step, while {type(optimizer).__name__} keeps its "
+                    "averages as they were and cannot step. Convert the model before its optimizer is made, let "
+                    "optimizer.load_state_dict(optimizer.state_dict()) convert the averages, or train under autocast."
+                )
+        if changed:
+            self._types |= {name: self._theta[name].dtype for name in changed}
+            self._converted(changed)
+
     def _starting(self, watched: _Watched) -> Callable[..., None]:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if watched.depth == 0:
+                self._notice_conversion()
             watched.depth += 1
             if watched.depth > 1 or not self._sampled():
                 return

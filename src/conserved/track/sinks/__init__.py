@@ -9,15 +9,18 @@ from conserved.track.sinks.jsonl import JsonLines
 from conserved.track.sinks.live import LiveTable
 from conserved.track.sinks.sink import Run, Sink
 from conserved.track.sinks.sqlite import RunStore, SQLite, store_document
+from conserved.track.sinks.store_file import BrokenStore, RunTaken
 from conserved.track.sinks.tensorboard import TensorBoard
 from conserved.track.sinks.trackio import Trackio
 from conserved.track.sinks.wandb import WeightsAndBiases
 
 __all__ = [
+    "BrokenStore",
     "JsonLines",
     "LiveTable",
     "Run",
     "RunStore",
+    "RunTaken",
     "SQLite",
     "Sink",
     "TensorBoard",

@@ -158,8 +158,10 @@ def _ledger(store: RunStore, run: int, at: str) -> dict[str, tuple[FamilyStep, .
     )
     causes: dict[tuple[int, int], dict[str, float]] = {}
     chosen = json.dumps([[step, law] for step, _, law, *_ in rows])
+    # A cross join is done in the order it is written: each wanted row is looked up, and the table is not gone through
+    # once for every one of them.
     for step, law, cause, amount in store.select(
-        "select step, law, cause, amount from json_each(?) as wanted join cause on cause.run = ? and "
+        "select step, law, cause, amount from json_each(?) as wanted cross join cause on cause.run = ? and "
         "cause.step = json_extract(wanted.value, '$[0]') and cause.law = json_extract(wanted.value, '$[1]')",
         chosen,
         run,

@@ -9,36 +9,68 @@ from typing import IO, Any
 
 from conserved.track.record import StepRecord
 from conserved.track.sinks.sink import Run, Sink
+from conserved.track.sinks.store_file import BrokenStore, FileMark, RunTaken, undamaged
 
 
 class JsonLines(Sink):
     """Appends to a file, one line per step, each written out before the next step.
 
     A line that a killed process left half-written is cut off when the run goes on, and so are steps after the
-    checkpoint it goes on from.
+    checkpoint it goes on from. Runs of several names may share a file; a second writer of the same name is noticed.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
 
     def begin(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        kept: list[str] = []
-        if self.path.exists():
-            earlier = lines(self.path)
-            kept = [json.dumps(line) for line in earlier if not (line["run"] == run.name and line["step"] > run.step)]
-            fresh = self.path.with_suffix(".tmp")
-            fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-            fresh.replace(self.path)
         self._run = run.name
-        self._file = self.path.open("a", encoding="utf-8")
+        if self.path.exists():
+            self._cut(run.step)
+        self._file = self.path.open("ab")
+        self._mark, self._end = FileMark.of(self.path), self.path.stat().st_size
+
+    def _cut(self, step: int) -> None:
+        """Leave out this run's steps after `step` and a line that was not finished. Whole files are left as they are:
+        others may be writing to them."""
+        text = self.path.read_bytes()
+        with undamaged(self.path):
+            kept = [
+                json.dumps(line)
+                for line in _parsed(self.path, text)
+                if not (line.get("run") == self._run and line["step"] > step)
+            ]
+        if len(kept) == text.count(b"\n") and (not text or text.endswith(b"\n")):
+            return
+        fresh = self.path.with_suffix(".tmp")
+        fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        fresh.replace(self.path)
 
     def write(self, record: StepRecord) -> None:
         assert self._file is not None
         line = json.dumps({"run": self._run} | _finite(record.to_dict()), allow_nan=False)
-        self._file.write(line + "\n")
-        self._file.flush()
+        self._mark.check()
+        self._check_own()
+        try:
+            self._file.write(f"{line}\n".encode())
+            self._file.flush()
+        except OSError as problem:
+            raise BrokenStore(f"{self.path} cannot be written: {problem.strerror or problem}.") from problem
+        self._end = self._file.tell()
+
+    def _check_own(self) -> None:
+        """What came in between two steps of this run is of other runs."""
+        if self.path.stat().st_size == self._end:
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._end)
+            added = file.read()
+        if any(line.get("run") == self._run for line in _parsed(self.path, added)):
+            raise RunTaken(
+                f"Another writer is adding steps to the run {self._run!r} in {self.path}; this step is not written, so "
+                "that the two are not mixed. Give every run a name of its own with run=."
+            )
 
     def close(self) -> None:
         if self._file is not None:
@@ -47,8 +79,15 @@ class JsonLines(Sink):
 
 def lines(path: str | Path) -> list[dict[str, Any]]:
     """What a file holds; a last line that was not finished is left out."""
-    text = Path(path).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return _parsed(Path(path), Path(path).read_bytes())
+
+
+def _parsed(path: Path, text: bytes) -> list[dict[str, Any]]:
+    with undamaged(path):
+        found = [json.loads(line) for line in text.split(b"\n")[:-1]]
+    if not all(isinstance(line, dict) for line in found):
+        raise BrokenStore(f"{path} is damaged: not every line is an object.")
+    return found
 
 
 def _finite(value: Any) -> Any:

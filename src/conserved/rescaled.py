@@ -1,0 +1,99 @@
+"""Identities whose products would over- or underflow, weighed again in double precision after scaling.
+
+A residual is a quotient that does not care for the size of the loss, but it is computed from squares: a gradient of
+1e20 in single precision has none, nor has one of 1e-24. Such laws are rare, and are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conserved.symmetry import Symmetry, Tensors, weighed
+from conserved.view import whole
+
+_SAFE = {torch.float64: (1e-140, 1e140)}
+_SAFE_SINGLE = (1e-15, 1e17)
+"""Between these, squares of a sum and of the products that matter in it are normal numbers."""
+
+_FAINT = 1e-10
+"""A gradient of this norm, times parameters, may leave squares that single precision rounds to zero."""
+
+
+def suspects(
+    symmetries: Sequence[Symmetry],
+    values: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    norms: dict[str, float],
+    slopes: Tensors,
+) -> NDArray[np.bool_]:
+    """The laws, by place, whose value or scale may be wrong; `norms` are those of the gradients.
+
+    A scale of zero is right where no gradient reaches a law. It is doubted where the gradient of one of its parameters
+    is zero and that of another is not (a factor that starts at zero, as LoRA's B does), and where gradients are faint.
+    """
+    single = any(slope.dtype != torch.float64 for slope in slopes.values())
+    least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
+    odd = ~(np.isfinite(values) & (scales >= least) & (scales <= most))
+    for place in np.flatnonzero(odd).tolist():
+        if scales[place] != 0 or not np.isfinite(values[place]):
+            continue
+        sizes = [norms.get(name, 0.0) for name in symmetries[place].parameters]
+        odd[place] = max(sizes) > 0 and (min(sizes) == 0 or not max(sizes) > _FAINT)
+    return odd
+
+
+def reweighed(symmetry: Symmetry, theta: Tensors, slopes: Tensors, floor: float) -> tuple[float, float, bool]:
+    """The residual of one identity, what it is relative to, and whether it says anything.
+
+    It does where a gradient reached a leg and not all legs are zero: with one factor at zero, A dAᵀ = B dBᵀ asks that
+    dA vanish. `floor` is a least scale, as linear laws have one.
+    """
+    points, directions = (
+        [leg.view.matrix(tensors[leg.view.parameter].detach(), point=point).double() for leg in symmetry.legs]
+        for tensors, point in ((theta, True), (slopes, False))
+    )
+    # A linear law does not read its parameters: their size is no part of it.
+    height = 1.0 if symmetry.kind.linear else _peak(points)
+    steepness = _peak(directions)
+    if height == 0 or steepness == 0:
+        return 0.0, floor, floor > 0 and symmetry.kind.linear
+    if not (np.isfinite(height) and np.isfinite(steepness)):
+        return float("nan"), float("nan"), True
+    size = weighed(
+        symmetry.kind,
+        symmetry.degrees,
+        [point / height for point in points],
+        [direction / steepness for direction in directions],
+    )
+    value, scale = size.tolist()
+    scale = max(scale, floor / steepness / height)
+    # Where nothing but zeros is added up, zero is what it should be.
+    return (min(value / scale, 1.0) if scale > 0 else 0.0), scale * height * steepness, True
+
+
+def norms(slopes: Sequence[Tensor]) -> list[float]:
+    """The norms of gradients whose squares may over- or underflow; most are zero, and read once for all."""
+    plain = [slope for slope in slopes if not hasattr(slope, "full_tensor") and not slope.is_sparse]
+    peaks = torch._foreach_norm(plain, float("inf")) if plain else ()
+    zero = {id(slope) for slope, peak in zip(plain, peaks, strict=True) if float(peak) == 0}
+    return [0.0 if id(slope) in zero else _norm(whole(slope).detach().double()) for slope in slopes]
+
+
+def _norm(slope: Tensor) -> float:
+    peak = _peak([slope])
+    return peak * float(torch.linalg.vector_norm(slope / peak)) if 0 < peak < float("inf") else peak
+
+
+def _peak(matrices: Sequence[Tensor]) -> float:
+    """The largest magnitude, rounded down to a power of two, by which division is exact; NaN and ∞ as they are."""
+    largest = max((float(matrix.abs().max()) for matrix in matrices if matrix.numel()), default=0.0, key=_nan_last)
+    return float(2.0 ** np.floor(np.log2(largest))) if 0 < largest < float("inf") else largest
+
+
+def _nan_last(value: float) -> float:
+    return float("inf") if value != value else value

@@ -1,0 +1,88 @@
+"""Tensors that share memory though they are several: tied through `.data`, or one a slice of another.
+
+Two parameters with one memory have two names and two gradients, and every step moves both. What a parameter's name
+and identity say is then not enough; where its numbers lie is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+_LISTED = 1 << 22
+"""Entries up to which interleaved tensors are compared entry by entry; larger ones count as overlapping."""
+
+
+def overlapping(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Of every tensor that shares an entry with another one: the name of that one. One object is never two tensors."""
+    placed = [(start, end, name) for name, tensor in tensors.items() for start, end in _extent(tensor)]
+    found: dict[str, str] = {}
+    reach: list[tuple[int, int, str]] = []
+    for start, end, name in sorted(placed):
+        reach = [one for one in reach if one[1] > start]
+        for *_, other in reach:
+            if tensors[other] is not tensors[name] and _share(tensors[other], tensors[name]):
+                found.setdefault(name, other)
+                found.setdefault(other, name)
+        reach.append((start, end, name))
+    return found
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every tensor of a model, once: parameters, buffers, and tensors that are plain attributes."""
+    found: dict[str, Tensor] = dict(model.named_parameters())
+    seen = {id(tensor) for tensor in found.values()}
+    for path, module in model.named_modules():
+        attributes = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+        for name, tensor in (*module.named_buffers(recurse=False), *attributes.items()):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[f"{path}.{name}" if path else name] = tensor
+    return found
+
+
+def memory_of(tensor: Tensor) -> Hashable:
+    """Equal for tensors that are the same numbers, whether they are one object or tied through `.data`."""
+    found = _extent(tensor)
+    return (*found, tuple(tensor.shape), tensor.stride(), tensor.dtype) if found else id(tensor)
+
+
+def _extent(tensor: Tensor) -> list[tuple[int, int]]:
+    """The bytes from a tensor's first entry to its last; none where it has no memory of its own that can be seen."""
+    if is_lazy(tensor) or tensor.is_meta or tensor.is_sparse or not tensor.numel():
+        return []
+    try:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        start = local.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return []
+    last = sum((size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True))
+    return [(start, start + (last + 1) * local.element_size())] if start else []
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors whose extents overlap have an entry in common."""
+    if _filled(a) and _filled(b):
+        return True
+    if a.element_size() != b.element_size() or max(a.numel(), b.numel()) > _LISTED:
+        return True
+    return bool(np.isin(_addresses(a), _addresses(b)).any())
+
+
+def _filled(tensor: Tensor) -> bool:
+    """Whether a tensor has no gaps."""
+    (extent,) = _extent(tensor)
+    return extent[1] - extent[0] == prod(tensor.shape) * tensor.element_size()
+
+
+def _addresses(tensor: Tensor) -> NDArray[np.int64]:
+    found = np.full((1,) * max(tensor.ndim, 1), tensor.data_ptr(), dtype=np.int64)
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        steps = np.arange(size, dtype=np.int64) * stride * tensor.element_size()
+        found = found + steps.reshape([-1 if place == axis else 1 for place in range(tensor.ndim)])
+    return found.ravel()

@@ -1,0 +1,162 @@
+"""The file of a run store: opened, written all or nothing, and named in everything that goes wrong with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_BUSY = 60.0
+"""Seconds to wait for another writer."""
+
+_HINTS = {
+    sqlite3.SQLITE_FULL: "Make room, or name another file; the steps stored before are safe.",
+    sqlite3.SQLITE_BUSY: f"Another process has held it for {_BUSY:.0f} s.",
+    sqlite3.SQLITE_NOTADB: "It is not a run store; name another file.",
+    sqlite3.SQLITE_CORRUPT: "It is damaged; keep it for SQLite's .recover and name another file.",
+    sqlite3.SQLITE_READONLY: "It may not be changed; check its permissions.",
+    sqlite3.SQLITE_CANTOPEN: "Check that its folder is there and may be written to.",
+}
+"""What to do about SQLite's errors, by their codes."""
+
+
+class BrokenStore(OSError, sqlite3.DatabaseError):
+    """A run store cannot be read or written; the message names the file. It is SQLite's own error too, as ever."""
+
+
+class RunTaken(RuntimeError):
+    """Two writers have one run name."""
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Put the file's name into SQLite's errors, which say what is wrong and not with what."""
+    try:
+        yield
+    except BrokenStore:
+        raise
+    except sqlite3.Error as problem:
+        code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
+        raise BrokenStore(f"{path}: {problem}. {_HINTS.get(code, '')}".strip()) from problem
+
+
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """The same while reading, where contents that nobody would have written are damage as well."""
+    try:
+        with named(path):
+            yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as problem:
+        raise BrokenStore(f"{path} is damaged ({type(problem).__name__}: {problem}).") from problem
+
+
+def connected(path: Path) -> sqlite3.Connection:
+    """A connection on which nothing begins by itself; text that is not UTF-8 is shown as far as it can be."""
+    with named(path):
+        db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
+    db.text_factory = lambda text: text.decode("utf-8", "replace")
+    return db
+
+
+def connected_to_write(path: Path) -> sqlite3.Connection:
+    """A write-ahead log lets readers read while a writer writes; a commit outlives the process that made it."""
+    db = connected(path)
+    try:
+        with named(path):
+            db.execute("pragma journal_mode = wal")
+            db.execute("pragma synchronous = normal")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection, path: Path) -> Iterator[sqlite3.Connection]:
+    """All or nothing; the lock is taken at once, so that two writers wait for each other and do not fail."""
+    with named(path):
+        db.execute("begin immediate")
+        try:
+            yield db
+        except BaseException:
+            # A full disk may have ended the transaction already.
+            with suppress(sqlite3.Error):
+                db.rollback()
+            raise
+        db.commit()
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """Which file a path meant when it was opened: a deleted database takes writes without a word."""
+
+    path: Path
+    place: tuple[int, int]
+
+    @staticmethod
+    def of(path: Path) -> FileMark:
+        found = path.stat()
+        return FileMark(path, (found.st_dev, found.st_ino))
+
+    def check(self) -> None:
+        """BrokenStore unless the path still means that file."""
+        try:
+            same = FileMark.of(self.path) == self
+        except OSError:
+            raise BrokenStore(
+                f"{self.path} was deleted or moved while a run was being written to it, and the steps written since "
+                "cannot be found. Put it back and go on from a checkpoint, or begin a run in another file."
+            ) from None
+        if not same:
+            raise BrokenStore(
+                f"{self.path} was replaced by another file while a run was being written to it, and the steps written "
+                "since cannot be found. Go on from a checkpoint, or begin a run in another file."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who writes a run: a process, told apart from a later one of the same number, and one writer of it."""
+
+    machine: str = field(default_factory=lambda: _machine())
+    process: int = field(default_factory=os.getpid)
+    began: str = field(default_factory=lambda: _began(os.getpid()) or "")
+    since: float = field(default_factory=time.time)
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def elsewhere(self) -> bool:
+        """Whether it is another process, on this machine, that still runs."""
+        if self.machine != _machine() or self.process == os.getpid() or sys.platform == "win32":
+            return False
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return _began(self.process) == self.began
+
+
+def _machine() -> str:
+    """This machine and, in a container, the table its process numbers are of."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _began(process: int) -> str | None:
+    """When a process began, in the kernel's clock; empty where that cannot be known, None if it has ended."""
+    try:
+        # The second field is the program's name in parentheses, which may hold anything.
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return None if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,139 @@
+"""Symmetries found by moving inputs: the right ones, no others, and identities that a naive computation confirms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conserved.auditing import Axis, Group, TensorLeg, probe
+from conserved.auditing.function import function_of
+from conserved.auditing.moves import gather, outer, spread
+from conserved.auditing.noise import measure_output_noise
+from kernel_zoo import _rotated
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+def found_by(fn: Callable[..., Any], *tensors: Any, **options: Any) -> set[str]:
+    return {str(symmetry).partition(" (up to")[0] for symmetry in probe(fn, *tensors, **options).symmetries}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_symmetries_of_attention(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(2, 3, 20, 8).to(dtype) for _ in range(3))
+    assert found_by(F.scaled_dot_product_attention, q, k, v, names=("q", "k", "v"), is_causal=True) == {
+        "scaling of v[0, 1, 3] moves out[0, 1, 3]",
+        "scaling of q[0, 1, 3] against k[0, 1, 3]^-1",
+        "translation of k[0, 1, 3]",
+        "translation of v[0, 1, 3] moves out[0, 1, 3]",
+        "general linear of v[0, 1, 3] moves out[0, 1, 3]",
+        "general linear of q[0, 1, 3] against k[0, 1, 3]^-1",
+    }
+
+
+def test_grouped_heads_and_rotary_pairs_are_found() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(_rotated(q), _rotated(k), v, enable_gqa=True)
+
+    q, k, v = torch.randn(2, 6, 20, 8), torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
+    found = found_by(attention, q, k, v)
+    assert "scaling of v[0, 1, 3] moves out[0, 1 (adjacent by 3), 3]" in found
+    assert "paired rotations and scales (halves) of q[0, 1 (adjacent by 3), 3] against k[0, 1, 3]^-1" in found
+    assert not any("general linear of q" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "expected"),
+    [
+        (lambda g, u: F.silu(g) * u, [(4, 8), (4, 8)], {"scaling of u[0, 1] moves out[0, 1]"}),
+        (lambda x: F.relu(x) ** 2, [(4, 8)], {"scaling of x[0, 1] moves out[0, 1]^2"}),
+        (lambda x: F.cross_entropy(x, torch.arange(5)), [(5, 9)], {"translation of x[0]"}),
+        (torch.nn.functional.gelu, [(4, 8)], set()),
+        (lambda x: torch.tanh(0.05 * x), [(6, 8)], set()),
+        (lambda x: torch.tanh(0.3 * x), [(6, 8)], set()),
+        (lambda x: torch.sin(2 * torch.pi * x), [(6, 8)], set()),
+    ],
+    ids=["gated product", "squared relu", "cross-entropy", "gelu", "nearly linear", "tanh", "periodic"],
+)
+def test_a_function_has_these_symmetries_and_no_others(
+    fn: Callable[..., Any], shapes: list[tuple[int, ...]], expected: set[str]
+) -> None:
+    found = found_by(fn, *(torch.randn(shape) for shape in shapes))
+    assert {text for text in found if "general linear" not in text} == expected
+
+
+def test_a_norm_forgets_scale_and_shift_up_to_its_epsilon() -> None:
+    result = probe(F.layer_norm, torch.randn(3, 5, 16), (16,), torch.randn(16), torch.randn(16), eps=1e-3)
+    scale = next(found for found in result.of("input") if found.group is Group.SCALING)
+    assert not scale.exact
+    assert 1e-5 < scale.error < 1e-2
+    shift = next(found for found in result.of("input") if found.group is Group.TRANSLATION)
+    assert shift.exact
+
+
+def test_rotations_are_found_where_nothing_larger_is() -> None:
+    def unit(x: Tensor) -> Tensor:
+        return x / x.norm(dim=-1, keepdim=True)
+
+    kinds = {found.group for found in probe(unit, torch.randn(4, 6, 8)).symmetries}
+    assert Group.ROTATION in kinds
+    assert Group.GENERAL_LINEAR not in kinds
+
+
+def test_an_output_too_coarse_to_tell_proves_nothing() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return F.cross_entropy(x.float(), torch.arange(60) % 40).to(x.dtype)
+
+    assert probe(loss, torch.randn(60, 40).bfloat16()).symmetries == ()
+
+
+def test_an_input_of_zeros_is_not_called_symmetric() -> None:
+    found = probe(lambda x, y: torch.sin(x) + torch.sin(y), torch.zeros(4, 5), torch.randn(4, 5)).symmetries
+    assert found == ()
+
+
+def test_two_outputs_move_each_along_its_own_axis() -> None:
+    def both(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return q.tanh() @ v, v.sum(0)
+
+    result = probe(both, torch.randn(4, 5), torch.randn(5, 6))
+    scaling = next(found for found in result.of("v") if found.group is Group.SCALING)
+    assert {str(leg) for leg in scaling.legs} == {"v[1]", "out0[1]", "out1[0]"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([False, True]), st.sampled_from([1, 2, 3]))
+def test_gathering_is_the_adjoint_of_spreading(seed: int, tiled: bool, every: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    leg = TensorLeg(name="x", place=0, output=False, axes=(Axis(axis=2, every=every, tiled=tiled), Axis(axis=0)))
+    tensor = torch.randn(3, 4, 2 * every, generator=generator, dtype=torch.float64)
+    values = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    left = (spread(values, leg, 3) * tensor).sum()
+    right = (values * gather(tensor, leg)).sum()
+    torch.testing.assert_close(left, right)
+
+
+def test_the_matrix_of_an_identity_is_the_naive_sum() -> None:
+    left, right = (torch.randn(2, 6, 5, 4, dtype=torch.float64) for _ in range(2))
+    leg = TensorLeg(name="q", place=0, output=False, axes=(Axis(axis=0), Axis(axis=1, every=3), Axis(axis=3)))
+    naive = torch.einsum("bhrni,bhrnj->bhij", left.unflatten(1, (2, 3)), right.unflatten(1, (2, 3)))
+    torch.testing.assert_close(outer(left, right, leg), naive)
+
+
+@pytest.mark.parametrize("bits", [8, 11, 16])
+def test_the_noise_of_a_function_is_that_of_its_arithmetic(bits: int) -> None:
+    def rounded(x: Tensor) -> Tensor:
+        """Numbers between one and two with so many bits behind the point."""
+        return torch.round((1.5 + 0.4 * torch.sin(x)) * 2**bits) / 2**bits + 0 * x
+
+    function = function_of(lambda x: rounded(x), [torch.randn(200, 32).double()], {})
+    (noise,) = measure_output_noise(function, function.values, 2.0**-5)
+    uniform = 2.0**-bits / 12**0.5
+    assert 0.7 * uniform < float(noise.median()) / 2**0.5 < 1.5 * uniform

@@ -1,0 +1,154 @@
+"""Weights that share memory though they are several parameters: every part of the library must see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conserved import Monitor, Status, audit, certify, discover, recognize
+from conserved.blocks import Attention, FeedForward
+from conserved.discover import Unsuitable
+from conserved.shared_memory import overlapping
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+
+class Pair(nn.Module):
+    """Two linear maps in a row, and a third that is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3, bias=False)
+        self.outer = nn.Linear(3, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x))
+
+
+def networks() -> nn.Sequential:
+    """Two ReLU networks in a row."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(FeedForward(3, 4, activation="relu") for _ in range(2))).double()
+
+
+def tied_networks() -> nn.Module:
+    """The same, the input weights of the second those of the first, through `.data`."""
+    model = networks()
+    first, second = (part.get_parameter("up.weight") for part in model)
+    second.data = first.data
+    return model
+
+
+def drift(model: nn.Module, names: set[str], rate: float) -> float:
+    """How far the laws that an untied twin has move in gradient descent for a fixed time."""
+    laws = recognize(networks()).select(lambda s: s.name in names)
+    theta = dict(model.named_parameters())
+    before = laws.values(theta)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    x = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for _ in range(round(0.4 / rate)):
+        optimizer.zero_grad()
+        (model(x) - x.roll(1, 0)).square().mean().backward()
+        optimizer.step()
+    after = laws.values(theta)
+    return max(float((after[name] - before[name]).abs().max()) for name in before)
+
+
+def test_a_law_of_weights_tied_through_data_drifts_at_every_step_size_and_is_not_listed() -> None:
+    laws = recognize(tied_networks())
+    assert not len(laws)
+    assert all("shares memory with" in item.reason for item in laws.dropped)
+    names = {item.name for item in laws.dropped}
+    coarse, fine = (drift(tied_networks(), names, rate) for rate in (0.02, 0.005))
+    assert coarse > 1e-2
+    assert fine > 0.9 * coarse, "a law's drift would be a quarter"
+
+
+def test_laws_from_before_the_tie_are_neither_verified_nor_audited() -> None:
+    model = networks()
+    laws = recognize(model)
+    first, second = (part.get_parameter("up.weight") for part in model)
+    second.data = first.data
+    x = torch.randn(8, 3, dtype=torch.float64)
+    verdict = laws.verify(lambda: model(x).square().mean())
+    assert verdict.status is Status.INCONCLUSIVE
+    assert "shares memory" in verdict.message
+    model(x).square().mean().backward()
+    for given in (laws, None):
+        found = audit(model, given)
+        assert not found.ok
+        assert not found.rows
+        assert "shares memory" in found.summary()
+    with pytest.raises(ValueError, match="shares memory"):
+        Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_counting_and_proving_take_weights_tied_through_data_for_one_parameter() -> None:
+    def tied(how: Callable[[Pair], None]) -> nn.Module:
+        torch.manual_seed(0)
+        model = Pair().double()
+        how(model)
+        return model
+
+    def through_data(model: Pair) -> None:
+        model.outer.weight.data = model.inner.weight.data
+
+    def as_one(model: Pair) -> None:
+        model.outer.weight = model.inner.weight
+
+    x = torch.zeros(3)
+    alike, one, two = (discover(tied(how), x) for how in (through_data, as_one, lambda model: None))
+    assert (alike.parameters, alike.count) == (one.parameters, one.count) == (9, 0)
+    assert (two.parameters, two.count) == (18, 6)
+    assert certify(tied(through_data), x).at_most == 0
+    assert recognize(nn.Sequential(*tied(through_data).children())).numbers == 0
+
+
+def overlapped(model: Attention) -> None:
+    both = torch.randn(9, 4, dtype=torch.float64)
+    model.q.weight.data, model.k.weight.data = both[:8], both[1:]
+
+
+def as_buffer(model: Attention) -> None:
+    model.register_buffer("copy", model.q.weight.data)
+
+
+def as_attribute(model: Attention) -> None:
+    model.copy = model.q.weight.data
+
+
+@pytest.mark.parametrize("how", [overlapped, as_buffer, as_attribute])
+def test_a_parameter_that_is_part_of_something_else_loses_its_laws_and_cannot_be_counted(
+    how: Callable[[Attention], None],
+) -> None:
+    model = Attention(4, 2, head_dim=4) if how is overlapped else Attention(4, 2)
+    model = model.double()
+    how(model)
+    laws = recognize(model)
+    assert {symmetry.family for symmetry in laws} == {"value_output"}
+    assert all("shares memory" in item.reason for item in laws.dropped)
+    with pytest.raises(Unsuitable, match=r"[qk]\.weight shares memory with"):
+        discover(model, torch.zeros(3, 4))
+
+
+def test_parameters_in_one_buffer_that_do_not_overlap_keep_their_laws() -> None:
+    """Flat buffers of optimizers and data parallelism, and columns of one matrix that interleave."""
+    model = Attention(4, 2).double()
+    flat = torch.randn(4, 16, dtype=torch.float64)
+    for number, name in enumerate("qkvo"):
+        model.get_submodule(name).weight.data = flat.view(4, 4, 4)[number]
+    assert recognize(model).numbers == 12
+    for number, name in enumerate("qkvo"):
+        model.get_submodule(name).weight.data = flat[:, number::4]
+    assert recognize(model).numbers == 12
+    assert overlapping(dict(model.named_parameters())) == {}
+
+
+def test_an_lstm_and_a_tied_head_are_as_before() -> None:
+    assert overlapping(dict(nn.LSTM(4, 4).named_parameters())) == {}
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    assert overlapping(dict(model.named_parameters(remove_duplicate=False))) == {}
