@@ -364,9 +364,9 @@ def certificate_times() -> str:
             r["parameters"],
             r["laws"],
             r["verdict"].upper(),
-            f"{r['bytes'] / 1e6:.1f} MB",
+            f"{r['bytes'] / 1e6:.2f} MB" if "bytes" in r else "–",
             seconds(r["processor_seconds"]),
-            seconds(r["check_processor_seconds"]),
+            seconds(r["check_processor_seconds"]) if "check_processor_seconds" in r else "not measured",
         )
         for r in record["rows"]
     ]

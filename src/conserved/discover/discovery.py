@@ -182,6 +182,8 @@ def _overlap(laws: LawSet, function: Function, span: Closure) -> float:
     worst = 0.0
     for _ in range(4):
         slope = torch.func.grad(combination)(span.theta)
+        # Entries of fields were multiplied by the scale before they were added to the span.
+        slope = slope if span.sizes.scale is None else slope / span.sizes.scale
         size = float(torch.linalg.vector_norm(slope))
         part = float(torch.linalg.vector_norm(span.basis @ slope))
         worst = max(worst, part / size if size > 0 else 0.0)

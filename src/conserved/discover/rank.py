@@ -82,10 +82,15 @@ class Span:
         return self._clear + sum(value > CUT for value in self._faint_values())
 
     @property
+    def smallest_kept(self) -> float:
+        """The smallest singular value that counts as a direction."""
+        return min([value for value in self._faint_values() if value > CUT], default=self._smallest_clear)
+
+    @property
     def gap(self) -> float:
         """Smallest counted over largest uncounted singular value."""
         faint = self._faint_values()
-        counted = min([value for value in faint if value > CUT], default=self._smallest_clear)
+        counted = self.smallest_kept
         dropped = max([value for value in faint if value <= CUT], default=self._largest_forgotten)
         return counted / dropped if dropped > 0 else float("inf")
 
