@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from kernels_of_others import CASES, PACKAGES, PAST, Case
 from measure import RESULTS, save
 
 HERE = Path(__file__).resolve().parent
-STUCK = 120.0
+STUCK = 150.0
 """Seconds without a new line after which a process is taken to hang; it is begun again behind that case."""
 
 
@@ -172,6 +173,7 @@ def groups_of(cases: list[Case]) -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for case in cases:
         key = case.folder or "torch"
+        key += "-past" if case.defect else ""
         number = 0
         while len(rows_of(found.get(f"{key}#{number}", []))) >= 18:
             number += 1
@@ -190,7 +192,7 @@ def launch(chosen: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
 
     def begin(key: str, start: int) -> None:
         folder = groups[key][0].folder
-        environment = dict(os.environ)
+        environment = dict(os.environ) | {"TRITON_PRINT_AUTOTUNING": "0"}
         extra = [str(Path(chosen.carry) / folder)] if folder else []
         environment["PYTHONPATH"] = os.pathsep.join(
             [*extra, str(HERE), str(HERE.parent / "src"), environment.get("PYTHONPATH", "")]
@@ -242,7 +244,7 @@ def launch(chosen: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
 
 
 def _chosen(chosen: argparse.Namespace) -> list[Case]:
-    cases = PAST if chosen.past else [*CASES, *PAST]
+    cases = PAST if chosen.past else [*PAST, *sorted(CASES, key=lambda case: case.folder in ("", "liger085", "fla060"))]
     return [case for case in cases if not chosen.only or chosen.only in f"{case.package} {case.name} {case.folder}"]
 
 
@@ -288,7 +290,9 @@ def main() -> None:
         work(cases, chosen.start, chosen.device, chosen.out / f"{chosen.group.replace('#', '_')}.jsonl")
         return
     timing = speed(chosen.device) if not chosen.only and not chosen.past else {}
-    rows = launch(chosen, chosen.out)
+    with TemporaryDirectory() as folder:
+        rows = launch(chosen, Path(folder))
+        logs = {path.stem: path.read_text(errors="replace")[-2000:] for path in Path(folder).glob("*.log")}
     sound = [row for row in rows if not row["defect"] and "status" in row]
     alarms = [row for row in sound if row["status"] == "refuted"]
     kernels = {(row["package"], row["kernel"]) for row in sound}
@@ -300,6 +304,7 @@ def main() -> None:
     for row in alarms:
         print(f"  {row['package']} {row['kernel']} {row['dtype']} {row['length']}: {row['message']}")
     record = {
+        "logs": logs,
         "speed": timing,
         "rows": rows,
         "kernels": len(kernels),

@@ -388,6 +388,17 @@ def stacked_times() -> str:
 _STACKED = ("processor_seconds", "forms_processor_seconds")
 
 
+def differential() -> str:
+    """How often four evaluations of random programs were compared."""
+    record = stored("differential")
+    rows = [
+        (r["what"], f"{r['compared']:,}", r["refused"], r["undefined"], r["open"], len(r["disagreements"]))
+        for r in record["rows"]
+    ]
+    heads = ("random …", "compared", "refused by all", "undefined for all", "left open by balls", "disagreements")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
 def counts() -> str:
     """Every block: counted, found, recognised and proved."""
     rows = []

@@ -110,6 +110,16 @@ class TestBalls:
             in_balls(program, theta, torch.zeros_like(x), 4000)
 
 
+def _written(p: Tensor, x: Tensor) -> Tensor:
+    """Rows, columns and a diagonal written in place."""
+    y = torch.zeros(3, 4, dtype=torch.float64)
+    y[1] = p[0] * x[1]
+    y[:, 2:] = p[:, :2]
+    y.diagonal().copy_(p[:, 3])
+    y[0, 0] = 1
+    return y * x
+
+
 OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": lambda p, x: torch.add(p, x, alpha=3),
     "sub": lambda p, x: torch.sub(p, x, alpha=2),
@@ -213,7 +223,9 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "embedding": lambda p, x: F.embedding((x[:, 0] > 0).long(), p) * x,
     "computed index": lambda p, x: p[(x[:, 0] > 0).long()] * x,
     "norm": lambda p, x: (p * x).norm(dim=1) + torch.linalg.vector_norm(p + x),
-    "cumsum": lambda p, x: torch.tril(torch.ones(3, 3, dtype=torch.float64)) @ (p * x),
+    "cumsum": lambda p, x: torch.cumsum(p * x, 0) + (p + x).cumsum(1),
+    "stop": lambda p, x: p.detach() * p * x,
+    "copy": lambda p, x: _written(p, x),
 }
 
 

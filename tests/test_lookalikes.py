@@ -207,7 +207,6 @@ def test_nothing_false_is_claimed(name: str) -> None:
         ("norm of queries alone", "query_key", "only one of queries and keys"),
         ("pruned neuron bias", "FeedForward", "not a plain parameter"),
         ("post-norm layer", "stream", "not known to compute what TransformerBlock does"),
-        ("padded embedding", "stream", "padding_idx"),
     ],
 )
 def test_what_is_left_out_is_said(name: str, law: str, reason: str) -> None:

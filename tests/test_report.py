@@ -18,6 +18,8 @@ import pytest
 
 from conserved.cli import main
 from conserved.report import NotAStore, Unwritable, write_report
+from conserved.report.claimcards import tally
+from conserved.report.contents import read
 from conserved.report.mathematics import typeset
 from conserved.report.numerals import numeral, without_folders
 from conserved.report.page import Anchors, script_json
@@ -225,6 +227,28 @@ class TestStores:
         page = page_of(store, tmp_path)
         assert "Nothing has been recorded in empty.db yet" in page.text
         assert not [1 for _, attributes in page.found if "data-plot" in attributes]
+
+    def test_statements_of_the_sources_and_ours_are_counted_apart(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        records = (
+            claim(
+                "note.L10c", corrects="note.L10", whose="ours", status="proved", recorded="proved", scope="all sizes"
+            ),
+            refuted("note.L10", corrected_by="note.L10c", severity="false", whose="source"),
+            refuted("note.L10b", severity="false", under="note.L10", whose="source", witness=None),
+            refuted("note.L9", severity="slip", whose="source"),
+            claim("note.Q", whose="ours", status="answered", recorded="answered"),
+        )
+        for record in records:
+            store_document(store, "claim", record["code"], record)
+        table = tally(read(store).claims)
+        assert table is not None
+        assert table.columns == ("source", "whose statement", "proved", "answered", "false", "slip")
+        assert table.rows == (("note", "the source", "0", "0", "1", "1"), ("note", "ours", "1", "1", "0", "0"))
+        write_report(store, tmp_path / "report.html")
+        text = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert "whose statement" in text
+        assert "Falls with" in text
 
     def test_only_claims(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"

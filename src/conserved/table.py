@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from conserved import terminal
 from conserved.symmetry import Symmetry
 
 
@@ -121,7 +122,7 @@ class _Listing:
 def plain(content: Group, width: int = 120) -> str:
     """A renderable as text without colours."""
     buffer = io.StringIO()
-    Console(file=buffer, width=width, no_color=True, highlight=False).print(content)
+    terminal.Console(file=buffer, width=width, no_color=True, highlight=False).print(content)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from conserved.printable import printable
+
 
 class Status(StrEnum):
     """How well a statement is known."""
@@ -124,4 +126,5 @@ class Verdict:
 
     def __str__(self) -> str:
         lines = [f"{self.heading}: {self.message}", *(f"  {item}" for item in self.evidence)]
-        return "\n".join(lines if self.witness is None else [*lines, f"  witness: {self.witness}"])
+        lines = lines if self.witness is None else [*lines, f"  witness: {self.witness}"]
+        return "\n".join(printable(line, lines=True) for line in lines)

@@ -20,6 +20,7 @@ from conserved.balance import Balance, weigh
 from conserved.judging import TOLERANCE, rounding, status
 from conserved.laws import Dropped, LawSet
 from conserved.recognize import recognize
+from conserved.recognize.lookups import Loses, lost, tables
 from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Evidence, Status, Verdict
@@ -56,7 +57,7 @@ def audit(
         raise ValueError(f"At least one backward pass was accumulated; got {accumulated}.")
     found = recognize(model, loss=loss) if laws is None else laws
     with torch.no_grad():
-        backward = _Backward.of(dict(model.named_parameters()), found)
+        backward = _Backward.of(model, found)
         balance = weigh(backward.laws.plan, backward.points, backward.slopes)
         used, known = _precision(precision, backward, balance)
         limits = _limits(backward, used, accumulated, given=known == "given")
@@ -78,7 +79,8 @@ class _Backward:
     """Of a parameter and of its gradient, as they occur."""
 
     @staticmethod
-    def of(theta: Mapping[str, nn.Parameter], laws: LawSet) -> _Backward:
+    def of(model: nn.Module, laws: LawSet) -> _Backward:
+        theta = dict(model.named_parameters())
         trained = {name: p for name, p in theta.items() if p.requires_grad}
         strangers = [name for name in laws.plan.needs if name not in theta]
         if strangers:
@@ -92,11 +94,12 @@ class _Backward:
         if trained and not slopes:
             raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
         # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor
-        # is one with a parameter that shares its memory with another since: a step of that one moves it too.
-        beside = overlapping(theta)
-        lost = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside)))
-        names = {item.name for item in lost}
-        lawful = laws.select(lambda s: s.name not in names) if lost else laws
+        # is one with a parameter that shares its memory with another since: a step of that one moves it too; nor one of
+        # an embedding whose padding row is no longer zero.
+        beside, looked_up = overlapping(theta), tables(model)
+        gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up)))
+        names = {item.name for item in gone}
+        lawful = laws.select(lambda s: s.name not in names) if gone else laws
         absent = tuple(name for name in trained if name not in slopes)
         slopes |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
         return _Backward(
@@ -104,7 +107,7 @@ class _Backward:
             points=trained,
             slopes=slopes,
             absent=absent,
-            dropped=(*laws.dropped, *lost),
+            dropped=(*laws.dropped, *gone),
             types=frozenset((trained[name].dtype, slope.dtype) for name, slope in slopes.items()),
         )
 
@@ -180,14 +183,16 @@ def _judged(
     )
 
 
-def _lost(symmetry: Symmetry, trained: Mapping[str, Tensor], beside: Mapping[str, str]) -> str:
+def _lost(
+    symmetry: Symmetry, trained: Mapping[str, Tensor], beside: Mapping[str, str], looked_up: dict[str, Loses]
+) -> str:
     """Why a law is one no longer; empty if it still is."""
     for name in symmetry.parameters:
         if name not in trained:
             return f"{name} is frozen, so the other legs are not balanced against it"
         if name in beside:
             return f"{name} shares memory with {beside[name]}, so that steps of one move the other"
-    return ""
+    return lost(symmetry, looked_up)
 
 
 def _precision(

@@ -244,9 +244,20 @@ def _overwrites(setting: Setting) -> list[str]:
         outs = function._ran([leaf.clone() for leaf in leaves] if function.copying else leaves)
         live = [(outs[place], slope) for place, slope in zip(function.differentiable, kept, strict=True)]
         torch.autograd.grad([out for out, _ in live], leaves, [slope for _, slope in live], allow_unused=True)
+    written = [
+        name
+        for name, leaf, value in zip(function.names, leaves, function.values, strict=True)
+        if not function.copying and not torch.equal(leaf.detach(), value)
+    ]
+    notes = [
+        f"the backward of {function.title} writes into its input {name}; whoever else needs {name} afterwards finds "
+        "something else there."
+        for name in written
+    ]
     if all(torch.equal(slope, before) for slope, before in zip(kept, setting.slopes, strict=True)):
-        return []
+        return notes
     return [
+        *notes,
         f"the backward of {function.title} overwrites the output gradient it is given; where that is needed "
-        "elsewhere too (a residual connection), the other gradient will be wrong."
+        "elsewhere too (a residual connection), the other gradient will be wrong.",
     ]

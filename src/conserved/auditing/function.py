@@ -56,7 +56,8 @@ class Function:
         """Outputs, and what one backward pass from `slopes` gives for each input; None where nothing arrives."""
         asked = range(len(values)) if wanted is None else wanted
         with torch.enable_grad():
-            leaves = [value.detach().requires_grad_(place in asked) for place, value in enumerate(values)]
+            # A backward may write into what it saved, and that may be the input itself.
+            leaves = [copied(value).requires_grad_(place in asked) for place, value in enumerate(values)]
             found = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
             outs = [found[place] for place in self.differentiable]
             live = [(out, slope) for out, slope in zip(outs, slopes, strict=True) if out.requires_grad]
@@ -79,6 +80,12 @@ class Function:
         if self.copying and not torch.is_grad_enabled():
             values = [value.clone() for value in values]
         return tensors_in(self.call(values))
+
+
+def copied(value: Tensor) -> Tensor:
+    """The same numbers with the same strides in memory of their own."""
+    copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(value.detach())
 
 
 def tensors_in(returned: Any) -> list[Tensor]:

@@ -58,6 +58,8 @@ def _linear(scanner: Scanner, symmetry: ProbedSymmetry) -> list[ProbedSymmetry]:
 
 def _rotations(scanner: Scanner, found: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
     """Rotations of the last axes of one or two inputs, and of outputs of that width, where no larger group is known."""
+    if scanner.coarse:
+        return []
     tensors = scanner.tensors
     names = scanner.function.names
     settled = {

@@ -120,6 +120,8 @@ class Balls(Numbers):
 
     def matmul(self, a: Array, b: Array) -> Array:
         rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+        if not a.size or not b.size:
+            return self.zeros((*a.shape[:-1], columns))
         left, right = a.reshape(-1, rows * inner), b.reshape(-1, inner * columns)
         found = np.empty((len(left), rows * columns), dtype=object)
         for place, (x, y) in enumerate(zip(left, right, strict=True)):

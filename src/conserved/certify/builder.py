@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from conserved.certify.program import Node, checked
+from conserved.certify.program import Node
+from conserved.certify.validate import WHOLE, fitting
 from conserved.discover.function import Unsuitable
 
 
@@ -25,6 +26,8 @@ class Ref:
     place: int
     shape: tuple[int, ...]
     discrete: bool
+    boolean: bool = False
+    """Whether PyTorch calls it a truth value: its entries are 0 and 1, and some operators treat it differently."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,23 +36,45 @@ class Builder:
 
     size: int
     nodes: list[Node] = field(default_factory=list)
+    limits: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Between which whole numbers PyTorch's integers of a node can count."""
 
     def node(self, op: str, *inputs: Ref, shape: Sequence[int], **rest: Any) -> Ref:
         """Append an operation."""
         places = tuple(item.place for item in inputs)
         fresh = Node(op=op, inputs=places, shape=tuple(shape), **rest)
-        fresh = checked(fresh, [self.nodes[i] for i in places], op, self.size)
+        fresh = fitting(fresh, [self.nodes[i] for i in places], op, self.size)
         self.nodes.append(fresh)
         return Ref(len(self.nodes) - 1, fresh.shape, fresh.discrete)
 
     def constant(self, value: Tensor | float | int | bool) -> Ref:
         """Numbers known while tracing."""
         tensor = torch.as_tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
-        real = tensor.is_floating_point()
         if tensor.is_complex():
             raise NoRule("Complex numbers have no rule in ball arithmetic; write them as pairs of reals.")
-        values = tensor.to(torch.float64 if real else torch.int64).flatten().tolist()
-        return self.node("constant", shape=tensor.shape, values=tuple(values), discrete=not real)
+        real = tensor.is_floating_point()
+        values = tensor.to(torch.float64 if real else torch.int64).flatten()
+        if real and bool((values.isnan() | (values == torch.inf)).any()):
+            raise NoRule("A constant is NaN or +∞, which have no rule in ball arithmetic; masks are made with −∞.")
+        if not real and bool((values.abs() > WHOLE).any()):
+            raise NoRule("A constant is a whole number beyond 2⁵³, which programs do not have.")
+        found = self.node("constant", shape=tensor.shape, values=tuple(values.tolist()), discrete=not real)
+        return replace(found, boolean=tensor.dtype == torch.bool)
+
+    def ref(self, item: Ref | Tensor | float | int | bool) -> Ref:
+        """A node, made of a constant if need be."""
+        return item if isinstance(item, Ref) else self.constant(item)
+
+    def truth(self, item: Ref | Tensor | float | int | bool) -> Ref:
+        """1 where a number is not zero."""
+        found = self.ref(item)
+        if not found.discrete:
+            raise NoRule("Whether a real is zero has no rule in ball arithmetic.")
+        if found.boolean:
+            return found
+        return self.opposite(
+            self.node("equal", found, self.constant(torch.zeros(found.shape).long()), shape=found.shape)
+        )
 
     def real(self, a: Ref) -> Ref:
         """As reals."""
@@ -118,19 +143,23 @@ class Builder:
     def sum(self, a: Ref, axes: Sequence[int] | None, keepdim: bool = False) -> Ref:
         """Over axes."""
         n = len(a.shape)
+        if not n:
+            return a
         over = sorted({axis % n for axis in axes}) if axes else list(range(n))
         kept = [axis for axis in range(n) if axis not in over]
-        rows = positions(a.shape).permute(*kept, *over).reshape(*(a.shape[i] for i in kept), -1) if n else None
-        if rows is None:
-            return a
-        total = self.node("sum", self.take([a], rows), shape=rows.shape[:-1])
+        count = int(np.prod([a.shape[i] for i in over]))
+        shape = [a.shape[i] for i in kept]
+        if count:
+            rows = positions(a.shape).permute(*kept, *over).reshape(*shape, count)
+            total = self.node("sum", self.take([a], rows), shape=shape)
+        else:
+            total = self.constant(torch.zeros(shape, dtype=torch.int64 if a.discrete else torch.float64))
         return self.reshape(total, [1 if i in over else a.shape[i] for i in range(n)]) if keepdim else total
 
     def mean(self, a: Ref, axes: Sequence[int] | None, keepdim: bool = False) -> Ref:
         """The sum over the number of terms: an exact division, so that what is centred sums to exactly zero."""
         total = self.sum(a, axes, keepdim)
-        count = int(np.prod(a.shape)) // int(np.prod(total.shape))
-        return self.divide(total, self.constant(count))
+        return self.divide(total, self.constant(int(np.prod(a.shape)) // max(1, int(np.prod(total.shape)))))
 
     def reshape(self, a: Ref, shape: Sequence[int]) -> Ref:
         return self.take([a], positions(a.shape).reshape(tuple(shape)))

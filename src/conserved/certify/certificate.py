@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from conserved.certify.arithmetic import Undecided
-from conserved.certify.contents import FORMAT, VERSION, Contents, digest, read
-from conserved.certify.form import Form
+from conserved.certify.contents import FORMAT, READ, VERSION, Contents, digest, parse, read
+from conserved.certify.form import Form, formula
 from conserved.certify.program import Malformed
 from conserved.certify.proof import (
     ENCLOSURE_BITS,
@@ -24,6 +24,8 @@ from conserved.certify.proof import (
     proved_by_argument,
     random_fields,
 )
+from conserved.certify.validate import only, shown
+from conserved.printable import printable
 from conserved.verdict import Evidence, Status, Verdict
 
 Progress = Callable[[str], None]
@@ -124,21 +126,26 @@ class Certificate:
         """Whether the verdict holds and the laws listed are all there are."""
         return self.verdict.holds and self.found == self.at_most
 
+    @property
+    def formulas(self) -> list[str]:
+        """How the laws of each symmetry read, rendered from their terms; nothing the file says is quoted but names."""
+        return [formula(group, self.contents.parameters) for group in self.contents.laws]
+
     def __repr__(self) -> str:
         return f"<Certificate: at most {self.at_most} laws, {self.found} found; {self.verdict.status.value}>"
 
     def summary(self) -> str:
         """The laws with their tier of evidence, and the verdict."""
         lines = [
-            f"{tier.value.upper():12s} {len(group):4d}  {group[0].formula}"
-            for group, tier in zip(self.contents.laws, self.tiers, strict=True)
+            f"{tier.value.upper():12s} {len(group):4d}  {text}"
+            for group, text, tier in zip(self.contents.laws, self.formulas, self.tiers, strict=True)
         ]
         return "\n".join([*lines, *([""] if lines else []), str(self.verdict)])
 
     def record(self) -> dict[str, Any]:
         """The file as plain data."""
         body = {"format": FORMAT, "version": VERSION, **self.contents.record(), "claim": self._claim()}
-        return body | {"digest": self.digest}
+        return body | {"digest": digest(body)}
 
     def _claim(self) -> dict[str, Any]:
         return claim(self.contents, self.tiers)
@@ -151,36 +158,39 @@ class Certificate:
     def load(path: str | Path) -> Certificate:
         """Read a file; `Malformed` says what is wrong with it. Nothing is believed until `check()`."""
         try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as problem:
-            raise Malformed(f"{path} is not JSON: {problem}") from None
-        return Certificate.of(record)
+            return Certificate.of(parse(Path(path).read_bytes()))
+        except Malformed as problem:
+            raise Malformed(f"{printable(str(path))} cannot be used: {problem}") from None
 
     @staticmethod
     def of(record: Any) -> Certificate:
         """A certificate from plain data."""
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise Malformed(f"This is not a certificate: its format is not {FORMAT!r}.")
-        if record.get("version") != VERSION:
-            raise Malformed(f"The certificate has version {record.get('version')!r}; this program reads {VERSION}.")
-        unknown = record.keys() - {*_FIELDS, "format", "version", "claim", "digest"}
-        if unknown:
-            raise Malformed(f"The certificate has fields that mean nothing: {', '.join(sorted(unknown))}.")
+        version = record.get("version")
+        if type(version) is not int or version not in READ:
+            known = " and ".join(map(str, READ))
+            raise Malformed(f"The certificate has version {shown(version)}; this program reads versions {known}.")
+        only(record, {*_FIELDS, "format", "version", "claim", "digest"}, "The certificate")
         contents = read(record)
         stated = record.get("claim")
         named = stated.get("tiers") if isinstance(stated, dict) else None
-        if not isinstance(named, list) or len(named) != len(contents.laws) or not set(named) <= set(Status):
+        if (
+            not isinstance(named, list)
+            or len(named) != len(contents.laws)
+            or not all(isinstance(name, str) and name in _TIERS for name in named)
+        ):
             raise Malformed("The claim does not name a tier of evidence for each symmetry.")
         tiers = tuple(Status(name) for name in named)
         verdict = Verdict(status=Verdict.INCONCLUSIVE, message="Not checked yet; call check().")
         problem = ""
         if record.get("digest") != digest(record):
             problem = "The file was changed after it was made: its digest does not fit its contents."
-        elif stated != claim(contents, tiers):
+        elif json.dumps(stated, sort_keys=True) != json.dumps(claim(contents, tiers), sort_keys=True):
             problem = "What the file claims does not follow from its contents."
         if problem:
             verdict = Verdict(status=Verdict.REFUTED, message=problem, evidence=(Evidence(what="integrity"),))
-        return Certificate(contents=contents, tiers=tiers, verdict=verdict, digest=str(record.get("digest")))
+        return Certificate(contents=contents, tiers=tiers, verdict=verdict, digest=printable(str(record.get("digest"))))
 
     def checked(self, progress: Progress | None = None) -> Certificate:
         """The same certificate with the verdict of `check()`."""
@@ -188,8 +198,6 @@ class Certificate:
 
     def outcome(self) -> dict[str, Any]:
         """What the certificate says and how well that is known, without the proof's data."""
-        names = [[form.name for form in group] for group in self.contents.laws]
-        formulas = [group[0].formula for group in self.contents.laws]
         return self._claim() | {
             "complete": self.complete,
             "verdict": self.verdict.status.value,
@@ -197,8 +205,8 @@ class Certificate:
             "evidence": [str(item) for item in self.verdict.evidence],
             "about": dict(self.contents.about),
             "laws": [
-                {"formula": formula, "names": group, "evidence": tier.value}
-                for formula, group, tier in zip(formulas, names, self.tiers, strict=True)
+                {"formula": text, "numbers": len(group), "evidence": tier.value}
+                for group, text, tier in zip(self.contents.laws, self.formulas, self.tiers, strict=True)
             ],
             "digest": self.digest,
         }
@@ -213,13 +221,16 @@ class Certificate:
                 status=Verdict.INCONCLUSIVE,
                 message="The laws are not known as well as the certificate says.",
                 evidence=tuple(
-                    Evidence(what=group[0].name, value=found.value, limit=said.value)
-                    for group, found, said in zip(self.contents.laws, findings.tiers, self.tiers, strict=True)
+                    Evidence(what=text, value=found.value, limit=said.value)
+                    for text, found, said in zip(self.formulas, findings.tiers, self.tiers, strict=True)
                     if found != said
                 ),
             )
         return verdict_of(self.contents, findings)
 
+
+_TIERS = (Status.PROVED, Status.VERIFIED, Status.INCONCLUSIVE)
+"""How well the laws of a symmetry may be known."""
 
 _FIELDS = ("about", "parameters", "program", "theta", "inputs", "samples", "words", "laws", "bits", "seed")
 

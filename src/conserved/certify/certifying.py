@@ -19,7 +19,9 @@ from conserved.certify.jets import Jet
 from conserved.certify.listing import listed
 from conserved.certify.program import Program
 from conserved.certify.proof import Input
-from conserved.certify.trace import trace
+from conserved.certify.ranges import refuse_wraparound
+from conserved.certify.stops import refuse_hooks, refuse_own_backwards
+from conserved.certify.trace import trace_with_limits
 from conserved.certify.words import choose
 from conserved.discover import find_laws
 from conserved.discover.function import Function, Inputs, Unsuitable, function_of, to_device, written_out
@@ -28,6 +30,9 @@ from conserved.version import __version__
 
 _GRID = 2.0**12
 """θ is rounded to multiples of its inverse, so that a certificate can be read."""
+
+_COMPARED = 6
+"""Inputs and points at which the program is compared with the function."""
 
 LARGEST = 4096
 """Parameters beyond which certificates take too long to be worth starting."""
@@ -43,11 +48,12 @@ def certify(
     params: Mapping[str, Tensor] | None = None,
     laws: LawSet | None = None,
     progress: Progress | None = None,
+    class_axis: int = -1,
 ) -> Certificate:
     """Prove how many conservation laws a function has at most, and that those found are laws.
 
-    `f`, `inputs`, `loss`, `seed` and `params` are as for `discover`. `laws` are the laws to list, by default those that
-    `find_laws` finds. Balls have `bits` bits, and more where that does not decide.
+    `f`, `inputs`, `loss`, `seed`, `params` and `class_axis` are as for `discover`. `laws` are the laws to list, by
+    default those that `find_laws` finds. Balls have `bits` bits, and more where that does not decide.
     """
     say = progress or (lambda message: None)
     if not isinstance(loss, str):
@@ -57,7 +63,7 @@ def certify(
         )
     if not 2 <= bits <= 4096:
         raise Unsuitable(f"bits must lie between 2 and 4096; got {bits}.")
-    function = function_of(f, inputs, loss=loss, params=params, device="cpu")
+    function = function_of(f, inputs, loss=loss, params=params, device="cpu", class_axis=class_axis)
     if function.size > LARGEST:
         raise Unsuitable(
             f"The function has {function.size:,} parameters; a certificate is made for at most {LARGEST:,}. "
@@ -66,12 +72,17 @@ def certify(
     generator = torch.Generator().manual_seed(seed)
     theta = (function.generic_point(generator) * _GRID).round() / _GRID
     first = to_device(_one(function, generator), function.device)
-    program = trace(function, theta, first)
+    if isinstance(f, nn.Module):
+        refuse_hooks(dict(f.named_parameters()))
+    refuse_own_backwards(function, theta, first)
+    program, limits = trace_with_limits(function, theta, first)
     say(f"traced to {len(program.nodes)} elementary operations")
     pool = [first, *(to_device(_one(function, generator), function.device) for _ in range(_inputs(program) - 1))]
-    _faithful(function, program, theta, pool[:3], generator)
+    refuse_wraparound(program, limits, [_arrays(x) for x in pool])
+    _faithful(function, program, theta, pool[:_COMPARED], generator)
     if laws is None:
-        laws = find_laws(f, inputs, loss=loss, seed=seed, params=params, device="cpu", progress=say)
+        options: dict[str, Any] = {"loss": loss, "seed": seed, "params": params, "class_axis": class_axis}
+        laws = find_laws(f, inputs, device="cpu", progress=say, **options)
     point = tuple(theta.tolist())
     arrays = [_arrays(x) for x in pool]
     groups = listed(laws, function, program, point, [Input(x) for x in arrays], seed)
@@ -81,7 +92,7 @@ def certify(
     contents = Contents(
         about={
             "function": type(f).__name__ if isinstance(f, nn.Module) else getattr(f, "__name__", "function"),
-            "loss": loss,
+            "loss": function.classes or loss,
             "conserved": __version__,
             "torch": str(torch.__version__),
         },
@@ -126,25 +137,34 @@ def _arrays(x: Any) -> tuple[Array, ...]:
 
 
 def _faithful(function: Function, program: Program, theta: Tensor, pool: list[Any], generator: torch.Generator) -> None:
-    """The program must compute what the function computes, and its gradient must be the one training follows."""
+    """The program must compute what the function computes, and its gradient must be the one training follows.
+
+    Every input is tried at a point of its own, so that a value taken out of θ while tracing shows.
+    """
     numbers = Floats()
-    for x in pool:
+    for place, x in enumerate(pool):
+        where = theta if not place else function.generic_point(generator)
         v = torch.randn(function.outputs, generator=generator, dtype=torch.float64)
         with written_out():
-            value = function(theta, x).detach().numpy()
-            slope = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(theta).numpy()
-        point = Jet({0: theta.numpy()})
+            value = function(where, x).detach().numpy()
+            slope = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(where).numpy()
+        point = Jet({0: where.numpy()})
         output = run(program, numbers, point, _arrays(x))[program.output]
         assert isinstance(output, Jet)
-        if not np.allclose(output.value, value, rtol=1e-8, atol=1e-10 * float(np.abs(value).max() + 1)):
+        if not _close(output.value, value, 1e-8):
             raise Unsuitable(
-                "The traced program does not give the values of the function: its control flow depends on values, or "
-                "it rounds on purpose. Write it with torch.where and tensors of fixed shape."
+                "The traced program does not give the values of the function: its control flow depends on values, it "
+                "takes values out of tensors (item, numpy, nn.Parameter), or it rounds on purpose. Write it with "
+                "torch.where and tensors of fixed shape."
             )
         mine = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
-        if not np.allclose(mine, slope, rtol=1e-7, atol=1e-9 * float(np.abs(slope).max() + 1)):
+        if not _close(mine, slope, 1e-7):
             raise Unsuitable(
-                "Backpropagation does not give the gradient of the function: something in it stops or replaces "
-                "gradients (detach, no_grad, a custom autograd function). Training it follows no function that could "
-                "be certified."
+                "Backpropagation does not give the gradient of the function: something in it replaces gradients (a "
+                "custom autograd function, a hook). Training it follows no function that could be certified."
             )
+
+
+def _close(mine: Array, theirs: Array, tolerance: float) -> bool:
+    size = float(np.abs(theirs).max(initial=0.0)) + 1
+    return bool(np.allclose(mine, theirs, rtol=tolerance, atol=tolerance / 100 * size))

@@ -28,14 +28,20 @@ class Sample:
     v: Array
 
 
-def run(program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array]) -> list[Value]:
-    """The value of every node."""
+def run(program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array], *, stopped: bool = False) -> list[Value]:
+    """The value of every node.
+
+    `stopped` says that directions end where backpropagation does, at `stop`: then the coefficient of a direction is
+    its product with the transposed backward pass, instead of the derivative of the value.
+    """
     values: list[Value] = []
     for place, node in enumerate(program.nodes):
         inputs = [values[i] for i in node.inputs]
         jets = [value.parts for value in inputs if isinstance(value, Jet)]
         parts = None if node.discrete or not jets else numbers.shortcut(node, jets)
         value = Jet(parts) if parts is not None else _forward(program, numbers, place, inputs, theta, x)
+        if stopped and node.op == "stop":
+            value = Jet({0: _real(value).value})
         values.append(Jet(numbers.settle(value.parts, node)) if isinstance(value, Jet) else value)
     return values
 
@@ -67,6 +73,8 @@ def _forward(
         return Jet({0: numbers.real(_whole(inputs[0]))})
     if op in UNARY:
         return apply(numbers, op, _real(inputs[0]))
+    if op == "stop":
+        return inputs[0]
     if op == "matmul":
         return _real(inputs[0]).product(_real(inputs[1]), numbers.matmul)
     if op in ("greater", "order", "equal"):
@@ -77,17 +85,51 @@ def _forward(
     if op == "scatter":
         return _together(numbers, lambda a, b: _replace(_whole(inputs[1]), a, b), inputs[0], inputs[2])
     if op == "gather":
-        return _linear(lambda part: part.ravel()[_whole(inputs[1])], inputs[0])
+        index = _inside(_whole(inputs[1]), prod(program.nodes[node.inputs[0]].shape))
+        return _linear(lambda part: part.ravel()[index], inputs[0])
     if op == "sum":
-        return _linear(lambda part: part.sum(-1), inputs[0])
+        return _linear(lambda part: part.sum(-1), inputs[0]) if isinstance(inputs[0], Jet) else _total(inputs[0])
     if op == "take":
         return _taken(numbers, node, inputs)
     a, b = inputs
     if isinstance(a, Jet):
         b = _real(b)
         return a + b if op == "add" else a - b if op == "subtract" else a * b
-    b = _whole(b)
-    return np.asarray(a + b if op == "add" else a - b if op == "subtract" else a * b)
+    return _exact(op, a, _whole(b))
+
+
+_WHOLE = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
+
+
+def _exact(op: str, a: Array, b: Array) -> Array:
+    """Whole numbers, exactly: in machine integers where these cannot overflow, in Python's otherwise."""
+    left, right = _size(a), _size(b)
+    if (left * right if op == "multiply" else left + right) < 2**63:
+        return np.asarray(_WHOLE[op](a, b))
+    return _narrow(np.asarray(_WHOLE[op](a.astype(object), b.astype(object))))
+
+
+def _total(a: Array) -> Array:
+    if _size(a) * a.shape[-1] < 2**63:
+        return np.asarray(a.sum(-1))
+    return _narrow(np.asarray(a.astype(object).sum(-1)))
+
+
+def _size(a: Array) -> int:
+    return max(abs(int(a.max())), abs(int(a.min()))) if a.size else 0
+
+
+def _narrow(a: Array) -> Array:
+    if _size(a) >= 2**63:
+        raise Malformed("A whole number grows beyond 2⁶³, which programs do not have.")
+    return a.astype(np.int64)
+
+
+def _inside(index: Array, size: int) -> Array:
+    """A computed index, if it lies in 0 … size − 1: counted from the end, one place would look like two."""
+    if index.size and not (int(index.min()) >= 0 and int(index.max()) < size):
+        raise Malformed(f"A computed index lies outside 0 … {size - 1}.")
+    return index
 
 
 def _compared(numbers: Numbers, node: Node, inputs: list[Value], moving: bool) -> Array:
@@ -134,6 +176,7 @@ def _taken(numbers: Numbers, node: Node, inputs: list[Value]) -> Value:
 
 
 def _replace(index: Array, a: Array, b: Array) -> Array:
+    _inside(index, a.size)
     if len(np.unique(index)) != index.size:
         raise Malformed("An entry is scattered to twice; which one stays is left open.")
     found = a.ravel().copy()
@@ -172,6 +215,8 @@ def _backward(numbers: Numbers, node: Node, g: Jet, values: list[Value], place: 
     if op == "sum":
         shape = _real(inputs[0]).value.shape
         return [g.map(lambda part: np.broadcast_to(part[..., None], shape))]
+    if op == "stop":
+        return [None]
     if op in UNARY:
         return [g * slope(numbers, op, _real(inputs[0]), _real(values[place]))]
     if op == "multiply":

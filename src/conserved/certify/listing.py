@@ -39,7 +39,7 @@ def listed(
         g, k = places[place]
         if encloses_zero(enclosure(groups[g][k], sampled)):
             kept.setdefault(g, []).append(groups[g][k])
-    return sorted(kept.values(), key=lambda group: group[0].formula)
+    return [kept[g] for g in sorted(kept, key=lambda g: exact[g].formula())]
 
 
 def _gradient(form: Form, theta: tuple[float, ...]) -> Array:
@@ -81,6 +81,5 @@ def _forms(symmetry: Symmetry, function: Function) -> list[Form]:
         rows, cols = np.nonzero(flat[k])
         quadratic = tuple((where[i], where[j], float(flat[k, i, j])) for i, j in zip(rows, cols, strict=True))
         linear = tuple((where[i], float(at_zero[k, i])) for i in torch.nonzero(at_zero[k]).flatten().tolist())
-        label = f"{symmetry.name}[{k}]" if len(at_zero) > 1 else symmetry.name
-        found.append(Form(name=label, formula=symmetry.formula(), quadratic=quadratic, linear=linear))
+        found.append(Form(quadratic=quadratic, linear=linear))
     return found

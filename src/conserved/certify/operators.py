@@ -20,8 +20,28 @@ MOVES = (
 )
 """Operators that only move data, or fill in zeros."""
 
+WRITES = ("select_scatter", "slice_scatter", "diagonal_scatter")
+"""Operators that put one tensor into another: moves of data out of both."""
+
+_HIGHEST = 64
+"""Power that is written as a product."""
+
+
+def _truths(*items: Any) -> bool:
+    """Whether PyTorch calls all of them truth values."""
+    return all(
+        item.boolean
+        if isinstance(item, Ref)
+        else item.dtype == torch.bool
+        if isinstance(item, Tensor)
+        else item is True
+        for item in items
+    )
+
 
 def _add(b: Builder, x: Any, y: Any, *, alpha: Number = 1) -> Ref:
+    if _truths(x, y):
+        return _or(b, x, y)
     return b.add(x, y if alpha == 1 else b.multiply(y, alpha))
 
 
@@ -46,10 +66,14 @@ def _pow(b: Builder, x: Any, exponent: Any) -> Ref:
         return b.multiply(b.unary("sqrt", x), _pow(b, x, exponent - 0.5))
     if exponent % 1:
         raise NoRule(f"The power {exponent} has no rule in ball arithmetic; use multiples of one half.")
+    if exponent > _HIGHEST:
+        raise NoRule(f"The power {exponent} is too high; programs are written for powers up to {_HIGHEST}.")
     found: Ref | None = None
     for _ in range(int(exponent)):
         found = x if found is None else b.multiply(found, x)
-    return b.constant(torch.ones(x.shape, dtype=torch.float64)) if found is None else found
+    return (
+        b.constant(torch.ones(x.shape, dtype=torch.int64 if x.discrete else torch.float64)) if found is None else found
+    )
 
 
 def _mm(b: Builder, x: Any, y: Any) -> Ref:
@@ -133,9 +157,9 @@ def _elu(b: Builder, x: Ref, alpha: Number = 1, scale: Number = 1, input_scale: 
 
 
 def _softplus(b: Builder, x: Ref, beta: Number = 1, threshold: Number = 20) -> Ref:
-    # PyTorch switches to the identity above the threshold; the smooth function is meant, and differs by e^{−20} there.
-    grown = b.unary("exp", b.multiply(x, float(beta)))
-    return b.multiply(b.unary("log", b.add(grown, 1.0)), 1 / float(beta))
+    scaled = b.multiply(x, float(beta))
+    grown = b.unary("log", b.add(b.unary("exp", scaled), 1.0))
+    return b.choose(b.greater(scaled, float(threshold)), x, b.divide(grown, float(beta)))
 
 
 def _abs(b: Builder, x: Ref) -> Ref:
@@ -157,6 +181,8 @@ def _clamp(b: Builder, x: Ref, low: Any = None, high: Any = None) -> Ref:
 
 def _sorted(b: Builder, x: Ref, axis: int, descending: bool) -> tuple[Ref, Ref]:
     n = len(x.shape)
+    if not n:
+        return x, b.constant(0)
     last = [i for i in range(n) if i != axis % n] + [axis % n]
     moved = b.take([x], positions(x.shape).permute(last))
     key = moved if descending else b.negative(moved)
@@ -177,6 +203,8 @@ def _topk(b: Builder, x: Ref, k: int, dim: int = -1, largest: bool = True, sorte
 
 
 def _first(b: Builder, x: Ref, count: int, axis: int) -> Ref:
+    if not x.shape:
+        return x
     return b.take([x], positions(x.shape).narrow(axis, 0, count))
 
 
@@ -222,8 +250,20 @@ def _scatter(b: Builder, x: Any, axis: int, index: Any, source: Any) -> Ref:
     return b.node("scatter", x, b.along(index, x.shape, axis), source, shape=x.shape)
 
 
-def _embedding(b: Builder, weight: Any, index: Any, *_: Any, **__: Any) -> Ref:
+def _embedding(
+    b: Builder, weight: Any, index: Any, padding: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Ref:
+    if scale_grad_by_freq:
+        raise NoRule("An embedding that scales gradients by frequency has no rule: training follows no gradient.")
+    if isinstance(weight, Ref) and padding >= 0:
+        # The value of the padding row is used, and backpropagation passes nothing to it.
+        padded = torch.arange(weight.shape[0])[:, None] == padding
+        weight = b.choose(b.constant(padded), _stop(b, weight), weight)
     return _rows(b, weight, [index])
+
+
+def _stop(b: Builder, x: Ref) -> Ref:
+    return b.node("stop", x, shape=x.shape)
 
 
 def _index_select(b: Builder, x: Ref, axis: int, index: Any) -> Ref:
@@ -238,22 +278,52 @@ def _index(b: Builder, x: Any, indices: Sequence[Any]) -> Ref:
     if not any(isinstance(item, Ref) for item in indices):
         assert isinstance(x, Ref)
         return b.take([x], torch.ops.aten.index.Tensor(positions(x.shape), list(indices)))
-    return _rows(b, x, indices)
+    pairs = zip(indices, x.shape, strict=False)
+    return _rows(b, x, [None if item is None else _from_the_front(b, item, size) for item, size in pairs])
+
+
+def _from_the_front(b: Builder, index: Any, size: int) -> Ref:
+    """A computed index with what counts from the end counted from the front."""
+    if _truths(index):
+        raise NoRule("Indexing with a mask that is computed gives a shape that depends on values; use torch.where.")
+    index = b.ref(index)
+    return b.choose(b.greater(0, index), b.add(index, size), index)
 
 
 def _rows(b: Builder, x: Any, indices: Sequence[Any]) -> Ref:
     """Rows x[i, j, …] for computed indices of the leading axes."""
-    x = x if isinstance(x, Ref) else b.constant(x)
+    x = b.ref(x)
     if any(item is None for item in indices):
         raise NoRule("Indexing with computed indices has a rule only for leading axes.")
     place: Any = b.constant(0)
     for axis, index in enumerate(indices):
-        index = index if isinstance(index, Ref) else b.constant(index)
+        index = b.ref(index)
         place = b.add(b.multiply(place, x.shape[axis]), index)
     rest = x.shape[len(indices) :]
     inner = positions(rest)
     place = b.reshape(b.multiply(place, inner.numel()), [*place.shape, *(1 for _ in rest)])
     return b.gather(x, b.add(place, b.constant(inner)))
+
+
+def _not(b: Builder, x: Any) -> Ref:
+    return b.opposite(b.truth(x))
+
+
+def _and(b: Builder, x: Any, y: Any) -> Ref:
+    return b.multiply(b.truth(x), b.truth(y))
+
+
+def _or(b: Builder, x: Any, y: Any) -> Ref:
+    return b.greater(b.add(b.truth(x), b.truth(y)), 0)
+
+
+def _bitwise(rule: Callable[..., Ref]) -> Callable[..., Ref]:
+    def of_truths(b: Builder, *items: Any) -> Ref:
+        if not _truths(*items):
+            raise NoRule("Operations on the bits of whole numbers have no rule in ball arithmetic.")
+        return rule(b, *items)
+
+    return of_truths
 
 
 def _where(b: Builder, condition: Any, x: Any, y: Any) -> Ref:
@@ -278,13 +348,32 @@ def _to_copy(b: Builder, x: Ref, *, dtype: torch.dtype | None = None, **_: Any) 
         return b.real(x) if dtype is not None else x
     if not x.discrete:
         raise NoRule(f"Rounding reals to {dtype} has no rule in ball arithmetic.")
-    return b.opposite(_equal(b, x, 0)) if dtype == torch.bool else x
+    return b.truth(x) if dtype == torch.bool else x
+
+
+def _copy(b: Builder, x: Any, source: Any, non_blocking: bool = False) -> Ref:
+    # The values of the source in the shape and the type of x.
+    x, source = b.ref(x), b.ref(source)
+    if x.discrete and not source.discrete:
+        raise NoRule("Rounding reals to whole numbers has no rule in ball arithmetic.")
+    if x.boolean:
+        source = b.truth(source)
+    return b.expand(source if x.discrete else b.real(source), x.shape)
 
 
 def _pad(b: Builder, x: Ref, pad: Sequence[int], value: Number = 0) -> Ref:
     counted = torch.constant_pad_nd(positions(x.shape) + 1, pad, 0)
     moved = b.take([x], counted - 1)
-    return moved if not value else b.choose(b.constant((counted > 0).long()), moved, float(value))
+    return moved if not value else b.choose(b.constant(counted > 0), moved, int(value) if x.discrete else float(value))
+
+
+def _cumsum(b: Builder, x: Ref, axis: int, **_: Any) -> Ref:
+    if not x.shape:
+        return x
+    moved = positions(x.shape).movedim(axis, -1)
+    upto = (moved + 1).unsqueeze(-2).expand(*moved.shape, moved.shape[-1]).tril() - 1
+    total = b.sum(b.take([x], upto), [-1])
+    return b.take([total], positions(total.shape).movedim(-1, axis))
 
 
 def _convolution(
@@ -373,14 +462,17 @@ RULES: dict[str, Callable[..., Any]] = {
     "le": lambda b, x, y: b.opposite(b.greater(x, y)),
     "eq": _equal,
     "ne": lambda b, x, y: b.opposite(_equal(b, x, y)),
-    "logical_not": lambda b, x: b.opposite(x),
-    "bitwise_not": lambda b, x: b.opposite(x),
-    "logical_and": lambda b, x, y: b.multiply(x, y),
-    "bitwise_and": lambda b, x, y: b.multiply(x, y),
-    "logical_or": lambda b, x, y: b.greater(b.add(x, y), 0),
-    "bitwise_or": lambda b, x, y: b.greater(b.add(x, y), 0),
+    "logical_not": _not,
+    "bitwise_not": _bitwise(_not),
+    "logical_and": _and,
+    "bitwise_and": _bitwise(_and),
+    "logical_or": _or,
+    "bitwise_or": _bitwise(_or),
+    "stop": _stop,
+    "cumsum": _cumsum,
     "full_like": _full_like,
     "_to_copy": _to_copy,
+    "copy": _copy,
     "constant_pad_nd": _pad,
     "convolution": _convolution,
 }

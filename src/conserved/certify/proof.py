@@ -218,6 +218,8 @@ def prove_rank(
 
     Large programs are tried in float64 intervals first, where whole arrays are computed at once.
     """
+    if not words:
+        return Independence(True, 0.0, bits)
     if program.size >= LARGE:
         quick = _bound_in_intervals(program, theta, words, bits)
         if quick < 1:
@@ -290,7 +292,7 @@ def proved_by_argument(
             t if node.discrete else numbers.fresh_array(t.shape)
             for t, node in zip(x.tensors, program.input_nodes, strict=True)
         ]
-        values = run(program, numbers, Jet({0: theta, 1: moves}), inputs)
+        values = run(program, numbers, Jet({0: theta, 1: moves}), inputs, stopped=True)
     except TooLarge:
         return False
     output = values[program.output]
@@ -311,6 +313,8 @@ def random_fields(program: Program, theta: Sequence[float], inputs: Sequence[Inp
     """Fields at random points near θ and near the inputs: a law of another region is no law here."""
     rng = random.Random(seed)
     points, fields = [], []
+    if not inputs:
+        return RandomFields((), (), undecided=True)
     with precision(ENCLOSURE_BITS):
         numbers = Balls()
         for place in range(_POINTS):

@@ -33,7 +33,7 @@ _ONE: Polynomial = {(): flint.fmpq(1)}
 _MINUS_INFINITY = 0
 """The letter of −∞, which masks put into scores; its exponential is 0."""
 _TWO_OVER_ROOT_PI = 1
-_KEEPING = ("take", "gather", "scatter", "choose", "constant", "parameters", "input", "real", "exp")
+_KEEPING = ("take", "gather", "scatter", "choose", "constant", "parameters", "input", "real", "exp", "stop")
 """Operators that make no new values, or whose value may be a number though their input is a letter."""
 
 
@@ -182,7 +182,7 @@ class Symbols(Numbers):
     def _function(self, function: str, u: Symbol) -> Symbol:
         if function == "reciprocal" and u.above:
             return u.inverse() if u.number is None else self._constant(1 / u.number)
-        if function == "exp" and (not u.above or u.above.get((_MINUS_INFINITY,), 0) > 0):
+        if function == "exp" and (not u.above or _is_minus_infinity(u)):
             return self._number(0 if u.above else 1)
         key = (function, tuple(sorted(u.above.items())), tuple(sorted(u.below.items())))
         if key not in self.known:
@@ -265,6 +265,12 @@ class Symbols(Numbers):
     def _times(self, a: Polynomial, b: Polynomial) -> Polynomial:
         self.budget.spend(len(a) * len(b))
         return _product(a, b)
+
+
+def _is_minus_infinity(u: Symbol) -> bool:
+    """Whether u is −∞ times a positive number, plus what is finite."""
+    masked = [key for key in u.above if key[:1] == (_MINUS_INFINITY,)]
+    return masked == [(_MINUS_INFINITY,)] and u.below is _ONE and u.above[masked[0]] > 0
 
 
 def _ratio(rate: Symbol, value: Symbol) -> Symbol | None:

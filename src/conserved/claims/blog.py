@@ -152,7 +152,7 @@ def value_gradient(formula: ValueFormula, witness: Witness | None = None) -> Ver
         for letters, _, active, error in activations()
     )
     what = "derivative and formula, as polynomials"
-    otherwise = "The scores have to be transposed; the next lines of the proof use the right expression."
+    otherwise = "The scores have to be transposed; the last line of the proof, which sums over i and j, has it right."
     return argued("The formula is the derivative.", otherwise, (what, same), scope=PATTERNS, witness=witness)
 
 
@@ -309,6 +309,7 @@ def factored(*, quantities: Quantities = factored_law) -> Verdict:
          law.holds),
         ("for one token of one number the rate of q²k² − v² is −2δvqk(q² + k² − 1), not zero, as a polynomial",
          identical(rate, -2 * d * v * q * k * (q * q + k * k - 1))),
+        scope="the law for all sizes, its failure by an example",
     )  # fmt: skip
 
 

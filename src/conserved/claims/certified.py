@@ -55,7 +55,7 @@ def named(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Te
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
-def forms_of(quantities: Quantities, shapes: Mapping[str, tuple[int, ...]], label: str = "h") -> list[Form]:
+def forms_of(quantities: Quantities, shapes: Mapping[str, tuple[int, ...]]) -> list[Form]:
     """Quantities as explicit polynomials: their gradients are affine, so values at zero and at unit vectors suffice."""
     size = sum(math.prod(shape) for shape in shapes.values())
     slope = torch.func.jacrev(lambda vector: quantities(named(vector, shapes)).flatten())
@@ -63,8 +63,6 @@ def forms_of(quantities: Quantities, shapes: Mapping[str, tuple[int, ...]], labe
     columns = torch.func.vmap(slope)(torch.eye(size, dtype=torch.float64)) - constant
     return [
         Form(
-            name=f"{label}[{k}]",
-            formula=label,
             quadratic=tuple((i, j, float(columns[j, k, i])) for j, i in columns[:, k].nonzero().tolist()),
             linear=tuple((i, float(constant[k, i])) for (i,) in constant[k].nonzero().tolist()),
         )
@@ -95,7 +93,8 @@ def laws_hold(
     if moved:
         what = f"quantities that some field changes, by balls that exclude zero, {size}"
         evidence = Evidence(what=what, value=f"{len(moved)} of {len(forms)}", limit="0", proof=True)
-        return refuted("Not all of them are conserved.", evidence, witness=witness)
+        message = f"Not all of them are conserved: some data changes {len(moved)} of {len(forms)}."
+        return refuted(message, evidence, witness=witness)
     if proved(contents, forms):
         what = f"symbolic argument that the output does not move along ∇h, {len(forms)} numbers"
         return held("All are laws.", Evidence(what=what, proof=True), scope=f"at {size}")
@@ -189,8 +188,6 @@ def _symmetry_moves(build: Build, shapes: Mapping[str, tuple[int, ...]]) -> list
     columns = torch.func.vmap(slope, in_dims=(0, None))(torch.eye(size, dtype=torch.float64), zero) - constant
     return [
         Form(
-            name=f"generator {k}",
-            formula="",
             quadratic=tuple((i, j, float(columns[j, k, i])) for j, i in columns[:, k].nonzero().tolist()),
             linear=tuple((i, float(constant[k, i])) for (i,) in constant[k].nonzero().tolist()),
         )

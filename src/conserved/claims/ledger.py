@@ -44,6 +44,19 @@ Progress = Callable[[Claim, int, int], None]
 
 _registered: dict[str, Claim] = {}
 
+RENAMED = {
+    "blog.T1.descent": "blog.T1.wording",
+    "note.T3.conserved": "note.T3.title",
+    "paper.S6.qwen3.corrected": "paper.S6.qwen3.complete",
+    "paper.T4.6.width": "paper.S5.assumptions",
+    "paper.eq10": "paper.eq10.balanced",
+    "paper.eq10.corrected": "paper.eq10.balanced",
+    "paper.loss.corrected": "paper.loss.crossentropy",
+    "paper.loss.experiments": "paper.loss.crossentropy",
+    "softmax.causal.corrected": "softmax.causal",
+}
+"""Codes of the first version whose statements were corrected, and those that took their place."""
+
 
 class NoSuchClaim(ValueError):
     """A pattern matches no claim; the message says what there is."""
@@ -66,7 +79,7 @@ def claim(code: str, title: str = "", **fields: Any) -> Callable[[Check], Check]
 
     def registering(check: Check) -> Check:
         given = dict(fields, title=title) if title else readings()[code]
-        given["latex"], given["conditions"] = (tuple(given.get(name, ())) for name in ("latex", "conditions"))
+        given |= {name: tuple(given.get(name, ())) for name in ("latex", "own_latex", "conditions")}
         given["severity"] = Severity(given["severity"]) if given.get("severity") else None
         document = code.partition(".")[0]
         given["source"] = given.get("source") or SOURCES.get(document, document)
@@ -95,6 +108,7 @@ def readings() -> dict[str, dict[str, Any]]:
         one["conditions"] = [line[3:] for line in rest if line.startswith("if ")]
         one["hypotheses"] = " ".join(line[6:] for line in rest if line.startswith("given "))
         one["latex"] = [line[2:] for line in rest if line.startswith("$ ")]
+        one["own_latex"] = [line[2:] for line in rest if line.startswith("% ")]
         found[code] = one
     return found
 
@@ -113,7 +127,8 @@ def claims(pattern: str | None = None) -> list[Claim]:
     everything = sorted(_registered.values(), key=_order)
     if pattern is None:
         return everything
-    wanted = pattern.lower()
+    renamed = {old.lower(): new for old, new in RENAMED.items()}
+    wanted = renamed.get(pattern.lower(), pattern).lower()
     exact = [claim for claim in everything if claim.code.lower() == wanted]
     found = exact or [
         claim

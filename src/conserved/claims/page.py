@@ -119,6 +119,8 @@ def section(outcome: Outcome) -> str:
     if claim.hypotheses:
         lines.append(f"Given: {claim.hypotheses}")
     lines += [f"$${formula}$$" for formula in claim.latex]
+    if claim.own_latex:
+        lines += ["In a formula of ours:", *(f"$${formula}$$" for formula in claim.own_latex)]
     weight = f", {outcome.severity.value}" if outcome.severity else ""
     scope = f" ({verdict.scope})" if verdict.scope else ""
     lines.append(f"**{verdict.status.value.capitalize()}{weight}{scope}.** {verdict.message}")
@@ -204,7 +206,8 @@ def statement_list() -> str:
         parts.append(f"\n### {about.title}, {about.lines} lines\n\n| lines | says | judged by |\n|---|---|---|\n")
         for one in group:
             judged = ", ".join(map(link, one.codes)) if one.codes else f"*{one.reason}*"
-            parts.append(f"| {shown(one.lines).split(' ', 1)[1]} | {one.words} | {judged} |\n")
+            words = one.words.replace("|", "\\|")
+            parts.append(f"| {shown(one.lines).split(' ', 1)[1]} | {words} | {judged} |\n")
     return "".join(parts)
 
 

@@ -20,7 +20,7 @@ def main() -> None:
     try:
         app()
     except Exception as problem:
-        from rich.console import Console
+        from conserved.terminal import Console
 
         errors = Console(stderr=True)
         if isinstance(problem, _refusals()):

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from conserved.printable import printable
+from conserved.terminal import Console
 from conserved.version import __version__
 
 app = typer.Typer(
@@ -37,7 +38,7 @@ class Usage(Exception):
 
 def print_json(record: dict[str, Any]) -> None:
     """One JSON object on standard output."""
-    sys.stdout.write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(printable(json.dumps(record, indent=2, ensure_ascii=False), lines=True) + "\n")
 
 
 def progress() -> Callable[[str], None]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from conserved.cli.app import DOES_NOT_HOLD, LOSSES, AsJson, Usage, app, print_json
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
 from conserved.cli.storing import Store, store_record
+from conserved.terminal import Console
 
 
 @app.command()

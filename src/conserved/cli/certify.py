@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import conserved
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json, progress
 from conserved.cli.models import InputShape, Options, inputs_of, load_model
+from conserved.terminal import Console
 
 
 @app.command()
@@ -19,6 +19,7 @@ def certify(
     options: Options = None,
     inputs: InputShape = None,
     loss: Annotated[str, typer.Option(help="regression or cross_entropy")] = "regression",
+    class_axis: Annotated[int, typer.Option(help="axis of the outputs that cross_entropy runs over")] = -1,
     bits: Annotated[int, typer.Option(min=2, max=4096, help="precision to begin with")] = 128,
     seed: Annotated[int, typer.Option(help="seed of all samples", min=0)] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the certificate to this file")] = None,
@@ -26,7 +27,7 @@ def certify(
     as_json: AsJson = False,
 ) -> None:
     """Prove by ball arithmetic how many conservation laws a model has, or check such a proof."""
-    from conserved.certify import Certificate
+    from conserved.certify import Certificate, Malformed
 
     if (check is None) == (target is None):
         raise Usage("Name a model to certify, or a file with --check FILE.")
@@ -36,11 +37,16 @@ def certify(
             certificate = Certificate.load(check)
         except OSError as problem:
             raise Usage(f"{check} cannot be read: {problem.strerror}.") from None
-        certificate = certificate.checked(say)
+        try:
+            certificate = certificate.checked(say)
+        except Malformed as problem:
+            raise Usage(f"{check} cannot be used: {problem}") from None
     else:
         assert target is not None
         model = load_model(target, options or [])
-        certificate = conserved.certify(model, inputs_of(target, inputs), loss=loss, bits=bits, seed=seed, progress=say)
+        certificate = conserved.certify(
+            model, inputs_of(target, inputs), loss=loss, class_axis=class_axis, bits=bits, seed=seed, progress=say
+        )
         if output is not None:
             certificate.save(output)
     if as_json:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
+from conserved.terminal import Console
 
 
 @app.command()

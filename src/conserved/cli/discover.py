@@ -6,11 +6,11 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import conserved
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, app, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
+from conserved.terminal import Console
 
 
 @app.command()
@@ -19,6 +19,7 @@ def discover(
     options: Options = None,
     inputs: InputShape = None,
     loss: Annotated[str, typer.Option(help="regression or cross_entropy")] = "regression",
+    class_axis: Annotated[int, typer.Option(help="axis of the outputs that cross_entropy runs over")] = -1,
     depth: Annotated[int | None, typer.Option(min=0, help="how deep brackets are nested")] = None,
     seed: Annotated[int, typer.Option(help="seed of all samples")] = 0,
     device: Annotated[str | None, typer.Option(help="where to compute, such as cuda")] = None,
@@ -32,6 +33,7 @@ def discover(
         model,
         inputs_of(target, inputs),
         loss=loss,
+        class_axis=class_axis,
         depth=depth,
         seed=seed,
         device=device,

@@ -6,11 +6,11 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from conserved.cli.app import LOSSES, AsJson, Usage, app, print_json
 from conserved.cli.models import Options, Target, load_model
 from conserved.cli.storing import Store, store_record
+from conserved.terminal import Console
 
 
 @app.command()

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
+from conserved.terminal import Console
 
 if TYPE_CHECKING:
     from conserved.lab.places import Place

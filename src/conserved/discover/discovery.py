@@ -110,16 +110,18 @@ def discover(
     params: Mapping[str, Tensor] | None = None,
     forms: bool = True,
     progress: Progress | None = None,
+    class_axis: int = -1,
 ) -> Discovery:
     """Count the conservation laws of any differentiable function, and find them.
 
     `f` is a module, or a callable f(params, x) with `params=` its tensors. `inputs` draws one input from a generator,
     or is an example whose shapes and types are imitated. `loss` says where output gradients live: "regression",
     "cross_entropy", or a loss(output, target). `depth` fixes how deep brackets are nested; by default they are added
-    until a further level brings nothing new. `forms=False` only counts.
+    until a further level brings nothing new. `forms=False` only counts. `class_axis` is the axis of the outputs that
+    cross-entropy runs over, for one input, without a batch: the last for (tokens, classes), 0 for (classes, positions).
     """
     say = progress or (lambda message: None)
-    function = function_of(f, inputs, loss=loss, params=params, device=device)
+    function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
     refuse_too_large(function.size, function.device)
     generator = torch.Generator().manual_seed(seed)
     first = closure(function, depth=depth, generator=generator, progress=say, point="first point: ")
@@ -152,13 +154,14 @@ def find_laws(
     device: torch.device | str | None = None,
     params: Mapping[str, Tensor] | None = None,
     progress: Progress | None = None,
+    class_axis: int = -1,
 ) -> LawSet:
     """The laws of a function as formulas, without counting how many there are.
 
     The count needs memory for a square matrix of the size of the parameters; the formulas need a few gradients, so they
     are found for layers of real width too. Arguments as for `discover`.
     """
-    function = function_of(f, inputs, loss=loss, params=params, device=device)
+    function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
     generator = torch.Generator().manual_seed(seed)
     found = search(function, generator, progress or (lambda message: None))
     return LawSet(symmetries=found, parameters=function.split(function.generic_point(generator)))
@@ -235,6 +238,7 @@ def _verdict(
     if problem:
         return Verdict(status=Verdict.INCONCLUSIVE, message=problem, evidence=evidence)
     message = f"{count} independent laws of {function.size} parameters"
+    message += f" ({function.classes})" if function.classes else ""
     if searched and count:
         message += ", all found." if explained == count else f"; {count - explained} have no form that was looked for."
     return Verdict(status=Verdict.VERIFIED, message=message, evidence=evidence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Function:
     loss: Loss
     outputs: int
     """How many numbers f returns."""
+    classes: str = ""
+    """Over which axis of which outputs cross-entropy was taken, where that is not plain."""
 
     @property
     def size(self) -> int:
@@ -67,9 +70,9 @@ class Function:
         for tensor in self.start.values():
             noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
             if tensor.ndim >= 2:
-                fan_in = tensor[0].numel()
-                parts.append((noise / fan_in**0.5).flatten())
-            else:
+                fan_in = math.prod(tensor.shape[1:])
+                parts.append((noise / max(1, fan_in) ** 0.5).flatten())
+            elif tensor.numel():
                 parts.append((tensor.mean() + 0.5 * noise).flatten())
         return torch.cat(parts)
 
@@ -95,6 +98,7 @@ def function_of(
     loss: Loss,
     params: Mapping[str, Tensor] | None,
     device: torch.device | str | None,
+    class_axis: int = -1,
 ) -> Function:
     """Check what was given and bring it into the form of a `Function`."""
     if not callable(loss) and loss not in ("regression", "cross_entropy"):
@@ -109,16 +113,41 @@ def function_of(
     else:
         if not params:
             raise Unsuitable("A callable f(params, x) needs params=, the tensors to study it at.")
-        start = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
-        call = f
+        _refuse_complex(params)
+        given = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
+        # A parameter without entries has no laws, and is passed on as it is.
+        empty = {name: tensor for name, tensor in given.items() if not tensor.numel()}
+        start = {name: tensor for name, tensor in given.items() if tensor.numel()}
+
+        def call(values: dict[str, Tensor], x: Any) -> Any:
+            return f(values | empty, x)
+
     if not start:
         raise Unsuitable("There is no trainable parameter: nothing is trained, so every function of them is conserved.")
-    centred = loss == "cross_entropy"
+    axis = class_axis if loss == "cross_entropy" else None
+    shapes: list[tuple[int, ...]] = []
 
     def evaluate(values: dict[str, Tensor], x: Any) -> Tensor:
-        return flat_output(call(values, x), centred=centred)
+        output = call(values, x)
+        if axis is not None and not shapes:
+            shapes.append(tuple(logits_of(output).shape))
+        return flat_output(output, class_axis=axis)
 
-    return dataclasses.replace(function := Function(evaluate, start, sample, loss, 0), outputs=_checked(function, f))
+    function = Function(evaluate, start, sample, loss, 0)
+    outputs = _checked(function, f)
+    classes = ""
+    if shapes and len(shapes[0]) > 1:
+        classes = f"cross-entropy over axis {class_axis} of outputs of shape {shapes[0]}"
+    return dataclasses.replace(function, outputs=outputs, classes=classes)
+
+
+def _refuse_complex(parameters: Mapping[str, Tensor]) -> None:
+    for name, tensor in parameters.items():
+        if tensor.is_complex():
+            raise Unsuitable(
+                f"The parameter {name} is complex. Its laws are those of pairs of reals: keep torch.view_as_real of it "
+                "as the parameter, and use torch.view_as_complex inside."
+            )
 
 
 def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Callable[..., Any], dict[str, Tensor]]:
@@ -127,15 +156,18 @@ def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Calla
         raise Unsuitable(
             "The model is on the meta device; give it memory first, for instance with to_empty(device='cpu')."
         )
+    _refuse_complex({name: p for name, p in module.named_parameters() if p.requires_grad})
     _refuse_partly_shared(module)
     memory = {name: memory_of(parameter) for name, parameter in module.named_parameters(remove_duplicate=False)}
-    model = copy.deepcopy(module).to(device=device, dtype=torch.float64)
+    model = copy.deepcopy(module).to(device=device)._apply(in_double)
     canonical: dict[Hashable, str] = {}
     places: dict[str, str] = {}
     seen: set[tuple[int, str]] = set()
     for path, part in model.named_modules():
         for attribute, parameter in part._parameters.items():
-            if parameter is not None and parameter.requires_grad and (id(part), attribute) not in seen:
+            if parameter is None or not parameter.requires_grad or not parameter.numel():
+                continue
+            if (id(part), attribute) not in seen:
                 seen.add((id(part), attribute))
                 place = f"{path}.{attribute}" if path else attribute
                 places[place] = canonical.setdefault(memory[place], place)
@@ -148,6 +180,13 @@ def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Calla
         return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
 
     return call, start
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """A tensor in double precision: complex tables (rotary positions) stay complex, whole numbers stay whole."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 
 def _refuse_partly_shared(module: nn.Module) -> None:
@@ -170,18 +209,29 @@ def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
 
 
-def flat_output(output: Any, *, centred: bool) -> Float[Tensor, " out"]:
+def logits_of(output: Any) -> Tensor:
+    """The logits of an output."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or not logits.ndim:
+        raise Unsuitable("loss='cross_entropy' needs a tensor of logits, or an output with .logits.")
+    return logits
+
+
+def flat_output(output: Any, *, class_axis: int | None) -> Float[Tensor, " out"]:
     """All floating-point numbers of an output as one vector; logits are centred over classes for cross-entropy.
 
     Centring puts the whole pull-back into the function: the gradients of ⟨f − mean f, v⟩ over all v are those of
     ⟨f, v⟩ over v with sum zero, which is what cross-entropy can reach.
     """
-    if centred:
-        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-        if not isinstance(logits, Tensor):
-            raise Unsuitable("loss='cross_entropy' needs a tensor of logits, or an output with .logits.")
-        return (logits - logits.mean(-1, keepdim=True)).flatten()
-    parts = [tensor.flatten() for tensor in tensors_in(output) if tensor.is_floating_point()]
+    if class_axis is not None:
+        logits = logits_of(output)
+        if not -logits.ndim <= class_axis < logits.ndim:
+            raise Unsuitable(f"class_axis is {class_axis}; the outputs have shape {tuple(logits.shape)}.")
+        return (logits - logits.mean(class_axis, keepdim=True)).flatten()
+    parts = list(tensors_in(output))
+    if any(part.is_complex() for part in parts):
+        raise Unsuitable("The function returns complex numbers; return torch.view_as_real of them.")
+    parts = [tensor.flatten() for tensor in parts if tensor.is_floating_point()]
     if not parts:
         raise Unsuitable(f"The function returned {type(output).__name__} without any floating-point tensor.")
     return torch.cat(parts)
@@ -216,6 +266,8 @@ def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
                 # Inputs of all sizes: they reach both sides of a kink that lies far from the origin.
                 sizes = torch.randn(count, *(1 for _ in value.shape), generator=generator, dtype=torch.float64).exp()
                 return sizes * torch.randn(shape, generator=generator, dtype=torch.float64)
+            if value.is_complex():
+                raise Unsuitable("An input is complex; pass torch.view_as_real of it, and draw pairs of reals.")
             if value.dtype == torch.bool:
                 return torch.rand(shape, generator=generator) < 0.5
             low, high = int(value.min()), int(value.max())
@@ -237,7 +289,7 @@ def stacked(samples: list[Any]) -> Any:
 def to_device(value: Any, device: torch.device) -> Any:
     """Tensors of an input on a device, floating-point ones in float64."""
     if isinstance(value, Tensor):
-        return value.to(device, torch.float64) if value.is_floating_point() else value.to(device)
+        return in_double(value.to(device))
     if isinstance(value, tuple):
         return tuple(to_device(item, device) for item in value)
     if isinstance(value, Mapping):

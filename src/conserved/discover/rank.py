@@ -186,7 +186,8 @@ def closure(
     """Add fields, then brackets level by level, until a level brings nothing new."""
     theta = function.generic_point(generator)
     span = Span(function.size, function.device)
-    sizes = sizes_of(function, theta, partial(gradient_rows, function), generator)
+    # Random numbers of its own: what is counted does not depend on what is measured beside it.
+    sizes = sizes_of(function, theta, partial(gradient_rows, function), torch.Generator().manual_seed(0))
     ranks: list[int] = []
     settled = False
     for level in range((DEEPEST if depth is None else depth) + 1):

@@ -63,13 +63,12 @@ def _table_writes(site: Site) -> list[View]:
     return [site.view("weight", axes=1)]
 
 
-def trained_as_looked_up(site: Site, *, padding_allowed: bool = False) -> Site:
-    """The same site, unless its table is trained differently from how it is used."""
+def trained_as_looked_up(site: Site) -> Site:
+    """The same site, unless its table is trained differently from how it is used; padding is for `lookups` to judge."""
     module = site.module
     if isinstance(module, nn.Embedding):
-        for option in ("max_norm",) if padding_allowed else ("padding_idx", "max_norm"):
-            if getattr(module, option) is not None:
-                raise Unreadable(f"{site.path} has {option}, which changes how its rows are trained")
+        if module.max_norm is not None:
+            raise Unreadable(f"{site.path} has max_norm, which changes how its rows are trained")
         if module.scale_grad_by_freq:
             raise Unreadable(f"{site.path} has scale_grad_by_freq, which changes how its rows are trained")
     return site

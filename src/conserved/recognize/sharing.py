@@ -5,7 +5,7 @@ one of the same kind on the same view; the two are then one symmetry with all th
 scale inside a larger group counts as a symmetry for this: with an embedding tied to the head, the scale of the residual
 stream survives against the gain of the final norm. A leg that is not trained cannot follow the others, so its symmetry
 is lost as a law too. So is one whose parameter shares its memory with another tensor, as when weights are tied through
-`.data`: each has a gradient of its own, and every step moves both.
+`.data`: each has a gradient of its own, and every step moves both. What look-up tables do to laws is in `lookups`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 from conserved.judging import TOLERANCE
 from conserved.kind import Degree, OneScale, Scaling
 from conserved.laws import Dropped
+from conserved.recognize.lookups import lost, tables
 from conserved.shared_memory import overlapping, tensors_of
 from conserved.symmetry import Leg, Symmetry
 from conserved.view import View
@@ -48,7 +49,7 @@ def settle(model: nn.Module, found: Sequence[Symmetry]) -> tuple[list[Symmetry],
             if len(siblings[leg.view.parameter]) > 1:
                 legs_at[_key(symmetry, leg, leg.view.parameter)].append((number, leg.degree))
 
-    beside = overlapping(tensors_of(model))
+    beside, looked_up = overlapping(tensors_of(model)), tables(model)
     kept: dict[frozenset[int], Symmetry] = {}
     dropped: list[Dropped] = []
     for number, symmetry in enumerate(found):
@@ -58,6 +59,8 @@ def settle(model: nn.Module, found: Sequence[Symmetry]) -> tuple[list[Symmetry],
             for name in merged.parameters:
                 _trained(name, places[name])
                 _alone(name, beside)
+            if reason := lost(merged, looked_up):
+                raise _Lost(reason)
         except _Lost as reason:
             dropped.append(Dropped(symmetry.name, str(reason)))
         else:

@@ -66,11 +66,11 @@ def _conv1d(site: Site) -> Linear:
 def token_table(site: Site, *, dropout: float = 0.0) -> Writer:
     """A table of token embeddings as a writer into the stream.
 
-    The row of `padding_idx` is looked up but not trained. Padding is masked, so it counts as a row like the others that
-    no token uses; `inert_padding` says that it stays what it is.
+    The row of `padding_idx` is looked up but not trained: `inert_padding` says that it stays what it is, and laws that
+    span it hold while it is zero (`lookups`).
     """
     require(site, nn.Embedding, *_SCALED)
-    trained_as_looked_up(site, padding_allowed=True)
+    trained_as_looked_up(site)
     views = [site.view("weight", axes=1)]
     return Writer(views=views, shiftable=[] if dropout else views, dropout=dropout)
 

@@ -7,6 +7,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from conserved import terminal
 from conserved.track.record import StepRecord
 from conserved.track.sinks.sink import Run, Sink
 
@@ -15,7 +16,7 @@ class LiveTable(Sink):
     """Redraws a table in place; where output is not a terminal, one plain line every `lines` records."""
 
     def __init__(self, console: Console | None = None, *, lines: int = 100) -> None:
-        self._console = console or Console()
+        self._console = console or terminal.Console()
         self._lines = lines
         self._seen = 0
         self._live: Live | None = None
