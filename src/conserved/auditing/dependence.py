@@ -26,12 +26,14 @@ class Follows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A way of cutting all outputs along one axis, and the inputs that are cut with them."""
+    """A way of cutting all outputs along one axis, and the inputs that are cut with them; `known` unless the function
+    could not be run to find out about some input."""
 
     out_axes: tuple[int, ...]
     out_cuts: tuple[int, ...]
     size: int
     inputs: tuple[Follows, ...]
+    known: bool = True
 
     @property
     def local(self) -> bool:
@@ -131,28 +133,29 @@ def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> 
     common = min((count for count in fewer if size % count == 0), default=size)
     out_cut = max(1, round(share * common / size)) * (size // common)
     parts: list[Follows] = []
+    known = True
     for place, shape in enumerate(shapes):
         for axis in sorted(range(len(shape)), key=lambda axis: (axis != first, axis)):
             count = shape[axis]
             whole = count == size or (axis == first and count in fewer and size % count == 0)
             if count < 2 or not whole or out_cut * count % size:
                 continue
-            chosen = _follows(setting, place, axis, out_cut * count // size, out_axes, out_cut)
+            later = changed(setting, place, axis, out_cut * count // size, count)
+            known &= later is not None
+            if later is None:
+                continue
+            chosen = _follows(setting, place, axis, out_cut * count // size, out_axes, out_cut, later)
             if chosen is not None:
                 parts.append(chosen)
                 break
     if not parts or not 0 < out_cut < size:
         return None
-    return Cut(out_axes=out_axes, out_cuts=(out_cut,) * len(out_axes), size=size, inputs=tuple(parts))
+    return Cut(out_axes=out_axes, out_cuts=(out_cut,) * len(out_axes), size=size, inputs=tuple(parts), known=known)
 
 
 def _follows(
-    setting: Setting, place: int, axis: int, cut: int, out_axes: Sequence[int], out_cut: int
+    setting: Setting, place: int, axis: int, cut: int, out_axes: Sequence[int], out_cut: int, later: Values
 ) -> Follows | None:
-    size = setting.function.values[place].shape[axis]
-    later = changed(setting, place, axis, cut, size)
-    if later is None:
-        return None
     for number, (out, before) in enumerate(zip(later, setting.outs, strict=True)):
         along = out_axes[number]
         if not untouched(setting, out.narrow(along, 0, out_cut), before.narrow(along, 0, out_cut)):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from conserved.auditing.dependence import Cut, cuts_of, part_of, same
-from conserved.auditing.locating import pattern_meaning, where
-from conserved.auditing.noise import by_row, wide
+from conserved.auditing.comparing import REFUSALS, backward_pass, compare, short
+from conserved.auditing.dependence import Cut, cuts_of, same
+from conserved.auditing.noise import wide
+from conserved.auditing.parts import parts_alone, parts_reordered, sums_reordered
 from conserved.auditing.setting import Setting
-from conserved.auditing.tested import Gap, Method, Tested, gap_between
+from conserved.auditing.tested import Method, Tested
 
-Gradients = Sequence[Tensor | None]
-
-_REFUSALS = (Exception,)
-_FEW = 16
 _COARSE = 64.0
 """How many times the relative noise of the outputs, times its own sensitivity, the noise of a gradient may be."""
 
@@ -36,9 +32,9 @@ def relation_tests(setting: Setting) -> tuple[list[Tested], list[str]]:
         _each_alone,
         _strided_inputs,
         _accumulated,
-        lambda chosen: _parts(chosen, cuts),
-        lambda chosen: _permuted(chosen, cuts),
-        _keys_permuted,
+        lambda chosen: parts_alone(chosen, cuts),
+        lambda chosen: parts_reordered(chosen, cuts),
+        sums_reordered,
     ]
     for family in families:
         if setting.late:
@@ -52,69 +48,10 @@ def relation_tests(setting: Setting) -> tuple[list[Tested], list[str]]:
                     skipped.append(result)
                 else:
                     found.append(result)
-        except _REFUSALS as problem:
+        except REFUSALS as problem:
             what = (family.__doc__ or "a relation").strip().rstrip(".")
-            skipped.append(f"not tested, the backward raises ({_short(problem)}): {what}")
+            skipped.append(f"not tested, the backward raises ({short(problem)}): {what}")
     return found, list(dict.fromkeys(skipped))
-
-
-def compare(
-    setting: Setting,
-    what: str,
-    got: Gradients,
-    expected: Gradients,
-    *,
-    places: Sequence[int] | None = None,
-    noise: Sequence[Tensor | None] | None = None,
-    exactly: bool = False,
-    factor: bool = False,
-    meaning: str = "",
-) -> Iterator[Tested]:
-    """A test for each input: whether two gradients agree up to their noise."""
-    function = setting.function
-    for place in range(len(function.names)) if places is None else places:
-        right, found = expected[place], got[place]
-        if right is None and found is None:
-            continue
-        name = function.names[place]
-        if right is None or found is None:
-            missing = torch.zeros_like(function.values[place]) if right is None else right
-            found, right = (missing * 0 if found is None else found), missing
-        deviation = (setting.noise.grads if noise is None else noise)[place]
-        size = by_row(wide(setting.grads[place]).square()).sqrt().mean() if setting.grads[place] is not None else 0.0  # type: ignore[arg-type]
-        floor = 8 * setting.noise.unit * setting.noise.response[place] * float(size)
-        spread = (
-            torch.zeros((), device=found.device, dtype=torch.float64) if deviation is None or exactly else deviation
-        )
-        gap = gap_between(found, right, spread, setting.noise.unit, floor)
-        yield _judged(setting, name, what, gap, factor=factor, meaning=meaning)
-
-
-def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, meaning: str) -> Tested:
-    test = Tested(
-        gradients=(name,),
-        method=Method.RELATION,
-        what=what,
-        residual=gap.residual,
-        limit=gap.allowed,
-        worst=gap.worst,
-        sees_factor=factor,
-    )
-    if test.ok:
-        return test
-    bad = gap.ratio > 1
-    told = pattern_meaning(name, bad, gap.got, gap.expected, setting.shapes)
-    return replace(test, where=where(bad), meaning="; ".join(part for part in (told, meaning) if part))
-
-
-def _backward(
-    setting: Setting,
-    values: Sequence[Tensor] | None = None,
-    slopes: Sequence[Tensor] | None = None,
-    wanted: Sequence[int] | None = None,
-) -> Gradients:
-    chosen = setting.function.values if values is None else values
-    return setting.function.gradients(chosen, setting.slopes if slopes is None else slopes, wanted)[1]
 
 
 def _repeated(setting: Setting) -> Iterator[Tested | str]:
@@ -123,7 +60,7 @@ def _repeated(setting: Setting) -> Iterator[Tested | str]:
         yield from compare(
             setting,
             "the same pass again gives the same gradient",
-            _backward(setting),
+            backward_pass(setting),
             setting.grads,
             meaning="the gradient changes from run to run: a race, memory never written, or randomness",
         )
@@ -154,10 +91,10 @@ def _coarse(setting: Setting) -> Iterator[Tested | str]:
 
 def _linear(setting: Setting) -> Iterator[Tested | str]:
     """Linear in the output gradient: zero for zero, four times for four times, sums for sums."""
-    zero = _backward(setting, slopes=[torch.zeros_like(slope) for slope in setting.slopes])
+    zero = backward_pass(setting, slopes=[torch.zeros_like(slope) for slope in setting.slopes])
     nothing = [None if grad is None else torch.zeros_like(grad) for grad in setting.grads]
     yield from compare(setting, "a zero output gradient gives a zero gradient", zero, nothing, exactly=True)
-    quarter = _backward(setting, slopes=[slope / 4 for slope in setting.slopes])
+    quarter = backward_pass(setting, slopes=[slope / 4 for slope in setting.slopes])
     expected = [None if grad is None else grad / 4 for grad in setting.grads]
     yield from compare(
         setting,
@@ -171,8 +108,8 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
     for slope in setting.slopes:
         mask = torch.randint(2, slope.shape, generator=generator, device=slope.device).to(slope.dtype)
         halves.append((slope * mask, slope * (1 - mask)))
-    one = _backward(setting, slopes=[pair[0] for pair in halves])
-    other = _backward(setting, slopes=[pair[1] for pair in halves])
+    one = backward_pass(setting, slopes=[pair[0] for pair in halves])
+    other = backward_pass(setting, slopes=[pair[1] for pair in halves])
     total = [None if a is None or b is None else wide(a) + wide(b) for a, b in zip(one, other, strict=True)]
     yield from compare(
         setting,
@@ -186,7 +123,7 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
         kept = []
         for number in range(len(setting.slopes)):
             only = [slope if place == number else torch.zeros_like(slope) for place, slope in enumerate(setting.slopes)]
-            kept.append(_backward(setting, slopes=only))
+            kept.append(backward_pass(setting, slopes=only))
         sums = [
             None if any(part is None for part in parts) else sum(wide(part) for part in parts)
             for parts in zip(*kept, strict=True)
@@ -204,7 +141,7 @@ def _transposed_slopes(setting: Setting) -> Iterator[Tested | str]:
         yield from compare(
             setting,
             "a transposed output gradient gives the same gradient",
-            _backward(setting, slopes=turned),
+            backward_pass(setting, slopes=turned),
             setting.grads,
             meaning="the strides of the output gradient are not read",
         )
@@ -214,8 +151,8 @@ def _expanded_slopes(setting: Setting) -> Iterator[Tested | str]:
     """The output gradient of a sum, one number for all entries, is an output gradient."""
     if any(slope.ndim for slope in setting.slopes):
         ones = [torch.ones((), device=slope.device, dtype=slope.dtype).expand(slope.shape) for slope in setting.slopes]
-        expanded = _backward(setting, slopes=ones)
-        plain = _backward(setting, slopes=[one.contiguous() for one in ones])
+        expanded = backward_pass(setting, slopes=ones)
+        plain = backward_pass(setting, slopes=[one.contiguous() for one in ones])
         yield from compare(
             setting,
             "the output gradient of a sum (stride 0) gives the same gradient as a full one",
@@ -233,10 +170,10 @@ def _each_alone(setting: Setting) -> Iterator[Tested | str]:
         if setting.grads[place] is None or setting.late:
             continue
         try:
-            alone = _backward(setting, wanted=[place])
-        except _REFUSALS as problem:
+            alone = backward_pass(setting, wanted=[place])
+        except REFUSALS as problem:
             name = setting.function.names[place]
-            yield f"d{name} alone was not tested: the backward raises ({_short(problem)})"
+            yield f"d{name} alone was not tested: the backward raises ({short(problem)})"
             continue
         yield from compare(
             setting,
@@ -267,16 +204,16 @@ def _strided_inputs(setting: Setting) -> Iterator[Tested | str]:
             continue
         try:
             outs = function.outputs(values)
-        except _REFUSALS as problem:
-            yield f"{way} inputs were not tested: the function refuses them ({_short(problem)})"
+        except REFUSALS as problem:
+            yield f"{way} inputs were not tested: the function refuses them ({short(problem)})"
             continue
         if not _same_outputs(setting, outs):
             yield f"{way} inputs were not tested: the forward itself gives another result for them"
             continue
         try:
-            grads = _backward(setting, values=values)
-        except _REFUSALS as problem:
-            yield f"{way} inputs: the forward accepts them, the backward raises ({_short(problem)})"
+            grads = backward_pass(setting, values=values)
+        except REFUSALS as problem:
+            yield f"{way} inputs: the forward accepts them, the backward raises ({short(problem)})"
             continue
         yield from compare(
             setting,
@@ -321,178 +258,8 @@ def _accumulated(setting: Setting) -> Iterator[Tested | str]:
     )
 
 
-def _parts(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]:
-    """Parts that the forward keeps apart: no gradient flows between them, and one run alone has the same gradient."""
-    for cut in cuts:
-        if setting.late:
-            return
-        slopes = []
-        for slope, axis, place in zip(setting.slopes, cut.out_axes, cut.out_cuts, strict=True):
-            masked = slope.clone()
-            masked.narrow(axis, place, slope.shape[axis] - place).zero_()
-            slopes.append(masked)
-        grads = _backward(setting, slopes=slopes)
-        name = "part" if cut.local else "prefix"
-        label = f"the first {cut.out_cuts[0]} of {cut.size} along axis {cut.out_axes[0]} of the output"
-        for part in cut.inputs:
-            grad = grads[part.place]
-            if grad is None:
-                continue
-            beyond: list[Tensor | None] = [None] * len(grads)
-            beyond[part.place] = grad.clone()
-            beyond[part.place].narrow(part.axis, 0, part.cut).zero_()  # type: ignore[union-attr]
-            nothing: list[Tensor | None] = [None if item is None else torch.zeros_like(item) for item in beyond]
-            yield from compare(
-                setting,
-                f"{label}: no gradient where they do not depend on the input",
-                beyond,
-                nothing,
-                places=[part.place],
-                exactly=True,
-                meaning="gradient flows where the forward does not: a mask that differs between forward and backward",
-            )
-        yield from _run_alone(setting, cut, slopes, grads, f"{label}: run alone, the {name} has the same gradient")
-
-
-def _run_alone(
-    setting: Setting, cut: Cut, slopes: Sequence[Tensor], grads: Gradients, what: str
-) -> Iterator[Tested | str]:
-    function = setting.function
-    values = list(function.values)
-    cut_too = {part.place: part.axis for part in cut.inputs}
-    for place, value in enumerate(values):
-        for axis in cut_too.values():
-            if place not in cut_too and value.ndim > axis and value.shape[axis] == cut.size:
-                return  # an input that may belong to the part, and cannot be told to
-    for part in cut.inputs:
-        values[part.place] = part_of(values[part.place], part.axis, 0, part.cut)
-    pieces = [
-        part_of(slope, axis, 0, place) for slope, axis, place in zip(slopes, cut.out_axes, cut.out_cuts, strict=True)
-    ]
-    try:
-        outs = function.outputs(values)
-    except _REFUSALS as problem:
-        yield f"{what} was not tested: the function refuses the part ({_short(problem)})"
-        return
-    for number, (out, whole) in enumerate(zip(outs, setting.outs, strict=True)):
-        expected = whole.narrow(cut.out_axes[number], 0, cut.out_cuts[number])
-        if out.shape != expected.shape:
-            return
-        deviation = setting.noise.outs[number]
-        if deviation.shape[cut.out_axes[number]] > 1:
-            deviation = deviation.narrow(cut.out_axes[number], 0, cut.out_cuts[number])
-        if not same(setting, out, expected, deviation):
-            return
-    try:
-        alone = function.gradients(values, pieces)[1]
-    except _REFUSALS as problem:
-        yield f"{what} was not tested: the backward raises ({_short(problem)})"
-        return
-    expected_grads = list(grads)
-    noise = list(setting.noise.grads)
-    for part in cut.inputs:
-        whole_grad = grads[part.place]
-        if whole_grad is None:
-            continue
-        expected_grads[part.place] = whole_grad.narrow(part.axis, 0, part.cut)
-        spread = noise[part.place]
-        if spread is not None and spread.shape[part.axis] > 1:
-            noise[part.place] = spread.narrow(part.axis, 0, part.cut)
-    yield from compare(
-        setting,
-        what,
-        alone,
-        expected_grads,
-        noise=noise,
-        meaning="the gradient depends on what lies outside the part: the last tile, a stale block, or a wrong boundary",
-    )
-
-
-def _permuted(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]:
-    """Parts that do not mix may be put in another order."""
-    done: set[tuple[int, ...]] = set()
-    for cut in cuts:
-        whole = all(setting.function.values[part.place].shape[part.axis] == cut.size for part in cut.inputs)
-        if not cut.local or cut.out_axes in done or not whole or setting.late:
-            continue
-        done.add(cut.out_axes)
-        axes = {part.place: part.axis for part in cut.inputs}
-        yield from _reordered(
-            setting,
-            axes,
-            dict(enumerate(cut.out_axes)),
-            cut.size,
-            f"reordering axis {cut.out_axes[0]} of the output reorders the gradient",
-        )
-
-
-def _keys_permuted(setting: Setting) -> Iterator[Tested | str]:
-    """Entries that are summed over may be put in another order: of one input, or of two together."""
-    values = setting.function.values
-    if sum(out.numel() for out in setting.outs) < _FEW:
-        return  # A few numbers stay the same to their own rounding under changes that are no symmetry.
-    places = range(len(values))
-    sets = [(place,) for place in places] + [(a, b) for a in places for b in places if a < b]
-    for group in sets:
-        for axis in range(min(values[place].ndim for place in group)):
-            sizes = {values[place].shape[axis] for place in group}
-            if len(sizes) != 1 or sizes == {1} or setting.late or not all(setting.telling[place] for place in group):
-                continue
-            size = sizes.pop()
-            names = " and ".join(setting.function.names[place] for place in group)
-            what = f"reordering axis {axis} of {names} together leaves the output, and reorders their gradient"
-            yield from _reordered(setting, dict.fromkeys(group, axis), {}, size, what)
-
-
-def _reordered(
-    setting: Setting, axes: dict[int, int], out_axes: dict[int, int], size: int, what: str
-) -> Iterator[Tested | str]:
-    generator = torch.Generator().manual_seed(setting.seed + size)
-    order = torch.randperm(size, generator=generator)
-    if bool((order == torch.arange(size)).all()):
-        order = order.flip(0)
-    order = order.to(setting.outs[0].device)
-    values = [
-        value.index_select(axes[place], order) if place in axes else value
-        for place, value in enumerate(setting.function.values)
-    ]
-    try:
-        outs = setting.function.outputs(values)
-    except _REFUSALS:
-        return
-    for number, (out, before) in enumerate(zip(outs, setting.outs, strict=True)):
-        moved = before.index_select(out_axes[number], order) if number in out_axes else before
-        spread = setting.noise.outs[number]
-        if number in out_axes and spread.shape[out_axes[number]] > 1:
-            spread = spread.index_select(out_axes[number], order)
-        if not same(setting, out, moved, spread):
-            return
-    slopes = [
-        slope.index_select(out_axes[number], order) if number in out_axes else slope
-        for number, slope in enumerate(setting.slopes)
-    ]
-    got = _backward(setting, values=values, slopes=slopes)
-    back = torch.argsort(order)
-    straight = [
-        grad.index_select(axes[place], back) if grad is not None and place in axes else grad
-        for place, grad in enumerate(got)
-    ]
-    yield from compare(
-        setting,
-        what,
-        straight,
-        setting.grads,
-        meaning="the gradient depends on the position: a wrong boundary, a tile left out, or entries from elsewhere",
-    )
-
-
 def _same_outputs(setting: Setting, outs: Sequence[Tensor]) -> bool:
     return all(
         same(setting, out, before, setting.noise.outs[number])
         for number, (out, before) in enumerate(zip(outs, setting.outs, strict=True))
     )
-
-
-def _short(problem: Exception) -> str:
-    lines = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {lines[0][:100] if lines else ''}"

@@ -80,7 +80,7 @@ def _precision(function: Function, theta: Tensor, x: Any, v: Tensor) -> float:
 
 def _roughness(theta: Tensor, samples: Any, rows: Rows, direction: Tensor) -> float:
     """Second differences over a tiny step, against the fields: what a smooth program leaves is its rounding."""
-    step = 3e-8 * theta.abs() * direction
+    step = 3e-7 * theta.abs() * direction
     ahead, here, behind = (rows(theta + sign * step, samples, _SAMPLES) for sign in (1, 0, -1))
     norms = torch.linalg.vector_norm(here, dim=1)
     left = torch.linalg.vector_norm(ahead + behind - 2 * here, dim=1)
