@@ -45,7 +45,9 @@ class Claim:
     hypotheses: str = ""
     """What the check assumes or chooses beyond that."""
     latex: tuple[str, ...] = ()
-    """The formulas as printed, or ours."""
+    """The formulas as printed."""
+    own_latex: tuple[str, ...] = ()
+    """Formulas of ours, where the source has words; all formulas of a statement of ours are such."""
     severity: Severity | None = None
     """What a refutation of it is; none for a statement that holds."""
     under: str = ""
@@ -118,7 +120,7 @@ class Outcome:
             "code": claim.code,
             "title": claim.title,
             "statement": claim.statement,
-            "latex": list(claim.latex),
+            "latex": [*claim.latex, *claim.own_latex],
             "conditions": list(claim.conditions),
             "hypotheses": claim.hypotheses,
             "source": claim.source,

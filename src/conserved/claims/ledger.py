@@ -79,7 +79,7 @@ def claim(code: str, title: str = "", **fields: Any) -> Callable[[Check], Check]
 
     def registering(check: Check) -> Check:
         given = dict(fields, title=title) if title else readings()[code]
-        given["latex"], given["conditions"] = (tuple(given.get(name, ())) for name in ("latex", "conditions"))
+        given |= {name: tuple(given.get(name, ())) for name in ("latex", "own_latex", "conditions")}
         given["severity"] = Severity(given["severity"]) if given.get("severity") else None
         document = code.partition(".")[0]
         given["source"] = given.get("source") or SOURCES.get(document, document)
@@ -108,6 +108,7 @@ def readings() -> dict[str, dict[str, Any]]:
         one["conditions"] = [line[3:] for line in rest if line.startswith("if ")]
         one["hypotheses"] = " ".join(line[6:] for line in rest if line.startswith("given "))
         one["latex"] = [line[2:] for line in rest if line.startswith("$ ")]
+        one["own_latex"] = [line[2:] for line in rest if line.startswith("% ")]
         found[code] = one
     return found
 

@@ -119,6 +119,8 @@ def section(outcome: Outcome) -> str:
     if claim.hypotheses:
         lines.append(f"Given: {claim.hypotheses}")
     lines += [f"$${formula}$$" for formula in claim.latex]
+    if claim.own_latex:
+        lines += ["In a formula of ours:", *(f"$${formula}$$" for formula in claim.own_latex)]
     weight = f", {outcome.severity.value}" if outcome.severity else ""
     scope = f" ({verdict.scope})" if verdict.scope else ""
     lines.append(f"**{verdict.status.value.capitalize()}{weight}{scope}.** {verdict.message}")

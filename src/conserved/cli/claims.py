@@ -161,13 +161,14 @@ def _detail(outcome: Any) -> RenderableType:
     ]
     if claim.passage.fingerprint:
         parts.append(Text(f"fingerprint of those lines: {claim.passage.fingerprint}", style="dim"))
-    parts.append(Text(f"{'Ours' if claim.whose == 'ours' else 'The source states'}, in our words:", style="dim"))
+    parts.append(Text("Ours:" if claim.whose == "ours" else "The source states, in our words:", style="dim"))
     parts.append(Text(f"\n{claim.statement}"))
     if claim.conditions:
         parts.append(Text(f"Conditions stated there: {'; '.join(claim.conditions)}"))
     if claim.hypotheses:
         parts.append(Text(f"Given: {claim.hypotheses}"))
     parts += [Text(f"  {line}", style="dim") for line in claim.latex]
+    parts += [Text(f"  {line}  (a formula of ours)", style="dim") for line in claim.own_latex]
     weight = f", {outcome.severity.value}" if outcome.severity else ""
     parts.append(Text.assemble("\n", (f"{verdict.heading}{weight}", STYLES[verdict.status]), f": {verdict.message}"))
     parts += [Text(f"  {'proof: ' if item.proof else ''}{item}") for item in verdict.evidence]
