@@ -1,0 +1,149 @@
+"""Thousands of random programs: no law inferred for one is wrong, and how often inference finds all there are.
+
+`--count` counts the laws of the first programs by the Lie closure, which knows nothing of inference, and keeps the
+counts for the tests. Without it, laws are inferred and held against one backward pass, a finite move along each
+symmetry, one step of gradient descent, and the counts. Both continue where their file ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conserved import recognize
+from conserved.discover.function import Unsuitable
+from conserved.discover.rank import LEAST_GAP
+from law_checks import check, count, drifts, subject
+from measure import RESULTS, commit, machine
+from program_grammar import PRODUCTIONS, build, compose
+
+COUNTS = Path(__file__).parent.parent / "tests" / "data" / "program_counts.json"
+FIRST_ORDER = 1e-3
+
+
+def counted(seed: int) -> dict[str, Any]:
+    """The count of one program, from the better of two seeds of the Lie closure."""
+    program, _, loss, words = compose(seed)
+    prepared = subject(build(seed), loss=loss)
+    best: dict[str, Any] = {}
+    for attempt in range(3):
+        try:
+            found = count(prepared, seed=attempt)
+        except (Unsuitable, RuntimeError, NotImplementedError) as problem:
+            return {"why": str(problem).splitlines()[0][:120], "words": words}
+        clear = found.gap >= LEAST_GAP
+        if clear and found.rank > best.get("rank", -1):
+            best = {"count": found.count, "rank": found.rank, "settled": found.verdict.holds, "seed": attempt}
+        if found.verdict.holds and attempt > 0:
+            break
+    size = sum(p.numel() for p in program.parameters())
+    return {"parameters": size, "words": words, **(best or {"why": "no clear gap"})}
+
+
+def inferred(seed: int) -> dict[str, Any]:
+    """What inference says of one program, and whether it is true."""
+    program, x, loss, words = compose(seed)
+    record: dict[str, Any] = {"words": words, "parameters": sum(p.numel() for p in program.parameters())}
+    start = time.perf_counter()
+    args: tuple[Any, ...] = (x,)
+    laws = recognize(program, *args, loss=loss)
+    record["seconds"] = time.perf_counter() - start
+    prepared = subject(build(seed), loss=loss)
+    theta = {name: p.detach() for name, p in prepared.model.named_parameters()}
+    record["independent"] = laws.independent(theta) if len(laws) else 0
+    record["unknown"] = sorted(map(str, dict(getattr(laws, "unknown", {}) or {})))
+    found = check(laws, prepared)
+    record["worst"] = found.worst
+    wrong = dict(found.wrong)
+    wrong |= {n: f"drifts at first order, {d:.1e}" for n, d in drifts(laws, prepared).items() if d > FIRST_ORDER}
+    if wrong:
+        record["wrong"] = wrong
+        record["program"] = str(program)
+    return record
+
+
+def summary(rows: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
+    """The figures of the campaign."""
+    good = {seed: r for seed, r in rows.items() if "error" not in r}
+    both = {s: (r["independent"], counts[s]["count"]) for s, r in good.items() if counts.get(s, {}).get("settled")}
+    short = {s: b - a for s, (a, b) in both.items() if a < b}
+    blamed: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    for seed in both:
+        words = set(rows[seed]["words"].split(", "))
+        seen.update(words)
+        blamed.update(words if seed in short else ())
+    return {
+        "programs": len(rows),
+        "productions": len(PRODUCTIONS),
+        "errors": {seed: r["error"] for seed, r in rows.items() if "error" in r},
+        "wrong": {seed: r["wrong"] for seed, r in good.items() if "wrong" in r},
+        "laws": sum(r["independent"] for r in good.values()),
+        "worst_residual": max((r["worst"] for r in good.values() if "wrong" not in r), default=0.0),
+        "compared": len(both),
+        "equal": sum(a == b for a, b in both.values()),
+        "over": {s: a - b for s, (a, b) in both.items() if a > b},
+        "short": short,
+        "short_by_production": {w: f"{n} of {seen[w]}" for w, n in blamed.most_common(25)},
+    }
+
+
+def main() -> None:
+    """Count, or infer and check, what is not in the file yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", action="store_true", help="count laws instead of inferring them")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument("--file", type=Path, default=RESULTS / "random_programs_cpu_2026-11-16.json")
+    parser.add_argument("--again", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    counts: dict[str, Any] = json.loads(COUNTS.read_text()) if COUNTS.exists() else {}
+    if options.count:
+        for seed in range(options.first, options.first + options.programs):
+            if str(seed) not in counts:
+                counts[str(seed)] = counted(seed)
+                if seed % 10 == 9:
+                    COUNTS.write_text(json.dumps(counts, ensure_ascii=False).replace("}, ", "},\n") + "\n")
+                    print(seed, counts[str(seed)], flush=True)
+        COUNTS.write_text(json.dumps(counts, ensure_ascii=False).replace("}, ", "},\n") + "\n")
+        return
+    saved = json.loads(options.file.read_text()) if options.file.exists() else {}
+    rows: dict[str, Any] = {} if options.again else saved.get("rows", {})
+    for seed in range(options.first, options.first + options.programs):
+        if str(seed) in rows and "error" not in rows[str(seed)]:
+            continue
+        torch.manual_seed(seed)
+        try:
+            rows[str(seed)] = inferred(seed)
+        except Exception as problem:
+            place = traceback.extract_tb(problem.__traceback__)[-1]
+            rows[str(seed)] = {
+                "error": f"{type(problem).__name__}: {problem}"[:200],
+                "at": f"{Path(place.filename).name}:{place.lineno}",
+                "words": compose(seed)[3],
+            }
+        r = rows[str(seed)]
+        if "wrong" in r or "error" in r:
+            print(seed, r.get("wrong") or r["error"], r.get("at", ""), flush=True)
+        if seed % 50 == 49:
+            _save(options.file, rows, counts)
+    _save(options.file, rows, counts)
+    print(json.dumps(summary(rows, counts), indent=1, ensure_ascii=False))
+
+
+def _save(file: Path, rows: dict[str, Any], counts: dict[str, Any]) -> None:
+    record = {"commit": commit(), **machine(), "summary": summary(rows, counts), "rows": rows}
+    file.write_text(json.dumps(record, ensure_ascii=False).replace("}, ", "},\n") + "\n")
+
+
+if __name__ == "__main__":
+    main()

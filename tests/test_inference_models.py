@@ -1,0 +1,111 @@
+"""A sample of the catalogue and of the random programs: every inferred law holds, and the number is the Lie closure's.
+
+The whole lists run as benchmarks (inference_table, random_programs); the counts were taken by benchmarks/law_counts.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import program_grammar
+from catalogue import BY_HAND, Entry, named
+from conserved import Verdict
+from law_checks import check, count, drifts, gradients, residual_by_action, subject
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+DATA = Path(__file__).parent / "data"
+COUNTS: dict[str, Any] = json.loads((DATA / "law_counts.json").read_text())
+PROGRAMS: dict[str, Any] = json.loads((DATA / "program_counts.json").read_text())
+
+COMPLETE = [
+    "nanoGPT, width 4",
+    "minGPT, width 4",
+    "llama2.c, width 4",
+    "VAE",
+    "MLP-Mixer",
+    "LSTM cell by hand",
+    "gated linear attention",
+    "experts, index_add loop",
+    "experts, gathered weights",
+    "experts, grouped bmm",
+    "graph convolution",
+    "hypernetwork",
+    "weight norm by hand",
+    "W Wᵀ",
+    "siamese",
+    "DCGAN generator in training",
+    "channel shuffle",
+    "attention, stacked heads",
+    "attention, grouped, QK norm, rotary",
+    "attention, perceiver",
+    "deep linear",
+    "PReLU",
+]
+"""Models by hand of which inference finds every law."""
+
+SAMPLE = range(0, 40)
+"""Seeds of random programs."""
+
+
+def inferred(entry: Entry) -> Any:
+    inference = pytest.importorskip("conserved.inference", reason="laws are not inferred from programs yet")
+    torch.manual_seed(0)
+    model, args, kwargs = entry.build()
+    return inference.recognize(model, *args, loss=entry.loss, **kwargs)
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_a_model_nobody_described_has_the_laws_that_were_counted(name: str) -> None:
+    entry = named(name)
+    laws, prepared = inferred(entry), entry.subject()
+    assert check(laws, prepared).wrong == {}
+    theta = {n: p.detach() for n, p in prepared.model.named_parameters(remove_duplicate=False)}
+    assert (laws.independent(theta) if len(laws) else 0) == COUNTS[name]["count"]
+
+
+@pytest.mark.parametrize("seed", SAMPLE)
+def test_no_law_of_a_random_program_is_wrong(seed: int) -> None:
+    inference = pytest.importorskip("conserved.inference", reason="laws are not inferred from programs yet")
+    program, x, loss, words = program_grammar.compose(seed)
+    laws = inference.recognize(program, x, loss=loss)
+    prepared = subject(program_grammar.build(seed), loss=loss)
+    assert check(laws, prepared).wrong == {}, f"{words}\n{program}"
+    assert {n: d for n, d in drifts(laws, prepared).items() if d > 1e-3} == {}, f"{words}\n{program}"
+    theta = {n: p.detach() for n, p in prepared.model.named_parameters()}
+    known = PROGRAMS.get(str(seed), {})
+    if known.get("settled"):
+        assert (laws.independent(theta) if len(laws) else 0) <= known["count"], f"{words}\n{program}"
+
+
+def test_a_count_that_was_kept_can_be_taken_again() -> None:
+    name = "attention, sink logits"
+    found = count(named(name).subject(), seed=COUNTS[name]["seed"])
+    assert found.verdict == Verdict.VERIFIED
+    assert found.count == COUNTS[name]["count"]
+    assert list(found.ranks) == COUNTS[name]["ranks"]
+
+
+def test_every_model_by_hand_runs_and_has_gradients() -> None:
+    for entry in BY_HAND:
+        slopes = gradients(entry.subject())
+        assert all(bool(torch.isfinite(g).all()) for g in slopes.values()), entry.name
+        assert any(bool(g.any()) for g in slopes.values()), entry.name
+
+
+def test_the_identity_by_its_definition_agrees_with_the_moment_map() -> None:
+    """The slope of the loss along the orbit, without the moment map, for the laws of a block and for spoiled ones."""
+    from conserved import impostors, recognize
+
+    prepared = named("attention, rotary (blocks)").subject()
+    slopes = gradients(prepared)
+    laws = recognize(prepared.model)
+    assert len(laws) > 0
+    assert max(residual_by_action(symmetry, prepared, slopes) for symmetry in laws) < 1e-8
+    spoiled = impostors(laws)
+    assert min(residual_by_action(symmetry, prepared, slopes) for symmetry in spoiled) > 1e-4
+    assert set(check(spoiled, prepared).wrong) == {symmetry.name for symmetry in spoiled}
