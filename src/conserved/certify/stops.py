@@ -32,6 +32,7 @@ _LEAVING = {
     torch.Tensor.__array__: "a conversion to NumPy",
     torch.Tensor.data.__get__: "Tensor.data",  # type: ignore[attr-defined]
     torch.Tensor.register_hook: "Tensor.register_hook",
+    torch.Tensor.detach_: "Tensor.detach_",
 }
 """What takes a value out of sight, or puts something of its own into the backward pass."""
 

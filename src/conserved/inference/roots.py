@@ -150,7 +150,7 @@ def _stable(labels: Labels, classes: Atoms, orientation: Atoms, twisted: np.ndar
         previous = found
 
 
-def compact(labels: Atoms) -> Atoms:
+def compact(labels: Labels) -> Atoms:
     """Labels from 0 on without gaps, in the same order; for labels that are small non-negative numbers."""
     used = np.zeros(int(labels.max(initial=-1)) + 1, dtype=np.int64)
     used[labels] = 1

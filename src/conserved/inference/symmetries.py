@@ -376,7 +376,7 @@ class Assembly:
         """The symmetry of free charges that move the same factors of the same parameters."""
         widths = {part.places.shape[1] for part in parts}
         try:
-            if parts and not scalar and widths == {1}:
+            if parts and not scalar and widths == {1} and not any(_repeats(part) for part in parts):
                 legs = tuple(Leg(_rows(part), part.degree) for part in parts)
                 return [self._signed(Found(Scaling(), legs, parts, soft, space))]
             if parts and not scalar and widths == {2} and all(abs(part.degree) == 1 for part in parts):
@@ -467,6 +467,12 @@ class Assembly:
 def _rows(part: Part) -> View:
     one = part.region.type.factors[part.factor]
     return rows_view(part.region, one.dims, part.places.reshape(-1))
+
+
+def _repeats(part: Part) -> bool:
+    """Whether two free charges scale one place: they cannot be rows of one leg."""
+    ordered = np.sort(part.places.reshape(-1))
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _planes(part: Part) -> Leg:

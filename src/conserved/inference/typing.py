@@ -36,8 +36,14 @@ class Typing:
     """Charges that went through an autograd function, by its name."""
 
 
-def typed(program: Program, classes: int | None = None) -> Typing:
-    """Type a program whose outputs are judged by any loss; along axis `classes`, if given, by cross-entropy."""
+def typed(program: Program, classes: int | None = None, *, judged: bool = True) -> Typing:
+    """Type a program.
+
+    Args:
+        program: what was captured.
+        classes: the axis of the outputs that cross-entropy is taken along; without it, outputs are judged by any loss.
+        judged: whether outputs must not move at all. If not, they may move in any way their types allow.
+    """
     engine = Engine()
     known: dict[int, Known] = {}
     typing = Typing(program, engine, known, _live(program))
@@ -61,6 +67,9 @@ def typed(program: Program, classes: int | None = None) -> Typing:
         found = known.get(value, FIXED)
         step = Step(engine, program, Operation("output", (), {}, [], "", ""), known, typing.deferred)
         type_ = step.type(Ref(value)) if isinstance(found, View) else found
+        known[value] = type_
+        if not judged:
+            continue
         if classes is None:
             engine.zero(type_)
         else:

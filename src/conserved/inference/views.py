@@ -51,6 +51,8 @@ class Grid:
         grid = [size for part in self.grid for size in part]
         flat = enumerate(pick for part in self.picks for pick in part)
         picks: dict[int, Pick] = {place: pick for place, pick in flat if pick is not None}
+        if not faced:
+            raise Unviewable(f"{self.name} has no axis that is left to act on")
         return View.of(
             self.name, self.shape, grid=tuple(grid), axes=tuple(faced), pick=picks, rows=rows, offset=self.offset
         )

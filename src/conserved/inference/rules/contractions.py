@@ -76,7 +76,7 @@ def first_contraction(
     else:
         fields.append(engine.fresh((), ()))
     if fresh_sum:
-        inner = [dim for dim in own if dim in axes.summed]
+        inner = [dim for dim in own if dim in axes.summed or dim in axes.batch] if axes.summed & set(own) else []
         if inner:
             fields.append(engine.fresh(inner, [axes.sizes[dim] for dim in inner]))
     else:

@@ -86,7 +86,8 @@ def _expand(s: Step) -> Known:
 )
 def same(s: Step) -> Known:
     """A copy, perhaps in another precision."""
-    if not s.program.values[s.operation.results[0]].dtype.is_floating_point:
+    dtype = s.program.values[s.operation.results[0]].dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
         return FIXED
     return s.raw(s.arg(0))
 

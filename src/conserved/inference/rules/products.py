@@ -266,6 +266,7 @@ def _glu(s: Step) -> Known:
     shape = s.shape(x)
     dim = at(s.arg(1, "dim", -1), len(shape))
     half = shape[dim] // 2
+    s.type(x)
     first, second = (taken(s, x, dim, np.arange(start, start + half)) for start in (0, half))
     assert isinstance(first, Type)
     assert isinstance(second, Type)
