@@ -364,12 +364,28 @@ def certificate_times() -> str:
             r["parameters"],
             r["laws"],
             r["verdict"].upper(),
-            seconds(r["seconds"]),
-            seconds(r["check_seconds"]),
+            f"{r['bytes'] / 1e6:.2f} MB" if "bytes" in r else "–",
+            seconds(r["processor_seconds"]),
+            seconds(r["check_processor_seconds"]) if "check_processor_seconds" in r else "not measured",
         )
         for r in record["rows"]
     ]
-    return f"{table(('function', 'parameters', 'laws', 'verdict', 'made in', 'checked in'), rows)}\n\n{made_on(record)}"
+    heads = ("function", "parameters", "laws", "verdict", "file", "made in", "checked in")
+    return f"{table(heads, rows)}\n\nProcessor time. {made_on(record)}"
+
+
+def stacked_times() -> str:
+    """Counting and writing down the laws of stacked attention."""
+    record = stored("stacked_forms")
+    rows = [
+        (r["storage"], r["parameters"], r["count"], r["explained"], *(seconds(r[key]) for key in _STACKED))
+        for r in record["rows"]
+    ]
+    heads = ("storage", "parameters", "laws", "found", "processor time", "of it for the forms")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
+_STACKED = ("processor_seconds", "forms_processor_seconds")
 
 
 def differential() -> str:

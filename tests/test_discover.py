@@ -18,7 +18,6 @@ from conserved.discover import Unsuitable
 from conserved.discover.fields import bracket_field, draw_words, one_of
 from conserved.discover.fields import vectors as bracket_vectors
 from conserved.discover.function import function_of, written_out
-from conserved.discover.rank import Span
 from conserved.independence import rank_of_gradients
 from test_lookalikes import PostNorm
 from zoo import CASES, LAWFUL, Case, ids, named, vectors
@@ -459,18 +458,6 @@ class TestBrackets:
         with written_out():
             ours = third(native)
         assert ours == pytest.approx(differences(native), rel=1e-3)
-
-    def test_a_span_that_is_fed_small_remainders_stays_orthonormal(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        directions = torch.linalg.qr(torch.randn(60, 60, generator=generator, dtype=torch.float64)).Q
-        scales = torch.logspace(0, -9, 60, dtype=torch.float64)
-        span = Span(60, torch.device("cpu"))
-        for _ in range(6):
-            mix = torch.randn(20, 40, generator=generator, dtype=torch.float64)
-            block = (mix * scales[:40]) @ directions[:40]
-            span.add(block / torch.linalg.vector_norm(block, dim=1, keepdim=True))
-        assert span.rank == 40
-        assert torch.allclose(span.basis @ span.basis.mT, torch.eye(40, dtype=torch.float64), atol=1e-12)
 
 
 def test_the_result_reads_well() -> None:

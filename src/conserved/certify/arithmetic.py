@@ -116,7 +116,7 @@ class Balls(Numbers):
         return found.reshape(shape)
 
     def apply(self, function: str, a: Array) -> Array:
-        return _each(_BALL[function], a)
+        return _each(BALL_FUNCTIONS[function], a)
 
     def matmul(self, a: Array, b: Array) -> Array:
         rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
@@ -173,7 +173,7 @@ def _sigmoid(v: flint.arb) -> flint.arb:
     return 1 / (1 + (-v).exp())
 
 
-_BALL: dict[str, Callable[[flint.arb], flint.arb]] = {
+BALL_FUNCTIONS: dict[str, Callable[[flint.arb], flint.arb]] = {
     "exp": flint.arb.exp,
     "log": flint.arb.log,
     "sqrt": flint.arb.sqrt,

@@ -12,18 +12,21 @@ instead: evidence, not proof.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import flint
 import numpy as np
 
+from conserved.certify import intervals
 from conserved.certify.arithmetic import Array, Balls, Undecided, precision
+from conserved.certify.batches import Batch, IntervalArrays, NotBatched, Samples, chunk_size
 from conserved.certify.differentiate import Sample, bracket, gradient, run
 from conserved.certify.form import Form
+from conserved.certify.intervals import Interval
 from conserved.certify.jets import Jet
-from conserved.certify.program import Node, Program
+from conserved.certify.program import UNARY, Node, Program
 from conserved.certify.symbols import Budget, Symbols, TooLarge
 
 MOST_BITS = 4096
@@ -36,6 +39,12 @@ _POINTS = 16
 """Random points at which a law without a symbolic proof is enclosed."""
 
 ENCLOSURE_BITS = 512
+
+LARGE = 400
+"""Parameters from which on a rank is first tried in float64 intervals."""
+
+FLOAT_BITS = 53
+"""Precision of float64 intervals."""
 
 _ENCLOSED = 2.0**-100
 """How close to zero, relative to its factors, an enclosure must pin a law."""
@@ -108,6 +117,96 @@ class Independence:
     reason: str = ""
 
 
+def field_intervals(
+    program: Program, theta: Sequence[float], words: Sequence[Sequence[tuple[Input, Sequence[int]]]], bits: int
+) -> Interval:
+    """Brackets in float64 intervals, many at once.
+
+    Values are computed in balls, once for each input, and rounded outwards; so errors grow in derivatives only.
+    """
+    batch = Batch(program, IntervalArrays())
+    point = batch.point(theta)
+    middle, radius = (np.zeros((len(words), program.size)) for _ in range(2))
+    values: dict[int, dict[int, Interval]] = {}
+
+    def letters(samples: Sequence[tuple[Input, Sequence[int]]]) -> Samples:
+        for x, _ in samples:
+            if id(x) not in values:
+                values[id(x)] = values_in_intervals(program, theta, x, bits)
+        # One input for all is one run for all.
+        inputs = [samples[0][0]] if len({id(x) for x, _ in samples}) == 1 else [x for x, _ in samples]
+        known = {place: _joined([values[id(x)][place] for x in inputs]) for place in values[id(inputs[0])]}
+        tensors = tuple(np.stack(each) for each in zip(*(x.tensors for x in inputs), strict=True))
+        return Samples(tensors, np.array([v for _, v in samples], dtype=np.float64), known)
+
+    for places in _batches(program, words):
+        with np.errstate(all="ignore"):
+            word = [letters([words[p][k] for p in places]) for k in range(len(words[places[0]]))]
+            found = batch.bracket(point, word).get(0)
+        if found is not None:
+            middle[places], radius[places] = found.middle, found.radius
+    return Interval(middle, radius)
+
+
+def _joined(parts: Sequence[Interval]) -> Interval:
+    return Interval(np.concatenate([p.middle for p in parts]), np.concatenate([p.radius for p in parts]))
+
+
+def _batches(program: Program, words: Sequence[Sequence[tuple[Input, Sequence[int]]]]) -> Iterator[list[int]]:
+    """Words of one length, single samples of one input, few enough to be computed together."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for place, word in enumerate(words):
+        groups.setdefault((len(word), id(word[0][0]) if len(word) == 1 else 0), []).append(place)
+    for (length, _), places in groups.items():
+        step = chunk_size(program, length)
+        yield from (places[start : start + step] for start in range(0, len(places), step))
+
+
+_ARITHMETIC = (*UNARY, "add", "subtract", "multiply", "matmul", "sum")
+"""Operators that round; the others move entries, which intervals do as well."""
+
+
+def values_in_intervals(program: Program, theta: Sequence[float], x: Input, bits: int) -> dict[int, Interval]:
+    """The value of every real node that is computed and not moved, from balls, with a leading axis of one."""
+    with precision(bits):
+        numbers = Balls()
+        values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
+        return {
+            place: intervals.rounded(value.value).move(lambda part: part[None])
+            for place, (node, value) in enumerate(zip(program.nodes, values, strict=True))
+            if isinstance(value, Jet) and node.op in _ARITHMETIC
+        }
+
+
+def _bound_in_intervals(
+    program: Program, theta: Sequence[float], words: Sequence[Sequence[tuple[Input, Sequence[int]]]], bits: int
+) -> float:
+    """‖I − M P‖ with rows in float64 intervals; infinite where these cannot tell.
+
+    Brackets are differences of large terms, of which 53 bits may leave too little. The norm is the largest row sum, so
+    the rows that are too wide are seen, and only those are computed again in balls.
+    """
+    try:
+        found = field_intervals(program, theta, words, bits)
+        with np.errstate(all="ignore"):
+            bounds = intervals.independence_bounds(found)
+        wide = np.flatnonzero(~(bounds < _NARROW))
+        if len(wide) and np.isfinite(found.middle).all():
+            with precision(bits):
+                for place in wide.tolist():
+                    row = intervals.rounded(field_rows(program, theta, [words[place]], Balls())[0])
+                    found.middle[place], found.radius[place] = row.middle, row.radius
+            with np.errstate(all="ignore"):
+                bounds = intervals.independence_bounds(found)
+        return float(bounds.max(initial=0.0))
+    except (Undecided, NotBatched, OverflowError):
+        return float("inf")
+
+
+_NARROW = 0.5
+"""Row sums below this are left as they are."""
+
+
 def prove_rank(
     program: Program,
     theta: Sequence[float],
@@ -115,9 +214,16 @@ def prove_rank(
     bits: int,
     most_bits: int = MOST_BITS,
 ) -> Independence:
-    """Prove the brackets of the words independent at θ, with as many bits as it takes."""
+    """Prove the brackets of the words independent at θ, with as many bits as it takes.
+
+    Large programs are tried in float64 intervals first, where whole arrays are computed at once.
+    """
     if not words:
         return Independence(True, 0.0, bits)
+    if program.size >= LARGE:
+        quick = _bound_in_intervals(program, theta, words, bits)
+        if quick < 1:
+            return Independence(True, quick, FLOAT_BITS)
     bound, reason = float("inf"), ""
     while True:
         with precision(bits):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conserved.certify.arithmetic import Array, Floats
+from conserved.certify.batches import Batch, FloatArrays, NotBatched, chunk_size, stacked
 from conserved.certify.differentiate import Sample, bracket, gradient
 from conserved.certify.jets import Jet
 from conserved.certify.program import Program
@@ -32,10 +33,16 @@ class Choice:
     """Rows chosen so far, by an orthonormal basis of their span."""
 
     size: int
-    basis: Rows = field(init=False)
+    rank: int = 0
+    _room: Rows = field(init=False)
 
     def __post_init__(self) -> None:
-        self.basis = np.empty((0, self.size))
+        self._room = np.empty((16, self.size))
+
+    @property
+    def basis(self) -> Rows:
+        """Orthonormal rows."""
+        return self._room[: self.rank]
 
     def pick(self, rows: Rows, most: int) -> list[int]:
         """Which rows to add, largest remainder first, until nothing or enough is left."""
@@ -49,10 +56,16 @@ class Choice:
             fresh = left[best] / sizes[best]
             fresh = self._rest(fresh[None])[0]
             fresh /= np.linalg.norm(fresh)
-            self.basis = np.vstack([self.basis, fresh])
-            left = left - np.outer(left @ fresh, fresh)
+            self._append(fresh)
+            left -= np.outer(left @ fresh, fresh)
             chosen.append(best)
         return chosen
+
+    def _append(self, fresh: Rows) -> None:
+        if self.rank == len(self._room):
+            self._room = np.concatenate([self._room, np.empty_like(self._room)])
+        self._room[self.rank] = fresh
+        self.rank += 1
 
     def _rest(self, rows: Rows) -> Rows:
         for _ in range(2):
@@ -70,7 +83,6 @@ def choose(
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
     """Samples (which input, v) and at most `target` words (places of samples) whose brackets look independent."""
     rng = np.random.default_rng(seed)
-    point = Jet({0: np.array(theta)})
     choice = Choice(program.size)
     samples: list[tuple[int, list[int]]] = []
     words: list[list[int]] = []
@@ -84,12 +96,16 @@ def choose(
     for depth in range(DEEPEST + 1):
         before = len(words)
         while len(words) < target:
-            count = min(target - len(words) + 8, max(16, program.size // (4 if depth == 0 else 8)))
+            # Several brackets to choose each from: their span is narrow, and what is left of the best is largest.
+            wanted = target - len(words)
+            most = max(16, program.size // 4) if depth == 0 else max(48, program.size // 2)
+            count = min(wanted + 8 if depth == 0 else 3 * wanted + 8, most)
             if depth == 0:
                 candidates = [[fresh_sample(next(turns))] for _ in range(count)]
             else:
                 candidates = [rng.choice(len(samples), depth + 1).tolist() for _ in range(count)]
-            rows = np.stack([_row(program, point, [_sample(samples[s], inputs) for s in word]) for word in candidates])
+            spelled = [[(inputs[samples[s][0]], samples[s][1]) for s in word] for word in candidates]
+            rows = bracket_rows(program, theta, spelled)
             picked = choice.pick(rows, target - len(words))
             words += [candidates[i] for i in picked]
             say(f"brackets of depth {depth}: {len(words)} independent of {program.size}")
@@ -100,27 +116,47 @@ def choose(
     return _used(samples, words)
 
 
-def _sample(sample: tuple[int, Sequence[int]], inputs: Sequence[tuple[Array, ...]]) -> Sample:
-    which, v = sample
-    return Sample(inputs[which], np.array(v, dtype=np.float64))
+Word = Sequence[tuple[tuple[Array, ...], Sequence[int]]]
+"""Samples: the tensors of an input, and a direction of the output."""
 
 
-def _row(program: Program, point: Jet, word: Sequence[Sample]) -> Rows:
-    """A bracket over the size of its terms; zero where it is not finite."""
-    numbers = Floats()
+def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Word]) -> Rows:
+    """Brackets of words of one length, each over the size of its terms; zero where it is not finite."""
     with np.errstate(all="ignore"):
-        *inner, last = word
-        if not inner:
-            row = gradient(program, numbers, point, last).value
-            size = float(np.linalg.norm(row))
-        else:
-            a = bracket(program, numbers, point, inner).parts.get(0, np.zeros(program.size))
-            both = gradient(program, numbers, Jet({0: point.value, 1: a}), last)
-            back = bracket(program, numbers, Jet({0: point.value, 1: both.value}), inner)
-            terms = [part.parts.get(1, np.zeros(program.size)) for part in (both, back)]
-            row = terms[0] - terms[1]
-            size = float(sum(np.linalg.norm(term) for term in terms))
-    return row / size if np.isfinite(row).all() and 0 < size < np.inf else np.zeros(program.size)
+        try:
+            step = chunk_size(program, len(words[0]) - 1)
+            terms = [_batch_terms(program, theta, words[i : i + step]) for i in range(0, len(words), step)]
+        except NotBatched:
+            terms = [_single_terms(program, theta, word) for word in words]
+        first, second = (np.concatenate(part) for part in zip(*terms, strict=True))
+        found = first - second
+        sizes = np.linalg.norm(first, axis=1) + np.linalg.norm(second, axis=1)
+        good = np.isfinite(found).all(axis=1) & (sizes > 0) & np.isfinite(sizes)
+        return np.where(good[:, None], found / np.where(good, sizes, 1)[:, None], 0.0)
+
+
+def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Word]) -> tuple[Rows, Rows]:
+    """The two terms that brackets are differences of, for many words at once; the second is zero for fields."""
+    batch = Batch(program, FloatArrays())
+    point = batch.point(theta)
+    *inner, last = (stacked([word[k] for word in words]) for k in range(len(words[0])))
+    terms = batch.terms(point, inner, last) if inner else (batch.gradient(point, last), {})
+    shape = len(words), program.size
+    first, second = (np.broadcast_to(part.get(0, np.zeros((1, program.size))), shape) for part in terms)
+    return first, second
+
+
+def _single_terms(program: Program, theta: Sequence[float], word: Word) -> tuple[Rows, Rows]:
+    """The same for one word, by the rules that know every operator."""
+    numbers, point = Floats(), Jet({0: np.array(theta)})
+    *inner, last = (Sample(x, np.array(v, dtype=np.float64)) for x, v in word)
+    none = np.zeros(program.size)
+    if not inner:
+        return gradient(program, numbers, point, last).value[None], none[None]
+    a = bracket(program, numbers, point, inner).parts.get(0, none)
+    both = gradient(program, numbers, Jet({0: point.value, 1: a}), last)
+    back = bracket(program, numbers, Jet({0: point.value, 1: both.value}), inner)
+    return both.parts.get(1, none)[None], back.parts.get(1, none)[None]
 
 
 def _used(

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from conserved import html
-from conserved.discover.features import features_of, rates
-from conserved.discover.forms import symmetries
 from conserved.discover.function import Function, Inputs, Loss, function_of
 from conserved.discover.rank import LEAST_GAP, Closure, Progress, closure, refuse_too_large
-from conserved.discover.relations import relations
+from conserved.discover.search import search
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry
 from conserved.verdict import Evidence, Verdict
 
 _TRUSTED = 1e-4
 """Derivatives further than this from finite differences are not believed."""
+
+_ORTHOGONAL = 1e-8
+"""A found law with a larger part of its gradient in the span contradicts the count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def discover(
     reached = len(first.ranks) - 1
     second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
     count = function.size - first.rank
-    found = _symmetries(function, generator, say) if forms and count > 0 else ()
+    found = search(function, generator, say) if forms and count > 0 else ()
     laws = LawSet(symmetries=found, parameters=function.split(first.theta))
     explained = laws.independent(exact=True)
     everything = laws.independent()
@@ -141,7 +141,7 @@ def discover(
         laws=laws,
         explained=explained,
         approximate=everything - explained,
-        verdict=_verdict(function, first, second, explained, searched=forms),
+        verdict=_verdict(function, first, second, explained, _overlap(laws, function, first), searched=forms),
     )
 
 
@@ -163,22 +163,42 @@ def find_laws(
     """
     function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
     generator = torch.Generator().manual_seed(seed)
-    found = _symmetries(function, generator, progress or (lambda message: None))
+    found = search(function, generator, progress or (lambda message: None))
     return LawSet(symmetries=found, parameters=function.split(function.generic_point(generator)))
 
 
-def _symmetries(function: Function, generator: torch.Generator, say: Progress) -> tuple[Symmetry, ...]:
-    count = len(features_of(function))
-    say(f"looking for forms among {count} features over {count + 40} samples")
-    measured = rates(function, count + 40, generator)
-    shapes = {name: tuple(tensor.shape) for name, tensor in function.start.items()}
-    return tuple(symmetries(relations(measured), measured, shapes))
+def _overlap(laws: LawSet, function: Function, span: Closure) -> float:
+    """The largest part that gradients of exact laws have along the directions counted; rounding if both are right.
+
+    The laws were found from gradients alone, the span from brackets: a wrong derivative or an error of the basis shows.
+    """
+    exact = [symmetry for symmetry in laws if symmetry.exact]
+    if not exact or not len(span.basis):
+        return 0.0
+    generator = torch.Generator().manual_seed(0)
+
+    def combination(theta: Tensor) -> Tensor:
+        values = function.split(theta)
+        numbers = torch.cat([symmetry.kind.coordinates(symmetry.law(values)).flatten() for symmetry in exact])
+        return numbers @ torch.randn(len(numbers), generator=generator, dtype=torch.float64).to(numbers.device)
+
+    worst = 0.0
+    for _ in range(4):
+        slope = torch.func.grad(combination)(span.theta)
+        # Entries of fields were multiplied by the scale before they were added to the span.
+        slope = slope if span.sizes.scale is None else slope / span.sizes.scale
+        size = float(torch.linalg.vector_norm(slope))
+        part = float(torch.linalg.vector_norm(span.basis @ slope))
+        worst = max(worst, part / size if size > 0 else 0.0)
+    return worst
 
 
-def _verdict(function: Function, first: Closure, second: Closure, explained: int, *, searched: bool) -> Verdict:
+def _verdict(
+    function: Function, first: Closure, second: Closure, explained: int, overlap: float, *, searched: bool
+) -> Verdict:
     count = function.size - first.rank
     error = max(first.derivative_error, second.derivative_error)
-    evidence = (
+    evidence: tuple[Evidence, ...] = (
         Evidence(what="rank by depth of brackets, first point", value=", ".join(map(str, first.ranks))),
         Evidence(what="rank by depth of brackets, second point", value=", ".join(map(str, second.ranks))),
         Evidence(what="kept over dropped singular values", value=min(first.gap, second.gap), limit=LEAST_GAP),
@@ -187,6 +207,9 @@ def _verdict(function: Function, first: Closure, second: Closure, explained: int
     noise = max(first.sizes.noise, second.sizes.noise)
     kept = min(first.smallest_kept, second.smallest_kept)
     problem = ""
+    if overlap > _ORTHOGONAL:
+        part = Evidence(what="part of found laws' gradients in the span", value=overlap, limit=_ORTHOGONAL)
+        evidence = (*evidence, part)
     if first.rank != second.rank:
         problem = "The rank differs between two random points; try another seed, or inputs that are more varied."
     elif min(first.gap, second.gap) < LEAST_GAP:
@@ -205,6 +228,11 @@ def _verdict(function: Function, first: Closure, second: Closure, explained: int
         problem = "The rank was still growing at the deepest brackets; pass a larger depth."
     elif error > _TRUSTED:
         problem = "Higher derivatives disagree with finite differences: some operator's derivative formula is wrong."
+    elif overlap > _ORTHOGONAL:
+        problem = (
+            "A law that holds for every gradient does not hold for the directions counted: rounding, or a wrong higher "
+            "derivative, has added directions. Try a smaller or better conditioned instance."
+        )
     elif explained > count:
         problem = "More laws were found than the rank allows; one of the two is wrong. Please report this function."
     if problem:

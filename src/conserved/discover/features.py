@@ -23,6 +23,9 @@ from conserved.discover.function import Function, written_out
 
 Sort = Literal["length", "sum"]
 
+WHOLE = 12
+"""Samples kept whole, for looking off the diagonal."""
+
 
 @dataclass(frozen=True, slots=True)
 class Feature:
@@ -67,8 +70,8 @@ def _of(name: str, shape: tuple[int, ...]) -> Iterator[Feature]:
         yield from (Feature("sum", name, axis, index) for index in range(rest))
 
 
-def rates(function: Function, samples: int, generator: torch.Generator) -> Rates:
-    """Rates of all features over random parameters and fields."""
+def rates(function: Function, samples: int, generator: torch.Generator, whole: int = WHOLE) -> Rates:
+    """Rates of all features over random parameters and fields; the first `whole` of these are kept."""
     values: list[Tensor] = []
     sizes: list[Tensor] = []
     points: dict[str, Tensor] = {}
@@ -77,16 +80,10 @@ def rates(function: Function, samples: int, generator: torch.Generator) -> Rates
         blocks = [block for name in function.start for block in _rates_of(theta[name], gradients[name])]
         values.append(torch.cat([value for value, _ in blocks], 1))
         sizes.append(torch.cat([size for _, size in blocks], 1))
-        if not points or len(next(iter(points.values()))) < _WHOLE:
-            points = {
-                name: torch.cat((points[name], t))[:_WHOLE] if points else t[:_WHOLE] for name, t in theta.items()
-            }
-            fields = {n: torch.cat((fields[n], t))[:_WHOLE] if fields else t[:_WHOLE] for n, t in gradients.items()}
+        if not points or len(next(iter(points.values()))) < whole:
+            points = {n: torch.cat((points[n], t))[:whole] if points else t[:whole] for n, t in theta.items()}
+            fields = {n: torch.cat((fields[n], t))[:whole] if fields else t[:whole] for n, t in gradients.items()}
     return Rates(features_of(function), torch.cat(values), torch.cat(sizes), points, fields)
-
-
-_WHOLE = 12
-"""Samples kept whole."""
 
 
 def _rates_of(w: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from conserved.discover.entries import cliques
 from conserved.discover.features import Rates
 from conserved.discover.relations import EXACT, Relation
 from conserved.kind import ComplexScaling, GeneralLinear, Kind, Scaling, Translation
@@ -35,7 +36,7 @@ class _Rows:
 
 
 def symmetries(found: Sequence[Relation], rates: Rates, shapes: dict[str, tuple[int, ...]]) -> list[Symmetry]:
-    """Named symmetries for all relations that have the shape of one."""
+    """Symmetries for all relations that have the shape of one."""
     made: list[Symmetry] = []
     lengths: dict[tuple[object, ...], list[_Rows]] = defaultdict(list)
     sums: list[Relation] = []
@@ -49,7 +50,7 @@ def symmetries(found: Sequence[Relation], rates: Rates, shapes: dict[str, tuple[
     for alike in lengths.values():
         made += _scalings(alike, rates, shapes)
     made += _translations(sums, shapes)
-    return _named([*_inert(rates, shapes), *made])
+    return [*_inert(rates, shapes), *made]
 
 
 def _inert(rates: Rates, shapes: dict[str, tuple[int, ...]]) -> Iterator[Symmetry]:
@@ -93,7 +94,7 @@ def _scalings(alike: list[_Rows], rates: Rates, shapes: dict[str, tuple[int, ...
     unit = all(abs(coefficient) == 1 for _, _, coefficient in types)
     mixing = _mixing(columns, rates) if unit and len(alike) > 1 else torch.eye(len(alike), dtype=torch.bool)
     loose: list[int] = []
-    for members in _cliques(mixing):
+    for members in cliques(mixing):
         if len(members) > 1:
             yield _symmetry(GeneralLinear(), [(t, [rows[i] for i in members]) for t, rows in columns], shapes)
         else:
@@ -151,21 +152,6 @@ def _turns(legs: list[tuple[LegType, int]], rates: Rates) -> bool:
     assert total is not None
     assert size is not None
     return bool((total.abs() <= EXACT * size).all())
-
-
-def _cliques(related: Bool[Tensor, "n n"]) -> list[list[int]]:
-    """Groups of rows that are all related to each other."""
-    left = list(range(len(related)))
-    groups = []
-    while left:
-        first = left[0]
-        group = [first]
-        for other in left[1:]:
-            if all(bool(related[other, member]) for member in group):
-                group.append(other)
-        groups.append(group)
-        left = [i for i in left if i not in group]
-    return groups
 
 
 def _symmetry(
@@ -255,7 +241,7 @@ def _sum_view(name: str, shape: tuple[int, ...], axis: int, index: int | None = 
     return View.of(name, shape, axes=axis, pick=dict(zip(places, chosen, strict=True)))
 
 
-def _named(made: list[Symmetry]) -> list[Symmetry]:
+def named(made: list[Symmetry]) -> list[Symmetry]:
     """Numbered within their kind, under the module their parameters share."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     named = []

@@ -1,11 +1,17 @@
 r"""The dimension of the Lie closure at a generic point, by a numerical rule that is stated and reported.
 
-Vectors are added in blocks to an orthonormal basis. What is left of a block after projecting the basis out has
-singular values that are either of the size of genuine new directions or of rounding:
+Vectors are added in blocks. What is left of a block after projecting the basis out has singular values that are of the
+size of clear new directions, of faint ones, or of rounding:
 
-    kept      above 1e-10 of the unit vectors that were added,
-    dropped   below it,
-    gap       smallest kept over largest dropped.
+    clear     above 1e-4 of the unit vectors that were added: a unit vector joins the orthonormal basis,
+    faint     above 1e-13: kept at its own length, beside the basis,
+    counted   clear, or faint and above 1e-10,
+    gap       smallest counted over largest not counted.
+
+A faint direction must not join the basis. A remainder of length 1e-9 is known to rounding, 1e-16, so the unit vector
+made of it points wrong by 1e-7, and later vectors that have a large part along it would all leave a remainder of that
+size, which looks like a new direction. At its own length it stays as accurate as it is, and when a later vector shows
+the same direction clearly, that vector takes its place.
 
 A gap below 1e3, ranks that differ between two random points, or a smallest kept value within 1e3 of the rounding of the
 whole program (a cast to float32 inside it) leave the count INCONCLUSIVE. Entries of very different sizes are brought to
@@ -30,8 +36,11 @@ from conserved.discover.sizes import Sizes, sizes_of
 CUT = 1e-10
 """Singular values below this, relative to unit vectors, are rounding."""
 
-CLEAR = 1e-7
-"""A block whose smallest singular value is surely above this needs no closer look."""
+CLEAR = 1e-4
+"""Remainders above this become unit vectors of the basis: their direction is known to 1e-12."""
+
+ROUNDING = 1e-13
+"""Remainders below this are forgotten."""
 
 _LARGEST_SVD = 512
 """Larger blocks are halved before their singular values are computed."""
@@ -47,54 +56,86 @@ Progress = Callable[[str], None]
 
 @dataclass(slots=True)
 class Span:
-    """An orthonormal basis that grows, and the singular values that decided about it."""
+    """The span of all vectors added: a basis for its clear directions, faint ones beside it."""
 
     size: int
     device: torch.device
-    smallest_kept: float = float("inf")
-    largest_dropped: float = 0.0
     _rows: Tensor = field(init=False)
-    rank: int = 0
+    _clear: int = 0
+    _faint: Tensor = field(init=False)
+    """Orthogonal to the basis and to each other, each as long as its singular value."""
+    _smallest_clear: float = float("inf")
+    _largest_forgotten: float = 0.0
 
     def __post_init__(self) -> None:
         self._rows = torch.empty(0, self.size, dtype=torch.float64, device=self.device)
+        self._faint = torch.empty(0, self.size, dtype=torch.float64, device=self.device)
 
     @property
-    def basis(self) -> Float[Tensor, "rank D"]:
-        """Orthonormal rows."""
-        return self._rows[: self.rank]
+    def basis(self) -> Float[Tensor, "clear D"]:
+        """Orthonormal rows along the clear directions."""
+        return self._rows[: self._clear]
+
+    @property
+    def rank(self) -> int:
+        """Directions counted: all clear ones, and the faint ones above the cut."""
+        return self._clear + sum(value > CUT for value in self._faint_values())
+
+    @property
+    def smallest_kept(self) -> float:
+        """The smallest singular value that counts as a direction."""
+        return min([value for value in self._faint_values() if value > CUT], default=self._smallest_clear)
 
     @property
     def gap(self) -> float:
-        """Smallest kept over largest dropped singular value."""
-        return self.smallest_kept / self.largest_dropped if self.largest_dropped > 0 else float("inf")
+        """Smallest counted over largest uncounted singular value."""
+        faint = self._faint_values()
+        counted = self.smallest_kept
+        dropped = max([value for value in faint if value <= CUT], default=self._largest_forgotten)
+        return counted / dropped if dropped > 0 else float("inf")
 
     def add(self, block: Float[Tensor, "count D"]) -> int:
         """Add the span of a block of vectors of at most unit length; returns how many new directions there were."""
+        before = self.rank
+        self._absorb(block)
+        return max(self.rank - before, 0)
+
+    def _faint_values(self) -> list[float]:
+        return [float(value) for value in torch.linalg.vector_norm(self._faint, dim=1)]
+
+    def _absorb(self, block: Tensor) -> None:
         left = self._project_out(self._project_out(block))
         size = float(torch.linalg.matrix_norm(left))
-        if size < CUT:
-            self.largest_dropped = max(self.largest_dropped, size)
-            return 0
+        if size < ROUNDING:
+            self._largest_forgotten = max(self._largest_forgotten, size)
+            return
         q, r = torch.linalg.qr(left.mT)
         square = r.shape[0] == r.shape[1]
         least = 1 / float(torch.linalg.matrix_norm(torch.linalg.inv_ex(r).inverse)) if square else 0.0
         if least > CLEAR:
             # ‖R⁻¹‖_F bounds the smallest singular value from below: every vector is clearly a new direction.
-            self.smallest_kept = min(self.smallest_kept, least)
+            self._smallest_clear = min(self._smallest_clear, least)
             self._append(q.mT if least > 1e-2 else self._orthonormal(q.mT))
-            return len(block)
-        if len(block) > _LARGEST_SVD:
+            self._weigh(self._project_out(self._faint))
+        elif len(block) > _LARGEST_SVD:
             half = len(block) // 2
-            return self.add(block[:half]) + self.add(block[half:])
-        _, values, right = torch.linalg.svd(r.mT, full_matrices=False)
-        kept = int((values > CUT).sum())
-        if kept:
-            self.smallest_kept = min(self.smallest_kept, float(values[kept - 1]))
-            self._append(self._orthonormal(right[:kept] @ q.mT))
-        if kept < len(values):
-            self.largest_dropped = max(self.largest_dropped, float(values[kept]))
-        return kept
+            self._absorb(block[:half])
+            self._absorb(block[half:])
+        else:
+            self._weigh(torch.cat((r.mT @ q.mT, self._faint)))
+
+    def _weigh(self, rows: Tensor) -> None:
+        """Sort rows orthogonal to the basis into clear and faint directions; these replace the faint ones so far."""
+        if not len(rows):
+            return
+        _, values, right = torch.linalg.svd(rows, full_matrices=False)
+        clear, faint = int((values > CLEAR).sum()), int((values > ROUNDING).sum())
+        self._faint = values[clear:faint, None] * right[clear:faint]
+        if clear:
+            self._smallest_clear = min(self._smallest_clear, float(values[clear - 1]))
+            self._append(self._orthonormal(right[:clear]))
+        if faint < len(values):
+            self._largest_forgotten = max(self._largest_forgotten, float(values[faint]))
 
     def _orthonormal(self, fresh: Tensor) -> Tensor:
         """Unit vectors made from small remainders have kept a part along the basis; take it out before they join."""
@@ -105,14 +146,14 @@ class Span:
         return block - (block @ self.basis.mT) @ self.basis
 
     def _append(self, rows: Tensor) -> None:
-        needed = self.rank + len(rows)
+        needed = self._clear + len(rows)
         if needed > len(self._rows):
             room = min(self.size, max(needed, 2 * len(self._rows)))
             grown = torch.empty(room, self.size, dtype=torch.float64, device=self.device)
-            grown[: self.rank] = self.basis
+            grown[: self._clear] = self.basis
             self._rows = grown
-        self._rows[self.rank : needed] = rows
-        self.rank = needed
+        self._rows[self._clear : needed] = rows
+        self._clear = needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

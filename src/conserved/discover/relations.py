@@ -36,8 +36,11 @@ class Relation:
         return self.violation < EXACT
 
 
-def relations(rates: Rates) -> list[Relation]:
-    """A sparse basis of all linear relations between the features that move, modulo the trivial ones."""
+def relations(rates: Rates, *, exact: bool = True) -> list[Relation]:
+    """A sparse basis of all linear relations between the features that move, modulo the trivial ones.
+
+    Without `exact` only those that hold up to something small, where there are any.
+    """
     features = rates.features
     scale = rates.sizes.square().mean(0).sqrt()
     # Fields have length one: a feature this small is itself rounding, and must not be scaled up to a signal.
@@ -48,19 +51,22 @@ def relations(rates: Rates) -> list[Relation]:
     found = [Relation({f: 1.0}, float(matrix[:, i].abs().max())) for i, f in enumerate(features) if silent[i]]
     keep = (alive & ~silent).nonzero().flatten()
     if len(keep):
-        found += _null_relations(
-            [features[i] for i in keep.tolist()], matrix[:, keep], scale[keep], rates.sizes[:, keep]
-        )
-    return found
+        moving = [features[i] for i in keep.tolist()]
+        found += _null_relations(moving, matrix[:, keep], scale[keep], rates.sizes[:, keep], exact=exact)
+    return found if exact else [relation for relation in found if not relation.exact]
 
 
-def _null_relations(features: list[Feature], matrix: Tensor, scale: Tensor, sizes: Tensor) -> list[Relation]:
+def _null_relations(
+    features: list[Feature], matrix: Tensor, scale: Tensor, sizes: Tensor, *, exact: bool
+) -> list[Relation]:
     _, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    exact, nearly = (_first_drop(values, limit) for limit in (EXACT, NEARLY))
+    vanishing, nearly = (_first_drop(values, limit) for limit in (EXACT, NEARLY))
+    if not exact and nearly >= vanishing:
+        return []
     trivial = _trivial(features)
-    rows = [row.cpu() for row in _reduced(right[exact:] / scale, _FINE)]
-    rows = _independent(_shortened(rows, trivial, _FINE), trivial, _FINE)
-    if nearly < exact:
+    rows = [row.cpu() for row in _reduced(right[vanishing:] / scale, _FINE)]
+    rows = _independent(_shortened(rows, trivial, _FINE) if exact else rows, trivial, _FINE)
+    if nearly < vanishing:
         # Vectors that nearly vanish are known up to how nearly: their coefficients are told apart no more finely.
         blur = float(values[nearly] / values[nearly - 1])
         grain = _FINE if blur < _FINE.zero else _COARSE
