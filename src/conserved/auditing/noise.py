@@ -83,11 +83,18 @@ def step_of(function: Function) -> float:
     return step
 
 
-def measure_noise(function: Function, slopes: Sequence[Tensor]) -> Noise:
-    """The noise of outputs and gradients around the function's inputs, from five forward and backward passes."""
-    step = step_of(function)
+def measure_noise(function: Function, slopes: Sequence[Tensor], *, seed: int = 17, shorter: float = 1.0) -> Noise:
+    """The noise of outputs and gradients around the function's inputs, from five forward and backward passes.
+
+    Args:
+        function: the function at its inputs.
+        slopes: output gradients of the backward passes.
+        seed: of the direction the five points lie in.
+        shorter: how many times nearer to each other than usual the points are, where the precision allows.
+    """
+    step = max(step_of(function) / shorter, 32 * UNIT[function.precision] if shorter > 1 else 0.0)
     count = len(function.values)
-    points_ = nearby([*function.values, *slopes], step, function.seed + 17)
+    points_ = nearby([*function.values, *slopes], step, function.seed + seed)
     runs = [function.gradients(point[:count], point[count:]) for point in points_]
     outs = [[wide(run[0][place]) for run in runs] for place in range(len(runs[0][0]))]
     grads = [[run[1][place] for run in runs] for place in range(len(function.values))]

@@ -23,7 +23,7 @@ _NOISE, _ROUNDING = 10.0, 16.0
 _TYPICAL, _TELLING = 5.0, 8.0
 """Roundings a symmetric move may leave on average; and how many times that a move that is no symmetry must change."""
 
-_DIVISORS, _FEW = 6, 16
+_DIVISORS, _FEW, _SINGLE = 6, 16, 2.0**-13
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,16 +73,20 @@ class Scanner:
         exact = bool((gap <= limit).all()) and bool(gap.square().mean().sqrt() <= _TYPICAL * typical)
         if self.coarse:
             exact = bool((gap == 0).all())
-        if self.coarse and not exact:
+        if self.few and not exact:
             return False, 1.0
         rows = by_row(gap.square()).sqrt() / size.clamp_min(float(size.max()) * 1e-6 + 1e-300)
         return exact, float(rows.max()) if rows.numel() else 0.0
 
     @property
+    def few(self) -> bool:
+        """A few numbers, such as a mean loss: they nearly follow many moves that are no symmetries."""
+        return sum(out.numel() for out in self.outs) < _FEW
+
+    @property
     def coarse(self) -> bool:
-        """A few numbers in half precision, such as a mean loss: many moves leave them alone that are no symmetries."""
-        half = any(out.dtype in (torch.bfloat16, torch.float16) for out in self.outs)
-        return half and sum(out.numel() for out in self.outs) < _FEW
+        """A few numbers computed in half precision: only what leaves every bit alone says something."""
+        return self.few and self.unit > _SINGLE
 
     def tells(self, name: str, group: Group) -> bool:
         """Whether the outputs show it when an input is changed at random: if not, a move proves nothing."""
@@ -133,25 +137,28 @@ def judge(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor
     return all(exact for exact, _ in verdicts), max(error for _, error in verdicts)
 
 
-_UP, _BOTH = (0.0, 1.0, 2.0), (-2.0, -1.0, 0.0, 1.0, 2.0)
+_UP, _BOTH = (1.0, 2.0), (-2.0, -1.0, 1.0, 2.0)
+"""Powers of two to move by; none is zero, for an entry that does not move proves nothing."""
 
 
 def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
-    """The symmetry with the error three more random moves leave, or None if one of them refutes it."""
+    """The symmetry with the error four more random moves leave, or None if one of them refutes it."""
     errors, exact = [], True
-    for round_ in range(3):
+    for round_ in range(4):
+        upwards = round_ < 2
         if symmetry.group is Group.SCALING:
-            moved = scaled(symmetry, scanner.tensors, scanner.field(symmetry.sizes, _UP if round_ == 0 else _BOTH))
+            moved = scaled(symmetry, scanner.tensors, scanner.field(symmetry.sizes, _UP if upwards else _BOTH))
         else:
             size = _shift_size(scanner, symmetry) * 2.0**round_ / 2
             amounts = scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)) * size
             moved = shifted(symmetry, scanner.tensors, amounts)
         found = judge(scanner, symmetry, moved)
-        if found is None or not (found[0] or (symmetry.group is Group.SCALING and found[1] <= NEARLY * 16**round_)):
+        nearly = NEARLY if upwards else 16 * NEARLY
+        if found is None or not (found[0] or (symmetry.group is Group.SCALING and found[1] <= nearly)):
             return None
         exact &= found[0]
         errors.append(found[1])
-    return replace(symmetry, error=errors[0] if not exact else max(errors), exact=exact)
+    return replace(symmetry, error=max(errors if exact else errors[:2]), exact=exact)
 
 
 def _shift_size(scanner: Scanner, symmetry: ProbedSymmetry) -> float:
