@@ -41,7 +41,7 @@ def loss_of(model: nn.Module) -> Tensor:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often laws were inferred."""
     found: list[int] = []
-    plain = live.recognize
+    plain = live.recognize  # type: ignore[attr-defined]
 
     def counting(*args: object, **kwargs: object) -> conserved.LawSet:
         found.append(1)
@@ -111,7 +111,8 @@ class TestAudit:
         assert watch.last is not None
         assert watch.last.ok
         loss_of(model).backward()
-        model.up.weight.grad *= 1.5  # type: ignore[operator]
+        assert model.up.weight.grad is not None
+        model.up.weight.grad.mul_(1.5)
         with pytest.raises(conserved.GradientsDoNotConserve):
             optimizer.step()
         watch.remove()

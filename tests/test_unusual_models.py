@@ -260,7 +260,7 @@ class TestUnknown:
     @pytest.mark.usefixtures("as_users_run_it")
     def test_other_things_than_modules_are_refused(self) -> None:
         with pytest.raises(TypeError, match="takes a module or a function; got dict"):
-            recognize({})  # type: ignore[arg-type]
+            recognize({})
 
     def test_an_unknown_loss_is_refused(self) -> None:
         with pytest.raises(ValueError, match="Unknown loss 'hinge'"):
@@ -272,7 +272,7 @@ class TestWrapped:
 
     def test_a_compiled_model(self) -> None:
         model = torch.compile(SwiGLU(3, 4))
-        assert recognize(model).independent() == 4  # type: ignore[arg-type]
+        assert recognize(model).independent() == 4
 
     def test_a_mixture_of_one_has_a_router_that_never_moves(self) -> None:
         for gate in ("softmax", "sigmoid"):

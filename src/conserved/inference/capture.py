@@ -346,7 +346,7 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         yield
     finally:
         setattr(Tensor, "register_hook", former_hook)  # noqa: B010
-        torch.autograd.Function.apply = former
+        torch.autograd.Function.apply = former  # type: ignore[method-assign]
         for hook in hooks:
             hook.remove()
 
