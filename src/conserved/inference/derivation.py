@@ -76,12 +76,17 @@ class Derivation:
         return "\n".join(_folded(lines))
 
     def _atoms(self, symmetry: Symmetry) -> np.ndarray:
-        parts = []
-        for leg in symmetry.legs:
-            for region in self.typing.engine.regions.get(leg.view.parameter, []):
-                fields = region.type.shifts if symmetry.kind.linear else region.type.factors
-                parts += [distinct(one.atoms) for one in fields]
-        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
+        """The atoms that a symmetry moves by."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for part in self.assembly.parts.get(symmetry.name, []):
+            type_ = part.region.type
+            if symmetry.kind.linear:
+                found.append(type_.shifts[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
+            elif part.factor < 0:
+                found += [one.atoms.reshape(-1) for one in type_.factors]
+            else:
+                found.append(type_.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
+        return np.unique(np.concatenate(found))
 
     def _carries(self, value: int, atoms: np.ndarray) -> bool:
         known = self.typing.known.get(value)

@@ -52,9 +52,9 @@ def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
             number = numbers[key]
             numbers[key] += 1
             part = f"{part}.{number}" if part else str(number)
-        result.append(
-            Symmetry(block=block, family=family, part=part, kind=one.kind, legs=one.legs, epsilon=one.epsilon)
-        )
+        symmetry = Symmetry(block=block, family=family, part=part, kind=one.kind, legs=one.legs, epsilon=one.epsilon)
+        assembly.parts[symmetry.name] = one.parts
+        result.append(symmetry)
     return result
 
 

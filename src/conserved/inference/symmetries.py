@@ -69,6 +69,8 @@ class Assembly:
         self.shifts: Solution = self.engine.shifts.solve()
         self.classes, self.orientation, self.blocks, self.spaces = self.engine.partition.solve()
         self.unviewable: list[str] = []
+        self.parts: dict[str, list[Part]] = {}
+        """What every named symmetry is made of."""
         self.rotations = Rotations(typing)
         self.factors: list[tuple[int, int, Field]] = [
             (number, place, one)
