@@ -142,6 +142,33 @@ def audit_cost() -> str:
     return table(heads, rows)
 
 
+def check_shares() -> str:
+    """Planted defects of functions that a check sees, by line of defence."""
+    record = stored("check_catalogue")
+    heads = (f"{record['defects']} defects", "gradient missing", "identities", "relations", "slopes", "all")
+    rows = [(kind, *(f"{share:.0%}" for share in shares.values())) for kind, shares in record["shares"].items()]
+    return table(heads, rows)
+
+
+def check_kernels() -> str:
+    """Kernels of other packages that were checked, and past releases with a wrong gradient."""
+    record = stored("check_kernels", "h200")
+    checked = [row for row in record["rows"] if "status" in row]
+    rows = []
+    for package in dict.fromkeys(row["package"] for row in checked if not row["defect"]):
+        mine = [row for row in checked if row["package"] == package and not row["defect"]]
+        said = [sum(row["status"] == status for row in mine) for status in ("verified", "inconclusive", "refuted")]
+        taken = f"{seconds(median(row['seconds'] for row in mine))}"
+        rows.append((package, len({row["kernel"] for row in mine}), len(mine), *said, taken))
+    heads = ("package", "kernels", "checks", "verified", "inconclusive", "refuted", "median time")
+    known = sorted({(row["package"], row["defect"]) for row in checked if row["defect"] and row["status"] == "refuted"})
+    notes = sorted({f"{row['package']} {row['kernel']}: {row['explained']}" for row in checked if "explained" in row})
+    seen = "\n".join(f"- {package}: {defect}" for package, defect in known)
+    told = "\n".join(f"- {note}" for note in notes)
+    text = f"{table(heads, rows)}\n\nOn {made_on(record)}. Refutations, explained:\n\n{told}"
+    return f"{text}\n\nDefects seen in releases:\n\n{seen}"
+
+
 def alarm() -> str:
     """What the attention alarm sees, and when."""
     record = stored("attention_alarm")
