@@ -265,7 +265,7 @@ class TestUnknown:
     @pytest.mark.usefixtures("as_users_run_it")
     def test_other_things_than_modules_are_refused(self) -> None:
         with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module; got dict"):
-            recognize({})  # type: ignore[arg-type]
+            recognize({})
 
     def test_an_unknown_loss_is_refused(self) -> None:
         with pytest.raises(ValueError, match="Unknown loss 'hinge'"):
@@ -277,7 +277,7 @@ class TestWrapped:
 
     def test_a_compiled_model(self) -> None:
         model = torch.compile(SwiGLU(3, 4))
-        assert recognize(model).independent() == 4  # type: ignore[arg-type]
+        assert recognize(model).independent() == 4
 
     def test_one_active_expert_of_many_freezes_the_router(self) -> None:
         laws = recognize(MixtureOfExperts(3, 2, 3, top_k=1))

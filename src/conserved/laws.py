@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
 from conserved.table import plain, renderable, rows, totals
 from conserved.verdict import Verdict
+from conserved.view import View
 
 FORMAT = "conserved/laws/1"
 
@@ -109,6 +110,13 @@ class Change:
         return torch.where(size > 0, size, torch.ones_like(size))
 
 
+@runtime_checkable
+class Explains(Protocol):
+    """Whatever knows why laws hold: the inference that found them."""
+
+    def explain(self, symmetry: Symmetry) -> str: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class LawSet:
     """The symmetries of a model and, through them, its conservation laws.
@@ -121,6 +129,9 @@ class LawSet:
     parameters: Tensors = field(default_factory=dict)
     unclaimed: tuple[str, ...] = ()
     dropped: tuple[Dropped, ...] = ()
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Operations without a typing rule, and how often each occurred; what they touch is taken to be fixed."""
+    derivation: Explains | None = None
     _plan: Plan = field(init=False)
 
     def __post_init__(self) -> None:
@@ -173,7 +184,27 @@ class LawSet:
             parameters=self.parameters,
             unclaimed=self.unclaimed,
             dropped=self.dropped,
+            unknown=self.unknown,
+            derivation=self.derivation,
         )
+
+    def explain(self, name: str) -> str:
+        """Why a law is one: which operations its space passes through, in which modules and lines."""
+        if self.derivation is None:
+            raise ValueError("These laws were not inferred from a program, so there is no derivation to print.")
+        return self.derivation.explain(self[name])
+
+    @property
+    def coverage(self) -> float:
+        """The share of trained parameters that some law spans, by number of entries."""
+        trained = {name: p.numel() for name, p in self.parameters.items() if p.requires_grad}
+        spanned: dict[str, dict[View, int]] = defaultdict(dict)
+        for symmetry in self.symmetries:
+            for leg in symmetry.legs:
+                spanned[leg.view.parameter][leg.view.squeezed()] = leg.view.n * leg.view.m
+        total = sum(trained.values())
+        covered = sum(min(trained[name], sum(views.values())) for name, views in spanned.items() if name in trained)
+        return covered / total if total else 0.0
 
     def values(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """h(θ) of every law by name; gradients are not recorded."""
@@ -363,6 +394,7 @@ class LawSet:
             "symmetries": [symmetry.to_dict() for symmetry in self.symmetries],
             "unclaimed": list(self.unclaimed),
             "dropped": [{"name": item.name, "reason": item.reason} for item in self.dropped],
+            "unknown": dict(self.unknown),
         }
 
     @staticmethod
@@ -376,6 +408,7 @@ class LawSet:
                 parameters=parameters or {},
                 unclaimed=tuple(text(name) for name in data["unclaimed"]),
                 dropped=tuple(Dropped(text(item["name"]), text(item["reason"])) for item in data["dropped"]),
+                unknown={text(name): int(count) for name, count in data.get("unknown", {}).items()},
             )
         except KeyError as problem:
             raise ValueError(f"The law set is damaged: {problem} is missing.") from problem

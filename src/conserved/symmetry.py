@@ -141,6 +141,9 @@ class Symmetry:
     kind: Kind
     legs: tuple[Leg, ...]
     epsilon: float = 0.0
+    source: str = "typed"
+    """How it was found: "typed" (read off the program, a proof), "probed" (by moving inputs of a function that is not
+    known), "assumed" (it passes through a function whose backward is its author's own)."""
 
     def __post_init__(self) -> None:
         if not self.legs:
@@ -296,6 +299,7 @@ class Symmetry:
             "part": self.part,
             "kind": self.kind.code,
             "epsilon": self.epsilon,
+            "source": self.source,
             "legs": [
                 {
                     "parameter": leg.view.parameter,
@@ -326,6 +330,7 @@ class Symmetry:
             part=text(data["part"]),
             kind=KINDS[code],
             epsilon=epsilon,
+            source=text(data.get("source", "typed")),
             legs=tuple(_leg(leg) for leg in data["legs"]),
         )
 

@@ -11,9 +11,11 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import Any
 
 from torch import nn
 
+from conserved.inference import recognize as infer
 from conserved.laws import Dropped, LawSet
 from conserved.recognize.sharing import settle
 from conserved.recognize.site import Norm, Site, Unreadable, own_forward, passes_on, qualified_name
@@ -134,16 +136,29 @@ def writes(site: Site) -> list[View]:
     return list((component.writes if component else _unknown)(site))
 
 
-def recognize(model: nn.Module, *, loss: str = "regression") -> LawSet:
-    """Every symmetry of the known components of a model, as laws.
+def recognize(model: Any, *args: Any, loss: str = "regression", **kwargs: Any) -> LawSet:
+    """The conservation laws of a model, or of any program.
 
-    With the default `loss`, only laws that hold for every loss; `loss="cross_entropy"` adds those of a classifier's
-    head. Symmetries that frozen, shared or non-float parameters take away are listed in `.dropped` with the reason,
-    parameters that no recogniser speaks for in `.unclaimed`.
+    With example inputs one forward pass is followed and the laws are read off its operations, whatever the model is:
+    see `conserved.inference.recognize`. Without, they are those of the components that recognisers know.
+
+    Args:
+        model: a `torch.nn.Module`; or, with what it is called with, a function that computes the whole objective
+            followed by its module, or a function of a dictionary of parameters.
+        *args: example inputs, as the model is called. Shapes and types count, values do not.
+        loss: "regression" (or "any") lists laws that hold for every loss, "cross_entropy" also those of a classifier's
+            head.
+        **kwargs: more example inputs, by name.
+
+    Returns:
+        The laws. `.dropped` says what is no law and why; `.unclaimed` lists parameters that no recogniser speaks for,
+        `.unknown` operations without a rule.
     """
+    if args or kwargs:
+        return infer(model, *args, loss=loss, **kwargs)
     if not isinstance(model, nn.Module):
         raise TypeError(f"recognize takes a torch.nn.Module; got {type(model).__name__}.")
-    if loss not in LOSSES:
+    if loss not in (*LOSSES, "any"):
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
     _load_plugins()
     found: list[Symmetry] = []

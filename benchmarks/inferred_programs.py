@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--count", action="store_true", help="count laws instead of inferring them")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--programs", type=int, default=2000)
-    parser.add_argument("--file", type=Path, default=RESULTS / "random_programs_cpu_2026-11-16.json")
+    parser.add_argument("--file", type=Path, default=RESULTS / "inferred_programs_cpu_2026-11-16.json")
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

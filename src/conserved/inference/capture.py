@@ -1,0 +1,397 @@
+"""The program as a list of operations: one forward pass is watched below autograd, and writes become values.
+
+Every ATen operation that runs is recorded with its arguments, the module it ran in and the line of user code it came
+from. Tensors are numbered as values; an operation in place makes a new value, and a view of storage that was written
+since is read again from its base. Nothing is compiled: control flow runs as Python, so whatever PyTorch can run can
+be captured, on real tensors or on the meta device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from conserved.inference.objective import judged
+
+KEPT = 100_000
+"""Constants of at most this many entries are kept, so that rules can look at their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value of the program, by number."""
+
+    value: int
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor of the program: its shape, and its entries if it is a small constant."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    constant: Tensor | None = None
+    parameter: str | None = None
+
+
+@dataclass(slots=True)
+class Operation:
+    """One step: what ran, on which values, with which results; where it stands in the user's program."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[int]
+    module: str
+    line: str
+    stopped: bool = False
+    """Whether no gradient is recorded through it."""
+    custom: str = ""
+    """The autograd function in whose forward it ran: its backward is whatever its author wrote."""
+
+    def inputs(self) -> list[int]:
+        """The values it reads."""
+        return [leaf.value for leaf in tree_flatten((self.args, self.kwargs))[0] if isinstance(leaf, Ref)]
+
+
+@dataclass(slots=True)
+class Program:
+    """All operations of one forward pass, and the values it ends with."""
+
+    operations: list[Operation] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    parameters: dict[str, int] = field(default_factory=dict)
+    shared: list[str] = field(default_factory=list)
+    """Parameters that share their storage with another one without being the same parameter."""
+    hooked: list[str] = field(default_factory=list)
+    """Parameters with hooks that may change their gradients."""
+    hooked_values: set[int] = field(default_factory=set)
+    """Values with such hooks."""
+    read: list[int] = field(default_factory=list)
+    """Values that Python read a number from."""
+    branches: list[str] = field(default_factory=list)
+    """Lines that read a number out of something that is no constant, and may have gone another way for other inputs."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    _makers: dict[int, Operation] = field(default_factory=dict)
+
+    def maker(self, value: int) -> Operation | None:
+        """The operation that a value is a result of."""
+        if not self._makers:
+            self._makers.update({result: operation for operation in self.operations for result in operation.results})
+        return self._makers.get(value)
+
+    def padding_row(self, value: int, row: int) -> Tensor | None:
+        """A row of a parameter that is a look-up table; None if it is not one, or has no values."""
+        name = self.values[value].parameter
+        table = self.tensors.get(name) if name is not None else None
+        if table is None or table.is_meta or hasattr(table, "full_tensor"):
+            return None
+        return table.detach()[row]
+
+
+@dataclass(slots=True)
+class _Storage:
+    base: int
+    geometry: tuple[tuple[int, ...], tuple[int, ...], int]
+    writes: int = 0
+
+
+class Recorder(TorchDispatchMode):
+    """Records what runs below autograd."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], constants: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self._fixed = {id(tensor) for tensor in constants}
+        self.program = Program()
+        self._numbers: Any = WeakTensorKeyDictionary()
+        self._storages: dict[int, _Storage] = {}
+        self._keep: list[Any] = []
+        self.modules: list[str] = []
+        self.custom: list[str] = []
+        self.program.tensors = parameters
+        owners: dict[int, str] = {}
+        for name, parameter in parameters.items():
+            key = parameter.untyped_storage()._cdata
+            if parameter.requires_grad:
+                if getattr(parameter, "_backward_hooks", None):
+                    self.program.hooked.append(name)
+                if key in owners and parameter.numel():
+                    self.program.shared += [owners[key], name]
+                owners.setdefault(key, name)
+            self.program.parameters[name] = self._new(parameter, parameter=name if parameter.requires_grad else None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = f"{func._schema.name}.{func._overloadname}" if hasattr(func, "_schema") else str(func)
+        if name.startswith("aten::lift_fresh"):
+            # A tensor that was just made from Python numbers.
+            self._fixed.add(id(args[0]))
+        recorded = tree_map_only(Tensor, self._read, (args, kwargs))
+        out = func(*args, **kwargs)
+        written = _written(func, args, kwargs)
+        results = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
+        operation = Operation(
+            name=name,
+            args=recorded[0],
+            kwargs=recorded[1],
+            results=[],
+            module=self.modules[-1] if self.modules else "",
+            line=_line(),
+            stopped=not torch.is_grad_enabled() and not self.custom,
+            custom=self.custom[-1] if self.custom else "",
+        )
+        inputs = {id(leaf) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)}
+        for result in results:
+            if id(result) in inputs and any(result is target for target in written):
+                continue
+            operation.results.append(self._new(result))
+        for target in written:
+            value = self._new(target, fresh_storage=False)
+            operation.results.append(value)
+        self.program.operations.append(operation)
+        if name.startswith("aten::_local_scalar_dense"):
+            self.program.read += operation.inputs()
+            described = self.program.values[operation.inputs()[0]]
+            if described.constant is None and (described.dtype == torch.bool or described.dtype.is_floating_point):
+                self.program.branches.append(operation.line)
+        for target, value in zip(written, operation.results[len(operation.results) - len(written) :], strict=True):
+            self._write(target, value, operation)
+        self._evaluate(operation, results)
+        return out
+
+    def value_of(self, tensor: Tensor) -> int:
+        """The number of a tensor's present value."""
+        return self._read(tensor).value
+
+    def _evaluate(self, operation: Operation, results: Sequence[Tensor]) -> None:
+        """Keep small constants that nothing trained or given went into."""
+        values = self.program.values
+        inputs = operation.inputs()
+        if any(values[number].constant is None for number in inputs) or "rand" in operation.name:
+            return
+        if inputs or operation.name.startswith(_CREATES):
+            for number, tensor in zip(operation.results, results, strict=False):
+                if not tensor.is_meta and tensor.numel() <= KEPT and not hasattr(tensor, "full_tensor"):
+                    values[number].constant = tensor.detach()
+
+    def _new(self, tensor: Tensor, *, parameter: str | None = None, fresh_storage: bool = True) -> int:
+        number = len(self.program.values)
+        self.program.values.append(Value(tuple(tensor.shape), tensor.dtype, parameter=parameter))
+        key = _storage(tensor)
+        writes = 0
+        if key is not None:
+            store = self._storages.get(key)
+            if store is None and fresh_storage:
+                self._keep.append(tensor)
+                store = self._storages[key] = _Storage(number, _geometry(tensor))
+            writes = store.writes if store is not None else 0
+        self._numbers[tensor] = (number, writes)
+        return number
+
+    def _read(self, tensor: Tensor) -> Ref:
+        found = self._numbers.get(tensor)
+        key = _storage(tensor)
+        store = self._storages.get(key) if key is not None else None
+        if found is None:
+            if store is not None:
+                return Ref(self._again(tensor, store))
+            number = self._new(tensor)
+            if id(tensor) in self._fixed and not tensor.is_meta and tensor.numel() <= KEPT:
+                self.program.values[number].constant = tensor.detach()
+            return Ref(number)
+        number, writes = found
+        if store is not None and store.writes != writes:
+            return Ref(self._again(tensor, store))
+        return Ref(number)
+
+    def _again(self, tensor: Tensor, store: _Storage) -> int:
+        """A view that is read after its storage was written: what the base holds now."""
+        number = len(self.program.values)
+        self.program.values.append(Value(tuple(tensor.shape), tensor.dtype))
+        self.program.operations.append(
+            Operation(
+                name="conserved::read",
+                args=(Ref(store.base), store.geometry, _geometry(tensor)),
+                kwargs={},
+                results=[number],
+                module=self.modules[-1] if self.modules else "",
+                line=_line(),
+            )
+        )
+        self._numbers[tensor] = (number, store.writes)
+        return number
+
+    def _write(self, target: Tensor, value: int, operation: Operation) -> None:
+        """The base of a storage after part of it was written."""
+        key = _storage(target)
+        store = self._storages.get(key) if key is not None else None
+        if store is None:
+            return
+        store.writes += 1
+        if store.geometry == _geometry(target):
+            store.base = value
+        else:
+            number = len(self.program.values)
+            self.program.values.append(Value(store.geometry[0], target.dtype))
+            self.program.operations.append(
+                Operation(
+                    name="conserved::write",
+                    args=(Ref(store.base), store.geometry, Ref(value), _geometry(target)),
+                    kwargs={},
+                    results=[number],
+                    module=operation.module,
+                    line=operation.line,
+                    stopped=operation.stopped,
+                    custom=operation.custom,
+                )
+            )
+            store.base = number
+        self._numbers[target] = (value, store.writes)
+
+
+_CREATES = (
+    "aten::arange",
+    "aten::zeros",
+    "aten::ones",
+    "aten::full",
+    "aten::scalar_tensor",
+    "aten::linspace",
+    "aten::eye",
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_full",
+    "aten::tril_indices",
+    "aten::triu_indices",
+    "aten::lift_fresh",
+)
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments that an operation writes to."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    found = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name) if argument.kwarg_only else (args[place] if place < len(args) else None)
+            found += [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
+    return found
+
+
+def _geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    if tensor.layout != torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+        return tuple(tensor.shape), (), 0
+    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+
+
+def _storage(tensor: Tensor) -> int | None:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _line() -> str:
+    """The innermost line outside PyTorch and this package."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if "/torch/" not in path and "/conserved/inference/" not in path:
+            return f"{frame.f_code.co_name} ({path.rpartition('/')[2]}:{frame.f_lineno})"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+@contextlib.contextmanager
+def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
+    """Names of modules while they run, and the autograd functions that run inside them."""
+    paths = {id(module): path for path, module in model.named_modules()} if model is not None else {}
+
+    def enter(module: nn.Module, *_: Any) -> None:
+        recorder.modules.append(paths.get(id(module), recorder.modules[-1] if recorder.modules else ""))
+
+    def leave(module: nn.Module, *_: Any) -> None:
+        if recorder.modules:
+            recorder.modules.pop()
+
+    hooks = [
+        torch.nn.modules.module.register_module_forward_pre_hook(enter),
+        torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    former = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.custom.append(cls.__name__)
+        try:
+            return former.__func__(cls, *args, **kwargs)
+        finally:
+            recorder.custom.pop()
+
+    former_hook = Tensor.register_hook
+
+    def register_hook(tensor: Tensor, hook: Any) -> Any:
+        recorder.program.hooked_values.add(recorder.value_of(tensor))
+        return former_hook(tensor, hook)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    setattr(Tensor, "register_hook", register_hook)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(Tensor, "register_hook", former_hook)  # noqa: B010
+        torch.autograd.Function.apply = former  # type: ignore[method-assign]
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    """`torch.backends.mkldnn.flags` would warn of TF32 where there is no such device."""
+    before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module | None) -> Iterator[None]:
+    """Buffers and random numbers as they were before."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()] if model is not None else []
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                if not buffer.is_meta:
+                    buffer.copy_(value)
+
+
+def capture(run: Callable[[], Any], parameters: Mapping[str, Tensor], model: nn.Module | None = None) -> Program:
+    """The operations of `run()`; what it returns, in any nesting, are the outputs of the program."""
+    recorder = Recorder(parameters, list(model.buffers()) if model is not None else ())
+    with (
+        _undisturbed(model),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        _without_mkldnn(),
+        _watched(recorder, model),
+        recorder,
+    ):
+        result = run()
+    recorder.program.outputs = [recorder.value_of(leaf) for leaf in judged(result)]
+    return recorder.program

@@ -1,0 +1,104 @@
+"""Why a law is one, and why something is none: the operations that a symmetry passes through and those that end one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from conserved.inference.rules import base_name
+from conserved.inference.symmetries import Assembly
+from conserved.inference.types import Type
+from conserved.inference.typing import Typing
+from conserved.symmetry import Symmetry
+
+
+class Derivation:
+    """The typing of a program, to be asked about its laws."""
+
+    def __init__(self, typing: Typing, assembly: Assembly) -> None:
+        self.typing = typing
+        self.assembly = assembly
+
+    def dropped(self, kept: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
+        """Parameters no law moves, each with the operation that ended its symmetries."""
+        moved = {name for symmetry in kept for name in symmetry.parameters}
+        program = self.typing.program
+        shared = set(program.shared)
+        for name, regions in self.typing.engine.regions.items():
+            if name in moved:
+                continue
+            if name in shared:
+                yield name, "it shares its storage with another parameter, so that it is moved by the gradients of both"
+                continue
+            reason = self._ending(
+                np.unique(
+                    np.concatenate(
+                        [f.atoms.reshape(-1) for r in regions for f in r.type.factors] or [np.zeros(0, np.int64)]
+                    )
+                )
+            )
+            yield name, reason or "nothing about it is free"
+
+    def _ending(self, atoms: np.ndarray) -> str:
+        """The first operation that fixed some of these charges."""
+        solution = self.assembly.charges.expand
+        fixed = atoms[np.diff(solution.indptr)[atoms] == 0] if atoms.size else atoms
+        program = self.typing.program
+        for ending in self.typing.engine.endings:
+            if not ending.shift and np.isin(fixed, ending.atoms).any():
+                if ending.origin >= len(program.operations) or ending.origin < 0:
+                    return "it makes the output, which a loss may see in any way"
+                operation = program.operations[ending.origin]
+                name = base_name(operation.name).removeprefix("aten::").lstrip("_")
+                where = f" in {operation.module}" if operation.module else ""
+                return f"{name}{where}.{operation.line}" if where else f"{name} in {operation.line}"
+        return ""
+
+    def explain(self, symmetry: Symmetry) -> str:
+        """The operations that a symmetry's space passes through, in order."""
+        lines = [f"{symmetry.name}: {symmetry.kind.group(symmetry.n, symmetry.m)}"]
+        lines += [f"  {'+' if leg.degree > 0 else '−'} {leg.view}" for leg in symmetry.legs]
+        atoms = self._atoms(symmetry)
+        program = self.typing.program
+        for number in self.typing.live:
+            operation = program.operations[number]
+            inputs = [v for v in operation.inputs() if self._carries(v, atoms)]
+            results = [v for v in operation.results if self._carries(v, atoms)]
+            named = [n for v in operation.inputs() if (n := program.values[v].parameter) in symmetry.parameters]
+            if not inputs and not results and not named:
+                continue
+            name = base_name(operation.name).removeprefix("aten::").lstrip("_")
+            what = "ends" if inputs and not results else "begins" if results and not inputs else "passes"
+            if named and not inputs and not results:
+                continue
+            lines.append(f"  {what:6s} {name} in {operation.module or 'the program'}, {operation.line}")
+        return "\n".join(_folded(lines))
+
+    def _atoms(self, symmetry: Symmetry) -> np.ndarray:
+        """The atoms that a symmetry moves by."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for part in self.assembly.parts.get(symmetry.name, []):
+            type_ = part.region.type
+            if symmetry.kind.linear:
+                found.append(type_.shifts[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
+            elif part.factor < 0:
+                found += [one.atoms.reshape(-1) for one in type_.factors]
+            else:
+                found.append(type_.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)])
+        return np.unique(np.concatenate(found))
+
+    def _carries(self, value: int, atoms: np.ndarray) -> bool:
+        known = self.typing.known.get(value)
+        return isinstance(known, Type) and any(
+            np.isin(one.atoms, atoms).any() for one in (*known.factors, *known.shifts)
+        )
+
+
+def _folded(lines: list[str]) -> list[str]:
+    """Lines with runs of the same step written once."""
+    found: list[str] = []
+    for line in lines:
+        if not found or found[-1] != line:
+            found.append(line)
+    return found

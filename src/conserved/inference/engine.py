@@ -1,0 +1,621 @@
+"""What operators may say about types: equal, zero, multiplied, contracted, summed, normalised.
+
+An `Engine` holds the unknowns (charges, shifts, which atoms mix) and the few relations from which all rules for
+operators are built. Every relation is sound by itself: it allows only motions of its inputs and outputs that the
+operation commutes with. Where a general case would need more than is written here, atoms are set to zero, which
+loses symmetries and never invents one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+
+from conserved.inference.moves import Move, Renumber
+from conserved.inference.roots import Partition
+from conserved.inference.system import LinearSystem
+from conserved.inference.types import FIXED, Atoms, Field, Image, Type, Virtual, distinct, spread, tidy
+
+LARGEST = 20_000_000
+"""Equations in one batch; more are not written out, and the charges involved are set to zero instead."""
+
+ENTRIES = 4_000_000
+"""Parameters up to this size may be shifted entry by entry."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class View:
+    """A parameter, or a part of it, before its first use: for every axis of the parameter the index that is read.
+
+    `offset` is a number that was added, as in a norm that multiplies by 1 + γ; `scale` one that was multiplied with.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    coordinates: tuple[Field, ...]
+    offset: int | float = 0.0
+    scale: int | float = 1.0
+
+    def moved(self, move: Move) -> View:
+        """The view after a move."""
+        return replace(self, coordinates=tuple(map(move.field, self.coordinates)))
+
+
+@dataclass(slots=True)
+class Region:
+    """A part of a parameter that is used as one: a product of index sets, and its type over the parameter's axes."""
+
+    name: str
+    shape: tuple[int, ...]
+    sets: tuple[Atoms, ...]
+    type: Type
+    offset: int | float
+    origin: int
+    role: str = ""
+    """How it was first used: "map" (contracted: its first factor is what it makes, the others what it reads), "gain"
+    (multiplied), "bias" (added), "table" (looked up)."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """Where charges were set to zero, or shifts made to vanish: which atoms, by which operation."""
+
+    atoms: Atoms
+    origin: int
+    shift: bool
+
+
+@dataclass(slots=True)
+class Engine:
+    """The unknowns of a program and the relations between them."""
+
+    charges: LinearSystem = field(default_factory=LinearSystem)
+    shifts: LinearSystem = field(default_factory=LinearSystem)
+    partition: Partition = field(default_factory=Partition)
+    regions: dict[str, list[Region]] = field(default_factory=dict)
+    endings: list[Ending] = field(default_factory=list)
+    forgotten: list[Ending] = field(default_factory=list)
+    """Shifts that an operation does not see."""
+    passed: dict[str, list[Atoms]] = field(default_factory=dict)
+    """Charges that went through a kind of operation: "homogeneous" or "gated"."""
+    origin: int = -1
+    _keys: int = 0
+    _still: np.ndarray = field(default_factory=lambda: np.zeros(1024, dtype=bool))
+    """Shifts that are known to vanish."""
+
+    # --- unknowns ---------------------------------------------------------------------------------------------------
+
+    def key(self) -> int:
+        """A number that was not used before."""
+        self._keys += 1
+        return self._keys
+
+    def fresh(
+        self, dims: Sequence[int], sizes: Sequence[int], virtual: Sequence[Virtual] = (), counts: Sequence[int] = ()
+    ) -> Field:
+        """New charges over some axes, in one block; different entries of virtual axes never mix."""
+        atoms = self.charges.fresh((*counts, *sizes))
+        self.partition.fresh(atoms, self.key())
+        dims, atoms = tidy(dims, atoms, len(virtual))
+        if virtual:
+            keys = np.arange(prod(counts)).reshape(tuple(counts) + (1,) * (atoms.ndim - len(virtual)))
+            self.partition.split(atoms, keys, batch=True)
+        return Field(dims, atoms, Fraction(1), tuple(virtual))
+
+    def alone(
+        self, dims: Sequence[int], sizes: Sequence[int], virtual: Sequence[Virtual] = (), counts: Sequence[int] = ()
+    ) -> Field:
+        """New charges that do not mix with each other."""
+        found = self.fresh(dims, sizes, virtual, counts)
+        self.partition.shatter(found.atoms)
+        return found
+
+    # --- relations between charges ----------------------------------------------------------------------------------
+
+    def equate(
+        self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False
+    ) -> None:
+        """Σ left = Σ right at every place, one equation for each group of fields that share axes."""
+        fields = _cancelled([*left, *(one.times(-1) for one in right)])
+        if not fields:
+            return
+        system = self.shifts if shift else self.charges
+        groups = _components(fields)
+        rest: list[tuple[Fraction, Atoms]] = []
+        for group in groups:
+            if not shift:
+                self.match(group, soft=bool(soft))
+            terms, size = _terms(group)
+            if size > LARGEST:
+                self.erase(group, shift=shift)
+                continue
+            if len(groups) > 1:
+                scalar = system.fresh(())
+                if not shift:
+                    self.partition.fresh(scalar, self.key())
+                terms.append((Fraction(-1), scalar))
+                rest.append((Fraction(1), scalar))
+            elif len(terms) == 1 and not soft:
+                self.endings.append(Ending(terms[0][1], self.origin, shift))
+            system.add(terms, soft=soft, origin=self.origin)
+        if rest:
+            system.add(rest, soft=soft, origin=self.origin)
+            if len(groups) > 1 and not soft:
+                self.endings += [Ending(one.atoms, self.origin, shift) for group in groups for one in group]
+
+    def match(self, group: Sequence[Field], *, soft: bool = False) -> None:
+        """What an equation between charges means for mixing: two fields over the same axes are matched one to one."""
+        if soft:
+            return
+        ordered = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
+        wide, narrow = ordered[:2], ordered[2:]
+        if (
+            len(wide) == 2
+            and abs(wide[0].weight) == abs(wide[1].weight)
+            and all(_within(one, wide[0]) for one in ordered)
+        ):
+            a, b = wide
+            right = spread(b, a.dims, a.atoms.shape, a.virtual)
+            for one in narrow:
+                keys = _coordinates(a, one.dims)
+                if keys is not None:
+                    self.partition.split(a.atoms, keys, batch=False)
+                    self.partition.split(right, keys, batch=False)
+            self.partition.pair(a.atoms, right, dual=a.weight == b.weight)
+            return
+        for one in group:
+            self.partition.shatter(one.atoms)
+
+    def erase(self, fields: Iterable[Field], *, shift: bool = False) -> None:
+        """Every atom of these fields is zero."""
+        system = self.shifts if shift else self.charges
+        for one in fields:
+            atoms = distinct(one.atoms)
+            system.add([(Fraction(1), atoms)], origin=self.origin)
+            self.endings.append(Ending(atoms, self.origin, shift))
+            if not shift:
+                self.partition.shatter(atoms)
+
+    def uniform(self, fields: Sequence[Field], dims: Sequence[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
+        """Σ fields is the same along `dims` (and along virtual axes in `virtual`); what is left of the fields there."""
+        gone = set(dims)
+        touching = [one for one in fields if one.touches(gone) or any(_has(one, axis) for axis in virtual)]
+        result = [one for one in fields if not any(one is other for other in touching)]
+        for group in _components(_cancelled(touching)):
+            result += self._level(group, gone, virtual)
+        return result
+
+    def _level(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual]) -> list[Field]:
+        """One group of fields made the same along some axes."""
+        for one in group:
+            self.partition.shatter(one.atoms)
+        if len(group) == 1:
+            (one,) = group
+            array = one.atoms
+            axes = [axis for axis in one.virtual if gone & set(axis.dims) or any(axis.same(v) for v in virtual)]
+            kept_virtual = tuple(axis for axis in one.virtual if not any(axis is other for other in axes))
+            order = [n for n, axis in enumerate(one.virtual) if any(axis is other for other in kept_virtual)]
+            order += [len(one.virtual) + n for n, dim in enumerate(one.dims) if dim not in gone]
+            lost = [n for n in range(array.ndim) if n not in order]
+            array = array.transpose(order + lost).reshape((*tuple(array.shape[n] for n in order), -1))
+            if array.shape[-1] > 1:
+                self.charges.add([(Fraction(1), array[..., 1:]), (Fraction(-1), array[..., :1])], origin=self.origin)
+                self.endings.append(Ending(one.atoms, self.origin, False))
+            kept_dims = tuple(dim for dim in one.dims if dim not in gone)
+            return [Field(kept_dims, array[..., 0], one.weight, kept_virtual)]
+        axes_v, dims, sizes, counts = _axes(group)
+        kept_v = [
+            n for n, axis in enumerate(axes_v) if not (gone & set(axis.dims)) and not any(axis.same(v) for v in virtual)
+        ]
+        kept_d = [n for n, dim in enumerate(dims) if dim not in gone]
+        left = self.alone(
+            [dims[n] for n in kept_d],
+            [sizes[n] for n in kept_d],
+            [axes_v[n] for n in kept_v],
+            [counts[n] for n in kept_v],
+        )
+        terms, size = _terms([*group, left.times(-1)])
+        if size > LARGEST:
+            self.erase(group)
+            return []
+        self.charges.add(terms, origin=self.origin)
+        self.endings += [Ending(one.atoms, self.origin, False) for one in group]
+        return [left]
+
+    def zero(self, type_: Type) -> None:
+        """The tensor does not move."""
+        self.equate(type_.factors, ())
+        for one in type_.factors:
+            self.partition.shatter(one.atoms)
+        self.steady(type_)
+
+    def steady(self, type_: Type) -> None:
+        """Nothing is added to the tensor."""
+        type_ = self.moving(type_)
+        if len(type_.shifts) == 1:
+            self._vanish(type_.shifts[0].atoms)
+        else:
+            self.equate(type_.shifts, (), shift=True)
+        self.drop(type_.images)
+
+    def drop(self, images: Iterable[Image]) -> None:
+        """These images of shifts vanish, because the shifts do."""
+        for one in images:
+            self._vanish(one.atoms)
+
+    def _vanish(self, atoms: Atoms) -> None:
+        if self.vanished(atoms):
+            return
+        self.shifts.add([(Fraction(1), atoms)], origin=self.origin)
+        self.endings.append(Ending(atoms, self.origin, True))
+        self._still[atoms.reshape(-1)] = True
+
+    def vanished(self, atoms: Atoms) -> bool:
+        """Whether all of these shifts are known to be zero."""
+        if self.shifts.count > self._still.size:
+            wider = np.zeros(2 * self.shifts.count, dtype=bool)
+            wider[: self._still.size] = self._still
+            self._still = wider
+        flat = atoms.reshape(-1)
+        return not flat.size or bool(self._still[flat[0]] and self._still[flat].all())
+
+    def moving(self, type_: Type) -> Type:
+        """A type without the shifts that are known to vanish."""
+        if not type_.shifted:
+            return type_
+        return replace(
+            type_,
+            shifts=tuple(one for one in type_.shifts if not self.vanished(one.atoms)),
+            images=tuple(one for one in type_.images if not self.vanished(one.atoms)),
+        )
+
+    def forget_shift(self, type_: Type, dims: Sequence[int]) -> None:
+        """An operation that does not see what is added along `dims` alike."""
+        gone = set(dims)
+        type_ = self.moving(type_)
+        seen = [one.atoms for one in type_.shifts] + [one.atoms for one in type_.images]
+        self.forgotten += [Ending(atoms, self.origin, True) for atoms in seen]
+        touching = [one for one in type_.shifts if one.touches(gone)]
+        for group in _components(_cancelled(touching)):
+            axes_v, all_dims, sizes, counts = _axes(group)
+            kept_d = [n for n, dim in enumerate(all_dims) if dim not in gone]
+            kept_v = [n for n, axis in enumerate(axes_v) if not gone & set(axis.dims)]
+            atoms = self.shifts.fresh(tuple(counts[n] for n in kept_v) + tuple(sizes[n] for n in kept_d))
+            left = Field(tuple(all_dims[n] for n in kept_d), atoms, Fraction(-1), tuple(axes_v[n] for n in kept_v))
+            terms, size = _terms([*group, left])
+            if size > LARGEST:
+                self.erase(group, shift=True)
+            else:
+                self.shifts.add(terms, origin=self.origin)
+                self.endings += [Ending(one.atoms, self.origin, True) for one in group]
+        self.drop(one for one in type_.images if one.varies & gone)
+
+    def net(self, shifts: Sequence[Field]) -> tuple[Field, ...]:
+        """Shifts that are added, with one field for each group that shares axes: what cancels here cancels later on."""
+        result = []
+        for group in _components(_cancelled(shifts)):
+            if len(group) > 1:
+                virtual, dims, sizes, counts = _axes(group)
+                total = Field(tuple(dims), self.shifts.fresh((*counts, *sizes)), Fraction(1), tuple(virtual))
+                terms, _ = _terms([*group, total.times(-1)])
+                self.shifts.add(terms, origin=self.origin)
+                group = [total]
+            result += group
+        return tuple(result)
+
+    # --- products ---------------------------------------------------------------------------------------------------
+
+    def split_by(self, fields: Iterable[Field], dims: Iterable[int], *, batch: bool) -> None:
+        """Something varies along `dims`: atoms at different places there do not mix."""
+        wanted = tuple(sorted(set(dims)))
+        for one in fields:
+            keys = _coordinates(one, wanted)
+            if keys is not None:
+                self.partition.split(one.atoms, keys, batch=batch)
+
+    def imaged(self, type_: Type, along: Iterable[int], without: Iterable[int] = ()) -> tuple[Image, ...]:
+        """Shifts of a tensor after a product with something that varies along `along`, summed over `without`."""
+        extra, gone = set(along), set(without)
+        type_ = self.moving(type_)
+        found = [
+            Image(self.key(), frozenset((one.occupied | extra) - gone), distinct(one.atoms)) for one in type_.shifts
+        ]
+        found += [Image(self.key(), frozenset((one.varies | extra) - gone), one.atoms) for one in type_.images]
+        return tuple(found)
+
+    def multiply(self, left: Type, right: Type, varies: tuple[set[int], set[int]]) -> Type:
+        """An entrywise product; `varies` are the axes along which each of the two has more than one entry."""
+        if left.zero or right.zero:
+            return Type(zero=True)
+        self.split_by(left.factors, varies[1], batch=False)
+        self.split_by(right.factors, varies[0], batch=False)
+        for one, other in ((left, varies[1]), (right, varies[0])):
+            self.passed.setdefault("gated", []).extend(f.atoms for f in one.factors if f.touches(other))
+        return Type(
+            _cancelled([*left.factors, *right.factors]),
+            (),
+            self.imaged(left, varies[1]) + self.imaged(right, varies[0]),
+        )
+
+    def contract(
+        self, left: Type, right: Type, *, summed: set[int], batch: set[int], mine: set[int], other: set[int]
+    ) -> Type:
+        """Σ over `summed` of left · right, in a common numbering of axes.
+
+        `batch` axes belong to both and stay, `mine` and `other` to one of them. For every group of fields that touch a
+        summed axis the charges add up to something that does not depend on it.
+        """
+        if left.zero or right.zero:
+            return Type(zero=True)
+        self.split_by(left.factors, batch, batch=True)
+        self.split_by(right.factors, batch, batch=True)
+        fields = [*left.factors, *right.factors]
+        touching = [one for one in fields if one.touches(summed)]
+        passing = [one for one in fields if not any(one is t for t in touching)]
+        for group in _components(_cancelled(touching)):
+            passing += self._contracted(group, summed, batch)
+        left, right = _unseen(left, right, summed), _unseen(right, left, summed)
+        images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | mine, summed)
+        return Type(_cancelled(passing), (), images)
+
+    def _contracted(self, group: Sequence[Field], summed: set[int], batch: set[int]) -> list[Field]:
+        axes_v, dims, sizes, counts = _axes(group)
+        pairable = len(group) == 2 and abs(group[0].weight) == abs(group[1].weight)
+        if pairable:
+            a, b = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
+            pairable = _within(b, a) and set(b.dims) <= summed | batch and set(a.dims) & summed == set(b.dims) & summed
+        if pairable:
+            self.split_by([a], set(a.dims) - summed, batch=True)
+            self.partition.pair(a.atoms, spread(b, a.dims, (), a.virtual), dual=a.weight == b.weight)
+        elif len(group) == 1:
+            return self.uniform(group, sorted(summed))
+        else:
+            for one in group:
+                self.partition.shatter(one.atoms)
+        kept_d = [n for n, dim in enumerate(dims) if dim not in summed]
+        kept_v = [n for n, axis in enumerate(axes_v) if not summed & set(axis.dims)]
+        left = self.alone(
+            [dims[n] for n in kept_d],
+            [sizes[n] for n in kept_d],
+            [axes_v[n] for n in kept_v],
+            [counts[n] for n in kept_v],
+        )
+        terms, size = _terms([*group, left.times(-1)])
+        if size > LARGEST:
+            self.erase(group)
+            return []
+        self.charges.add(terms, origin=self.origin)
+        return [left]
+
+    # --- parameters -------------------------------------------------------------------------------------------------
+
+    def parameter(self, name: str, shape: tuple[int, ...]) -> View:
+        """A whole parameter, before its first use."""
+        coordinates = tuple(
+            Field((dim,), np.arange(size)) if size != 1 else Field((), np.zeros((), dtype=np.int64))
+            for dim, size in enumerate(shape)
+        )
+        return View(name, shape, coordinates)
+
+    def known(self, view: View) -> Type | None:
+        """The type of a part of a parameter that was used before; None at its first use."""
+        sets = tuple(distinct(one.atoms) for one in view.coordinates)
+        for region in self.regions.get(view.name, []):
+            if all(np.array_equal(a, b) for a, b in zip(sets, region.sets, strict=True)):
+                if region.offset != view.offset:
+                    self.zero(region.type)
+                    region.type = FIXED
+                return self._read(view, region)
+        overlapping = [
+            region
+            for region in self.regions.get(view.name, [])
+            if all(np.intersect1d(a, b, assume_unique=True).size for a, b in zip(sets, region.sets, strict=True))
+        ]
+        if overlapping:
+            # Parts that overlap without being equal: what they share would have to move in two ways.
+            for region in overlapping:
+                self.zero(region.type)
+                region.type = FIXED
+            self._region(view, sets, FIXED)
+            return FIXED
+        return None
+
+    def first_use(self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False) -> Type:
+        """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have."""
+        sets = tuple(distinct(one.atoms) for one in view.coordinates)
+        sizes = [one.size for one in sets]
+        fields = [self._onto(view, sets, one) for one in factors]
+        wide = [dim for dim, size in enumerate(sizes) if size > 1]
+        shifts = []
+        if len(wide) <= 1 or (entries and prod(sizes) <= ENTRIES):
+            shifts.append(Field(tuple(wide), self.shifts.fresh([sizes[d] for d in wide])))
+            if role == "table" and wide:
+                shifts.append(Field((), self.shifts.fresh(())))
+        else:
+            for dim in wide:
+                others = [d for d in wide if d != dim]
+                if prod(sizes[d] for d in others) <= LARGEST:
+                    shifts.append(Field(tuple(others), self.shifts.fresh([sizes[d] for d in others])))
+        region = self._region(view, sets, Type(tuple(fields), tuple(shifts)))
+        region.role = role
+        return self._read(view, region)
+
+    def _region(self, view: View, sets: tuple[Atoms, ...], type_: Type) -> Region:
+        region = Region(view.name, view.shape, sets, type_, view.offset, self.origin)
+        self.regions.setdefault(view.name, []).append(region)
+        return region
+
+    def _local(self, view: View, sets: tuple[Atoms, ...], axis: int) -> Field:
+        one = view.coordinates[axis]
+        return replace(one, atoms=np.searchsorted(sets[axis], one.atoms))
+
+    def _read(self, view: View, region: Region) -> Type:
+        """The type of a view of a region."""
+
+        def field(one: Field) -> Field:
+            parts = [self._local(view, region.sets, axis) for axis in one.dims]
+            virtual, dims, _, _ = _axes(parts) if parts else ([], [], [], [])
+            if not parts:
+                return one
+            index = tuple(np.broadcast_arrays(*(spread(part, dims, (), virtual) for part in parts)))
+            copies = None if one.copies is None else one.copies[index]
+            return Field(tuple(dims), one.atoms[index], one.weight, tuple(virtual), copies)
+
+        type_ = region.type
+        return scaled(self, Type(tuple(map(field, type_.factors)), tuple(map(field, type_.shifts))), view.scale)
+
+    def _onto(self, view: View, sets: tuple[Atoms, ...], one: Field) -> Field:
+        """A field over the axes of a view as a field over the axes of the parameter."""
+        axes = [
+            axis
+            for axis, coordinate in enumerate(view.coordinates)
+            if set(coordinate.dims) & set(one.dims) or any(_has(one, mine) for mine in coordinate.virtual)
+        ]
+        parts = [self._local(view, sets, axis) for axis in axes]
+        virtual, dims, sizes, counts = _axes(parts) if parts else ([], [], [], [])
+        strange = [dim for dim in one.dims if dim not in dims]
+        strangers = [axis for axis in one.virtual if not any(axis.same(mine) for mine in virtual)]
+        if strange or strangers:
+            left = self.uniform([one], strange, strangers)
+            one = left[0]
+        shape = tuple(counts) + tuple(sizes)
+        array = np.broadcast_to(spread(one, dims, (), virtual), shape)
+        index = tuple(np.broadcast_to(spread(part, dims, (), virtual), shape) for part in parts)
+        base = np.zeros(tuple(sets[axis].size for axis in axes), dtype=np.int64)
+        base[index] = array
+        # Entries that a view reads more than once must have one charge.
+        again = base[index]
+        if not np.array_equal(again, array):
+            self.charges.add([(Fraction(1), again), (Fraction(-1), array)], origin=self.origin)
+            self.partition.shatter(array)
+        copies = None
+        if one.copies is not None:
+            copies = np.zeros_like(base)
+            spread_copies = replace(one, atoms=one.copies)
+            copies[index] = np.broadcast_to(spread(spread_copies, dims, (), virtual), shape)
+            copies = tidy(axes, copies)[1]
+        kept, base = tidy(axes, base)
+        return Field(kept, base, one.weight, copies=copies)
+
+
+def scaled(engine: Engine, type_: Type, number: int | float) -> Type:
+    """A type after a product with a number. Shifts keep their atoms if the number is a simple fraction."""
+    if number == 1:
+        return type_
+    weight = Fraction(number).limit_denominator(4096)
+    if float(weight) == number and weight:
+        return Type(
+            type_.factors,
+            tuple(one.times(weight) for one in type_.shifts),
+            tuple(replace(one, weight=one.weight * weight) for one in type_.images),
+            type_.zero,
+        )
+    return Type(type_.factors, (), engine.imaged(type_, ()), type_.zero)
+
+
+def renumbered(type_: Type, places: dict[int, int], count: int) -> Type:
+    """A type with its axes renamed."""
+    if all(old == new for old, new in places.items()):
+        return type_
+    return Renumber(tuple(places.get(dim) for dim in range(count))).type(type_)
+
+
+def _has(field: Field, axis: Virtual) -> bool:
+    return any(axis.same(mine) for mine in field.virtual)
+
+
+def _same_axes(a: Field, b: Field) -> bool:
+    return a.dims == b.dims and len(a.virtual) == len(b.virtual) and all(_has(b, axis) for axis in a.virtual)
+
+
+def _unseen(type_: Type, partner: Type, summed: set[int]) -> Type:
+    """A type without the shifts that a partner which sums to zero along a summed axis does not see."""
+    along = partner.centred & summed
+    if not along or not type_.shifts:
+        return type_
+    return replace(type_, shifts=tuple(one for one in type_.shifts if one.occupied & along))
+
+
+def _within(a: Field, b: Field) -> bool:
+    """Whether every axis of one field is an axis of the other."""
+    return set(a.dims) <= set(b.dims) and all(_has(b, axis) for axis in a.virtual)
+
+
+def _cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """Fields without those that occur with opposite weights, equal ones added up."""
+    found: list[Field] = []
+    for one in fields:
+        for place, other in enumerate(found):
+            if (
+                one.atoms.shape == other.atoms.shape
+                and one.dims == other.dims
+                and _same_axes(one, other)
+                and (one.atoms is other.atoms or bool((one.atoms == other.atoms).all()))
+            ):
+                weight = other.weight + one.weight
+                if weight:
+                    found[place] = replace(other, weight=weight)
+                else:
+                    del found[place]
+                break
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def _components(fields: Sequence[Field]) -> list[list[Field]]:
+    """Groups of fields that are connected by common axes."""
+    groups: list[tuple[set[int], list[Virtual], list[Field]]] = []
+    for one in fields:
+        dims, virtual, members = set(one.dims), list(one.virtual), [one]
+        apart = []
+        for group in groups:
+            if group[0] & dims or any(axis.same(mine) for axis in group[1] for mine in virtual):
+                dims |= group[0]
+                virtual += [axis for axis in group[1] if not any(axis.same(mine) for mine in virtual)]
+                members = group[2] + members
+            else:
+                apart.append(group)
+        groups = [*apart, (dims, virtual, members)]
+    return [members for _, _, members in groups]
+
+
+def _axes(group: Sequence[Field]) -> tuple[list[Virtual], list[int], list[int], list[int]]:
+    """All axes of a group of fields: virtual ones, dimensions, the sizes of those, the sizes of the virtual ones."""
+    virtual: list[Virtual] = []
+    counts: list[int] = []
+    sizes: dict[int, int] = {}
+    for one in group:
+        for n, axis in enumerate(one.virtual):
+            if not any(axis.same(mine) for mine in virtual):
+                virtual.append(axis)
+                counts.append(one.atoms.shape[n])
+        for n, dim in enumerate(one.dims):
+            sizes[dim] = one.atoms.shape[len(one.virtual) + n]
+    dims = sorted(sizes)
+    return virtual, dims, [sizes[dim] for dim in dims], counts
+
+
+def _terms(group: Sequence[Field]) -> tuple[list[tuple[Fraction, Atoms]], int]:
+    """The terms of the equation of a group, over all its axes, and how many equations there are."""
+    virtual, dims, sizes, counts = _axes(group)
+    return [(one.weight, spread(one, dims, sizes, virtual)) for one in group], prod(sizes) * prod(counts)
+
+
+def _coordinates(one: Field, dims: Iterable[int]) -> Atoms | None:
+    """For every place of a field its position along those of its own axes that are among `dims`."""
+    mine = [dim for dim in one.dims if dim in set(dims)]
+    if not mine:
+        return None
+    leading = len(one.virtual)
+    shape = one.atoms.shape
+    keys = np.zeros((1,) * len(shape), dtype=np.int64)
+    for dim in mine:
+        axis = leading + one.dims.index(dim)
+        place = np.arange(shape[axis]).reshape(tuple(-1 if n == axis else 1 for n in range(len(shape))))
+        keys = keys * shape[axis] + place
+    return np.broadcast_to(keys, shape)

@@ -1,0 +1,224 @@
+"""The laws of a program, read off what it computes: capture, typing, solving, naming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
+
+from conserved.inference.capture import Program, capture
+from conserved.inference.derivation import Derivation
+from conserved.inference.examples import NoExample, example_inputs
+from conserved.inference.inert import inert
+from conserved.inference.naming import named
+from conserved.inference.symmetries import Assembly
+from conserved.inference.twin import unsharded
+from conserved.inference.typing import Typing, typed
+from conserved.laws import Dropped, LawSet
+from conserved.symmetry import Symmetry
+
+LOSSES = ("any", "regression", "cross_entropy")
+
+LARGE = 100_000_000
+"""Models with more parameters than this are followed on the meta device, where nothing is computed."""
+
+
+def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSet:
+    """The conservation laws of a model, or of any program, inferred from the operations it runs.
+
+    One forward pass is followed, and every symmetry that the operations leave to the parameters becomes a law.
+    Nothing is known about architectures. Shapes and types of the inputs count; their values do not, except where a
+    program branches on them.
+
+    Args:
+        model: a `torch.nn.Module`; or a function without arguments that computes the whole objective, followed by the
+            module
+            whose parameters are trained; or a function of a dictionary of parameters and inputs.
+        *args: example inputs, as the model is called. Without any, inputs are made up where the model says how.
+        loss: "any" lists laws that hold whatever the outputs are judged by; "cross_entropy" also those of a
+            classifier's
+            head, with the classes on the outputs' last axis.
+        **kwargs: more example inputs, by name.
+
+    Returns:
+        A `LawSet`. `.dropped` says what is no law and which operation is the reason, `.unknown` which operations have
+        no rule,
+        `.explain(name)` why a law is one.
+
+    """
+    if loss not in LOSSES:
+        raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
+    program, parameters = _followed(model, args, kwargs)
+    return laws_of(program, parameters, classes=-1 if loss == "cross_entropy" else None)
+
+
+def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
+    """The laws of a captured program."""
+    typing = typed(program, classes)
+    assembly = Assembly(typing)
+    symmetries = named(assembly, assembly.found()) + inert(typing)
+    symmetries = [replace(one, source=derivation_source(typing, one)) for one in symmetries]
+    unique = {symmetry.name: symmetry for symmetry in symmetries}
+    assert len(unique) == len(symmetries), "two laws got one name"
+    derivation = Derivation(typing, assembly)
+    return LawSet(
+        symmetries=tuple(unique.values()),
+        parameters=dict(parameters),
+        unclaimed=(),
+        dropped=tuple(Dropped(name, reason) for name, reason in derivation.dropped(unique.values())),
+        unknown=dict(typing.unknown),
+        derivation=derivation,
+    )
+
+
+def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
+    """Where a symmetry comes from: "typed", or "assumed".
+
+    Assumed are laws through an autograd function, whose backward is its author's, and all laws of a program that
+    decides by numbers it reads out of its inputs: they hold on the path that was taken.
+    """
+    if typing.program.branches:
+        return "assumed"
+    if not typing.assumed or symmetry.kind.linear:
+        return "typed"
+    atoms = [
+        f.atoms.reshape(-1)
+        for name in symmetry.parameters
+        for r in typing.engine.regions.get(name, [])
+        for f in r.type.factors
+    ]
+    mine = np.unique(np.concatenate(atoms)) if atoms else np.zeros(0, dtype=np.int64)
+    passed = [array.reshape(-1) for arrays in typing.assumed.values() for array in arrays]
+    through = np.unique(np.concatenate(passed)) if passed else mine[:0]
+    return "assumed" if np.isin(mine[mine > 0], through).any() else "typed"
+
+
+def _followed(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, Mapping[str, Tensor]]:
+    """The program of a call and the parameters that are trained."""
+    if isinstance(model, nn.Module):
+        return _module(model, args, kwargs)
+    if not callable(model):
+        raise TypeError(f"recognize takes a module or a function; got {type(model).__name__}.")
+    if args and isinstance(args[0], nn.Module):
+        module = args[0]
+        return capture(lambda: model(*args[1:], **kwargs), _parameters(module), module), _parameters(module)
+    if args and isinstance(args[0], Mapping):
+        tensors = {str(name): value for name, value in args[0].items()}
+        trained = {name: value.detach().requires_grad_() for name, value in tensors.items()}
+        return capture(lambda: model(trained, *args[1:], **kwargs), trained), tensors
+    raise TypeError(
+        "A function is followed as recognize(closure, model), or as recognize(f, parameters, *inputs) with the "
+        "parameters as a dictionary of tensors."
+    )
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters())
+
+
+def _module(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, Mapping[str, Tensor]]:
+    parameters = _parameters(model)
+    inner, prefix = unwrapped(model)
+    if not args and not kwargs:
+        return _with_examples(inner, prefix, parameters), parameters
+    return _run(inner, prefix, parameters, args, kwargs), parameters
+
+
+def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
+    """The module that computes, inside compile and data-parallel wrappers, and the prefix of its parameters' names."""
+    prefix = ""
+    while True:
+        for name in ("_orig_mod", "module"):
+            inner = getattr(model, name, None)
+            if (
+                isinstance(inner, nn.Module)
+                and len(list(model.children())) == 1
+                and not list(model.parameters(recurse=False))
+            ) and (
+                name == "_orig_mod"
+                or type(model).__name__
+                in (
+                    "DistributedDataParallel",
+                    "DataParallel",
+                    "FullyShardedDataParallel",
+                )
+            ):
+                model, prefix = inner, f"{prefix}{name}."
+                break
+        else:
+            return model, prefix
+
+
+def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor]) -> Program:
+    problem: Exception | None = None
+    for args, kwargs in example_inputs(model):
+        try:
+            return _run(model, prefix, parameters, args, kwargs)
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+            AssertionError,
+            NotImplementedError,
+            KeyError,
+            AttributeError,
+        ) as error:
+            problem = problem or error
+    reason = (
+        f" ({type(problem).__name__}: {str(problem).splitlines()[0]})" if problem is not None and str(problem) else ""
+    )
+    raise NoExample(
+        f"How {type(model).__name__} is called cannot be guessed{reason}. "
+        "Pass example inputs as it is called: recognize(model, x)."
+    )
+
+
+def _run(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> Program:
+    """Follow one call: on the meta device if the weights are there, sharded or large, else as it is."""
+    total = sum(parameter.numel() for parameter in parameters.values())
+    sharded = any(hasattr(parameter, "full_tensor") for parameter in parameters.values())
+    on_meta = any(parameter.is_meta for parameter in parameters.values())
+    if on_meta or sharded or total > LARGE:
+        try:
+            return _on_meta(model, prefix, parameters, args, kwargs)
+        except Exception:
+            if on_meta or sharded:
+                raise
+    mine = {name: parameters[prefix + name] for name, _ in model.named_parameters()}
+    program = capture(lambda: model(*args, **kwargs), {prefix + name: p for name, p in mine.items()}, model)
+    return program
+
+
+def _on_meta(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> Program:
+    """Follow a call without values: parameters, buffers and inputs have shapes only."""
+
+    def blank(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    if any(hasattr(parameter, "full_tensor") for parameter in parameters.values()):
+        model = unsharded(model)
+    named_parameters = {
+        name: blank(parameter).requires_grad_(parameter.requires_grad) for name, parameter in model.named_parameters()
+    }
+    tied = {id(parameter): named_parameters[name] for name, parameter in model.named_parameters()}
+    everything = {name: tied[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    buffers = {name: blank(buffer) for name, buffer in model.named_buffers()}
+    args, kwargs = tree_map_only(Tensor, lambda t: t if t.is_meta else blank(t), (args, kwargs))
+    with torch.device("meta"):
+        return capture(
+            lambda: functional_call(model, {**everything, **buffers}, args, kwargs, tie_weights=False),
+            {prefix + name: value for name, value in named_parameters.items()},
+            model,
+        )
+
+
+def closure(loss_fn: Callable[[], Tensor], model: nn.Module) -> LawSet:
+    """The laws of a whole objective."""
+    return recognize(loss_fn, model)

@@ -1,0 +1,193 @@
+"""Names for symmetries: the module they live in, what they are, and which one of several.
+
+Names follow from structure alone: from the roles of a symmetry's legs (a map's outputs or inputs, a gain, a bias, a
+table), from what its charges went through and from the operation that does not see its shift. Only `WORDS` looks at
+how people call things, to tell a query's scale from a key's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conserved.inference.rules import base_name
+from conserved.inference.symmetries import Assembly, Found, Part
+from conserved.kind import ComplexScaling, GeneralLinear, OneScale
+from conserved.symmetry import Leg, Symmetry
+
+WORDS = {
+    "query_scale": ("q", "q_proj", "wq", "query", "to_q", "q_b_proj", "queries", "c_q"),
+    "key_scale": ("k", "k_proj", "wk", "key", "to_k", "keys", "c_k"),
+}
+"""What the map is called that makes queries, or keys."""
+
+
+@dataclass(slots=True)
+class _Marks:
+    homogeneous: np.ndarray
+    gated: np.ndarray
+
+
+def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
+    """Symmetries with unique names, in the order of the program."""
+    passed = assembly.engine.passed
+    count = assembly.engine.charges.count
+    marks = _Marks(*(_marked(passed.get(kind, []), count) for kind in ("homogeneous", "gated")))
+    described = [(*_described(assembly, one, marks), one) for one in found]
+    described.sort(key=lambda item: _place(assembly, item[-1]))
+    counts = Counter((block, family, part) for block, family, part, _ in described)
+    several = Counter((block, family) for block, family, _, _ in described)
+    described = [
+        (block, family, "" if family == "positions" and several[block, family] == 1 else part, one)
+        for block, family, part, one in described
+    ]
+    numbers: dict[tuple[str, str, str], int] = defaultdict(int)
+    result = []
+    for block, family, part, one in described:
+        key = (block, family, part)
+        if (not part and (several[block, family] > 1 or family in _NUMBERED)) or counts[key] > 1:
+            number = numbers[key]
+            numbers[key] += 1
+            part = f"{part}.{number}" if part else str(number)
+        symmetry = Symmetry(block=block, family=family, part=part, kind=one.kind, legs=one.legs, epsilon=one.epsilon)
+        assembly.parts[symmetry.name] = one.parts
+        result.append(symmetry)
+    return result
+
+
+_NUMBERED = ("query_key", "value_output", "query_scale", "key_scale", "query_key_rotary")
+
+
+def _place(assembly: Assembly, one: Found) -> tuple[int, int, int]:
+    first = min(one.parts, key=lambda part: part.region.origin)
+    place = int(first.places.reshape(-1)[0]) if first.places.size else 0
+    return first.region.origin, first.factor, place
+
+
+def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """For every atom whether it is in one of the arrays."""
+    found = np.zeros(count, dtype=bool)
+    for array in arrays:
+        found[array.reshape(-1)] = True
+    return found
+
+
+def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str, str]:
+    """Block, family and part of a symmetry."""
+    if one.kind.linear:
+        return _shift(assembly, one)
+    makes = [part for part in one.parts if part.region.role in ("map", "bias", "table") and part.factor == 0]
+    reads = [part for part in one.parts if part.region.role == "map" and part.factor > 0]
+    gains = [part for part in one.parts if part.region.role == "gain"]
+    modules = [_module(leg.view.parameter) for leg in one.legs]
+    if isinstance(one.kind, OneScale):
+        return _scale(one, makes, modules)
+    if gains:
+        if not reads and len({part.degree > 0 for part in gains}) == 2:
+            return _common(modules), "query_key_gain", ""
+        return _module(gains[0].region.name), "gain", ""
+    if len({*modules}) == 1 and isinstance(one.kind, GeneralLinear | ComplexScaling):
+        modules = [modules[0].rpartition(".")[0]]
+    if isinstance(one.kind, GeneralLinear | ComplexScaling):
+        if not reads:
+            return _common(modules), "query_key", ""
+        heads = any(part.places.size < _size(part) for part in one.parts)
+        return _common(modules), "value_output" if heads or _through_batch(assembly, one) else "linear_pair", ""
+    atoms = [_atoms(part) for part in makes]
+    homogeneous = any(marks.homogeneous[a].any() for a in atoms)
+    gated = any(marks.gated[a].any() for a in atoms)
+    if not reads:
+        return _common(modules), "query_key", ""
+    family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else "channels"
+    if family == "gated_neurons":
+        one.legs = tuple(sorted((Leg(leg.view, -leg.degree) for leg in one.legs), key=lambda leg: leg.degree < 0))
+    return _common(modules), family, ""
+
+
+def _through_batch(assembly: Assembly, one: Found) -> bool:
+    """Whether the space went through a product with a batch axis, as the values of attention do."""
+    part = one.parts[0]
+    atoms = _atoms(part)
+    return bool((assembly.engine.partition.spaces[atoms] != assembly.engine.partition.labels[atoms]).any())
+
+
+def _scale(one: Found, makes: Sequence[Part], modules: Sequence[str]) -> tuple[str, str, str]:
+    if any(part.region.role == "table" for part in one.parts):
+        return _common(modules), "stream_scale", ""
+    both = len({leg.degree > 0 for leg in one.legs}) == 2
+    if both and all(part.region.role == "gain" for part in one.parts):
+        return _common(modules), "query_key_gain", ""
+    whole = [part for part in one.parts if part.factor < 0]
+    if (
+        both
+        and len(makes) + len(whole) == len(one.parts)
+        and len({part.region.name for part in one.parts}) == len(one.parts) == 2
+    ):
+        return _common(modules), "query_key", ""
+    if len({_module(part.region.name) for part in one.parts}) == 1:
+        module = modules[0]
+        leaf = module.rpartition(".")[2]
+        for family, words in WORDS.items():
+            if leaf in words and not both:
+                return module.rpartition(".")[0], family, ""
+        return (module, "scale", "") if both else (module, "forgotten_scale", "")
+    return _common(modules), "sum_scale" if both else "stream_scale", ""
+
+
+def _shift(assembly: Assembly, one: Found) -> tuple[str, str, str]:
+    names = [leg.view.parameter for leg in one.legs]
+    modules = list(map(_module, names))
+    if len(one.legs) > 1:
+        if any(part.region.role == "table" for part in one.parts) or any(
+            leg.view.n > 1 and leg.view.m > 1 for leg in one.legs
+        ):
+            return modules[0], "positions", modules[1].rpartition(".")[2] or names[1].rpartition(".")[2]
+        return _common(modules), "bias_centre" if one.legs[0].view.m == 1 else "bias_shift", ""
+    module, leaf = modules[0], names[0].rpartition(".")[2]
+    operation = _forgiving(assembly, one.parts[0])
+    if operation == "output":
+        return module, "class_shift", leaf
+    if "softmax" in operation:
+        return (module, "shift", leaf) if one.legs[0].view.n > 1 else (module, "inert_bias", "")
+    return (module, "centre", leaf) if one.legs[0].view.n > 1 else (module, "inert_bias", "")
+
+
+def _forgiving(assembly: Assembly, part: Part) -> str:
+    """The operation that does not see a shift."""
+    one = part.region.type.shifts[part.factor]
+    atoms = one.atoms.reshape(-1)[part.places.reshape(-1)]
+    program = assembly.typing.program
+    for ending in assembly.engine.forgotten:
+        if np.isin(atoms[:1], ending.atoms).any():
+            if ending.origin >= len(program.operations):
+                return "output"
+            return base_name(program.operations[ending.origin].name)
+    return ""
+
+
+def _atoms(part: Part) -> np.ndarray:
+    if part.factor < 0:
+        return np.zeros(0, dtype=np.int64)
+    return part.region.type.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)]
+
+
+def _size(part: Part) -> int:
+    return part.region.type.factors[part.factor].atoms.size if part.factor >= 0 else 0
+
+
+def _module(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
+
+
+def _common(modules: Sequence[str]) -> str:
+    """The innermost module that holds all of these."""
+    parts = [module.split(".") if module else [] for module in modules]
+    shared: list[str] = []
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return ".".join(shared)

@@ -1,0 +1,132 @@
+"""Rules for constants, copies, dropout and stopped gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conserved.inference.moves import broadcast
+from conserved.inference.rules.step import Known, Step, base_name, fix_all, rule
+from conserved.inference.types import FIXED, ZERO, Type
+
+
+@rule(
+    "zeros",
+    "zeros_like",
+    "new_zeros",
+    "zero",
+    "zero_",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "empty_permuted",
+)
+def _zeros(s: Step) -> Known:
+    return ZERO
+
+
+@rule(
+    "fill",
+    "fill_",
+    "full",
+    "full_like",
+    "new_full",
+    "ones",
+    "ones_like",
+    "new_ones",
+    "arange",
+    "scalar_tensor",
+    "linspace",
+    "eye",
+    "rand",
+    "randn",
+    "rand_like",
+    "randn_like",
+    "bernoulli",
+    "bernoulli_",
+    "randint",
+    "randperm",
+    "normal",
+    "normal_",
+    "uniform_",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "argmax",
+    "argmin",
+    "argsort",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "logical_not",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "any",
+    "all",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_not",
+    "nonzero",
+    "bincount",
+    "histc",
+    "one_hot",
+    "searchsorted",
+    "bucketize",
+    "multinomial",
+    "floor_divide",
+    "sym_size",
+    "sym_stride",
+    "randn_",
+    "tril_indices",
+    "triu_indices",
+    "exponential_",
+    "random_",
+    "cumprod",
+    "unique",
+    "rand_",
+    "_local_scalar_dense",
+    "_assert_async",
+    "is_same_size",
+    "equal",
+    "_unique2",
+    "unique_consecutive",
+    "heaviside",
+    "signbit",
+    "prod",
+)
+def constant(s: Step) -> Known | list[Known]:
+    """Nothing that moves comes out: what is made, drawn, compared or counted."""
+    name = base_name(s.operation.name)
+    if name in ("aten::cumprod", "aten::prod"):
+        return fix_all(s)
+    found: list[Known] = [FIXED] * max(1, len(s.operation.results))
+    return found
+
+
+@rule("copy", "copy_")
+def _copy(s: Step) -> Known:
+    count = len(s.out)
+    source = s.arg(1)
+    return broadcast(s.shape(source), count).type(s.type(source))
+
+
+@rule("native_dropout")
+def _dropout(s: Step) -> Any:
+    """A random mask keeps positive scales and mixes nothing."""
+    if s.arg(2) is False or s.arg(1) == 0:
+        return [s.raw(s.arg(0)), FIXED]
+    x = s.type(s.arg(0))
+    s.engine.split_by(x.factors, range(len(s.out)), batch=False)
+    return [Type(x.factors, (), s.engine.imaged(x, range(len(s.out))), x.zero), FIXED]
+
+
+@rule("detach", "detach_")
+def _detach(s: Step) -> Known:
+    """No gradient flows through: the identity holds only for motions that leave the value alone."""
+    known = s.raw(s.arg(0))
+    return known if isinstance(known, Type) and known.fixed else fix_all(s)

@@ -1,0 +1,233 @@
+"""Rules for contractions: what is summed over pairs a space with its dual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from conserved.inference.engine import Engine, View, renumbered, scaled
+from conserved.inference.moves import Regroup, Renumber, broadcast
+from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
+from conserved.inference.rules.sums import added, adopt
+from conserved.inference.types import FIXED, ZERO, Field, Type
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """How the axes of two operands meet: names for all of them, and what becomes of each."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    result: tuple[int, ...]
+    sizes: dict[int, int]
+
+    @property
+    def summed(self) -> set[int]:
+        return (set(self.left) | set(self.right)) - set(self.result)
+
+    @property
+    def batch(self) -> set[int]:
+        return {axis for axis in set(self.left) & set(self.right) & set(self.result) if self.sizes[axis] != 1}
+
+
+def contraction(s: Step, left: Any, right: Any, axes: Axes) -> Type:
+    """Σ over the axes that are not in the result."""
+    engine = s.engine
+    x, y = s.raw(left), s.raw(right)
+    if any(isinstance(one, Type) and one.zero for one in (x, y)):
+        return ZERO
+    count = max(axes.sizes) + 1
+    to_left = Renumber(axes.left)
+    to_right = Renumber(axes.right)
+    mine = set(axes.left) - set(axes.right)
+    other = set(axes.right) - set(axes.left)
+    if isinstance(x, View) and isinstance(y, View):
+        x = first_contraction(engine, x, to_left, FIXED, axes, fresh_sum=True)
+    if isinstance(x, View):
+        assert isinstance(y, Type)
+        x = first_contraction(engine, x, to_left, to_right.type(y), axes)
+    elif isinstance(y, View):
+        y = first_contraction(engine, y, to_right, to_left.type(x), axes)
+    assert isinstance(x, Type)
+    assert isinstance(y, Type)
+    result = engine.contract(
+        to_left.type(x),
+        to_right.type(y),
+        summed=axes.summed,
+        batch=axes.batch,
+        mine={axis for axis in mine if axes.sizes[axis] != 1},
+        other={axis for axis in other if axes.sizes[axis] != 1},
+    )
+    return renumbered(result, {axis: place for place, axis in enumerate(axes.result)}, count)
+
+
+def first_contraction(
+    engine: Engine, view: View, place: Renumber, partner: Type, axes: Axes, *, fresh_sum: bool = False
+) -> Type:
+    """First use of a parameter in a contraction: free along axes that stay, dual to its partner along those summed."""
+    moved_view = view.moved(place)
+    own = sorted({dim for one in moved_view.coordinates for dim in one.dims})
+    virtual, counts = virtual_axes(moved_view)
+    kept = [dim for dim in own if dim not in axes.summed]
+    fields = []
+    if kept or virtual:
+        fields.append(engine.fresh(kept, [axes.sizes[dim] for dim in kept], virtual, counts))
+    else:
+        fields.append(engine.fresh((), ()))
+    if fresh_sum:
+        inner = [dim for dim in own if dim in axes.summed or dim in axes.batch] if axes.summed & set(own) else []
+        if inner:
+            fields.append(engine.fresh(inner, [axes.sizes[dim] for dim in inner]))
+    else:
+        # A charge that all of the partner has can be taken up here, so that what comes out does not have it.
+        touching = [one for one in partner.factors if one.touches(axes.summed) or not (one.dims or one.virtual)]
+        foreign = sorted({dim for one in touching for dim in one.dims if dim not in own})
+        strangers = [axis for one in touching for axis in one.virtual if not any(axis.same(v) for v in virtual)]
+        left = engine.uniform(touching, foreign, strangers) if foreign or strangers else touching
+        fields += [one.times(-1) for one in left]
+    known = engine.first_use(moved_view, fields, role="map")
+    back = {new: old for old, new in enumerate(place.places) if new is not None}
+    return renumbered(known, back, max(axes.sizes) + 1)
+
+
+@rule("mm")
+def _mm(s: Step) -> Known:
+    return matrix_product(s, s.arg(0), s.arg(1))
+
+
+@rule("bmm")
+def _bmm(s: Step) -> Known:
+    return batched_product(s, s.arg(0), s.arg(1))
+
+
+def batched_product(s: Step, left: Any, right: Any) -> Type:
+    """Products of matrices, one for every index of the first axis."""
+    b, n, k = s.shape(left)
+    m = s.shape(right)[2]
+    return contraction(s, left, right, Axes((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: b, 1: n, 2: k, 3: m}))
+
+
+def matrix_product(s: Step, left: Any, right: Any) -> Type:
+    """The product of two matrices."""
+    n, k = s.shape(left)
+    m = s.shape(right)[1]
+    return contraction(s, left, right, Axes((0, 1), (1, 2), (0, 2), {0: n, 1: k, 2: m}))
+
+
+@rule("mv")
+def _mv(s: Step) -> Known:
+    n, k = s.shape(s.arg(0))
+    return contraction(s, s.arg(0), s.arg(1), Axes((0, 1), (1,), (0,), {0: n, 1: k}))
+
+
+@rule("dot", "vdot")
+def _dot(s: Step) -> Known:
+    return contraction(s, s.arg(0), s.arg(1), Axes((0,), (0,), (), {0: s.shape(s.arg(0))[0]}))
+
+
+@rule("linear")
+def _linear(s: Step) -> Known:
+    """x Wᵀ + b, as fused kernels record it."""
+    x, w, b = s.arg(0), s.arg(1), s.arg(2, "bias")
+    count = len(s.shape(x))
+    sizes = {**dict(enumerate(s.shape(x))), count: s.shape(w)[0]}
+    lead = tuple(range(count - 1))
+    result: Known = contraction(s, x, w, Axes((*lead, count - 1), (count, count - 1), (*lead, count), sizes))
+    return result if b is None else with_bias(s, result, b)
+
+
+def with_bias(s: Step, result: Known, bias: Any, factor: int | float = 1.0) -> Type:
+    """A product to which a parameter or tensor is added."""
+    assert isinstance(result, Type)
+    count = len(s.out)
+    known = s.raw(bias)
+    if isinstance(known, View):
+        known = adopt(s, bias, known, result, count)
+    return added(s.engine, result, scaled(s.engine, broadcast(s.shape(bias), count).type(known), factor))
+
+
+@rule("addmm", "addmm_")
+def _addmm(s: Step) -> Known:
+    return with_bias(
+        s,
+        scaled(s.engine, matrix_product(s, s.arg(1), s.arg(2)), float(s.operation.kwargs.get("alpha", 1))),
+        s.arg(0),
+        float(s.operation.kwargs.get("beta", 1)),
+    )
+
+
+@rule("baddbmm", "baddbmm_")
+def _baddbmm(s: Step) -> Known:
+    beta = float(s.operation.kwargs.get("beta", 1))
+    inner = scaled(s.engine, batched_product(s, s.arg(1), s.arg(2)), float(s.operation.kwargs.get("alpha", 1)))
+    return inner if beta == 0 else with_bias(s, inner, s.arg(0), beta)
+
+
+@rule("addmv", "addmv_")
+def _addmv(s: Step) -> Known:
+    n, k = s.shape(s.arg(1))
+    inner = contraction(s, s.arg(1), s.arg(2), Axes((0, 1), (1,), (0,), {0: n, 1: k}))
+    return with_bias(s, inner, s.arg(0), float(s.operation.kwargs.get("beta", 1)))
+
+
+@rule("convolution", "convolution_overrideable", "_convolution")
+def _convolution(s: Step) -> Known:
+    """A contraction over channels (within groups) that mixes places: nothing may depend on the place."""
+    x, w, b = s.arg(0), s.arg(1), s.arg(2)
+    transposed, groups = bool(s.arg(6)), int(s.arg(8))
+    shape, weight = s.shape(x), s.shape(w)
+    batched = len(s.out) == len(weight)
+    if not batched:
+        return fix_all(s)
+    places = list(range(2, len(shape)))
+    known = s.raw(x)
+    if isinstance(known, View):
+        known = s.type(x)
+    level = Type(tuple(s.engine.uniform(known.factors, places)), known.shifts, known.images, known.zero)
+    # Axes: 0 batch, 1 group, 2 inputs of a group, 3 outputs of a group, 4 the kernel's and the image's places.
+    inputs, outputs = shape[1] // groups, s.out[1] // groups
+    split_x = Regroup(shape, (shape[0], groups, inputs, *shape[2:]))
+    split_w = Regroup(
+        weight, (groups, inputs, outputs, *weight[2:]) if transposed else (groups, outputs, inputs, *weight[2:])
+    )
+    left = split_x.type(level)
+    kernel = prod(weight[2:])
+    raw = moved(s.raw(w), split_w)
+    spatial = tuple(5 + n for n in range(len(weight) - 2))
+    names = (1, 2, 3, *spatial) if transposed else (1, 3, 2, *spatial)
+    image = tuple(5 + len(spatial) + n for n in range(len(places)))
+    sizes = {0: shape[0], 1: groups, 2: inputs, 3: outputs, 4: 1}
+    sizes |= dict(zip(spatial, weight[2:], strict=True)) | dict(zip(image, shape[2:], strict=True))
+    axes = Axes((0, 1, 2, *image), names, (0, 1, 3, *image), sizes)
+    result = conv_contraction(s, left, raw, axes, kernel)
+    merged = Regroup((shape[0], groups, outputs, *s.out[2:]), s.out)
+    result = merged.type(
+        renumbered(result, {0: 0, 1: 1, 3: 2, **{axis: 3 + n for n, axis in enumerate(image)}}, max(sizes) + 1)
+    )
+    if b is None:
+        return result
+    known_b = s.raw(b)
+    if isinstance(known_b, View):
+        fields = s.engine.uniform(result.factors, [d for d in range(len(s.out)) if d != 1])
+        known_b = s.engine.first_use(
+            known_b,
+            [Field(tuple(0 for _ in one.dims), one.atoms, one.weight) for one in fields],
+            role="bias",
+            entries=True,
+        )
+    return added(s.engine, result, Renumber((1,)).type(known_b))
+
+
+def conv_contraction(s: Step, left: Type, raw: Known, axes: Axes, kernel: int) -> Type:
+    """The contraction over the channels of a group, with a kernel that is the same at every place."""
+    engine = s.engine
+    place = Renumber(axes.right)
+    x = Renumber(axes.left).type(left)
+    y = place.type(first_contraction(engine, raw, place, x, axes)) if isinstance(raw, View) else place.type(raw)
+    level = engine.uniform(y.factors, [axis for axis in axes.right if axis >= 5])
+    y = Type(tuple(level), y.shifts, y.images, y.zero)
+    sizes = axes.sizes
+    images = {axis for axis in axes.left if axis >= 5 and sizes[axis] != 1}
+    mine = {axis for axis in {0} | images if sizes[axis] != 1}
+    return engine.contract(x, y, summed=axes.summed, batch=axes.batch, mine=mine, other={3} if sizes[3] != 1 else set())

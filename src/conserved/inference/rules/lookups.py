@@ -1,0 +1,269 @@
+"""Rules for looking up and putting entries by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from conserved.inference.capture import Ref
+from conserved.inference.engine import View
+from conserved.inference.moves import Renumber
+from conserved.inference.rules.places import taken, unvirtual
+from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, origin_of, rule, wide
+from conserved.inference.rules.sums import added
+from conserved.inference.types import FIXED, Field, Image, Type, Virtual, distinct, tidy
+
+
+@rule("embedding")
+def _embedding(s: Step) -> Known:
+    """Rows of a table: all rows move alike. Rows that are trained otherwise than they are used do not move."""
+    table, index = s.arg(0), s.arg(1)
+    padding = s.arg(2, "padding_idx", -1)
+    shape, places = s.shape(table), s.shape(index)
+    known = s.raw(table)
+    move = Renumber((None, *range(len(places), len(places) + len(shape) - 1)))
+    if isinstance(known, View):
+        sizes = shape[1:]
+        dims = [dim + 1 for dim in range(len(sizes))]
+        known = s.engine.first_use(known, [s.engine.fresh(dims, sizes)], role="table")
+    if bool(s.arg(3, "scale_grad_by_freq", False)):
+        s.engine.zero(known)
+    elif padding is not None and padding >= 0:
+        s.engine.steady(known)
+        constant = s.program.padding_row(table.value, padding)
+        if constant is None or bool(constant.any()):
+            s.engine.zero(known)
+    level = s.engine.uniform(known.factors, [0])
+    return looked_up(s, Type(tuple(level), known.shifts, known.images, known.zero), move, frozenset(wide(places)))
+
+
+def looked_up(s: Step, source: Type, move: Renumber, places: frozenset[int]) -> Type:
+    """A type after its first axis was looked up by an index that varies along `places`."""
+    shifts, images = [], []
+    for one in source.shifts:
+        if 0 in one.dims:
+            varies = frozenset(new for dim in one.dims if dim for new in move.carry(dim)) | places
+            images.append(Image(s.engine.key(), varies, distinct(one.atoms)))
+        else:
+            shifts.append(move.field(one))
+    for image in source.images:
+        varies = frozenset(new for dim in image.varies if dim for new in move.carry(dim))
+        images.append(Image(s.engine.key(), varies | (places if 0 in image.varies else frozenset()), image.atoms))
+    return Type(tuple(move.field(one) for one in source.factors), tuple(shifts), tuple(images), source.zero)
+
+
+LOOKED_UP = 2048
+"""Tables of at most this many entries along an axis keep apart what different indices look up."""
+
+
+@rule("index", "index_select")
+def _index(s: Step) -> Known:
+    """Advanced indexing with one index tensor (or several, for axes along which nothing moves)."""
+    x = s.arg(0)
+    shape = s.shape(x)
+    if "index_select" in s.operation.name:
+        dim, index = at(s.arg(1), len(shape)), s.arg(2)
+        indices: list[Any] = [None] * dim + [index]
+    else:
+        indices = list(s.arg(1))
+    used = [n for n, one in enumerate(indices) if one is not None]
+    boolean = any(isinstance(indices[n], Ref) and s.program.values[indices[n].value].dtype == torch.bool for n in used)
+    known = s.raw(x)
+    if boolean:
+        covered = list(range(used[0], used[0] + len(s.shape(indices[used[0]])))) if len(used) == 1 else []
+        if not covered:
+            return fix_all(s)
+        return compressed(s, s.type(x), covered, len(shape))
+    if len(used) == 1:
+        return one_index(s, x, known, used[0], indices[used[0]])
+    type_ = s.type(x)
+    factors = s.engine.uniform(type_.factors, used)
+    if any(one.touches(used) for one in type_.shifts) or any(one.varies & set(used) for one in type_.images):
+        s.engine.steady(type_)
+        type_ = Type(tuple(factors), zero=type_.zero)
+    # Where the looked-up axes go: to the place of the first if the indexed axes are neighbours, else to the front.
+    together = used == list(range(used[0], used[-1] + 1))
+    width = len(s.out) - (len(shape) - len(used))
+    start = used[0] if together else 0
+    places: list[int | None] = []
+    for dim in range(len(shape)):
+        if dim in used:
+            places.append(None)
+        else:
+            before = len([d for d in range(dim) if d not in used])
+            places.append(before if before < start else before + width)
+    return Renumber(tuple(places)).type(Type(tuple(factors), type_.shifts, type_.images, type_.zero))
+
+
+def compressed(s: Step, type_: Type, covered: Sequence[int], count: int) -> Type:
+    """Entries where a mask is set, in a row: nothing may depend on the masked axes."""
+    factors = s.engine.uniform(type_.factors, covered)
+    start = covered[0]
+    places = [dim if dim < start else None if dim in covered else dim - len(covered) + 1 for dim in range(count)]
+    move = Renumber(tuple(places))
+    shifts = []
+    images = list(type_.images)
+    for one in type_.shifts:
+        if one.touches(covered):
+            images.append(Image(s.engine.key(), frozenset(one.occupied), distinct(one.atoms)))
+        else:
+            shifts.append(one)
+    found = []
+    for image in images:
+        varies = frozenset(new for dim in image.varies if dim not in covered for new in move.carry(dim))
+        found.append(
+            replace(image, key=s.engine.key(), varies=varies | ({start} if image.varies & set(covered) else set()))
+        )
+    return Type(tuple(map(move.field, factors)), tuple(map(move.field, shifts)), tuple(found), type_.zero)
+
+
+def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
+    """x[:, …, index]: a table looked up along one axis."""
+    shape, places = s.shape(x), s.shape(index)
+    constant = s.constant(index)
+    if constant is not None and len(places) == 1 and isinstance(known, Type | View):
+        return taken(s, x, dim, at_array(constant.numpy(), shape[dim]))
+    width = len(places)
+    axes = tuple(d if d < dim else None if d == dim else d + width - 1 for d in range(len(shape)))
+    move = Renumber(axes)
+    real = tuple(dim + n for n in range(width))
+    slots_dims, slots = tidy(real, np.arange(prod(places)).reshape(places))
+    virtual = Virtual(origin_of(s, index) + 1_000_000_000, slots_dims, slots)
+
+    def field(one: Field) -> Field:
+        if dim not in one.dims:
+            return move.field(one)
+        axis = len(one.virtual) + one.dims.index(dim)
+        array = np.moveaxis(one.atoms, axis, len(one.virtual))
+        rest = tuple(d for d in one.dims if d != dim)
+        return Field(
+            tuple(d if d < dim else d + width - 1 for d in rest),
+            array,
+            one.weight,
+            (*(Virtual(v.key, *move.array(v.dims, v.slots, 0)) for v in one.virtual), virtual),
+        )
+
+    if isinstance(known, View):
+        if shape[dim] <= LOOKED_UP and not any(dim in v.dims for one in known.coordinates for v in one.virtual):
+            return replace(known, coordinates=tuple(map(field, known.coordinates)))
+        known = s.type(x)
+    touching = [one for one in known.factors if one.touches([dim])]
+    if touching and (shape[dim] > LOOKED_UP or any(one.virtual for one in touching)):
+        level = s.engine.uniform(known.factors, [dim])
+        factors = tuple(map(move.field, level))
+    else:
+        for one in touching:
+            s.engine.split_by([one], [dim], batch=True)
+        factors = tuple(map(field, known.factors))
+    shifts, images = [], []
+    for one in known.shifts:
+        if one.touches([dim]):
+            varies = frozenset(new for d in one.occupied if d != dim for new in move.carry(d)) | set(real)
+            images.append(Image(s.engine.key(), varies, distinct(one.atoms)))
+        else:
+            shifts.append(move.field(one))
+    for image in known.images:
+        varies = frozenset(new for d in image.varies if d != dim for new in move.carry(d))
+        images.append(Image(s.engine.key(), varies | (set(real) if dim in image.varies else set()), image.atoms))
+    return Type(factors, tuple(shifts), tuple(images), known.zero)
+
+
+def at_array(index: np.ndarray, size: int) -> np.ndarray:
+    """Indices counted from the front."""
+    return np.where(index < 0, index + size, index)
+
+
+@rule("gather", "take_along_dim", "topk", "sort", "msort")
+def _gather(s: Step) -> Any:
+    """Entries chosen along an axis: nothing may depend on the place along it."""
+    x = s.arg(0)
+    name = base_name(s.operation.name).removeprefix("aten::")
+    count = len(s.shape(x))
+    position = {"topk": 2, "sort": 1}.get(name, 1)
+    dim = s.operation.kwargs.get("dim", s.arg(position, default=-1))
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        dim = s.arg(2, default=-1)
+    dim = at(dim, count)
+    type_ = s.type(x)
+    index = s.arg(2) if name in ("gather", "take_along_dim") else None
+    s.engine.split_by(type_.factors, range(count) if index is None else expanded_less(s, index), batch=False)
+    factors = s.engine.uniform(type_.factors, [dim])
+    shifts = [one for one in type_.shifts if not one.touches([dim])]
+    touched = [one for one in type_.shifts if one.touches([dim])]
+    everything = frozenset(range(count))
+    images = [Image(s.engine.key(), everything, distinct(one.atoms)) for one in touched]
+    images += [one if dim not in one.varies else Image(s.engine.key(), everything, one.atoms) for one in type_.images]
+    result = Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
+    return [result] + [FIXED] * (len(s.operation.results) - 1)
+
+
+def expanded_less(s: Step, ref: Any) -> set[int]:
+    """The axes along which a tensor varies; not those it was expanded along."""
+    shape = s.shape(ref)
+    maker = s.program.maker(ref.value) if isinstance(ref, Ref) else None
+    if maker is not None and base_name(maker.name) == "aten::expand" and isinstance(maker.args[0], Ref):
+        source = s.shape(maker.args[0])
+        offset = len(shape) - len(source)
+        return {dim + offset for dim in wide(source)}
+    return wide(shape)
+
+
+@rule(
+    "index_add",
+    "index_add_",
+    "scatter_add",
+    "scatter_add_",
+    "scatter",
+    "scatter_",
+    "scatter_reduce",
+    "index_copy",
+    "index_copy_",
+)
+def _index_add(s: Step) -> Known:
+    """Entries are put, or added, at places along an axis: nothing may depend on the place."""
+    base, dim, source = s.arg(0), s.arg(1), s.arg(3)
+    if not isinstance(source, Ref):
+        return fix_all(s)
+    dim = at(dim, len(s.shape(base)))
+    before, given = s.type(base), s.type(source)
+    if given.shifted or before.shifted:
+        s.engine.steady(given)
+        s.engine.steady(before)
+    given = unvirtual(s.engine, Type(given.factors, zero=given.zero))
+    given = Type(tuple(s.engine.uniform(given.factors, [dim])), zero=given.zero)
+    before = Type(tuple(s.engine.uniform(before.factors, [dim])), zero=before.zero)
+    return added(s.engine, before, given)
+
+
+@rule("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+def _index_put(s: Step) -> Known:
+    base, indices, source = s.arg(0), list(s.arg(1)), s.arg(2)
+    shape = s.shape(base)
+    used = [n for n, one in enumerate(indices) if one is not None]
+    before, given = s.type(base), s.type(source)
+    if len(used) != 1 or used[0] != 0:
+        return fix_all(s)
+    boolean = s.program.values[indices[0].value].dtype == torch.bool
+    depth = len(s.shape(indices[0])) if boolean else 1
+    width = 1 if boolean else len(s.shape(indices[0]))
+    if given.shifted or before.shifted:
+        s.engine.steady(given)
+        s.engine.steady(before)
+    given = unvirtual(s.engine, Type(given.factors, zero=given.zero))
+    offset = width + len(shape) - depth - len(s.shape(source))
+    given = Renumber(tuple(d + offset for d in range(len(s.shape(source))))).type(given)
+    given = Type(tuple(s.engine.uniform(given.factors, list(range(width)))), zero=given.zero)
+    places = [None] * width + [d + depth for d in range(len(shape) - depth)]
+    given = Renumber(tuple(places)).type(given)
+    before = Type(tuple(s.engine.uniform(before.factors, list(range(depth)))), zero=before.zero)
+    return added(s.engine, before, given)
+
+
+@rule("slice_scatter", "select_scatter", "masked_scatter", "masked_select", "diagonal_scatter")
+def _scatter_views(s: Step) -> Known:
+    return fix_all(s)

@@ -1,0 +1,136 @@
+"""Rules for softmax and normalisation: what does not see a shift or a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from conserved.inference.engine import View
+from conserved.inference.moves import Regroup, Renumber
+from conserved.inference.rules.step import Known, Step, at, rule
+from conserved.inference.rules.sums import added
+from conserved.inference.types import FIXED, Field, Type
+
+
+@rule("_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax")
+def _softmax(s: Step) -> Known:
+    """Sees no shift along its axis, and every scale."""
+    x = s.type(s.arg(0))
+    dim = at(s.arg(1), len(s.out)) if s.out else 0
+    if not s.out or s.out[dim] == 1:
+        return FIXED
+    s.engine.equate(x.factors, ())
+    for one in x.factors:
+        s.engine.partition.shatter(one.atoms)
+    s.engine.forget_shift(x, [dim])
+    return FIXED
+
+
+def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, centres: bool) -> Type:
+    """x over its size along `dims`: forgets a scale common along them, up to ε, and if it centres a common shift."""
+    left = s.engine.uniform(x.factors, dims)
+    for one in x.factors:
+        s.engine.partition.shatter(one.atoms)
+    if epsilon and left:
+        s.engine.equate(left, (), soft=epsilon)
+    if centres:
+        s.engine.forget_shift(x, dims)
+    else:
+        s.engine.steady(x)
+    return FIXED
+
+
+def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
+    """A gain and a bias over `dims` on something that does not move."""
+    result = FIXED
+    place = Renumber(tuple(dims))
+    if weight is not None:
+        result = place.type(s.type(weight, entries=True))
+        s.engine.split_by(result.factors, range(len(s.out)), batch=False)
+        result = Type(result.factors, (), s.engine.imaged(result, range(len(s.out))))
+    if bias is not None:
+        known = s.raw(bias)
+        if isinstance(known, View):
+            fields = [
+                Field(tuple(dims.index(dim) for dim in one.dims), one.atoms, one.weight) for one in result.factors
+            ]
+            known = s.engine.first_use(known, fields, role="bias", entries=True)
+        result = added(s.engine, result if weight is not None else FIXED, place.type(known))
+    return result
+
+
+@rule("native_layer_norm")
+def _layer_norm(s: Step) -> Any:
+    x, shape, weight, bias, epsilon = (s.arg(n) for n in range(5))
+    count = len(s.out)
+    dims = list(range(count - len(shape), count))
+    normalised(s, s.type(x), dims, float(epsilon), centres=True)
+    if weight is None and bias is None and len(dims) == 1:
+        return [Type(centred=frozenset(dims)), FIXED, FIXED]
+    return [affine(s, weight, bias, dims), FIXED, FIXED]
+
+
+@rule("_fused_rms_norm", "rms_norm")
+def _rms_norm(s: Step) -> Any:
+    x, shape, weight, epsilon = (s.arg(n) for n in range(4))
+    count = len(s.out)
+    dims = list(range(count - len(shape), count))
+    normalised(s, s.type(x), dims, float(epsilon or torch.finfo(s.program.values[x.value].dtype).eps), centres=False)
+    return [affine(s, weight, None, dims), FIXED]
+
+
+@rule("native_group_norm")
+def _group_norm(s: Step) -> Any:
+    x, weight, bias, _, channels, _, groups, epsilon = (s.arg(n) for n in range(8))
+    shape = s.shape(x)
+    apart = (shape[0], groups, channels // groups, *shape[2:])
+    grouped = Regroup(shape, apart).type(s.type(x))
+    normalised(s, grouped, list(range(2, len(apart))), float(epsilon), centres=True)
+    return [affine(s, weight, bias, [1]), FIXED, FIXED]
+
+
+@rule(
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "cudnn_batch_norm",
+    "_native_batch_norm_legit_functional",
+    "miopen_batch_norm",
+    "_batch_norm_with_update",
+    "batch_norm_with_update",
+    "_native_batch_norm_legit_no_training",
+    "_batch_norm_no_update",
+)
+def _batch_norm(s: Step) -> Any:
+    x, weight, bias = s.arg(0), s.arg(1), s.arg(2)
+    name = s.operation.name
+    if "no_training" in name or "no_update" in name:
+        training, epsilon = False, s.arg(6)
+    elif "with_update" in name:
+        training, epsilon = True, s.arg(6)
+    else:
+        training, epsilon = bool(s.arg(5)), s.arg(7)
+    if name.startswith("aten::_native_batch_norm_legit.no_stats"):
+        training, epsilon = bool(s.arg(3)), s.arg(5)
+    type_ = s.type(x)
+    if training:
+        normalised(s, type_, [dim for dim in range(len(s.out)) if dim != 1], float(epsilon), centres=True)
+    else:
+        s.engine.zero(type_)
+    return [affine(s, weight, bias, [1])] + [FIXED] * (len(s.operation.results) - 1)
+
+
+@rule("_weight_norm_interface")
+def _weight_norm(s: Step) -> Any:
+    """g v / ‖v‖ along an axis: forgets the length of v."""
+    v, g, dim = s.arg(0), s.arg(1), s.arg(2, default=0)
+    type_ = s.type(v)
+    dims = [d for d in range(len(s.out)) if d != at(dim, len(s.out))]
+    s.engine.uniform(type_.factors, dims)
+    for one in type_.factors:
+        s.engine.partition.shatter(one.atoms)
+    s.engine.steady(type_)
+    gain = s.type(g)
+    s.engine.split_by(gain.factors, range(len(s.out)), batch=False)
+    return [Type(gain.factors, (), s.engine.imaged(gain, range(len(s.out)))), FIXED]

@@ -1,0 +1,428 @@
+"""Rules for entries in new places: views, slices, joins, writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from conserved.inference.engine import ENTRIES, Engine
+from conserved.inference.moves import Regroup, Renumber, Take, broadcast, permute
+from conserved.inference.rules.step import Known, Step, at, fix_all, moved, rule, wide
+from conserved.inference.types import FIXED, Field, Image, Type, distinct, tidy, without_constant_axes
+
+
+@rule("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_copy", "_reshape_copy")
+def reshape(s: Step) -> Known:
+    """The same entries in the same order, in another shape."""
+    x = s.arg(0)
+    old, new = s.shape(x), s.out
+    if prod(old) == 0 or (len(s.operation.args) > 1 and not isinstance(s.arg(1), list | tuple)):
+        return fix_all(s)
+    return moved(s.raw(x), Regroup(old, new))
+
+
+@rule("permute", "permute_copy")
+def _permute(s: Step) -> Known:
+    count = len(s.shape(s.arg(0)))
+    return moved(s.raw(s.arg(0)), permute([at(d, count) for d in s.arg(1)]))
+
+
+@rule("transpose", "t", "swapaxes", "numpy_T", "mT", "adjoint")
+def _transpose(s: Step) -> Known:
+    count = len(s.shape(s.arg(0)))
+    if count < 2:
+        return s.raw(s.arg(0))
+    a, b = at(s.arg(1, default=0), count), at(s.arg(2, default=1), count)
+    order = list(range(count))
+    order[a], order[b] = order[b], order[a]
+    return moved(s.raw(s.arg(0)), permute(order))
+
+
+@rule("unsqueeze")
+def _unsqueeze(s: Step) -> Known:
+    count = len(s.shape(s.arg(0)))
+    dim = at(s.arg(1), count + 1)
+    return moved(s.raw(s.arg(0)), Renumber(tuple(d + (d >= dim) for d in range(count))))
+
+
+@rule("squeeze")
+def _squeeze(s: Step) -> Known:
+    shape = s.shape(s.arg(0))
+    dims = s.arg(1, "dim")
+    given = range(len(shape)) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {at(d, len(shape)) for d in given if shape and shape[at(d, len(shape))] == 1}
+    kept = [d for d in range(len(shape)) if d not in gone]
+    return moved(s.raw(s.arg(0)), Renumber(tuple(kept.index(d) if d in kept else None for d in range(len(shape)))))
+
+
+@rule("expand", "expand_copy", "broadcast_to")
+def _expand(s: Step) -> Known:
+    return moved(s.raw(s.arg(0)), broadcast(s.shape(s.arg(0)), len(s.out)))
+
+
+@rule(
+    "alias",
+    "clone",
+    "contiguous",
+    "lift_fresh",
+    "lift",
+    "_to_copy",
+    "to",
+    "resolve_conj",
+    "resolve_neg",
+    "view_as",
+    "dropout",
+    "real",
+    "alias_copy",
+    "_conj",
+    "positive",
+    "lift_fresh_copy",
+)
+def same(s: Step) -> Known:
+    """A copy, perhaps in another precision."""
+    dtype = s.program.values[s.operation.results[0]].dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return FIXED
+    return s.raw(s.arg(0))
+
+
+@rule("slice", "slice_copy")
+def _slice(s: Step) -> Known:
+    x = s.arg(0)
+    shape = s.shape(x)
+    dim = at(s.arg(1, default=0), len(shape))
+    index = np.arange(shape[dim])[slice(s.arg(2), s.arg(3), s.arg(4, default=1))]
+    return taken(s, x, dim, index)
+
+
+@rule("select", "select_copy")
+def _select(s: Step) -> Known:
+    x = s.arg(0)
+    dim = at(s.arg(1), len(s.shape(x)))
+    return taken(s, x, dim, at(s.arg(2), s.shape(x)[dim]))
+
+
+def taken(s: Step, x: Any, dim: int, index: Any) -> Known:
+    """Some entries along an axis: those that are taken do not mix with those that are not."""
+    size = s.shape(x)[dim]
+    known = s.raw(x)
+    whole = not isinstance(index, int) and len(index) == size and bool((np.asarray(index) == np.arange(size)).all())
+    if isinstance(known, Type) and not whole:
+        chosen = np.zeros(size, dtype=np.int64)
+        chosen[index] = 1
+        for one in known.factors:
+            if dim in one.dims:
+                axis = len(one.virtual) + one.dims.index(dim)
+                keys = chosen.reshape(tuple(-1 if n == axis else 1 for n in range(one.atoms.ndim)))
+                s.engine.partition.split(one.atoms, np.broadcast_to(keys, one.atoms.shape), batch=False)
+    return moved(known, Take(dim, index))
+
+
+@rule(
+    "split",
+    "split_with_sizes",
+    "unsafe_split",
+    "unsafe_split_with_sizes",
+    "split_copy",
+    "split_with_sizes_copy",
+    "chunk",
+)
+def _split(s: Step) -> list[Known]:
+    x = s.arg(0)
+    shape = s.shape(x)
+    dim = at(s.arg(2, "dim", 0), len(shape))
+    found, start = [], 0
+    for number in s.operation.results:
+        size = s.program.values[number].shape[dim]
+        found.append(taken(s, x, dim, np.arange(start, start + size)))
+        start += size
+    return found
+
+
+@rule("unbind", "unbind_copy")
+def _unbind(s: Step) -> list[Known]:
+    x = s.arg(0)
+    dim = at(s.arg(1, "dim", 0), len(s.shape(x)))
+    return [taken(s, x, dim, index) for index in range(len(s.operation.results))]
+
+
+@rule("flip")
+def _flip(s: Step) -> Known:
+    x = s.arg(0)
+    shape = s.shape(x)
+    known = s.raw(x)
+    for dim in s.arg(1):
+        known = moved(known, Take(at(dim, len(shape)), np.arange(shape[dim])[::-1].copy()))
+    return known
+
+
+@rule("roll")
+def _roll(s: Step) -> Known:
+    x = s.arg(0)
+    shape, shifts, dims = s.shape(x), s.arg(1), s.arg(2, "dims", [])
+    if not dims:
+        return fix_all(s)
+    known = s.raw(x)
+    for shift, dim in zip(shifts, dims, strict=True):
+        known = moved(known, Take(at(dim, len(shape)), np.roll(np.arange(shape[dim]), shift)))
+    return known
+
+
+@rule("repeat", "tile")
+def _repeat(s: Step) -> Known:
+    x = s.arg(0)
+    known = moved(s.raw(x), broadcast(s.shape(x), len(s.out)))
+    shape = (1,) * (len(s.out) - len(s.shape(x))) + s.shape(x)
+    for dim, (size, total) in enumerate(zip(shape, s.out, strict=True)):
+        if size != total and size > 1:
+            known = moved(known, Take(dim, np.tile(np.arange(size), total // size)))
+    return known
+
+
+@rule("repeat_interleave")
+def _repeat_interleave(s: Step) -> Known:
+    return fix_all(s)
+
+
+@rule("diagonal", "as_strided", "unfold", "conserved::read")
+def _strided(s: Step) -> Known:
+    """Any other way to read entries: through the position of every entry of the result in the source."""
+    x = s.arg(0)
+    shape = s.shape(x)
+    if prod(shape) > ENTRIES or prod(s.out) > ENTRIES:
+        return fix_all(s)
+    if s.operation.name.startswith("conserved::read"):
+        positions = _positions(s.arg(1), s.arg(2))
+    elif "as_strided" in s.operation.name:
+        return fix_all(s)
+    else:
+        source = torch.arange(prod(shape)).reshape(shape)
+        function = getattr(source, "diagonal" if "diagonal" in s.operation.name else "unfold")
+        positions = function(*s.operation.args[1:], **s.operation.kwargs).numpy()
+    if positions is None:
+        return fix_all(s)
+    return read_at(s, s.type(x), shape, positions)
+
+
+def _positions(base: Any, view: Any) -> np.ndarray | None:
+    """For every entry of a view its position among the entries of its base; None if the base does not hold it."""
+    (shape, strides, offset), (target, steps, start) = base, view
+    if len(strides) != len(shape) or len(steps) != len(target):
+        return None
+
+    def places(sizes: Sequence[int], jumps: Sequence[int], first: int) -> np.ndarray:
+        grid = np.indices(sizes) if sizes else np.zeros((0, 1), dtype=np.int64)
+        found = np.full(tuple(sizes), first, dtype=np.int64)
+        for axis, jump in enumerate(jumps):
+            found = found + grid[axis] * jump
+        return found
+
+    held = places(shape, strides, offset).reshape(-1)
+    order = np.argsort(held)
+    wanted = places(target, steps, start)
+    slot = np.searchsorted(held[order], wanted.reshape(-1))
+    if (slot >= held.size).any() or (held[order][slot] != wanted.reshape(-1)).any():
+        return None
+    return order[slot].reshape(wanted.shape)
+
+
+def read_at(s: Step, source: Type, shape: Sequence[int], positions: np.ndarray) -> Type:
+    """The type of a tensor whose entries are those of another one at given positions."""
+    index = np.unravel_index(positions, tuple(shape)) if shape else ()
+    dims = tuple(range(positions.ndim))
+
+    def field(one: Field) -> Field:
+        array = one.atoms[tuple(index[dim] for dim in one.dims)] if one.dims else one.atoms
+        if not one.dims:
+            return one
+        found_dims, found = tidy(dims, array)
+        return Field(found_dims, found, one.weight)
+
+    if any(one.virtual for one in (*source.factors, *source.shifts)):
+        s.engine.zero(source)
+        return FIXED
+    everything = frozenset(dims)
+    images = tuple(replace(one, varies=everything if one.varies else one.varies) for one in source.images)
+    return Type(tuple(map(field, source.factors)), tuple(map(field, source.shifts)), images, source.zero)
+
+
+@rule("conserved::write")
+def _write(s: Step) -> Known:
+    """Part of a tensor was written. It keeps its type if what was written has the type that was there before."""
+    base, value = s.arg(0), s.arg(2)
+    shape = s.shape(base)
+    before, after = s.type(base), s.type(value)
+    positions = None if prod(shape) > ENTRIES else _positions(s.arg(1), s.arg(3))
+    if positions is None:
+        s.engine.zero(before)
+        s.engine.zero(after)
+        return FIXED
+    if before.fixed and not before.zero and after.fixed:
+        return FIXED
+    if any(one.virtual for type_ in (before, after) for one in (*type_.factors, *type_.shifts)):
+        before, after = unvirtual(s.engine, before), unvirtual(s.engine, after)
+    if before.zero:
+        factors = tuple(placed(s.engine, one, shape, positions) for one in after.factors)
+    else:
+        there = read_at(s, before, shape, positions)
+        if not after.zero:
+            s.engine.equate(there.factors, after.factors)
+        factors = before.factors
+    shifts = written_shift(s.engine, before.shifts, after.shifts, shape, positions)
+    everywhere = frozenset(wide(shape))
+    images = tuple(Image(s.engine.key(), everywhere, one.atoms) for type_ in (before, after) for one in type_.images)
+    return Type(factors, shifts, images, before.zero and after.zero)
+
+
+def over(one: Field, shape: Sequence[int]) -> np.ndarray:
+    """The atoms of a field over all axes of a tensor."""
+    return np.broadcast_to(
+        one.atoms[tuple(slice(None) if d in one.dims else None for d in range(len(shape)))], tuple(shape)
+    )
+
+
+def placed(engine: Engine, one: Field, shape: Sequence[int], positions: np.ndarray) -> Field:
+    """Zeros into which something was written: the rest is zero and may move with anything."""
+    full = engine.alone(tuple(range(len(shape))), shape).atoms.reshape(tuple(shape)).copy()
+    full.reshape(-1)[positions.reshape(-1)] = over(one, positions.shape).reshape(-1)
+    dims, full = tidy(tuple(range(len(shape))), full)
+    dims, full = without_constant_axes(dims, full)
+    return Field(dims, full, one.weight)
+
+
+def written_shift(
+    engine: Engine, before: Sequence[Field], after: Sequence[Field], shape: Sequence[int], positions: np.ndarray
+) -> tuple[Field, ...]:
+    """The shift of a tensor part of which was written: that of what was written there, the former one elsewhere."""
+    if not before and not after:
+        return ()
+    full = total_shift(engine, before, shape).copy()
+    full.reshape(-1)[positions.reshape(-1)] = total_shift(engine, after, positions.shape).reshape(-1)
+    dims, full = tidy(tuple(range(len(shape))), full)
+    return (Field(*without_constant_axes(dims, full)),)
+
+
+def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -> np.ndarray:
+    """One atom for the shift of every entry."""
+    if not shifts:
+        return np.zeros(tuple(shape), dtype=np.int64)
+    if len(shifts) == 1 and shifts[0].weight == 1:
+        return over(shifts[0], shape)
+    atoms = engine.shifts.fresh(shape)
+    terms = [(one.weight, over(one, shape)) for one in shifts]
+    engine.shifts.add([*terms, (Fraction(-1), atoms)], origin=engine.origin)
+    return atoms
+
+
+@rule("cat", "concat", "concatenate")
+def _cat(s: Step) -> Known:
+    parts = [ref for ref in s.arg(0) if prod(s.shape(ref)) or len(s.shape(ref)) > 1]
+    dim = at(s.arg(1, "dim", 0), len(s.out))
+    return joined(s, parts, [s.shape(ref)[dim] for ref in parts], dim, [s.type(ref) for ref in parts])
+
+
+@rule("stack")
+def _stack(s: Step) -> Known:
+    parts = s.arg(0)
+    dim = at(s.arg(1, "dim", 0), len(s.out))
+    count = len(s.out) - 1
+    move = Renumber(tuple(d + (d >= dim) for d in range(count)))
+    return joined(s, parts, [1] * len(parts), dim, [move.type(s.type(ref)) for ref in parts])
+
+
+def joined(s: Step, parts: Sequence[Any], sizes: Sequence[int], dim: int, types: Sequence[Type]) -> Type:
+    """Tensors side by side along `dim`."""
+    engine = s.engine
+    types = [unvirtual(engine, one) for one in types]
+    if len(types) == 1:
+        return types[0]
+
+    def side_by_side(lists: list[Sequence[Field]], wild: list[bool], shift: bool) -> list[Field]:
+        ordered = [sorted(one, key=lambda f: (-len(f.dims), f.dims)) for one in lists]
+        found = []
+        for rank in range(max((len(one) for one in ordered), default=0)):
+            row = [one[rank] if rank < len(one) else None for one in ordered]
+            present = [one for one in row if one is not None]
+            first = present[0]
+            if len(present) == len(row) and all(
+                dim not in one.dims
+                and one.dims == first.dims
+                and one.weight == first.weight
+                and np.array_equal(one.atoms, first.atoms)
+                for one in present
+            ):
+                found.append(first)
+                continue
+            weight = first.weight
+            dims = sorted({d for one in present for d in one.dims} | {dim})
+            pieces = []
+            for one, size, free in zip(row, sizes, wild, strict=True):
+                shape = tuple(size if d == dim else s.out[d] for d in dims)
+                if one is None:
+                    if free and not shift:
+                        pieces.append(engine.alone(dims, shape).atoms.reshape(shape))
+                    else:
+                        pieces.append(np.zeros(shape, dtype=np.int64))
+                    continue
+                index = tuple(slice(None) if d in one.dims else None for d in dims)
+                array = np.broadcast_to(one.atoms[index], shape)
+                if one.weight != weight:
+                    system = engine.shifts if shift else engine.charges
+                    if shift:
+                        other = system.fresh(one.atoms.shape)
+                    else:
+                        other = engine.alone(range(one.atoms.ndim), one.atoms.shape).atoms.reshape(one.atoms.shape)
+                    system.add([(weight, other), (-one.weight, one.atoms)], origin=engine.origin)
+                    if not shift:
+                        engine.partition.shatter(one.atoms)
+                    array = np.broadcast_to(other[index], shape)
+                pieces.append(array)
+            whole = np.concatenate(pieces, dims.index(dim))
+            found_dims, whole = tidy(dims, whole)
+            found.append(Field(found_dims, whole, weight))
+        return found
+
+    wild = [one.zero for one in types]
+    factors = side_by_side([one.factors for one in types], wild, False)
+    shifts = side_by_side([one.shifts for one in types], wild, True)
+    images = tuple(replace(one, key=engine.key(), varies=one.varies | {dim}) for type_ in types for one in type_.images)
+    return Type(tuple(factors), tuple(shifts), images, all(wild))
+
+
+def unvirtual(engine: Engine, type_: Type) -> Type:
+    """A type whose charges do not depend on what an index tensor looks up."""
+    if not any(one.virtual for one in (*type_.factors, *type_.shifts)):
+        return type_
+    axes = [axis for one in type_.factors for axis in one.virtual]
+    factors = engine.uniform(type_.factors, (), axes)
+    images = list(type_.images)
+    shifts = []
+    for one in type_.shifts:
+        if one.virtual:
+            images.append(Image(engine.key(), frozenset(one.occupied), distinct(one.atoms)))
+        else:
+            shifts.append(one)
+    return Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
+
+
+@rule("constant_pad_nd", "pad")
+def _pad(s: Step) -> Known:
+    value = s.arg(2, "value", 0)
+    x = s.arg(0)
+    if value:
+        return fix_all(s)
+    type_ = s.type(x)
+    widths = s.arg(1)
+    count = len(s.out)
+    padded = [count - 1 - n // 2 for n in range(len(widths)) if widths[n]]
+    s.engine.steady(Type((), type_.shifts, type_.images)) if type_.shifted else None
+    factors = s.engine.uniform(type_.factors, padded) if any(w > 0 for w in widths) else type_.factors
+    if any(w < 0 for w in widths):
+        factors = s.engine.uniform(type_.factors, padded)
+    return Type(tuple(factors), zero=type_.zero)

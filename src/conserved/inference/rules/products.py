@@ -1,0 +1,274 @@
+"""Rules for products, powers and functions of single entries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from conserved.inference.capture import Ref
+from conserved.inference.engine import View, scaled
+from conserved.inference.moves import broadcast
+from conserved.inference.rules.places import taken
+from conserved.inference.rules.step import (
+    Known,
+    Rule,
+    Step,
+    at,
+    base_name,
+    fix_all,
+    moved,
+    norm_like,
+    number,
+    rule,
+    same_value,
+    wide,
+)
+from conserved.inference.rules.sums import EPSILON, added, aligned
+from conserved.inference.types import FIXED, ZERO, Type
+
+
+@rule("neg", "neg_")
+def _neg(s: Step) -> Known:
+    return scaled(s.engine, s.type(s.arg(0)), -1.0)
+
+
+@rule("mul", "mul_", "div", "div_", "true_divide", "multiply", "divide")
+def _mul(s: Step) -> Known:
+    divides = "div" in base_name(s.operation.name)
+    left, right = s.arg(0), s.arg(1)
+    if divides and s.arg(2, "rounding_mode") is not None:
+        return FIXED
+    return product(s, left, right, divides)
+
+
+def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
+    """left · right, or left / right, entry by entry."""
+    for one, other, inverse in ((right, left, divides), (left, right, False)):
+        value = number(one, s)
+        if (
+            value is not None
+            and (not isinstance(one, Ref) or prod(s.shape(one)) == 1)
+            and not (divides and one is left)
+        ):
+            known = s.raw(other)
+            factor = 1 / value if inverse and value else value
+            if value == 0:
+                return ZERO if not inverse else fix_all(s)
+            if isinstance(known, View):
+                return (
+                    replace(known, scale=known.scale * factor)
+                    if known.offset == 0
+                    else scaled(s.engine, s.type(other), factor)
+                )
+            return moved(scaled(s.engine, known, factor), broadcast(s.shape(other), len(s.out)))
+    count = len(s.out)
+    if same_value(s, left, right):
+        if divides:
+            return FIXED
+        return power(s, aligned(s, left, count), Fraction(2))
+    x, y = aligned(s, left, count), aligned(s, right, count)
+    varies = tuple({dim + count - len(s.shape(ref)) for dim in wide(s.shape(ref))} for ref in (left, right))
+    if divides:
+        y = Type(tuple(one.times(-1) for one in y.factors), y.shifts, y.images)
+    return s.engine.multiply(x, y, (varies[0], varies[1]))
+
+
+@rule("addcmul", "addcdiv", "addcmul_", "addcdiv_")
+def _addcmul(s: Step) -> Known:
+    inner = product(s, s.arg(1), s.arg(2), "div" in s.operation.name)
+    assert isinstance(inner, Type)
+    base = aligned(s, s.arg(0), len(s.out))
+    return added(s.engine, base, scaled(s.engine, inner, float(s.operation.kwargs.get("value", 1))))
+
+
+def power(s: Step, x: Type, exponent: Fraction) -> Type:
+    """x^k entry by entry: k times the charge, and no shift."""
+    for one in x.factors:
+        s.engine.partition.shatter(one.atoms)
+        s.engine.passed.setdefault("homogeneous", []).append(one.atoms)
+    s.engine.steady(x)
+    return Type(tuple(one.times(exponent) for one in x.factors) if exponent else (), zero=x.zero and exponent > 0)
+
+
+HOMOGENEOUS: dict[str, int | Fraction] = {
+    "relu": 1,
+    "relu_": 1,
+    "abs": 1,
+    "abs_": 1,
+    "sqrt": Fraction(1, 2),
+    "rsqrt": Fraction(-1, 2),
+    "reciprocal": -1,
+    "square": 2,
+    "leaky_relu": 1,
+    "leaky_relu_": 1,
+    "prelu": 1,
+    "_prelu_kernel": 1,
+    "rrelu_with_noise": 1,
+    "sgn": 0,
+    "sign": 0,
+    "rsqrt_": Fraction(-1, 2),
+    "sqrt_": Fraction(1, 2),
+    "reciprocal_": -1,
+    "square_": 2,
+}
+"""f(s·x) = s^k f(x) for positive s: the exponent k."""
+
+
+def _homogeneous(exponent: Fraction) -> Rule:
+    def apply(s: Step) -> Known:
+        for ref in s.operation.args[1:]:
+            if isinstance(ref, Ref) and s.floating(ref):
+                s.engine.zero(s.type(ref))
+        return power(s, s.type(s.arg(0)), exponent)
+
+    return apply
+
+
+for _name, _degree in HOMOGENEOUS.items():
+    rule(_name)(_homogeneous(Fraction(_degree)))
+
+
+@rule("pow", "pow_", "float_power")
+def _pow(s: Step) -> Known:
+    exponent = number(s.arg(1), s)
+    if exponent is None or not isinstance(s.arg(0), Ref):
+        return fix_all(s)
+    fraction = Fraction(exponent).limit_denominator(64)
+    return power(s, s.type(s.arg(0)), fraction) if float(fraction) == exponent else fix_all(s)
+
+
+@rule("clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "threshold", "threshold_", "hardtanh", "hardtanh_")
+def _clamp(s: Step) -> Known:
+    name = base_name(s.operation.name).removeprefix("aten::")
+    if name.startswith("hardtanh"):
+        bounds = [s.arg(1, default=-1.0), s.arg(2, default=1.0)]
+    elif name.startswith("clamp_max") or name.startswith("clamp_min"):
+        bounds = [s.arg(1)]
+    else:
+        bounds = [s.arg(1, "min"), s.arg(2, "max")]
+    values = [number(one, s) for one in bounds if one is not None]
+    x = s.type(s.arg(0))
+    if all(value == 0 for value in values):
+        return power(s, x, Fraction(1))
+    tiny = [value for value in values if value is not None and 0 < value <= EPSILON]
+    if (
+        len(tiny) == len(values) == 1
+        and "max" not in name
+        and x.factors
+        and (norm_like(s, s.arg(0)) or any(one.weight.numerator % 2 == 0 for one in x.factors))
+    ):
+        s.engine.equate(x.factors, (), soft=tiny[0])
+        return power(s, x, Fraction(1))
+    return fix_all(s)
+
+
+FIXING = [
+    "exp",
+    "exp_",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "gelu",
+    "gelu_",
+    "silu",
+    "silu_",
+    "sigmoid",
+    "sigmoid_",
+    "tanh",
+    "tanh_",
+    "softplus",
+    "mish",
+    "mish_",
+    "elu",
+    "elu_",
+    "celu",
+    "selu",
+    "erf",
+    "erfc",
+    "erfinv",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "atan2",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "hardswish",
+    "hardswish_",
+    "hardsigmoid",
+    "hardsigmoid_",
+    "log_sigmoid_forward",
+    "logit",
+    "glu_jvp",
+    "softshrink",
+    "hardshrink",
+    "digamma",
+    "lgamma",
+    "round",
+    "floor",
+    "ceil",
+    "trunc",
+    "frac",
+    "remainder",
+    "fmod",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "mse_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "kl_div",
+    "xlogy",
+    "hypot",
+    "exp2",
+    "sinc",
+    "nan_to_num",
+    "l1_loss",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "polar",
+    "complex",
+    "angle",
+]
+rule(*FIXING)(fix_all)
+
+
+@rule("view_as_complex")
+def _view_as_complex(s: Step) -> Known:
+    """Pairs of numbers as complex ones: both move alike."""
+    x = s.type(s.arg(0))
+    last = len(s.shape(s.arg(0))) - 1
+    factors = s.engine.uniform(x.factors, [last])
+    images = s.engine.imaged(Type((), x.shifts, x.images), (), ())
+    found = Type(tuple(factors), (), tuple(replace(one, varies=one.varies - {last}) for one in images), x.zero)
+    return found
+
+
+@rule("view_as_real")
+def _view_as_real(s: Step) -> Known:
+    x = s.type(s.arg(0))
+    return Type(x.factors, (), tuple(replace(one, varies=one.varies | {len(s.out) - 1}) for one in x.images), x.zero)
+
+
+@rule("glu")
+def _glu(s: Step) -> Known:
+    """a · σ(b): the halves along an axis; the second is fixed."""
+    x = s.arg(0)
+    shape = s.shape(x)
+    dim = at(s.arg(1, "dim", -1), len(shape))
+    half = shape[dim] // 2
+    s.type(x)
+    first, second = (taken(s, x, dim, np.arange(start, start + half)) for start in (0, half))
+    assert isinstance(first, Type)
+    assert isinstance(second, Type)
+    s.engine.zero(second)
+    return s.engine.multiply(first, FIXED, (wide(s.out), wide(s.out)))

@@ -1,0 +1,168 @@
+"""Rules for sums, means and extremes along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+from conserved.inference.capture import Ref
+from conserved.inference.moves import Renumber
+from conserved.inference.rules.contractions import Axes, contraction
+from conserved.inference.rules.step import RULES, Step, at, base_name, fix_all, number, rule
+from conserved.inference.types import FIXED, Field, Image, Type, distinct
+
+
+def reduced_dims(s: Step, place: int = 1) -> list[int]:
+    """The axes an operation reduces; all of them if none are named."""
+    shape = s.shape(s.arg(0))
+    dims = s.arg(place, "dim")
+    if dims is None or dims == []:
+        return list(range(len(shape)))
+    return [at(dim, len(shape)) for dim in ([dims] if isinstance(dims, int) else dims)] if shape else []
+
+
+def without(type_: Type, dims: Sequence[int], count: int, keep: bool) -> Type:
+    """A type that does not vary along `dims`, with these axes gone or of size one."""
+    if keep:
+        return type_
+    kept = [dim for dim in range(count) if dim not in dims]
+    return Renumber(tuple(kept.index(dim) if dim in kept else None for dim in range(count))).type(type_)
+
+
+@rule(
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "logsumexp",
+    "max",
+    "min",
+    "median",
+    "nansum",
+    "std",
+    "var",
+    "var_mean",
+    "std_mean",
+    "cumsum",
+    "cumsum_",
+    "linalg_vector_norm",
+    "norm",
+)
+def _reduce(s: Step) -> Any:
+    name = base_name(s.operation.name).removeprefix("aten::").removesuffix("_")
+    x = s.arg(0)
+    shape = s.shape(x)
+    if name in ("sum", "mean") and x.value in s.deferred:
+        return summed_product(s, *s.deferred[x.value], shape)
+    type_ = s.type(x)
+    count = len(shape)
+    if name in ("max", "min", "median") and len(s.operation.args) > 1 and isinstance(s.arg(1), Ref):
+        return RULES["aten::maximum"](s)
+    if name in ("linalg_vector_norm", "norm"):
+        order = s.arg(1, default=2)
+        dims = reduced_dims(s, 2)
+        if order is not None and number(order, s) in (0, None):
+            return fix_all(s)
+    elif name in ("max", "min", "median"):
+        dims = [at(s.arg(1), count)] if len(s.operation.args) > 1 and count else list(range(count))
+    elif name == "cumsum":
+        dims = [at(s.arg(1), count)]
+    else:
+        dims = reduced_dims(s)
+    keep = name == "cumsum" or len(s.out) == count
+    if name == "logsumexp":
+        s.engine.zero(Type(type_.factors))
+        s.engine.forget_shift(type_, dims) if not type_.shifted else s.engine.steady(type_)
+        return FIXED
+    gone = dims
+    dims = [dim for dim in dims if shape[dim] != 1]
+    if name not in ("sum", "mean", "nansum", "cumsum"):
+        # Not linear: entries of different channels do not mix.
+        for one in type_.factors:
+            s.engine.partition.shatter(one.atoms)
+    factors = s.engine.uniform(type_.factors, dims)
+    entries = prod(shape[dim] for dim in dims)
+    if name in ("std", "var", "var_mean", "std_mean"):
+        s.engine.forget_shift(Type((), type_.shifts, type_.images), dims)
+        degree = 1 if name.startswith("std") else 2
+        spread_type = Type(tuple(one.times(degree) for one in factors))
+        first = without(spread_type, gone, count, keep)
+        if name.endswith("_mean"):
+            # The mean does see the shift; it was made uniform or dropped for the first result only.
+            s.engine.steady(type_)
+            return [first, without(Type(tuple(factors)), gone, count, keep)]
+        return first
+    if name in ("linalg_vector_norm", "norm"):
+        s.engine.steady(type_)
+        return without(Type(tuple(factors)), gone, count, keep)
+    shifts, images = [], []
+    scale = Fraction(entries) if name in ("sum", "nansum") else Fraction(1)
+    for one in type_.shifts:
+        if name in ("sum", "mean") and one.touches(dims) and not one.virtual and one.atoms.size <= 100_000:
+            shifts.append(added_up(s, one, dims, name == "mean", entries))
+        elif one.touches(dims) or name == "cumsum":
+            images.append(
+                Image(
+                    s.engine.key(),
+                    frozenset(one.occupied - set(dims)) | (set(dims) if name == "cumsum" else set()),
+                    distinct(one.atoms),
+                )
+            )
+            if name in ("amax", "amin", "max", "min", "median"):
+                s.engine.forget_shift(Type((), (one,)), dims)
+        else:
+            shifts.append(one.times(scale))
+    for image in type_.images:
+        if image.varies & set(dims) or name == "cumsum":
+            varies = image.varies if name == "cumsum" else image.varies - set(dims)
+            images.append(
+                Image(s.engine.key(), frozenset(varies | (set(dims) if name == "cumsum" else set())), image.atoms)
+            )
+            if name in ("amax", "amin", "max", "min", "median"):
+                # Which entry is the largest depends on the place.
+                images[-1] = replace(images[-1], varies=frozenset(range(count)) - set(dims))
+        else:
+            images.append(replace(image, weight=image.weight * scale))
+    result = Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
+    return result if name == "cumsum" else without(result, gone, count, keep)
+
+
+def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type:
+    """(x · y) summed along axes: a contraction."""
+    count = len(shape)
+    dims = set(reduced_dims(s))
+    sizes: dict[int, int] = dict(enumerate(shape))
+    names = [tuple(d + count - len(s.shape(ref)) for d in range(len(s.shape(ref)))) for ref in (left, right)]
+    # An axis of size one is broadcast: it gets a name of its own.
+    labelled = []
+    for ref, own in zip((left, right), names, strict=True):
+        fixed = []
+        for place, axis in enumerate(own):
+            if s.shape(ref)[place] == 1 and shape[axis] != 1:
+                sizes[max(sizes) + 1] = 1
+                fixed.append(max(sizes))
+            else:
+                fixed.append(axis)
+        labelled.append(tuple(fixed))
+    kept = tuple(axis for axis in range(count) if axis not in dims)
+    result = contraction(s, left, right, Axes(labelled[0], labelled[1], kept, sizes))
+    if len(s.out) == count and count:
+        return Renumber(tuple(kept)).type(result)
+    return result
+
+
+def added_up(s: Step, one: Field, dims: Sequence[int], mean: bool, entries: int) -> Field:
+    """The sum or mean of a shift along axes it varies along: new atoms, with an equation that says so."""
+    mine = [dim for dim in dims if dim in one.dims]
+    kept = [n for n, dim in enumerate(one.dims) if dim not in mine]
+    lost = [n for n, dim in enumerate(one.dims) if dim in mine]
+    array = one.atoms.transpose(kept + lost).reshape((*tuple(one.atoms.shape[n] for n in kept), -1))
+    size = array.shape[-1]
+    total = s.engine.shifts.fresh(array.shape[:-1])
+    terms = [(Fraction(1), array[..., n]) for n in range(size)]
+    s.engine.shifts.add([*terms, (Fraction(-size), total)], origin=s.engine.origin)
+    weight = one.weight if mean else one.weight * entries
+    return Field(tuple(one.dims[n] for n in kept), total, weight)

@@ -1,0 +1,186 @@
+"""The table of operators, and what an entry of it is given: an operation with the types of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conserved.inference.capture import Operation, Program, Ref
+from conserved.inference.engine import ENTRIES, Engine, View
+from conserved.inference.moves import Move
+from conserved.inference.types import FIXED, ZERO, Type, Virtual
+
+Known = Type | View
+
+
+@dataclass(slots=True)
+class Step:
+    """One operation with what is known of its inputs."""
+
+    engine: Engine
+    program: Program
+    operation: Operation
+    known: dict[int, Known]
+    deferred: dict[int, tuple[Any, Any]]
+    """Products that are only summed up: their operands."""
+
+    def shape(self, ref: Any) -> tuple[int, ...]:
+        return self.program.values[ref.value].shape if isinstance(ref, Ref) else ()
+
+    def constant(self, ref: Any) -> Tensor | None:
+        return self.program.values[ref.value].constant if isinstance(ref, Ref) else None
+
+    def floating(self, ref: Any) -> bool:
+        return isinstance(ref, Ref) and self.program.values[ref.value].dtype.is_floating_point
+
+    def raw(self, ref: Any) -> Known:
+        """The type, or a parameter that was not used yet."""
+        if not isinstance(ref, Ref):
+            return ZERO if isinstance(ref, int | float) and ref == 0 else FIXED
+        found = self.known.get(ref.value, FIXED)
+        if isinstance(found, View):
+            return self.engine.known(found) or found
+        return found
+
+    def type(self, ref: Any, *, entries: bool = True) -> Type:
+        """The type; a parameter that is used for the first time here may move entry by entry."""
+        found = self.raw(ref)
+        if isinstance(found, View):
+            dims = sorted({dim for one in found.coordinates for dim in one.dims})
+            sizes = [self.shape(ref)[dim] for dim in dims]
+            virtual, counts = virtual_axes(found)
+            if prod(sizes) * prod(counts) <= ENTRIES:
+                fields = [self.engine.fresh(dims, sizes, virtual, counts)]
+            else:
+                fields = [self.engine.fresh((dim,), (size,)) for dim, size in zip(dims, sizes, strict=True)]
+            found = self.engine.first_use(found, fields, role="gain", entries=entries)
+        return found
+
+    def arg(self, place: int, name: str = "", default: Any = None) -> Any:
+        args = self.operation.args
+        return args[place] if place < len(args) else self.operation.kwargs.get(name, default)
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """The shape of the first result."""
+        return self.program.values[self.operation.results[0]].shape
+
+
+Rule = Callable[[Step], Sequence[Known] | Known]
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register an entry for these operations (names without overload, such as "aten::mul")."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name if "::" in name else f"aten::{name}"] = function
+        return function
+
+    return register
+
+
+def virtual_axes(view: View) -> tuple[list[Virtual], list[int]]:
+    """The looked-up axes of a part of a parameter."""
+    found: list[Virtual] = []
+    counts: list[int] = []
+    for one in view.coordinates:
+        for n, axis in enumerate(one.virtual):
+            if not any(axis.same(mine) for mine in found):
+                found.append(axis)
+                counts.append(one.atoms.shape[n])
+    return found, counts
+
+
+def moved(known: Known, move: Move) -> Known:
+    """A type or a part of a parameter after a move."""
+    return known.moved(move) if isinstance(known, View) else move.type(known)
+
+
+def at(dim: int, count: int) -> int:
+    """An axis counted from the front."""
+    return dim + count if dim < 0 else dim
+
+
+def wide(shape: Sequence[int]) -> set[int]:
+    """Axes with more than one entry."""
+    return {dim for dim, size in enumerate(shape) if size != 1}
+
+
+def base_name(name: str) -> str:
+    """The name of an operation without its overload and without the mark of writing in place."""
+    stem = name.rsplit(".", 1)[0]
+    return stem[:-1] if stem.endswith("_") and not stem.endswith("__") else stem
+
+
+def number(ref: Any, s: Step) -> float | None:
+    """The value of an operand that is one known number."""
+    if isinstance(ref, int | float) and not isinstance(ref, bool):
+        return float(ref)
+    constant = s.constant(ref)
+    if constant is not None and constant.numel() == 1 and constant.dtype != torch.bool and not constant.is_complex():
+        return float(constant)
+    return None
+
+
+def same_value(s: Step, left: Any, right: Any) -> bool:
+    """Whether two operands are one value, so that their product is a square and their quotient one."""
+    return isinstance(left, Ref) and isinstance(right, Ref) and origin_of(s, left) == origin_of(s, right)
+
+
+def origin_of(s: Step, ref: Ref) -> int:
+    """The value that copies, reshapings without new axes and sums over one entry lead back to."""
+    value = ref.value
+    while True:
+        maker = s.program.maker(value)
+        if maker is None or base_name(maker.name) not in _COPIES:
+            return value
+        source = maker.inputs()[0]
+        if prod(s.program.values[source].shape) != prod(s.program.values[value].shape):
+            return value
+        if [d for d in s.program.values[source].shape if d != 1] != [
+            d for d in s.program.values[value].shape if d != 1
+        ]:
+            return value
+        value = source
+
+
+_COPIES = {
+    f"aten::{name}"
+    for name in ("clone", "_to_copy", "view", "_unsafe_view", "unsqueeze", "squeeze", "sum", "alias", "expand", "amax")
+}
+
+
+def fix_all(s: Step) -> Type:
+    """All that goes in is fixed, and so is what comes out."""
+    for number_ in s.operation.inputs():
+        if s.program.values[number_].dtype.is_floating_point or s.program.values[number_].dtype.is_complex:
+            s.engine.zero(s.type(Ref(number_)))
+    return FIXED
+
+
+def norm_like(s: Step, ref: Any) -> bool:
+    """Whether a value is a norm or a root of a sum of squares, so that a small number added to it is an ε."""
+    maker = s.program.maker(ref.value)
+    while maker is not None and base_name(maker.name) in (
+        "aten::clone",
+        "aten::_to_copy",
+        "aten::expand",
+        "aten::view",
+    ):
+        maker = s.program.maker(maker.inputs()[0])
+    return maker is not None and base_name(maker.name) in (
+        "aten::sqrt",
+        "aten::linalg_vector_norm",
+        "aten::norm",
+        "aten::std",
+        "aten::var",
+        "aten::abs",
+    )

@@ -1,0 +1,208 @@
+"""Rules for sums and choices: both operands must move alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+import torch
+
+from conserved.inference.capture import Ref
+from conserved.inference.engine import Engine, View, scaled
+from conserved.inference.moves import broadcast
+from conserved.inference.rules.step import Known, Step, fix_all, norm_like, number, rule, wide
+from conserved.inference.types import FIXED, Field, Image, Type
+
+
+def aligned(s: Step, ref: Any, dims: int) -> Type:
+    """The type of an operand over the axes of the result it is broadcast to."""
+    shape = s.shape(ref)
+    return broadcast(shape, dims).type(s.type(ref))
+
+
+def sum_of(s: Step, left: Any, right: Any, sign: Fraction | int | float = 1) -> Type:
+    """left + sign · right: both must move alike; a parameter that is added moves as what it is added to."""
+    count = len(s.out)
+    a, b = s.raw(left), s.raw(right)
+    if isinstance(a, View) and isinstance(b, View):
+        a = s.type(left)
+    if isinstance(b, View):
+        first = broadcast(s.shape(left), count).type(a) if isinstance(a, Type) else FIXED
+        b = adopt(s, right, b, first, count)
+    elif isinstance(a, View):
+        assert isinstance(b, Type)
+        a = adopt(s, left, a, broadcast(s.shape(right), count).type(b), count)
+    assert isinstance(a, Type)
+    assert isinstance(b, Type)
+    x = broadcast(s.shape(left), count).type(a) if isinstance(left, Ref) else a
+    y = broadcast(s.shape(right), count).type(b) if isinstance(right, Ref) else b
+    y = scaled(s.engine, y, float(sign))
+    return added(s.engine, x, y)
+
+
+def added(engine: Engine, x: Type, y: Type) -> Type:
+    """The type of a sum."""
+    x, y = engine.moving(x), engine.moving(y)
+    if x.zero and y.zero:
+        factors: Sequence[Field] = ()
+    elif x.zero or y.zero:
+        factors = y.factors if x.zero else x.factors
+    else:
+        engine.equate(x.factors, y.factors)
+        factors = x.factors if y.fixed is False and len(x.factors) <= len(y.factors) else y.factors
+        if not x.factors or not y.factors:
+            factors = ()
+    images: list[Image] = []
+    for one in (*x.images, *y.images):
+        for place, other in enumerate(images):
+            if other.key == one.key and other.varies == one.varies:
+                weight = other.weight + one.weight
+                if weight:
+                    images[place] = replace(other, weight=weight)
+                else:
+                    del images[place]
+                break
+        else:
+            images.append(one)
+    return Type(tuple(factors), engine.net([*x.shifts, *y.shifts]), tuple(images), x.zero and y.zero)
+
+
+def adopt(s: Step, ref: Any, view: View, like: Type, count: int) -> Type:
+    """First use of a parameter in a sum: it moves as the other operand does."""
+    offset = count - len(s.shape(ref))
+    mine = {dim + offset for one in view.coordinates for dim in one.dims}
+    fields = []
+    foreign = sorted({dim for one in like.factors for dim in one.occupied} - mine)
+    factors = s.engine.uniform(like.factors, foreign) if foreign else like.factors
+    for one in factors:
+        if one.virtual:
+            continue
+        fields.append(Field(tuple(dim - offset for dim in one.dims), one.atoms, one.weight))
+    return s.engine.first_use(view, fields, role="bias", entries=True)
+
+
+@rule("add", "add_")
+def _add(s: Step) -> Known:
+    return plus(s, s.arg(0), s.arg(1), s.arg(2, "alpha", 1))
+
+
+@rule("sub", "sub_")
+def _sub(s: Step) -> Known:
+    return plus(s, s.arg(0), s.arg(1), -s.arg(2, "alpha", 1))
+
+
+@rule("rsub")
+def _rsub(s: Step) -> Known:
+    x = s.type(s.arg(0))
+    s.engine.equate(x.factors, ())
+    return scaled(s.engine, Type((), x.shifts, x.images), -float(s.arg(2, "alpha", 1)))
+
+
+EPSILON = 1e-2
+"""A positive number up to this size that is added to a sum of squares is taken for a normalisation's ε."""
+
+
+def plus(s: Step, left: Any, right: Any, alpha: int | float) -> Known:
+    """left + alpha · right, where a small number that is added to squares is a normalisation's ε."""
+    value = number(right, s)
+    if (
+        value is None
+        and number(left, s) is not None
+        and isinstance(right, Ref)
+        and number(right, s) is None
+        and alpha == 1
+    ):
+        left, right, value = right, left, number(left, s)
+    if value is not None and (not isinstance(right, Ref) or prod(s.shape(right)) == 1):
+        known = s.raw(left)
+        if value == 0:
+            return known
+        if isinstance(known, View):
+            return (
+                replace(known, offset=known.offset + alpha * value)
+                if known.scale == 1
+                else sum_of(s, left, right, alpha)
+            )
+        squares = any(one.weight.denominator == 1 and one.weight.numerator % 2 == 0 for one in known.factors)
+        if known.factors and 0 < alpha * value <= EPSILON and (squares or norm_like(s, left)):
+            s.engine.equate(known.factors, (), soft=alpha * value)
+            return known
+        s.engine.equate(known.factors, ())
+        return Type((), known.shifts, known.images)
+    return sum_of(s, left, right, alpha)
+
+
+@rule("where")
+def _where(s: Step) -> Known:
+    if len(s.operation.args) < 3:
+        return FIXED
+    return chosen(s, s.arg(0), s.arg(1), s.arg(2))
+
+
+def chosen(s: Step, condition: Any, left: Any, right: Any) -> Type:
+    """Entry by entry one of two tensors: entries between which the condition may differ do not mix."""
+    count = len(s.out)
+    varies = {dim + count - len(s.shape(condition)) for dim in wide(s.shape(condition))}
+    for ref in (left, right):
+        if isinstance(ref, Ref):
+            s.engine.split_by(aligned(s, ref, count).factors, varies, batch=False)
+    a, b = neutral(s, left), neutral(s, right)
+    x, y = aligned(s, left, count), aligned(s, right, count)
+    if a is not None and b is not None:
+        return FIXED
+    if a is not None or b is not None:
+        kept, other = (y, a) if a is not None else (x, b)
+        if other == "infinite":
+            return kept
+        if other == "zero":
+            return Type(kept.factors, (), s.engine.imaged(kept, range(count)), kept.zero)
+        s.engine.equate(kept.factors, ())
+        return Type((), (), s.engine.imaged(kept, range(count)))
+    result = added(s.engine, Type(x.factors, zero=x.zero), Type(y.factors, zero=y.zero))
+    images = s.engine.imaged(x, range(count)) + s.engine.imaged(y, range(count))
+    return Type(result.factors, (), images, result.zero)
+
+
+def neutral(s: Step, ref: Any) -> str | None:
+    """What a constant operand is: "infinite" (not moved by scales and shifts), "zero" (not by scales), or "fixed"."""
+    if not isinstance(ref, Ref):
+        value = torch.tensor(float(ref))
+    else:
+        if not isinstance(s.raw(ref), Type) or not s.type(ref).fixed:
+            return None
+        constant = s.constant(ref)
+        if constant is None:
+            return "zero" if s.type(ref).zero else "fixed"
+        value = constant.double() if not constant.is_complex() else constant.real.double()
+    lowest = value <= -1e4
+    if bool((torch.isinf(value) | lowest).all()):
+        return "infinite"
+    return "zero" if bool((value == 0).all()) else "fixed"
+
+
+@rule("masked_fill", "masked_fill_")
+def _masked_fill(s: Step) -> Known:
+    return chosen(s, s.arg(1), s.arg(0), s.arg(2))
+
+
+@rule("maximum", "minimum", "fmax", "fmin")
+def _maximum(s: Step) -> Known:
+    longer = max((s.arg(0), s.arg(1)), key=lambda ref: len(s.shape(ref)))
+    result = chosen(s, longer, s.arg(0), s.arg(1))
+    s.engine.split_by(result.factors, range(len(s.out)), batch=False)
+    return result
+
+
+@rule("lerp")
+def _lerp(s: Step) -> Known:
+    return fix_all(s)
+
+
+@rule("tril", "triu")
+def _tril(s: Step) -> Known:
+    x = s.type(s.arg(0))
+    s.engine.split_by(x.factors, range(len(s.out)), batch=False)
+    return Type(x.factors, (), s.engine.imaged(x, wide(s.out)), x.zero)

@@ -1,0 +1,482 @@
+"""From solved types to symmetries: which parts of which parameters move together, and by which group.
+
+Free charges that occur at single places of the same parameters are the rows of one scaling; those whose atoms may be
+mixed make a general linear group; one that covers whole parameters is one scale. Free shifts are columns of a
+translation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import sparse
+
+from conserved.inference.engine import Region
+from conserved.inference.roots import combine, mix
+from conserved.inference.rotation import Rotations
+from conserved.inference.shifts import ShiftSpace
+from conserved.inference.system import Solution, _matrix
+from conserved.inference.types import Field
+from conserved.inference.typing import Typing
+from conserved.inference.views import Unviewable, columns_view, planes_view, rows_view, whole_view
+from conserved.kind import ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
+from conserved.symmetry import Leg
+from conserved.view import View
+
+
+@dataclass(slots=True)
+class Part:
+    """A leg before it is a view: places along some axes of a region that move together with a degree."""
+
+    region: Region
+    factor: int
+    """Which factor of the region's type it is; −1 for all of the region."""
+    degree: int | float
+    places: np.ndarray
+    """Positions along the factor's axes, a row for every row of the leg."""
+
+
+@dataclass(slots=True)
+class Found:
+    """A symmetry without a name."""
+
+    kind: Kind
+    legs: tuple[Leg, ...]
+    parts: list[Part]
+    epsilon: int | float = 0.0
+    space: int = 0
+    batch: bool = False
+    """Whether it is one of several heads."""
+    lost: list[str] = field(default_factory=list)
+
+
+def _simple(value: int | float) -> int | float:
+    """A degree as an integer where it is one."""
+    rounded = round(value)
+    return rounded if abs(value - rounded) < 1e-9 else float(value)
+
+
+class Assembly:
+    """All that is needed to read symmetries off a solved typing."""
+
+    def __init__(self, typing: Typing) -> None:
+        self.typing = typing
+        self.engine = typing.engine
+        self.regions = [region for regions in self.engine.regions.values() for region in regions if regions]
+        self.charges: Solution = self.engine.charges.solve()
+        self.shifts: Solution = self.engine.shifts.solve()
+        self.classes, self.orientation, self.blocks, self.spaces = self.engine.partition.solve()
+        self.unviewable: list[str] = []
+        self.parts: dict[str, list[Part]] = {}
+        """What every named symmetry is made of."""
+        self.rotations = Rotations(typing)
+        self.factors: list[tuple[int, int, Field]] = [
+            (number, place, one)
+            for number, region in enumerate(self.regions)
+            for place, one in enumerate(region.type.factors)
+        ]
+
+    def found(self) -> list[Found]:
+        """Every symmetry."""
+        linear, gone = self._linear()
+        return linear + self._scalings(gone) + self._translations()
+
+    # --- general linear groups --------------------------------------------------------------------------------------
+
+    def _linear(self) -> tuple[list[Found], np.ndarray]:
+        """Blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
+        count = self.engine.charges.count
+        present = np.zeros(int(self.classes.max(initial=0)) + 1, dtype=bool)
+        for _, _, one in self.factors:
+            flat = one.atoms.reshape(-1)
+            present[self.classes[flat[flat > 0]]] = True
+        classes = np.flatnonzero(present)
+        _label, inverse, sizes = np.unique(self.blocks[classes], return_inverse=True, return_counts=True)
+        many = classes[sizes[inverse] > 1]
+        if not many.size:
+            return [], np.zeros(0, dtype=np.int64)
+        holds = self._diagonals(many, count)
+        groups: dict[int, list[int]] = {}
+        for cls, good in zip(many, holds, strict=True):
+            groups.setdefault(int(self.blocks[cls]), []).append(int(cls) if good else -1)
+        proper = {key: np.array(members) for key, members in groups.items() if min(members) >= 0}
+        chosen: dict[int, tuple[int, int]] = {}
+        for key, members in proper.items():
+            for row, cls in enumerate(members):
+                chosen[int(cls)] = (key, row)
+        table = np.full(int(self.classes.max()) + 1, -1, dtype=np.int64)
+        keys = {key: n for n, key in enumerate(proper)}
+        rows = np.zeros_like(table)
+        for cls, (key, row) in chosen.items():
+            table[cls], rows[cls] = keys[key], row
+        parts: list[list[Part]] = [[] for _ in keys]
+        for number, place, one in self.factors:
+            flat = one.atoms.reshape(-1)
+            group = table[self.classes[flat]]
+            inside = np.flatnonzero((group >= 0) & (flat > 0))
+            if not inside.size:
+                continue
+            own = self.engine.partition.labels[flat[inside]]
+            if one.copies is not None:
+                own = combine(own, one.copies.reshape(-1)[inside].astype(np.uint64))
+            pair = combine(own, group[inside].astype(np.uint64))
+            _, which = np.unique(pair, return_inverse=True)
+            order = np.lexsort((rows[self.classes[flat[inside]]], which))
+            borders = np.flatnonzero(np.diff(which[order])) + 1
+            for run in np.split(order, borders):
+                places = inside[run]
+                sign = self.orientation[flat[places[0]]] * float(one.weight)
+                parts[int(group[places[0]])].append(Part(self.regions[number], place, sign, places))
+        result, diagonal = [], []
+        for key, members in proper.items():
+            mine = sorted(parts[keys[key]], key=lambda part: (part.region.origin, part.factor, int(part.places[0])))
+            if not mine or any(part.places.size != members.size or abs(part.degree) != 1 for part in mine):
+                continue
+            order = np.argsort(mine[0].places)
+            legs = self._legs([Part(p.region, p.factor, p.degree, p.places[order]) for p in mine])
+            if legs is None:
+                continue
+            if legs[0].degree < 0:
+                legs = tuple(Leg(leg.view, -leg.degree) for leg in legs)
+            result.append(Found(GeneralLinear(), legs, mine, space=int(self.spaces[members[0]])))
+            diagonal.append(members)
+        return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)
+
+    def _diagonals(self, classes: np.ndarray, count: int) -> np.ndarray:
+        """For each class whether the scale of its atoms alone solves all equations."""
+        place = np.full(int(self.classes.max()) + 1, -1, dtype=np.int64)
+        place[classes] = np.arange(classes.size)
+        atoms = np.flatnonzero(place[self.classes[:count]] >= 0)
+        atoms = atoms[atoms > 0]
+        vectors = sparse.csr_matrix(
+            (self.orientation[atoms].astype(np.int64), (atoms, place[self.classes[atoms]])), (count, classes.size)
+        )
+        self._vectors = vectors
+        residual = _matrix(self.engine.charges.batches, count) @ vectors
+        residual.eliminate_zeros()
+        wrong = np.zeros(classes.size, dtype=bool)
+        wrong[np.unique(residual.tocoo().col)] = True
+        return ~wrong
+
+    # --- scalings ---------------------------------------------------------------------------------------------------
+
+    def _scalings(self, diagonal: np.ndarray) -> list[Found]:
+        """Free charges that are not diagonals of a general linear group."""
+        expand = self.charges.expand
+        columns = np.arange(expand.shape[1])
+        if diagonal.size:
+            columns = np.setdiff1d(columns, self._pivots(diagonal))
+        if not columns.size:
+            return []
+        renumber = np.full(expand.shape[1], -1, dtype=np.int64)
+        renumber[columns] = np.arange(columns.size)
+        z, factor, place, value = self._footprint(expand, renumber)
+        if not z.size:
+            return []
+        z, factor, place, value = self._without_uniform(z, factor, place, value)
+        z, factor, place, value = self._distinct(z, factor, place, value, columns.size)
+        order = np.lexsort((place, factor, z))
+        z, factor, place, value = z[order], factor[order], place[order], value[order]
+        scaled = np.round(value * 5040).astype(np.int64)
+        space = self._space_of(z, factor, place, columns.size)
+        with np.errstate(over="ignore"):
+            entry = mix(combine(factor.astype(np.uint64), scaled.astype(np.uint64)))
+            signature = np.zeros(columns.size, dtype=np.uint64)
+            np.add.at(signature, z, entry)
+            signature = combine(signature, space)
+            signature = combine(signature, (self.charges.soft[columns] > 0).astype(np.uint64))
+        starts = np.searchsorted(z, np.arange(columns.size + 1))
+        present = np.flatnonzero(np.diff(starts))
+        _label, inverse = np.unique(signature[present], return_inverse=True)
+        result: list[Found] = []
+        grouped = np.argsort(inverse, kind="stable")
+        borders = np.flatnonzero(np.diff(inverse[grouped])) + 1
+        gathered = []
+        for members in np.split(present[grouped], borders):
+            length = int(starts[members[0] + 1] - starts[members[0]])
+            entries = starts[members][:, None] + np.arange(length)
+            soft = float(self.charges.soft[columns[members]].max())
+            parts, scalar = self._parts(factor[entries[0]], value[entries], place[entries])
+            gathered.append((len(members), parts, scalar, soft, int(space[members[0]])))
+        turning = self._turning([parts for _, parts, scalar, soft, _ in gathered if not scalar and not soft])
+        for count, parts, scalar, soft, where in gathered:
+            result += self._scaling(count, parts, scalar, soft, where, turning)
+        return result
+
+    def _turning(self, candidates: Sequence[list[Part]]) -> set[int]:
+        """Those of the candidates whose pairs of tied charges may be turned into each other, all heads at once."""
+        together: dict[tuple[int, ...], list[list[Part]]] = {}
+        for parts in candidates:
+            maps = all(part.region.role != "gain" and (part.region.role != "map" or part.factor == 0) for part in parts)
+            if parts and maps and all(part.places.shape[1] == 2 and abs(part.degree) == 1 for part in parts):
+                together.setdefault(tuple(sorted({id(part.region) for part in parts})), []).append(parts)
+        found: set[int] = set()
+        for members in together.values():
+            pairs = [
+                part.region.type.factors[part.factor].atoms.reshape(-1)[part.places]
+                for parts in members
+                for part in parts
+            ]
+            if self.rotations.hold(np.concatenate(pairs)):
+                found.update(id(parts) for parts in members)
+        return found
+
+    def _pivots(self, diagonal: np.ndarray) -> np.ndarray:
+        """Columns to leave out so that the others span what is not a diagonal of a general linear group."""
+        expand = self.charges.expand
+        single = np.diff(expand.indptr) == 1
+        holder = np.full(expand.shape[1], -1, dtype=np.int64)
+        atoms = np.flatnonzero(single)
+        atoms = atoms[np.abs(expand.data[expand.indptr[atoms]]) == 1]
+        holder[expand.indices[expand.indptr[atoms]][::-1]] = atoms[::-1]
+        wanted = set(map(int, diagonal))
+        place = {int(c): n for n, c in enumerate(diagonal)}
+        coordinates: list[dict[int, float]] = [{} for _ in diagonal]
+        for column, atom in enumerate(holder):
+            if atom >= 0 and int(self.classes[atom]) in wanted:
+                sign = float(expand.data[expand.indptr[atom]])
+                coordinates[place[int(self.classes[atom])]][column] = float(self.orientation[atom]) / sign
+        pivots: dict[int, dict[int, float]] = {}
+        for vector in coordinates:
+            vector = dict(vector)
+            for pivot in [c for c in vector if c in pivots]:
+                factor = vector.get(pivot, 0.0)
+                if factor:
+                    for other, weight in pivots[pivot].items():
+                        vector[other] = vector.get(other, 0.0) - factor * weight
+            vector = {c: v for c, v in vector.items() if abs(v) > 1e-9}
+            if vector:
+                pivot = min(vector)
+                pivots[pivot] = {c: v / vector[pivot] for c, v in vector.items()}
+        return np.array(sorted(pivots), dtype=np.int64)
+
+    def _footprint(self, expand: sparse.csr_matrix, renumber: np.ndarray) -> tuple[np.ndarray, ...]:
+        """For every free charge the places of parameters that it scales: charge, factor, place, power."""
+        zs, factors, places, values = [], [], [], []
+        for number, (_, _, one) in enumerate(self.factors):
+            flat = one.atoms.reshape(-1)
+            if not flat.size:
+                continue
+            part = expand[flat].tocoo()
+            keep = renumber[part.col] >= 0
+            zs.append(renumber[part.col[keep]])
+            factors.append(np.full(int(keep.sum()), number))
+            places.append(part.row[keep].astype(np.int64))
+            values.append(part.data[keep] * float(one.weight))
+        if not zs:
+            return (np.zeros(0, dtype=np.int64),) * 4
+        return tuple(np.concatenate(parts) for parts in (zs, factors, places, values))
+
+    def _without_uniform(
+        self, z: np.ndarray, factor: np.ndarray, place: np.ndarray, value: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """A charge that scales all places of a factor alike scales the region; such scales of one region add up.
+
+        Regions are numbered after the factors, and have place 0.
+        """
+        total = len(self.factors)
+        sizes = np.array([one.atoms.size for _, _, one in self.factors])
+        owner = np.array([region for region, _, _ in self.factors])
+        pair = z * total + factor
+        keys, inverse, counts = np.unique(pair, return_inverse=True, return_counts=True)
+        low = np.full(keys.size, np.inf)
+        high = np.full(keys.size, -np.inf)
+        np.minimum.at(low, inverse, value)
+        np.maximum.at(high, inverse, value)
+        uniform = (counts == sizes[keys % total]) & (high - low < 1e-9) & ((sizes[keys % total] > 1) | True)
+        single = np.array(
+            [one.atoms.size == 1 and self.regions[r].type.factors.__len__() == 1 for r, _, one in self.factors]
+        )
+        uniform &= ~(single[keys % total] & False)
+        rest = ~uniform[inverse]
+        region_key = (keys[uniform] // total) * len(self.regions) + owner[keys[uniform] % total]
+        unique, where = np.unique(region_key, return_inverse=True)
+        sums = np.zeros(unique.size)
+        np.add.at(sums, where, low[uniform])
+        alive = np.abs(sums) > 1e-9
+        z2, r2 = unique[alive] // len(self.regions), unique[alive] % len(self.regions)
+        return (
+            np.concatenate([z[rest], z2]),
+            np.concatenate([factor[rest], total + r2]),
+            np.concatenate([place[rest], np.zeros(z2.size, dtype=np.int64)]),
+            np.concatenate([value[rest], sums[alive]]),
+        )
+
+    def _distinct(
+        self, z: np.ndarray, factor: np.ndarray, place: np.ndarray, value: np.ndarray, count: int
+    ) -> tuple[np.ndarray, ...]:
+        """Without free charges that move parameters exactly as another one does, up to a multiple."""
+        order = np.lexsort((place, factor, z))
+        z, factor, place, value = z[order], factor[order], place[order], value[order]
+        starts = np.searchsorted(z, np.arange(count + 1))
+        lead = np.ones(count)
+        has = np.diff(starts) > 0
+        lead[has] = value[starts[:-1][has]]
+        relative = np.round(value / lead[z] * 5040).astype(np.int64)
+        with np.errstate(over="ignore"):
+            entry = mix(combine(combine(factor.astype(np.uint64), place.astype(np.uint64)), relative.astype(np.uint64)))
+            total = np.zeros(count, dtype=np.uint64)
+            np.add.at(total, z, entry)
+        _, first = np.unique(total, return_index=True)
+        keep = np.zeros(count, dtype=bool)
+        keep[first] = True
+        kept = keep[z]
+        return z[kept], factor[kept], place[kept], value[kept]
+
+    def _space_of(self, z: np.ndarray, factor: np.ndarray, place: np.ndarray, count: int) -> np.ndarray:
+        """The space (head, channel axis) that a free charge belongs to: that of its first place."""
+        result = np.zeros(count, dtype=np.uint64)
+        charges, entries = np.unique(z, return_index=True)
+        numbers = factor[entries]
+        for number in np.unique(numbers[numbers < len(self.factors)]):
+            mine = numbers == number
+            atoms = self.factors[number][2].atoms.reshape(-1)[place[entries[mine]]]
+            result[charges[mine]] = self.spaces[self.classes[atoms]]
+        return result
+
+    def _parts(self, numbers: np.ndarray, powers: np.ndarray, where: np.ndarray) -> tuple[list[Part], list[Part]]:
+        """Free charges that move the same factors of the same parameters: where, and which whole regions they scale."""
+        count = len(where)
+        total = len(self.factors)
+        parts: list[Part] = []
+        scalar: list[Part] = []
+        for number in np.unique(numbers):
+            columns = np.flatnonzero(numbers == number)
+            if number >= total:
+                region = self.regions[number - total]
+                scalar.append(Part(region, -1, _simple(powers[0, columns[0]]), np.zeros((count, 0), np.int64)))
+                continue
+            region = self.regions[self.factors[number][0]]
+            index = self.factors[number][1]
+            flat = self.factors[number][2].atoms.reshape(-1)
+            for power in np.unique(np.round(powers[0, columns], 9)):
+                mine = columns[np.isclose(powers[0, columns], power)]
+                labels = self.engine.partition.spaces[flat[where[:, mine]]]
+                copies = self.factors[number][2].copies
+                if copies is not None:
+                    labels = combine(labels, copies.reshape(-1)[where[:, mine]].astype(np.uint64))
+                apart = [np.flatnonzero(labels[0] == one) for one in np.unique(labels[0])]
+                regular = bool((np.sort(labels, 1) == np.sort(labels[0])).all())
+                if not regular or len(apart) == 1 or count == 1:
+                    apart = [np.arange(mine.size)]
+                    parts.append(Part(region, index, _simple(power), where[:, mine]))
+                    continue
+                for one in sorted(apart, key=lambda cols: int(where[0, mine[cols[0]]])):
+                    label = labels[0][one[0]]
+                    chosen = where[:, mine][labels == label].reshape(count, -1)
+                    parts.append(Part(region, index, _simple(power), chosen))
+        order = np.argsort(parts[0].places[:, 0]) if parts else np.arange(count)
+        for part in parts:
+            part.places = part.places[order]
+        return parts, scalar
+
+    def _scaling(
+        self, count: int, parts: list[Part], scalar: list[Part], soft: int | float, space: int, turning: set[int]
+    ) -> list[Found]:
+        """The symmetry of free charges that move the same factors of the same parameters."""
+        widths = {part.places.shape[1] for part in parts}
+        try:
+            if parts and not scalar and widths == {1} and not any(_repeats(part) for part in parts):
+                legs = tuple(Leg(_rows(part), part.degree) for part in parts)
+                return [self._signed(Found(Scaling(), legs, parts, soft, space))]
+            if parts and not scalar and widths == {2} and all(abs(part.degree) == 1 for part in parts):
+                if id(parts) in turning:
+                    legs = tuple(Leg(_rows(part), part.degree) for part in parts)
+                    return [self._signed(Found(ComplexScaling(), legs, parts, soft, space))]
+                if all(part.region.role == "gain" for part in parts):
+                    return [self._signed(Found(Scaling(), tuple(map(_planes, parts)), parts, soft, space))]
+        except Unviewable:
+            pass
+        result = []
+        for n in range(count):
+            own = [Part(part.region, part.factor, part.degree, part.places[n : n + 1].T) for part in parts]
+            legs_or_none = self._legs(own + scalar)
+            if legs_or_none is not None:
+                result.append(self._signed(Found(OneScale(), legs_or_none, own + scalar, soft, space)))
+        return result
+
+    def _signed(self, found: Found) -> Found:
+        """With the first leg moving by a positive power."""
+        if found.legs[0].degree < 0:
+            found.legs = tuple(Leg(leg.view, -leg.degree) for leg in found.legs)
+            for part in found.parts:
+                part.degree = -part.degree
+        return found
+
+    def _legs(self, parts: Sequence[Part]) -> tuple[Leg, ...] | None:
+        try:
+            return tuple(
+                Leg(whole_view(part.region) if part.factor < 0 else _rows(part), _simple(part.degree)) for part in parts
+            )
+        except Unviewable as problem:
+            self.unviewable.append(str(problem))
+            return None
+
+    # --- translations -----------------------------------------------------------------------------------------------
+
+    def _translations(self) -> list[Found]:
+        """Free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
+        space = ShiftSpace(self.regions, self.shifts.expand)
+        result = []
+        for family in space.families():
+            try:
+                legs = tuple(
+                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows)), _simple(weight))
+                    for unit, weight in family
+                )
+            except Unviewable as problem:
+                self.unviewable.append(str(problem))
+                continue
+            parts = [
+                Part(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family
+            ]
+            result.append(self._signed(Found(Translation(), legs, parts)))
+        for places, weights in space.rest():
+            found = self._irregular(space, places, weights)
+            if found is not None:
+                result.append(found)
+        return result
+
+    def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> Found | None:
+        """A number that is added, with weights, to a list of entries of parameters."""
+        legs, parts = [], []
+        for number, start, stop in space.spans():
+            mine = (rows >= start) & (rows < stop)
+            region_number, index, one = space.fields[number]
+            region = self.regions[region_number]
+            sizes = [axis.size for axis in region.sets]
+            dims = [d for d, size in enumerate(sizes) if size > 1]
+            for weight in np.unique(np.round(weights[mine], 9)):
+                chosen = rows[mine][np.isclose(weights[mine], weight)] - start
+                mask = np.zeros([sizes[d] for d in one.dims], dtype=bool)
+                mask.reshape(-1)[chosen] = True
+                full = mask[tuple(slice(None) if d in one.dims else None for d in range(len(sizes)))]
+                flat = np.flatnonzero(np.broadcast_to(full, sizes).reshape([sizes[d] for d in dims]))
+                try:
+                    view = rows_view(region, dims, flat)
+                except Unviewable as problem:
+                    self.unviewable.append(str(problem))
+                    return None
+                if view.m != 1:
+                    return None
+                legs.append(Leg(view, _simple(float(weight))))
+                parts.append(Part(region, index, _simple(float(weight)), chosen[None]))
+        return self._signed(Found(Translation(), tuple(legs), parts)) if legs else None
+
+
+def _rows(part: Part) -> View:
+    one = part.region.type.factors[part.factor]
+    return rows_view(part.region, one.dims, part.places.reshape(-1))
+
+
+def _repeats(part: Part) -> bool:
+    """Whether two free charges scale one place: they cannot be rows of one leg."""
+    ordered = np.sort(part.places.reshape(-1))
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
+def _planes(part: Part) -> Leg:
+    one = part.region.type.factors[part.factor]
+    return Leg(planes_view(part.region, one.dims, part.places), part.degree)

@@ -1,0 +1,167 @@
+"""The type of a tensor: how each of its entries moves under the unknown group of symmetries of a program.
+
+The group acts on parameters; every tensor that is computed from them moves along. To first order the motion of a tensor
+T is a charge times T plus a shift,
+
+    δT[i] = (Σ_f w_f q[a_f(i)]) T[i] + Σ_g w_g σ[b_g(i)] + (images),
+
+with one unknown number for every *atom*: q for charges, σ for shifts. A `Field` is the map i ↦ a(i): an array of atoms
+over some of the tensor's axes, the same for all indices of the others. Reshaping, slicing and joining tensors only
+re-indexes these arrays, so fused projections, interleaved heads and grouped queries need no special case. An `Image` is
+a shift that has been through a product with data: only where it comes from and along which axes it varies is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+Atoms = NDArray[np.int64]
+Axis = "int | Virtual"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Virtual:
+    """The axis that an index tensor looks entries up along: which of its entries is used where in a tensor.
+
+    `dims` are the axes of the tensor that the index varies along and `slots` says, over those axes, which entry of the
+    index tensor decides. Two tensors that were looked up by one index tensor agree where their slots do.
+    """
+
+    key: int
+    dims: tuple[int, ...]
+    slots: Atoms
+
+    def same(self, other: Virtual) -> bool:
+        """Whether both look up the same entry at every place."""
+        return (
+            self.key == other.key
+            and self.dims == other.dims
+            and self.slots.shape == other.slots.shape
+            and bool((self.slots == other.slots).all())
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Field:
+    """Atoms over the axes `dims` of a tensor, constant along all others, with a weight: the power of the scale.
+
+    `virtual` axes, if any, are the leading axes of `atoms`.
+    """
+
+    dims: tuple[int, ...]
+    atoms: Atoms
+    weight: Fraction = Fraction(1)
+    virtual: tuple[Virtual, ...] = ()
+    copies: Atoms | None = None
+    """Where atoms occur several times (a key head repeated for its queries), which of the copies a place belongs to."""
+
+    def times(self, weight: Fraction | int) -> Field:
+        """The same atoms with another weight."""
+        return replace(self, weight=self.weight * weight)
+
+    def touches(self, dims: Iterable[int]) -> bool:
+        """Whether the motion can differ along one of these axes."""
+        mine = self.occupied
+        return any(dim in mine for dim in dims)
+
+    @property
+    def occupied(self) -> set[int]:
+        """The axes of the tensor along which the motion can differ."""
+        found = set(self.dims)
+        for axis in self.virtual:
+            found.update(axis.dims)
+        return found
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Image:
+    """A shift that was multiplied with data: a linear map of `atoms`, of which only the axes it varies along are known.
+
+    Two images with one `key` are the same map, so that they cancel in x − mean(x).
+    """
+
+    key: int
+    varies: frozenset[int]
+    atoms: Atoms
+    weight: Fraction = Fraction(1)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Type:
+    """How a tensor moves: `factors` multiply, `shifts` and `images` add. A tensor of zeros fits any factors."""
+
+    factors: tuple[Field, ...] = ()
+    shifts: tuple[Field, ...] = ()
+    images: tuple[Image, ...] = ()
+    zero: bool = False
+    centred: frozenset[int] = frozenset()
+    """Axes along which the tensor sums to zero, as after a norm that centres: its readers see no common shift."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the tensor does not move at all."""
+        return not (self.factors or self.shifts or self.images)
+
+    @property
+    def shifted(self) -> bool:
+        """Whether something is added to the tensor."""
+        return bool(self.shifts or self.images)
+
+
+FIXED = Type()
+ZERO = Type(zero=True)
+
+
+def distinct(atoms: Atoms) -> Atoms:
+    """The different entries of an array, in ascending order."""
+    flat = atoms.reshape(-1)
+    if flat.size < 2 or bool((flat[1:] > flat[:-1]).all()):
+        return flat
+    return np.unique(flat)
+
+
+def tidy(dims: Sequence[int], array: Atoms, leading: int = 0) -> tuple[tuple[int, ...], Atoms]:
+    """A field without axes of size one, its axes in ascending order."""
+    kept = [place for place, _ in enumerate(dims) if array.shape[leading + place] != 1]
+    array = array.reshape(array.shape[:leading] + tuple(array.shape[leading + place] for place in kept))
+    dims = [dims[place] for place in kept]
+    order = sorted(range(len(dims)), key=dims.__getitem__)
+    if order != list(range(len(order))):
+        array = array.transpose(tuple(range(leading)) + tuple(leading + place for place in order))
+    return tuple(sorted(dims)), array
+
+
+def without_constant_axes(dims: tuple[int, ...], array: Atoms, leading: int = 0) -> tuple[tuple[int, ...], Atoms]:
+    """A field without the axes along which it does not change."""
+    kept = list(dims)
+    for dim in dims:
+        axis = leading + kept.index(dim)
+        first = np.take(array, [0], axis)
+        if bool((array == first).all()):
+            array = np.asarray(np.take(array, 0, axis))
+            kept.remove(dim)
+    return tuple(kept), array
+
+
+def spread(field: Field, dims: Sequence[int], shape: Sequence[int], virtual: Sequence[Virtual] = ()) -> Atoms:
+    """The atoms of a field over more axes: those in `virtual`, then those in `dims` (with the sizes of `shape`)."""
+    leading = len(field.virtual)
+    source = field.atoms
+    index: list[slice | None] = []
+    order: list[int] = []
+    for axis in virtual:
+        match = next((n for n, mine in enumerate(field.virtual) if mine.same(axis)), None)
+        index.append(None if match is None else slice(None))
+        if match is not None:
+            order.append(match)
+    for dim in dims:
+        index.append(slice(None) if dim in field.dims else None)
+        if dim in field.dims:
+            order.append(leading + field.dims.index(dim))
+    source = source.transpose(order)[tuple(index)] if index else source
+    return source

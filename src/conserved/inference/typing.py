@@ -1,0 +1,213 @@
+"""The walk over a program that gives every value its type, and the equations that its result must satisfy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from conserved.inference.capture import Operation, Program, Ref
+from conserved.inference.engine import Engine, View
+from conserved.inference.rules import RULES, Known, Step, base_name, fix_all, same_value
+from conserved.inference.types import FIXED, Type
+
+
+@dataclass(slots=True)
+class Typing:
+    """Types of all values that the result depends on, and the operations that had no rule."""
+
+    program: Program
+    engine: Engine
+    known: dict[int, Known]
+    live: list[int]
+    unknown: Counter[str] = field(default_factory=Counter)
+    stopped: list[int] = field(default_factory=list)
+    """Operations through which no gradient is recorded although the result depends on them."""
+    custom: set[str] = field(default_factory=set)
+    """Autograd functions whose forward was followed: their backward is their author's."""
+    reached: set[str] = field(default_factory=set)
+    """Parameters that the result depends on."""
+    deferred: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """Products that are only summed up, which makes them contractions."""
+    assumed: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """Charges that went through an autograd function, by its name."""
+
+
+def typed(program: Program, classes: int | None = None, *, judged: bool = True) -> Typing:
+    """Type a program.
+
+    Args:
+        program: what was captured.
+        classes: the axis of the outputs that cross-entropy is taken along; without it, outputs are judged by any loss.
+        judged: whether outputs must not move at all. If not, they may move in any way their types allow.
+    """
+    engine = Engine()
+    known: dict[int, Known] = {}
+    typing = Typing(program, engine, known, _live(program))
+    for name, value in program.parameters.items():
+        if program.values[value].parameter is None:
+            continue
+        known[value] = engine.parameter(name, program.values[value].shape)
+    shared = set(program.shared)
+    for name in program.hooked:
+        known.pop(program.parameters[name], None)
+    typing.deferred = _summed_products(typing)
+    for number in typing.live:
+        engine.origin = number
+        _step(typing, program.operations[number], shared)
+    engine.origin = len(program.operations)
+    for value in program.read:
+        found = known.get(value, FIXED)
+        if isinstance(found, Type):
+            engine.zero(found)
+    for value in program.outputs:
+        found = known.get(value, FIXED)
+        step = Step(engine, program, Operation("output", (), {}, [], "", ""), known, typing.deferred)
+        type_ = step.type(Ref(value)) if isinstance(found, View) else found
+        known[value] = type_
+        if not judged:
+            continue
+        if classes is None:
+            engine.zero(type_)
+        else:
+            count = len(program.values[value].shape)
+            engine.zero(Type(type_.factors))
+            engine.forget_shift(type_, [classes + count if classes < 0 else classes])
+    for name in shared:
+        for region in engine.regions.get(name, []):
+            engine.zero(region.type)
+    return typing
+
+
+def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
+    program, known = typing.program, typing.known
+    step = Step(typing.engine, program, operation, known, typing.deferred)
+    inputs = operation.inputs()
+    typing.reached.update(name for number in inputs if (name := program.values[number].parameter) is not None)
+    moving = [number for number in inputs if number in typing.deferred or not _fixed(known.get(number, FIXED))]
+    if operation.results and operation.results[0] in typing.deferred:
+        return
+    name = base_name(operation.name)
+    rule = RULES.get(operation.name.rsplit(".", 1)[0]) or RULES.get(name)
+    if not moving and not name.endswith(
+        ("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")
+    ):
+        found = [known.get(n) for n in inputs]
+        if not any(isinstance(one, Type) and (one.zero or one.centred) for one in found):
+            return
+    if operation.stopped and moving:
+        typing.stopped.append(typing.engine.origin)
+        fix_all(step)
+        return
+    if rule is None:
+        typing.unknown[name] += 1
+        fix_all(step)
+        return
+    given = rule(step)
+    results = list(given) if isinstance(given, Sequence) else [given]
+    if len(results) < len(operation.results):
+        # An operation in place: its last result is the new value of what it wrote to.
+        results += [results[0]] * (len(operation.results) - len(results))
+    _mark(typing, operation, [*(known.get(number) for number in inputs), *results])
+    hooked = any(number in program.hooked_values for number in operation.results)
+    for number, type_ in zip(operation.results, results, strict=False):
+        if hooked and isinstance(type_, Type):
+            # A hook changes the gradient here: only what does not move keeps its identity.
+            typing.engine.zero(type_)
+            continue
+        dtype = program.values[number].dtype
+        if (dtype.is_floating_point or dtype.is_complex) and (
+            isinstance(type_, View) or type_.zero or type_.centred or not type_.fixed
+        ):
+            known[number] = typing.engine.moving(type_) if isinstance(type_, Type) else type_
+
+
+TRANSPARENT = ("CheckpointFunction", "CheckpointFunctionBackward")
+"""Autograd functions whose backward is the derivative of their forward."""
+
+
+def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> None:
+    """Remember the charges that go through an autograd function: its backward is whatever its author wrote."""
+    if not operation.custom or operation.custom in TRANSPARENT:
+        return
+    typing.custom.add(operation.custom)
+    atoms = typing.assumed.setdefault(operation.custom, [])
+    for one in known:
+        if isinstance(one, View):
+            one = typing.engine.known(one)
+        if isinstance(one, Type):
+            atoms += [field.atoms for field in one.factors]
+
+
+def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
+    """Products of two tensors that nothing but one sum uses."""
+    program = typing.program
+    users: dict[int, list[str]] = {}
+    for number in typing.live:
+        operation = program.operations[number]
+        for value in operation.inputs():
+            users.setdefault(value, []).append(base_name(operation.name))
+    outputs = set(program.outputs)
+    found = {}
+    for number in typing.live:
+        operation = program.operations[number]
+        if (
+            base_name(operation.name) != "aten::mul"
+            or operation.name.startswith("aten::mul_")
+            or len(operation.args) < 2
+        ):
+            continue
+        left, right = operation.args[:2]
+        result = operation.results[0]
+        if (
+            isinstance(left, Ref)
+            and isinstance(right, Ref)
+            and left.value != right.value
+            and result not in outputs
+            and not operation.stopped
+            and not operation.custom
+            and users.get(result) in (["aten::sum"], ["aten::mean"])
+            and all(
+                program.values[ref.value].shape and program.values[ref.value].constant is None for ref in (left, right)
+            )
+        ):
+            found[result] = (left, right)
+    return found
+
+
+def _fixed(known: Known) -> bool:
+    return isinstance(known, Type) and known.fixed
+
+
+def _live(program: Program) -> list[int]:
+    """Operations that the outputs depend on, in order."""
+    step = Step(Engine(), program, Operation("", (), {}, [], "", ""), {}, {})
+    needed = set(program.outputs)
+    # A number that Python reads out of a tensor may decide anything: it must not move.
+    needed.update(value for value in program.read if program.values[value].dtype.is_floating_point)
+    found = []
+    for number in range(len(program.operations) - 1, -1, -1):
+        operation = program.operations[number]
+        if needed.isdisjoint(operation.results):
+            continue
+        found.append(number)
+        if (
+            base_name(operation.name) == "aten::div"
+            and len(operation.args) > 1
+            and same_value(step, *operation.args[:2])
+        ):
+            continue
+        for value in operation.inputs():
+            dtype = program.values[value].dtype
+            if dtype.is_floating_point or dtype.is_complex:
+                needed.add(value)
+    return found[::-1]
+
+
+def parameter_atoms(region_type: Type) -> np.ndarray:
+    """All atoms that occur in a type."""
+    parts = [np.unique(one.atoms) for one in (*region_type.factors, *region_type.shifts)]
+    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
