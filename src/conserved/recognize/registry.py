@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import nn
 
-from conserved.inference import recognize as infer
 from conserved.laws import Dropped, LawSet
 from conserved.recognize.sharing import settle
 from conserved.recognize.site import Norm, Site, Unreadable, own_forward, passes_on, qualified_name
@@ -155,6 +154,8 @@ def recognize(model: Any, *args: Any, loss: str = "regression", **kwargs: Any) -
         `.unknown` operations without a rule.
     """
     if args or kwargs:
+        from conserved.inference import recognize as infer
+
         return infer(model, *args, loss=loss, **kwargs)
     if not isinstance(model, nn.Module):
         raise TypeError(f"recognize takes a torch.nn.Module; got {type(model).__name__}.")
