@@ -224,7 +224,8 @@ def test_a_trained_model_passes_on_real_sentences(minilm: Path) -> None:
     assert laws.unclaimed == ()
     # Six layers of twelve heads: query/key and value/output of each; inert key biases; neurons of GELU have no law.
     families = {symmetry.family for symmetry in laws}
-    assert families == {"query_key", "value_output", "inert_bias", "positions", "inert_padding", "centre", "sum_scale"}
+    # The trained padding row is not zero, so nothing that moves the whole table of tokens is a law.
+    assert families == {"query_key", "value_output", "inert_bias", "inert_padding", "centre", "sum_scale"}
     assert sum(symmetry.family == "query_key" for symmetry in laws) == 72
 
     def loss() -> Tensor:
