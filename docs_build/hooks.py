@@ -37,6 +37,8 @@ PARTS = {
     "discover": "Discovering laws",
     "certify": "Certificates",
     "audit": "Auditing gradients",
+    "auditing": "Checking a function's backward",
+    "inference": "Reading symmetries off a program",
     "testing": "For test suites",
     "track": "Watching training",
     "integrations": "Training loops of others",

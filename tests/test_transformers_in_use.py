@@ -26,6 +26,14 @@ def names(laws: LawSet) -> list[str]:
     return [symmetry.name for symmetry in laws]
 
 
+def with_zero_padding(model: nn.Module) -> nn.Module:
+    """A model whose padding rows are zero, as they are in every fresh one and taken to be where there are no values."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight.data[module.padding_idx] = 0
+    return model
+
+
 class TestWithoutWeights:
     @pytest.mark.parametrize("family", FAMILIES, ids=ids)
     def test_the_laws_of_a_model_on_the_meta_device_are_those_of_the_model(self, family: Family) -> None:
@@ -33,7 +41,7 @@ class TestWithoutWeights:
             options = {"add_pooling_layer": False} if family.model in ("BertModel", "ViTModel") else {}
             empty = getattr(transformers, family.model)(family.configured(), **options)
         laws = family.laws(generic_epsilon(empty))
-        assert names(laws) == names(family.laws(family.build()))
+        assert names(laws) == names(family.laws(with_zero_padding(family.build())))
         assert str(laws.numbers) in laws.summary().replace(",", "")
 
     def test_evaluating_says_that_there_are_no_weights(self) -> None:
@@ -219,7 +227,8 @@ def test_a_trained_model_passes_on_real_sentences(minilm: Path) -> None:
     laws = recognize(model, **tokens)
     # Six layers of twelve heads: query/key and value/output of each; inert key biases; neurons of GELU have no law.
     families = {symmetry.family for symmetry in laws}
-    assert families == {"query_key", "value_output", "inert_bias", "positions", "inert_padding", "centre", "sum_scale"}
+    # The trained padding row is not zero, so nothing that moves the whole table of tokens is a law.
+    assert families == {"query_key", "value_output", "inert_bias", "inert_padding", "centre", "sum_scale"}
     assert sum(symmetry.family == "query_key" for symmetry in laws) == 72
 
     def loss() -> Tensor:

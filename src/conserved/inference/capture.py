@@ -80,6 +80,8 @@ class Program:
     """Values with such hooks."""
     read: list[int] = field(default_factory=list)
     """Values that Python read a number from."""
+    branches: list[str] = field(default_factory=list)
+    """Lines that read a number out of something that is no constant, and may have gone another way for other inputs."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     _makers: dict[int, Operation] = field(default_factory=dict)
 
@@ -160,6 +162,9 @@ class Recorder(TorchDispatchMode):
         self.program.operations.append(operation)
         if name.startswith("aten::_local_scalar_dense"):
             self.program.read += operation.inputs()
+            described = self.program.values[operation.inputs()[0]]
+            if described.constant is None and (described.dtype == torch.bool or described.dtype.is_floating_point):
+                self.program.branches.append(operation.line)
         for target, value in zip(written, operation.results[len(operation.results) - len(written) :], strict=True):
             self._write(target, value, operation)
         self._evaluate(operation, results)

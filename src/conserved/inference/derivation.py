@@ -8,7 +8,7 @@ import numpy as np
 
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly
-from conserved.inference.types import Type, distinct
+from conserved.inference.types import Type
 from conserved.inference.typing import Typing
 from conserved.symmetry import Symmetry
 

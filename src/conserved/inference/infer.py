@@ -78,7 +78,13 @@ def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int 
 
 
 def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
-    """Where a symmetry comes from: "typed", or "assumed" if an autograd function's own backward is on its way."""
+    """Where a symmetry comes from: "typed", or "assumed".
+
+    Assumed are laws through an autograd function, whose backward is its author's, and all laws of a program that
+    decides by numbers it reads out of its inputs: they hold on the path that was taken.
+    """
+    if typing.program.branches:
+        return "assumed"
     if not typing.assumed or symmetry.kind.linear:
         return "typed"
     atoms = [

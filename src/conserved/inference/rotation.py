@@ -70,10 +70,14 @@ class Rotations:
         low = int(pairs.min())
         key = (
             tuple(
-                (program.operations[n].name, tuple(program.values[v].shape for v in program.operations[n].inputs()))
+                (
+                    program.operations[n].name,
+                    tuple(program.values[v].shape for v in program.operations[n].inputs()),
+                    str(tree_map_only(Ref, lambda _: "·", program.operations[n].args)),
+                )
                 for n in slice_
             ),
-            (np.sort(pairs.reshape(-1)) - low).tobytes() if pairs.size < 64 else pairs.shape,
+            (pairs - low).tobytes(),
         )
         if key not in self._decided:
             try:
