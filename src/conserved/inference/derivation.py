@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from conserved.inference.rules import base_name
+from conserved.inference.engine import View
+from conserved.inference.rules import Known, base_name
+from conserved.inference.softened import Forgets, Forgetting, counted
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type
 from conserved.inference.typing import Typing
@@ -16,9 +18,12 @@ from conserved.symmetry import Symmetry
 class Derivation:
     """The typing of a program, to be asked about its laws."""
 
-    def __init__(self, typing: Typing, assembly: Assembly) -> None:
+    def __init__(self, typing: Typing, assembly: Assembly, symmetries: Iterable[Symmetry] = ()) -> None:
         self.typing = typing
         self.assembly = assembly
+        self._symmetries = tuple(symmetries)
+        self._forgets: Forgets | None = None
+        self._places: dict[str, frozenset[str]] | None = None
 
     def dropped(self, kept: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
         """Parameters no law moves, each with the operation that ended its symmetries."""
@@ -54,6 +59,60 @@ class Derivation:
                 where = f" in {operation.module}" if operation.module else ""
                 return f"{name}{where}.{operation.line}" if where else f"{name} in {operation.line}"
         return ""
+
+    def places(self) -> Mapping[str, frozenset[str]]:
+        """For every module in which something that depends on parameters is computed: the laws whose spaces occur there.
+
+        A law without a space (a parameter that moves nothing) occurs where its parameters are read.
+        """
+        if self._places is None:
+            self._places = self._found_places()
+        return self._places
+
+    def _found_places(self) -> dict[str, frozenset[str]]:
+        program, known = self.typing.program, self.typing.known
+        owners: tuple[_Owners, _Owners] = (_Owners(), _Owners())
+        spaceless: dict[str, list[str]] = {}
+        for symmetry in self._symmetries:
+            if symmetry.name in self.assembly.parts:
+                owners[symmetry.kind.linear].add(symmetry.name, self._atoms(symmetry))
+            for name in () if symmetry.name in self.assembly.parts else symmetry.parameters:
+                spaceless.setdefault(name, []).append(symmetry.name)
+        moving = {value for name, value in program.parameters.items() if program.values[value].parameter is not None}
+        found: dict[str, set[str]] = {}
+        for number in self.typing.live:
+            operation = program.operations[number]
+            inputs = operation.inputs()
+            if moving.isdisjoint(inputs):
+                continue
+            moving.update(operation.results)
+            here = found.setdefault(operation.module, set())
+            for value in (*inputs, *operation.results):
+                for type_ in self._types(known.get(value)):
+                    here.update(*(owners[False].of(one.atoms) for one in type_.factors))
+                    here.update(*(owners[True].of(one.atoms) for one in (*type_.shifts, *type_.images)))
+                here.update(spaceless.get(program.values[value].parameter or "", ()))
+        return {module: frozenset(names) for module, names in found.items()}
+
+    def _types(self, known: Known | None) -> list[Type]:
+        """The type of a value; of a part of a parameter, those of the regions it overlaps."""
+        if not isinstance(known, View):
+            return [] if known is None else [known]
+        return [
+            region.type
+            for region in self.typing.engine.regions.get(known.name, [])
+            if all(np.isin(one.atoms, mine).any() for one, mine in zip(known.coordinates, region.sets, strict=True))
+        ]
+
+    def forgettings(self, symmetry: Symmetry) -> tuple[Forgetting, ...]:
+        """The normalisations that make a law one up to ε, with its charges there; ValueError if they are not known."""
+        if self._forgets is None:
+            self._forgets = Forgets(self.typing, self.assembly.parts, self.assembly.charges)
+        return self._forgets.of(symmetry)
+
+    def normalisations(self) -> Mapping[tuple[str, bool], int]:
+        """How many normalisations run in each module, those that are one operation apart from those written out."""
+        return counted(self.typing)
 
     def explain(self, symmetry: Symmetry) -> str:
         """The operations that a symmetry's space passes through, in order."""
@@ -93,6 +152,34 @@ class Derivation:
         return isinstance(known, Type) and any(
             np.isin(one.atoms, atoms).any() for one in (*known.factors, *known.shifts)
         )
+
+
+class _Owners:
+    """Which laws move an atom."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._pairs: list[np.ndarray] = []
+        self._table: np.ndarray | None = None
+
+    def add(self, name: str, atoms: np.ndarray) -> None:
+        """A law and its atoms."""
+        self._pairs.append(np.stack([atoms, np.full(atoms.shape, len(self._names), dtype=np.int64)], 1))
+        self._names.append(name)
+
+    def of(self, atoms: np.ndarray) -> set[str]:
+        """The laws that move some of these atoms."""
+        if not self._pairs:
+            return set()
+        if self._table is None:
+            table = np.concatenate(self._pairs)
+            self._table = table[np.argsort(table[:, 0], kind="stable")]
+        wanted = np.unique(atoms)
+        table = self._table
+        low = np.searchsorted(table[:, 0], wanted[wanted > 0], "left")
+        high = np.searchsorted(table[:, 0], wanted[wanted > 0], "right")
+        laws = {int(law) for a, b in zip(low[high > low], high[high > low], strict=True) for law in table[a:b, 1]}
+        return {self._names[law] for law in laws}
 
 
 def _folded(lines: list[str]) -> list[str]:

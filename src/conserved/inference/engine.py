@@ -70,6 +70,15 @@ class Ending:
 
 
 @dataclass(slots=True)
+class Softened:
+    """Charges that a normalisation with this ε makes vanish only as far as ε is small: what it divides by."""
+
+    fields: tuple[Field, ...]
+    origin: int
+    epsilon: int | float
+
+
+@dataclass(slots=True)
 class Engine:
     """The unknowns of a program and the relations between them."""
 
@@ -80,6 +89,8 @@ class Engine:
     endings: list[Ending] = field(default_factory=list)
     forgotten: list[Ending] = field(default_factory=list)
     """Shifts that an operation does not see."""
+    softened: list[Softened] = field(default_factory=list)
+    """Normalisations that forget a scale up to ε."""
     passed: dict[str, list[Atoms]] = field(default_factory=dict)
     """Charges that went through a kind of operation: "homogeneous" or "gated"."""
     origin: int = -1
@@ -123,6 +134,8 @@ class Engine:
         fields = _cancelled([*left, *(one.times(-1) for one in right)])
         if not fields:
             return
+        if soft:
+            self.softened.append(Softened(fields, self.origin, soft))
         system = self.shifts if shift else self.charges
         groups = _components(fields)
         rest: list[tuple[Fraction, Atoms]] = []

@@ -66,7 +66,7 @@ def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int 
     symmetries = [replace(one, source=derivation_source(typing, one)) for one in symmetries]
     unique = {symmetry.name: symmetry for symmetry in symmetries}
     assert len(unique) == len(symmetries), "two laws got one name"
-    derivation = Derivation(typing, assembly)
+    derivation = Derivation(typing, assembly, unique.values())
     return LawSet(
         symmetries=tuple(unique.values()),
         parameters=dict(parameters),

@@ -1,0 +1,135 @@
+"""What an audit covers: the parameters and modules that tested identities span, and those that none does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conserved.laws import LawSet, Places
+from conserved.symmetry import Symmetry
+from conserved.view import View
+
+_SHOWN = 6
+"""Names that a text lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Shares of a model that tested identities span, and what they leave out.
+
+    `parameters` is the share of trained entries that take part in a tested identity. `modules` is the share of the
+    modules in which something that depends on trained parameters was computed, and through which the space of a tested
+    identity passes: a function in the middle of a module may be wrong although all weights around it are spanned.
+    """
+
+    parameters: float
+    modules: float
+    untested: Mapping[str, float]
+    """Trained parameters that are not wholly spanned, with the share of their entries that is not."""
+    untested_modules: tuple[str, ...]
+    counted: int
+    """Modules that were counted."""
+
+    @property
+    def percent(self) -> str:
+        """The share of parameters; everything but nothing less is 100 %."""
+        return percent(self.parameters)
+
+    def lines(self) -> list[str]:
+        """Sentences for a summary."""
+        spanned = self.counted - len(self.untested_modules)
+        text = f"Covers {self.percent} of trained parameters and {spanned} of {self.counted} modules."
+        found = [text]
+        if self.untested:
+            listed = [
+                name if share == 1 else f"{name} ({percent(share)} of it)" for name, share in self.untested.items()
+            ]
+            found.append(f"  no identity spans {_named(listed)}")
+        if self.untested_modules:
+            found.append(f"  nor passes through {_named([name or 'the model itself' for name in self.untested_modules])}")
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "parameters": self.parameters,
+            "modules": self.modules,
+            "untested": dict(self.untested),
+            "untested_modules": list(self.untested_modules),
+            "counted_modules": self.counted,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def percent(share: float) -> str:
+    """A share in words: 100 % and 0 % mean all and nothing."""
+    rounded = round(100 * share)
+    if rounded == 100 and share < 1:
+        return "over 99 %"
+    return "under 1 %" if rounded == 0 and share > 0 else f"{rounded} %"
+
+
+def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor]) -> Coverage:
+    """What the laws named in `tested` span of some trained parameters, and of the program they were read off."""
+    chosen = [symmetry for symmetry in laws if symmetry.name in tested]
+    free = _free(chosen, trained)
+    total = sum(parameter.numel() for parameter in trained.values())
+    places = laws.derivation.places() if isinstance(laws.derivation, Places) else _owners(laws, trained)
+    missed = tuple(sorted(module for module, names in places.items() if names.isdisjoint(tested)))
+    left = sum(free.values())
+    return Coverage(
+        parameters=1 - left / total if total else 0.0,
+        modules=1 - len(missed) / len(places) if places else 0.0,
+        untested={name: count / trained[name].numel() for name, count in free.items() if count},
+        untested_modules=missed,
+        counted=len(places),
+    )
+
+
+def _free(chosen: list[Symmetry], trained: Mapping[str, Tensor]) -> dict[str, int]:
+    """How many entries of each trained parameter no leg sees."""
+    views: dict[str, set[View]] = defaultdict(set)
+    for symmetry in chosen:
+        for leg in symmetry.legs:
+            if leg.view.parameter in trained:
+                views[leg.view.parameter].add(leg.view)
+    return {name: _unseen(views[name], tuple(parameter.shape)) for name, parameter in trained.items()}
+
+
+def _unseen(views: set[View], shape: tuple[int, ...]) -> int:
+    """Entries of a parameter that none of the views sees."""
+    total = prod(shape)
+    if not views or any(view.n * view.m >= total for view in views):
+        return 0 if views else total
+    seen = torch.zeros(shape, dtype=torch.bool)
+    for view in views:
+        part = view.face(seen)
+        if view.rows is None:
+            part.fill_(True)
+        else:
+            flags = torch.zeros(view.faced, dtype=torch.bool)
+            flags[list(view.rows)] = True
+            part |= flags.reshape(part.shape[: len(view.axes)] + (1,) * (part.ndim - len(view.axes)))
+    return total - int(seen.sum())
+
+
+def _owners(laws: LawSet, trained: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
+    """Laws without a program: the modules that own trained parameters, and the laws that move these."""
+    found: dict[str, set[str]] = {name.rpartition(".")[0]: set() for name in trained}
+    for symmetry in laws:
+        for name in symmetry.parameters:
+            found.setdefault(name.rpartition(".")[0], set()).add(symmetry.name)
+    return {module: frozenset(names) for module, names in found.items()}
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,177 @@
+r"""Laws up to ε made exact: how a law's scales enter every normalisation that forgets them.
+
+Under the motion of a law, what a norm divides by scales as e^{ct}; the norm forgets that but for its ε. With s the mean
+square that is normalised and y the output, the loss changes by Σ c ε/(s + ε) ⟨y, ∂L/∂y⟩ instead of by zero. The charges
+c are read off the solved typing; the rest is measured where the model runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conserved.inference.engine import Softened
+from conserved.inference.rules import base_name
+from conserved.inference.symmetries import Part
+from conserved.inference.system import Solution
+from conserved.inference.typing import Typing
+from conserved.kind import OneScale, Scaling
+from conserved.symmetry import Symmetry
+
+FUNCTIONS = ("native_layer_norm", "fused_rms_norm", "rms_norm", "native_group_norm", "native_batch_norm")
+"""Operations that normalise and have ε as an argument; a name may be longer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forgetting:
+    """One normalisation of a program that forgets the scales of a law."""
+
+    module: str
+    function: bool
+    """Whether it is one operation; otherwise it is written out, and `module` is where."""
+    call: int
+    """Its number among the normalisations of that kind in its module, in the order they run."""
+    epsilon: float
+    dims: tuple[int, ...]
+    """Axes of what is normalised along which the charges differ."""
+    charges: np.ndarray
+    """For every row of the law, the charge of what is divided by, over these axes."""
+
+
+class Unsolved(ValueError):
+    """The motion of a law is not one of the free numbers of the typing."""
+
+
+class Forgets:
+    """Answers, for the laws of one typed program, through which normalisations they pass."""
+
+    def __init__(self, typing: Typing, parts: Mapping[str, list[Part]], solution: Solution) -> None:
+        self._typing, self._parts = typing, parts
+        self._rows = solution.expand[:, np.flatnonzero(solution.soft > 0)].tocsr()
+        self._columns = self._rows.tocsc()
+        self._numbers = _numbered(typing)
+        self._regions = {id(region): region for found in typing.engine.regions.values() for region in found}
+        atoms = [
+            np.stack([flat, np.full_like(flat, id(region))], 1)
+            for region in self._regions.values()
+            for one in region.type.factors
+            for flat in [one.atoms.reshape(-1)]
+        ]
+        table = np.concatenate(atoms) if atoms else np.zeros((0, 2), dtype=np.int64)
+        self._owners = table[np.argsort(table[:, 0], kind="stable")]
+
+    def of(self, symmetry: Symmetry) -> tuple[Forgetting, ...]:
+        """Every normalisation through which a law up to ε passes.
+
+        Raises:
+            Unsolved: if the law's motion cannot be told from the typing.
+
+        """
+        if symmetry.name not in self._parts or not isinstance(symmetry.kind, OneScale | Scaling):
+            raise Unsolved(symmetry.name)
+        motions = np.stack(list(self._motions(symmetry)))
+        found = []
+        for one in self._typing.engine.softened:
+            dims, charges = _charges(one, motions)
+            if not np.abs(charges).any():
+                continue
+            module, function, call = self._numbers[one.origin]
+            found.append(Forgetting(module, function, call, float(one.epsilon), dims, charges))
+        return tuple(found)
+
+    def _motions(self, symmetry: Symmetry) -> Iterator[np.ndarray]:
+        """For every row of a law the charges of all atoms while it moves."""
+        parts = self._parts[symmetry.name]
+        mine = {id(part.region) for part in parts}
+        for row in range(symmetry.n if isinstance(symmetry.kind, Scaling) else 1):
+            yield self._motion([self._moved(part, row, symmetry) for part in parts], mine, symmetry.name)
+
+    @staticmethod
+    def _moved(part: Part, row: int, symmetry: Symmetry) -> tuple[float, list[tuple[float, np.ndarray]]]:
+        """The degree of a leg, and the atoms whose charges add up to it, one set for every factor."""
+        factors = part.region.type.factors
+        if part.factor < 0:
+            return float(part.degree), [(float(one.weight), one.atoms.reshape(-1)) for one in factors]
+        one = factors[part.factor]
+        places = part.places[row] if isinstance(symmetry.kind, Scaling) else part.places
+        return float(part.degree), [(float(one.weight), one.atoms.reshape(-1)[np.asarray(places).reshape(-1)])]
+
+    def _motion(
+        self, legs: Sequence[tuple[float, list[tuple[float, np.ndarray]]]], mine: set[int], name: str
+    ) -> np.ndarray:
+        degree, factors = legs[0]
+        candidates = {int(column) for _, atoms in factors for column in self._rows[int(atoms[0])].indices}
+        for column in sorted(candidates):
+            vector = self._columns[:, column].toarray().reshape(-1)
+            scale = _power(factors, vector) / degree
+            if (
+                np.isfinite(scale)
+                and scale
+                and all(np.isclose(_power(atoms, vector), power * scale) for power, atoms in legs)
+                and not any(self._moves(region, vector) for region in self._touched(vector) - mine)
+            ):
+                return np.asarray(vector / scale)
+        raise Unsolved(name)
+
+    def _touched(self, vector: np.ndarray) -> set[int]:
+        atoms = np.flatnonzero(vector)
+        low = np.searchsorted(self._owners[:, 0], atoms, "left")
+        high = np.searchsorted(self._owners[:, 0], atoms, "right")
+        return {int(region) for a, b in zip(low, high, strict=True) for region in np.unique(self._owners[a:b, 1])}
+
+
+    def _moves(self, region: int, vector: np.ndarray) -> bool:
+        """Whether a motion scales a region; charges of its factors may cancel."""
+        factors = [(float(one.weight), one.atoms.reshape(-1)) for one in self._regions[region].type.factors]
+        return not abs(_power(factors, vector)) < 1e-9
+
+
+def _power(factors: Sequence[tuple[float, np.ndarray]], vector: np.ndarray) -> float:
+    """By which power a motion scales a leg; not a number if its entries move differently."""
+    total = 0.0
+    for weight, atoms in factors:
+        values = vector[atoms]
+        if not np.isclose(values, values[0]).all():
+            return float("nan")
+        total += weight * float(values[0])
+    return total
+
+
+def _numbered(typing: Typing) -> dict[int, tuple[str, bool, int]]:
+    """For every operation that forgets a scale: its module, whether it is a function, its number there."""
+    soft = {one.origin for one in typing.engine.softened}
+    counts: dict[tuple[str, bool], int] = {}
+    found: dict[int, tuple[str, bool, int]] = {}
+    for number, operation in enumerate(typing.program.operations):
+        name = base_name(operation.name).removeprefix("aten::").lstrip("_")
+        function = any(name.startswith(known) for known in FUNCTIONS)
+        if function or number in soft:
+            key = (operation.module, function)
+            found[number] = (*key, counts.get(key, 0))
+            counts[key] = counts.get(key, 0) + 1
+    return found
+
+
+def counted(typing: Typing) -> dict[tuple[str, bool], int]:
+    """How many normalisations run in each module, those that are one operation apart from those written out."""
+    return dict(Counter((module, function) for module, function, _ in _numbered(typing).values()))
+
+
+def _charges(one: Softened, motions: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """The total charge of what is divided by, for every motion, over the axes along which it differs."""
+    if any(field.virtual for field in one.fields):
+        total = sum(np.abs(motions[:, field.atoms]).sum() for field in one.fields)
+        if total:
+            raise Unsolved("a normalisation of rows that are chosen by index")
+        return (), np.zeros(len(motions))
+    dims = tuple(sorted({dim for field in one.fields for dim in field.dims}))
+    charges: np.ndarray = np.zeros((len(motions),) + (1,) * len(dims))
+    for field in one.fields:
+        order = np.argsort(field.dims)
+        values = motions[:, field.atoms].transpose(0, *(1 + order))
+        shape = [field.atoms.shape[field.dims.index(dim)] if dim in field.dims else 1 for dim in dims]
+        charges = charges + float(field.weight) * values.reshape(len(motions), *shape)
+    return dims, charges
