@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conserved
-from conserved import Symmetry, Verdict, audit, blocks, recognize
+from conserved import Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.audit import Audit
 from conserved.balance import weighed
 from conserved.batch import Plan
@@ -345,6 +345,29 @@ def test_a_model_on_the_meta_device_is_refused() -> None:
         audit(model)
 
 
+def test_the_parameters_and_modules_that_nothing_tests_are_listed_with_the_badge() -> None:
+    found = audit(backward(decoder()))
+    assert found.badge == f"verified, {found.coverage.percent} of parameters"
+    assert found.coverage.parameters == 1
+    assert all(name.endswith("feedforward") for name in found.coverage.untested_modules)
+    half = audit(backward(decoder()), laws=recognize(decoder()).select(lambda s: s.family == "gated_neurons"))
+    assert 0 < half.coverage.parameters < 1
+    assert "embedding.weight" in half.coverage.untested
+    assert "layers.0.attention" in half.coverage.untested_modules
+    assert f"verified, {half.coverage.percent} of parameters" in repr(half)
+
+
+def test_a_law_up_to_epsilon_is_decided_where_the_norms_were_watched() -> None:
+    tiny = decoder()
+    with torch.no_grad():
+        tiny.embedding.weight.mul_(1e-3)  # type: ignore[union-attr, operator]
+    with gauge(tiny) as seen:
+        backward(tiny)
+    assert audit(tiny, gauge=seen).conclusive
+    tiny.embedding.weight.grad *= 1.01  # type: ignore[union-attr, operator]
+    assert [row.name for row in audit(tiny, gauge=seen).failures] == ["stream_scale"]
+
+
 def test_a_scale_that_a_norm_forgets_up_to_epsilon_is_left_open_when_it_is_off_and_never_green() -> None:
     tiny = decoder()
     with torch.no_grad():
@@ -358,7 +381,9 @@ def test_a_scale_that_a_norm_forgets_up_to_epsilon_is_left_open_when_it_is_off_a
     spoiled = audit(usual)
     assert spoiled.failures == ()
     assert [row.name for row in spoiled.left_open] == ["stream_scale"]
-    assert not spoiled.ok
+    assert spoiled.ok
+    assert not spoiled.conclusive
+    assert spoiled.badge == "inconclusive"
 
 
 # Ways in.

@@ -37,11 +37,11 @@ def paragraph(text: str, *, quiet: bool = False) -> str:
     return f'<p style="{style}">{escape(text)}</p>'
 
 
-def badge(verdict: Verdict) -> str:
-    """The verdict as a coloured word and its sentence."""
+def badge(verdict: Verdict, words: str = "") -> str:
+    """The verdict as a coloured word, or `words` in its colour, and its sentence."""
     word = f"padding:.1em .5em;border-radius:.3em;color:#fff;font-weight:600;background:{_COLOURS[verdict.status]}"
     return (
-        f'<p style="margin:.35em 0"><span style="{word}">{escape(verdict.status.value.upper())}</span> '
+        f'<p style="margin:.35em 0"><span style="{word}">{escape((words or verdict.status.value).upper())}</span> '
         f"{escape(verdict.message)}</p>"
     )
 

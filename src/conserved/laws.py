@@ -117,13 +117,6 @@ class Explains(Protocol):
     def explain(self, symmetry: Symmetry) -> str: ...
 
 
-@runtime_checkable
-class Places(Protocol):
-    """Whatever knows in which modules of a program the spaces of laws occur."""
-
-    def places(self) -> Mapping[str, frozenset[str]]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class LawSet:
     """The symmetries of a model and, through them, its conservation laws.

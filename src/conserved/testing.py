@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from conserved.audit import Audit, audit
+from conserved.audit import Audit, Gauge, audit
+from conserved.audit.gauging import watch_norms
 from conserved.auditing import Check, check
 from conserved.backward import precision_of
-from conserved.inference import FirstCall, laws_of_model
+from conserved.inference import laws_of_model
 from conserved.laws import LawSet
 
 if TYPE_CHECKING:
@@ -102,18 +104,20 @@ def assert_gradients_conserve(
     of which no law is known fails as well: nothing was tested.
     """
     __tracebackhide__ = True
+    seen = Gauge()
     if loss_fn is not None:
         for parameter in model.parameters():
             parameter.grad = None
-        with FirstCall(model, loss=loss) as first:
+        with ExitStack() as undo:
+            watch_norms(model, laws, seen, undo, loss=loss)
             value = loss_fn()
             if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
                 raise ValueError("loss_fn must return a tensor of one number that depends on the parameters.")
             precision = precision or precision_of(value)
             value.backward()
-            laws = first.laws() if laws is None else laws
+            laws = laws_of_model(model, loss=loss) if laws is None else laws
     found = laws_of_model(model, loss=loss) if laws is None else laws
-    result = audit(model, found, precision=precision, unused=unused)
-    if not result.ok:
+    result = audit(model, found, precision=precision, unused=unused, gauge=seen)
+    if not (result.ok and result.conclusive):
         raise AssertionError(result.summary())
     return result

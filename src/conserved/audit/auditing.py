@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -14,7 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conserved.audit.causes import factor, step_size, usual
+from conserved.audit.coverage import coverage
+from conserved.audit.gauging import Gauge
 from conserved.audit.lookups import Loses, lost, tables
+from conserved.audit.places import described
 from conserved.audit.report import Audit, Finding, Row
 from conserved.backward import coarsest
 from conserved.balance import Balance, weigh
@@ -31,6 +35,9 @@ _HALF = (torch.bfloat16, torch.float16)
 _EXPLAINED = 24
 """Failures that are looked into one by one, worst first; each costs a transfer from the device."""
 
+_CUT = 16
+"""Entries of several gradients that have one magnitude, the largest, if gradients were clipped by value."""
+
 
 def audit(
     model: nn.Module,
@@ -40,15 +47,26 @@ def audit(
     precision: torch.dtype | None = None,
     accumulated: int = 1,
     unused: Sequence[str] = (),
+    gauge: Gauge | None = None,
 ) -> Audit:
     """Hold every gradient identity against rounding. Call it after `loss.backward()`, before `optimizer.step()`.
 
-    Without `laws`, those of the model are inferred for `loss` and kept with it. A model that does not say how it is
-    called needs `laws=conserved.recognize(model, x)`. `precision` is the coarsest that the forward or backward pass
-    was computed in, for instance torch.bfloat16 under autocast; without it, it is taken from the stored types and
-    read off the gradients' bits (conserved.grain).
-    `accumulated` backward passes were added up in the gradients; it matters if those are stored in half precision.
-    Parameters whose names match a pattern in `unused` may have no gradient.
+    Args:
+        model: the model, with gradients on its parameters.
+        laws: what to hold them against. Without it, the laws of the model are inferred for `loss` and kept with it; a
+            model that does not say how it is called needs `laws=conserved.recognize(model, x)`.
+        loss: as for `conserved.recognize`.
+        precision: the coarsest that the forward or backward pass was computed in, for instance torch.bfloat16 under
+            autocast; without it, it is taken from the stored types and read off the gradients' bits (conserved.grain).
+        accumulated: backward passes that were added up in the gradients; it matters if those are stored in half
+            precision.
+        unused: patterns of names of parameters that may have no gradient.
+        gauge: what `conserved.gauge(model)` saw of the same passes. The verdict is then on both, and laws up to a
+            norm's ε are held to rounding.
+
+    Returns:
+        An `Audit`: `.ok`, `.conclusive`, `.coverage`, `.failures`, `.summary()`.
+
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"audit takes a torch.nn.Module; got {type(model).__name__}.")
@@ -61,14 +79,15 @@ def audit(
         backward = _Backward.of(model, found)
         balance = weigh(backward.laws.plan, backward.points, backward.slopes)
         used, known = _precision(precision, backward, balance)
-        limits = _limits(backward, used, accumulated, given=known == "given")
-        return _judged(backward, balance, limits, used, known, found.unclaimed, tuple(unused))
+        settled = _settled(backward, balance, used, accumulated, gauge, given=known == "given")
+        return _judged(backward, settled, used, known, tuple(unused), gauge)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Backward:
     """What a backward pass left behind, and the laws it is held against."""
 
+    model: nn.Module
     laws: LawSet
     points: Tensors
     slopes: Tensors
@@ -81,30 +100,15 @@ class _Backward:
 
     @staticmethod
     def of(model: nn.Module, laws: LawSet) -> _Backward:
-        theta = dict(model.named_parameters())
-        trained = {name: p for name, p in theta.items() if p.requires_grad}
-        strangers = [name for name in laws.plan.needs if name not in theta]
-        if strangers:
-            raise ValueError(
-                f"The laws speak of {strangers[0]}, which the model does not have. "
-                "Pass laws=conserved.recognize(model, x) of this model."
-            )
-        away = [name for name, p in trained.items() if p.is_meta]
-        if away:
-            raise ValueError(f"{away[0]} is on the meta device and has no gradient to audit. Load the weights first.")
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
+        lawful, gone = _lawful(model, laws)
         if trained and not slopes:
             raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
-        # A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor
-        # is one with a parameter that shares its memory with another since: a step of that one moves it too; nor one of
-        # an embedding whose padding row is no longer zero.
-        beside, looked_up = overlapping(theta), tables(model)
-        gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up)))
-        names = {item.name for item in gone}
-        lawful = laws.select(lambda s: s.name not in names) if gone else laws
         absent = tuple(name for name in trained if name not in slopes)
         slopes |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
         return _Backward(
+            model=model,
             laws=lawful,
             points=trained,
             slopes=slopes,
@@ -114,25 +118,115 @@ class _Backward:
         )
 
 
-def _judged(
+_LAWFUL: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, LawSet, LawSet, tuple[Dropped, ...]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""For every model the laws it was last audited with, and those of them that it keeps."""
+
+
+def _lawful(model: nn.Module, laws: LawSet) -> tuple[LawSet, tuple[Dropped, ...]]:
+    """The laws that this model keeps as it is now, and why it does not keep the others; found out once.
+
+    A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor is one
+    with a parameter that shares its memory with another since: a step of that one moves it too; nor one of an embedding
+    whose padding row is no longer zero.
+    """
+    theta = dict(model.named_parameters())
+    state = tuple((name, id(p), p.requires_grad, _address(p)) for name, p in theta.items())
+    known = _LAWFUL.get(model)
+    if known is not None and known[0] == state and known[1] is laws:
+        return known[2], known[3]
+    strangers = [name for name in laws.plan.needs if name not in theta]
+    if strangers:
+        raise ValueError(
+            f"The laws speak of {strangers[0]}, which the model does not have. "
+            "Pass laws=conserved.recognize(model, x) of this model."
+        )
+    trained = {name: p for name, p in theta.items() if p.requires_grad}
+    away = [name for name, p in trained.items() if p.is_meta]
+    if away:
+        raise ValueError(f"{away[0]} is on the meta device and has no gradient to audit. Load the weights first.")
+    beside, looked_up = overlapping(theta), tables(model)
+    gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up)))
+    names = {item.name for item in gone}
+    lawful = laws.select(lambda s: s.name not in names) if gone else laws
+    _LAWFUL[model] = (state, laws, lawful, gone)
+    return lawful, gone
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        # A wrapper around other tensors has no memory of its own.
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Settled:
+    """Residuals and what rounding explains of them, after laws up to ε were made exact where that is possible."""
+
+    balance: Balance
+    residuals: NDArray[np.float64]
+    limits: NDArray[np.float64]
+    nearly: NDArray[np.bool_]
+    """Laws that still hold only up to ε."""
+
+
+def _settled(
     backward: _Backward,
     balance: Balance,
-    limits: NDArray[np.float64],
+    used: torch.dtype,
+    accumulated: int,
+    gauge: Gauge | None,
+    *,
+    given: bool,
+) -> _Settled:
+    plan = backward.laws.plan
+    rounding_alone = _limits(backward, used, accumulated, given=given)
+    residuals, limits = balance.residuals.copy(), rounding_alone + plan.epsilons**0.5
+    nearly = plan.epsilons > 0
+    terms = None if gauge is None else gauge.terms
+    for place in np.flatnonzero(nearly).tolist() if terms is not None else ():
+        symmetry = plan.symmetries[place]
+        side = terms.of(symmetry, backward.slopes) if terms is not None else None
+        if side is None or not balance.tested[place]:
+            continue
+        mu = symmetry.identity(backward.points, backward.slopes, dtype=torch.float64).flatten()
+        value = side.value.to(mu.device)
+        size = math.hypot(balance.scales[place], float(value.norm()), side.spread**0.5)
+        residuals[place] = float((mu - value).norm()) / size if size else 0.0
+        limits[place], nearly[place] = rounding_alone[place], False
+    return _Settled(balance=balance, residuals=residuals, limits=limits, nearly=nearly)
+
+
+def _judged(
+    backward: _Backward,
+    settled: _Settled,
     used: torch.dtype,
     known: Literal["given", "stored", "bits"],
-    unclaimed: tuple[str, ...],
     unused: tuple[str, ...],
+    gauge: Gauge | None,
 ) -> Audit:
     """Hold every residual against its limit, and look into those that are too large, worst first."""
     symmetries, points, slopes = backward.laws.symmetries, backward.points, backward.slopes
-    residuals, tested = balance.residuals, balance.tested
+    balance, residuals, limits = settled.balance, settled.residuals, settled.limits
+    tested = balance.tested
     doubtful = np.flatnonzero(~((residuals <= limits) & tested)).tolist()
     statuses = {
-        place: status(residuals[place], limits[place], tested=bool(tested[place]), nearly=not symmetries[place].exact)
+        place: status(residuals[place], limits[place], tested=bool(tested[place]), nearly=bool(settled.nearly[place]))
         for place in doubtful
     }
     findings = _findings(backward, balance, unused)
+    broken = [place for place in doubtful if statuses[place] is Status.REFUTED]
+    late = _lost_since(backward, [symmetries[place] for place in broken])
+    broken = [place for place in broken if symmetries[place].name not in late]
+    statuses |= {place: Status.INCONCLUSIVE for place in doubtful if symmetries[place].name in late}
     excess = np.where(np.isnan(residuals), np.inf, residuals / limits)
+    clipped = _clipped([symmetries[place] for place in broken], slopes) if broken else None
+    if clipped is not None:
+        statuses |= dict.fromkeys(broken, Status.INCONCLUSIVE)
+        broken = []
 
     def row(place: int, suggests: tuple[str, ...] = ()) -> Row:
         symmetry = symmetries[place]
@@ -140,15 +234,16 @@ def _judged(
             name=symmetry.name,
             family=symmetry.family,
             parameters=symmetry.parameters,
+            where=tuple(described(leg, symmetry) for leg in symmetry.legs),
             part=symmetry.part,
             residual=float(residuals[place]),
             tolerance=float(limits[place]),
             status=statuses.get(place, Status.VERIFIED),
-            checked=bool(tested[place]),
+            checked=bool(tested[place]) and symmetry.name not in late,
+            source=symmetry.source,
             suggests=suggests,
         )
 
-    broken = [place for place in doubtful if statuses[place] is Status.REFUTED]
     moved: float | None = None
     if broken and not any(item.trouble == "not finite" for item in findings):
         moved = _moved([symmetries[place] for place in broken[:_EXPLAINED]], points, slopes)
@@ -156,33 +251,71 @@ def _judged(
         row(place, _suggestions(symmetries[place], points, slopes, moved) if number < _EXPLAINED else ())
         for number, place in enumerate(sorted(broken, key=lambda place: -excess[place]))
     ]
-    unsure = [place for place in doubtful if statuses[place] is Status.INCONCLUSIVE and tested[place]]
+    unsure = [
+        place
+        for place in doubtful
+        if statuses[place] is Status.INCONCLUSIVE and tested[place] and symmetries[place].name not in late
+    ]
     left_open = tuple(row(place) for place in sorted(unsure, key=lambda place: -excess[place]))
     places = np.flatnonzero(tested)
+    verdict = _verdict(
+        failures,
+        left_open,
+        findings,
+        used,
+        moved=moved,
+        clipped=clipped,
+        gauge=gauge,
+        count=len(symmetries),
+        tested=len(places),
+        nearest=row(int(places[excess[places].argmax()])) if len(places) else None,
+        nearly=int(settled.nearly.sum()),
+        unknown=backward.laws.unknown,
+    )
+    held = frozenset(symmetries[int(place)].name for place in places) - frozenset(late)
     return Audit(
-        verdict=_verdict(
-            failures,
-            left_open,
-            findings,
-            moved,
-            used,
-            count=len(symmetries),
-            tested=len(places),
-            nearest=row(int(places[excess[places].argmax()])) if len(places) else None,
-            nearly=int((backward.laws.plan.epsilons > 0).sum()),
-        ),
+        verdict=verdict,
         failures=tuple(failures),
         left_open=left_open,
         worst=float(residuals.max(initial=0.0)),
         others=lambda: map(row, sorted(set(range(len(symmetries))).difference(broken))),
+        covers=lambda: coverage(backward.laws, held, points),
         findings=tuple(findings),
-        unclaimed=unclaimed,
-        dropped=backward.dropped,
+        unclaimed=backward.laws.unclaimed,
+        dropped=(*backward.dropped, *(Dropped(name, reason) for name, reason in late.items())),
+        unknown=backward.laws.unknown,
         precision=used,
         known=known,
         ranks=balance.ranks,
         moved=moved,
+        gauge=gauge,
     )
+
+
+def _lost_since(backward: _Backward, broken: Sequence[Symmetry]) -> dict[str, str]:
+    """Of laws that seem broken, those that are none any more because of what training did to a table."""
+    looked_up = tables(backward.model) if broken else {}
+    return {symmetry.name: reason for symmetry in broken if (reason := lost(symmetry, looked_up))}
+
+
+def _clipped(broken: Sequence[Symmetry], slopes: Tensors) -> float | None:
+    """The value at which gradients were cut off, if they look as if they were; no law survives that.
+
+    Many entries have exactly the largest magnitude of all; one or two may by chance, or by symmetry.
+    """
+    names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
+    tensors = [whole(slopes[name]).detach() for name in names if not slopes[name].is_sparse]
+    tensors = [one for one in tensors if one.numel() and one.dtype not in _HALF]
+    if not tensors:
+        return None
+    peaks = [one.abs().max() for one in tensors]
+    peak = float(torch.stack([one.double().to(peaks[0].device) for one in peaks]).max())
+    if not 0 < peak < math.inf:
+        return None
+    cut = [one.abs() == peak for one in tensors]
+    many = sum(int(one.sum()) for one in cut)
+    both = any(bool((one[where] > 0).any()) and bool((one[where] < 0).any()) for one, where in zip(tensors, cut))
+    return peak if many >= _CUT and both and sum(bool(one.any()) for one in cut) > 1 else None
 
 
 def _lost(
@@ -217,7 +350,7 @@ def _limits(backward: _Backward, used: torch.dtype, accumulated: int, *, given: 
     def limits(kind: torch.dtype) -> NDArray[np.float64]:
         # Each pass that is added to a half-precision gradient rounds it once more.
         more = math.sqrt(accumulated) if kind in _HALF else 1.0
-        return more * rounding(coarsest(least, kind), plan.entries) + plan.epsilons**0.5
+        return more * rounding(coarsest(least, kind), plan.entries)
 
     by_kind = {kind: limits(kind) for kind in {coarsest(*pair) for pair in backward.types}}
     if len(by_kind) == 1:
@@ -270,25 +403,26 @@ def _verdict(
     failures: Sequence[Row],
     unsure: Sequence[Row],
     findings: Sequence[Finding],
-    moved: float | None,
     used: torch.dtype,
     *,
+    moved: float | None,
+    clipped: float | None,
+    gauge: Gauge | None,
     count: int,
     tested: int,
     nearest: Row | None,
     nearly: int,
+    unknown: Mapping[str, int],
 ) -> Verdict:
     """One verdict on the pass; a gradient that is missing leaves it open unless an identity is broken as well."""
     infinite = [item for item in findings if item.trouble == "not finite"]
     missing = [item for item in findings if item.trouble == "missing"]
-    evidence = tuple(row.evidence for row in failures)
-    status = Status.INCONCLUSIVE
     if infinite:
-        status = Status.REFUTED
         message = f"{len(infinite)} gradients are not finite, that of {infinite[0].parameter} among them."
-        evidence = (Evidence(what="gradients that are not finite", value=len(infinite), limit=0),)
-    elif failures:
-        status = Status.REFUTED
+        return _said(
+            Status.REFUTED, message, Evidence(what="gradients that are not finite", value=len(infinite), limit=0)
+        )
+    if failures:
         message = f"{len(failures)} of {count} gradient identities do not hold"
         if moved is not None:
             message += ", because the parameters are no longer those the gradient was taken at: a step of size "
@@ -296,24 +430,40 @@ def _verdict(
         else:
             message += ". Either the backward pass is wrong there, parameters or gradients were changed since, or the "
             message += "model computed something else than in the call its laws were read off."
+        return _said(Status.REFUTED, message, *(row.evidence for row in failures))
+    if gauge is not None and gauge.seen and gauge.verdict == Status.REFUTED:
+        return _said(Status.REFUTED, gauge.verdict.message, *gauge.verdict.evidence)
+    if clipped is not None:
+        message = f"Gradients look clipped by value at ±{clipped:.3g}, which no identity survives: audit before clipping."
     elif missing:
         message = (
             f"{len(missing)} trainable parameters have no gradient, {missing[0].parameter} among them. If nothing "
+            "should reach them, freeze them or name them in unused=."
         )
-        message += "should reach them, freeze them or name them in unused=."
     elif not count:
         message = "No law is known of this model, so nothing can be said of its gradients."
     elif not tested:
         message = "No gradient reached the parameters of any law, or those it reached are zero."
     elif unsure:
-        message = f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to: "
-        message += "either inputs of those norms are small against √ε, or the backward pass is wrong there. "
-        message += "The others hold."
-        evidence = tuple(row.evidence for row in unsure)
+        message = (
+            f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to: either "
+            "inputs of those norms are small against √ε, or the backward pass is wrong there. The others hold. Within "
+            "conserved.gauge(model), or with a Monitor, what ε leaves is measured and these are decided too."
+        )
+        return _said(Status.INCONCLUSIVE, message, *(row.evidence for row in unsure))
+    elif unknown:
+        listed = ", ".join(f"{name} ({times}×)" for name, times in list(unknown.items())[:4])
+        message = (
+            f"All {tested} identities that are known hold, but nothing is known of operations the model runs: {listed}. "
+            "conserved.register_operator says what they keep; conserved.check tests their backward."
+        )
     else:
         assert nearest is not None
-        status = Status.VERIFIED
         message = f"All {tested} gradient identities hold to the rounding of {str(used).removeprefix('torch.')}"
         message += f", {nearly} of them up to a norm's ε." if nearly else "."
-        evidence = (nearest.evidence,)
+        return _said(Status.VERIFIED, message, nearest.evidence)
+    return _said(Status.INCONCLUSIVE, message)
+
+
+def _said(status: Status, message: str, *evidence: Evidence) -> Verdict:
     return Verdict(status=status, message=message, evidence=evidence)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.laws import LawSet, Places
+from conserved.inference.derivation import Derivation
+from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 from conserved.view import View
 
@@ -82,7 +83,7 @@ def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor
     chosen = [symmetry for symmetry in laws if symmetry.name in tested]
     free = _free(chosen, trained)
     total = sum(parameter.numel() for parameter in trained.values())
-    places = laws.derivation.places() if isinstance(laws.derivation, Places) else _owners(laws, trained)
+    places = laws.derivation.places() if isinstance(laws.derivation, Derivation) else _owners(laws, trained)
     missed = tuple(sorted(module for module, names in places.items() if names.isdisjoint(tested)))
     left = sum(free.values())
     return Coverage(

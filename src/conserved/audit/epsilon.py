@@ -15,43 +15,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved.inference import being_followed
+from conserved.inference.derivation import Derivation
+from conserved.inference.softened import Forgetting
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry, Tensors
 
 Key = tuple[str, bool, int]
 """A normalisation: its module, whether it is one function, its number there."""
-
-
-class Forgetting(Protocol):
-    """One normalisation that forgets the scales of a law: see `conserved.inference.softened`."""
-
-    @property
-    def module(self) -> str: ...
-    @property
-    def function(self) -> bool: ...
-    @property
-    def call(self) -> int: ...
-    @property
-    def epsilon(self) -> float: ...
-    @property
-    def dims(self) -> tuple[int, ...]: ...
-    @property
-    def charges(self) -> np.ndarray: ...
-
-
-@runtime_checkable
-class KnowsForgetting(Protocol):
-    """Whatever knows through which normalisations a law passes."""
-
-    def forgettings(self, symmetry: Symmetry) -> Sequence[Forgetting]: ...
-    def normalisations(self) -> Mapping[tuple[str, bool], int]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +53,7 @@ class EpsilonTerms:
         counts: Mapping[tuple[str, bool], int] = {}
         modules = dict(model.named_modules())
         known = laws.derivation
-        if isinstance(known, KnowsForgetting) and _plain(model):
+        if isinstance(known, Derivation) and _plain(model):
             counts = known.normalisations()
             for symmetry in laws:
                 if not symmetry.exact:
@@ -184,8 +162,12 @@ class EpsilonTerms:
             ratios.append(ratio)
         return float(np.median(ratios)) if ratios else None
 
+    def begin(self) -> None:
+        """A forward pass has begun."""
+        self._begin(self._model, ())
+
     def _begin(self, module: nn.Module, args: Any) -> None:
-        self._inside = torch.is_grad_enabled()
+        self._inside = torch.is_grad_enabled() and not being_followed()
         self._passes += self._inside
         self._calls.clear()
 

@@ -11,8 +11,9 @@ capped scores; such layers are left out. Nothing of size length × length is for
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,12 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved.audit.epsilon import EpsilonTerms
 from conserved.audit.keys import keys_seen
 from conserved.backward import coarsest
+from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.judging import rounding
 from conserved.kind import Translation
+from conserved.laws import LawSet
 from conserved.symmetry import full_precision, weighed
 from conserved.verdict import Evidence, Status, Verdict
+
+LOGGER = logging.getLogger("conserved.audit")
 
 _LOOK = (
     "dK is not what this softmax makes of dO: the correction term of the softmax derivative is missing or belongs to "
@@ -60,6 +66,8 @@ class Gauge:
     """What was seen of the keys; read it after leaving the `with` block."""
 
     precision: torch.dtype | None = None
+    terms: EpsilonTerms | None = None
+    """What ε leaves of laws that hold up to it, for `conserved.audit(model, gauge=…)`."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Attention layers for which the identity does not hold by design, and why."""
     seen: int = 0
@@ -68,6 +76,8 @@ class Gauge:
 
     def see(self, name: str, keys: Tensor, visible: str) -> Tensor:
         """Watch the gradient of these keys, and of nothing else that may be computed from the same tensor."""
+        if being_followed():
+            return keys
         if visible:
             self.excluded[name] = visible
             return keys
@@ -161,21 +171,51 @@ class Gauge:
         return f"<Gauge: {self.verdict.status.value}, {len(self.rows)} heads, worst {self.worst:.2g}>"
 
 
+def watch_norms(model: nn.Module, laws: LawSet | None, found: Gauge, undo: ExitStack, *, loss: str = "any") -> None:
+    """Measure what ε leaves of laws up to it, as soon as they are known: now, or at the first forward pass."""
+    laws = known_laws(model, loss=loss) if laws is None else laws
+    if laws is not None:
+        found.terms = EpsilonTerms(model, laws)
+        found.terms.watch(undo)
+        return
+    first = FirstCall(model, loss=loss)
+    undo.callback(first.close)
+
+    def came() -> None:
+        try:
+            inferred = first.laws()
+        except Exception as problem:
+            # Whatever the program is: its attention can be watched without knowing its laws.
+            LOGGER.info("laws up to ε are not watched: %s", problem)
+            return
+        found.terms = EpsilonTerms(model, inferred)
+        found.terms.watch(undo)
+        found.terms.begin()
+
+    first.came.append(came)
+
+
 @contextmanager
-def gauge(model: nn.Module, *, precision: torch.dtype | None = None) -> Iterator[Gauge]:
-    """Watch the gradients of all keys of a model; the forward and the backward pass both go inside.
+def gauge(
+    model: nn.Module, laws: LawSet | None = None, *, precision: torch.dtype | None = None, loss: str = "any"
+) -> Iterator[Gauge]:
+    """Watch the gradients of all keys of a model, and its norms; the forward and the backward pass both go inside.
 
         with conserved.gauge(model) as g:
             model(x).square().mean().backward()
         assert g.ok
+        assert conserved.audit(model, gauge=g).conclusive
 
-    Works with attention of transformers in any implementation, with torch's scaled_dot_product_attention and with
+    At the norms it measures what ε leaves of laws that hold up to it, so that the audit holds them to rounding as well;
+    for that the laws are inferred at the first forward pass, unless they are given or known. Works with attention of transformers in any implementation, with torch's scaled_dot_product_attention and with
     conserved.blocks, checkpointed or not. A compiled model must be watched uncompiled.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"gauge takes a torch.nn.Module; got {type(model).__name__}.")
     found = Gauge(precision=precision)
-    with keys_seen(model, found.see):
+    with ExitStack() as undo:
+        undo.enter_context(keys_seen(model, found.see))
+        watch_norms(model, laws, found, undo, loss=loss)
         yield found
     if not found.seen and not found.excluded:
         raise ValueError(

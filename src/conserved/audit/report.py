@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
 from conserved import html
+from conserved.audit.coverage import Coverage
+from conserved.audit.gauging import Gauge
 from conserved.laws import Dropped
 from conserved.verdict import Evidence, Status, Verdict
 
@@ -39,6 +41,10 @@ class Row:
     status: Status
     checked: bool = True
     """Whether any gradient reached the identity, so that it says something."""
+    source: str = "typed"
+    """How the law was found: "typed", "probed" or "assumed"; see `conserved.Symmetry`."""
+    where: tuple[str, ...] = ()
+    """The rows of every parameter that it speaks of, in words."""
     suggests: tuple[str, ...] = ()
 
     @property
@@ -67,6 +73,8 @@ class Row:
             "tolerance": self.tolerance,
             "ok": self.ok,
             "status": self.status.value,
+            "source": self.source,
+            "where": list(self.where),
             "suggests": list(self.suggests),
         }
 
@@ -93,8 +101,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Audit:
-    """The identities of one backward pass, worst first; `ok` if they all hold and nothing else was found.
+    """The identities of one backward pass, worst first.
 
+    `ok`: nothing is refuted, no gradient is missing, and something was tested. `conclusive`: everything that could be
+    tested was, to rounding. Only both together are green, and `coverage` says for how much of the model.
     `precision` is the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of
     the gradients themselves), or read off the gradients' bits.
     """
@@ -108,10 +118,16 @@ class Audit:
     """The largest relative residual; 0 if there is none."""
     others: Callable[[], Iterable[Row]]
     """The rows that did not fail, made when they are asked for: most audits are clean and nobody reads them."""
+    covers: Callable[[], Coverage]
+    """Works out the coverage, when it is asked for."""
     findings: tuple[Finding, ...] = ()
     unclaimed: tuple[str, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     """Laws of the architecture that this model does not keep, and why; they are not tested."""
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Operations without a typing rule that the model runs: laws through them are not known."""
+    gauge: Gauge | None = None
+    """What was seen of the keys of attention, if the pass was watched."""
     precision: torch.dtype
     known: Literal["given", "stored", "bits"]
     ranks: int = 1
@@ -123,10 +139,29 @@ class Audit:
         """One for every identity: failures, then what holds, then what no gradient reached; worst first."""
         return (*self.failures, *sorted(self.others(), key=lambda row: (not row.checked, -_excess(row))))
 
+    @cached_property
+    def coverage(self) -> Coverage:
+        """The share of trained parameters and of modules that tested identities span, and what they leave out."""
+        return self.covers()
+
     @property
     def ok(self) -> bool:
-        """Whether every identity that could be tested holds, at least one could, and every gradient is there."""
+        """Whether nothing is refuted, no gradient is missing, and something was tested."""
+        if self.verdict == Status.REFUTED or any(item.matters for item in self.findings):
+            return False
+        return self.conclusive or any(row.checked for row in self.rows)
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether everything that could be tested was, and is as it should be to rounding."""
         return self.verdict.holds
+
+    @property
+    def badge(self) -> str:
+        """The verdict in a few words, with what it covers: "verified, 94 % of parameters"."""
+        if self.conclusive:
+            return f"{self.verdict.status.value}, {self.coverage.percent} of parameters"
+        return self.verdict.status.value
 
     def __getitem__(self, name: str) -> Row:
         for row in self.rows:
@@ -138,6 +173,11 @@ class Audit:
         """Plain data, for JSON."""
         return {
             **self.verdict.record(),
+            "ok": self.ok,
+            "conclusive": self.conclusive,
+            "badge": self.badge,
+            "coverage": self.coverage.record(),
+            "unknown": dict(self.unknown),
             "worst": self.worst,
             "precision": _named(self.precision),
             "precision_known": self.known,
@@ -162,12 +202,13 @@ class Audit:
         )
         for row in self.failures[:_SHOWN]:
             lines.append(f"  {row.name}: residual {row.residual:.2g}, rounding explains {row.tolerance:.1g}")
-            lines.append(f"    between {_listed(row.parameters)}")
+            lines.append(f"    between {_listed(row.where or row.parameters)}")
             lines += [f"    {text}" for text in row.suggests]
         if len(self.failures) > _SHOWN:
             lines.append(f"  … and {len(self.failures) - _SHOWN:,} more")
         for row in self.left_open[:_SHOWN]:
-            lines.append(f"  {row.name}: residual {row.residual:.2g}, over {row.tolerance:.1g}; ε may explain it")
+            why = "; ε may explain it" if "up to" in self.verdict.message else ""
+            lines.append(f"  {row.name}: residual {row.residual:.2g}, over {row.tolerance:.1g}{why}")
         if len(self.left_open) > _SHOWN:
             lines.append(f"  … and {len(self.left_open) - _SHOWN:,} more that ε may explain")
         troubles = [str(item) for item in self.findings]
@@ -179,6 +220,7 @@ class Audit:
             lines.append(f"Not tested, because this model does not keep them: {len(self.dropped)} laws ({first}).")
         if self.unclaimed:
             lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters.")
+        lines += self.coverage.lines()
         if self.ok:
             lines.append(BLIND)
         return "\n".join(lines)
@@ -191,7 +233,8 @@ class Audit:
             (row.name, f"{row.residual:.2g}", f"{row.tolerance:.1g}", *([" ".join(row.suggests)] if row.failed else []))
             for row in worst
         ]
-        parts = [html.badge(self.verdict), *(html.paragraph(str(item)) for item in self.findings[:_SHOWN])]
+        parts = [html.badge(self.verdict, self.badge), html.paragraph(" ".join(self.coverage.lines()))]
+        parts += [*(html.paragraph(str(item)) for item in self.findings[:_SHOWN])]
         if listed:
             parts.append(html.table(heads, listed, numbers=(1, 2), wraps=3))
         if len(self.rows) > len(worst):
@@ -200,7 +243,10 @@ class Audit:
         return html.panel(*parts, html.paragraph(BLIND, quiet=True) if self.ok else "")
 
     def __repr__(self) -> str:
-        return f"<Audit: {self.verdict.status.value}, {len(self.rows)} identities, worst {self.worst:.2g}>"
+        return f"<Audit: {self.badge}, {len(self.rows)} identities, worst {self.worst:.2g}>"
+
+    def __str__(self) -> str:
+        return self.summary()
 
 
 def _excess(row: Row) -> float:

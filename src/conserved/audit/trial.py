@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved.audit.auditing import audit
-from conserved.audit.gauging import Gauge
+from conserved.audit.gauging import Gauge, watch_norms
 from conserved.audit.keys import keys_seen
 from conserved.audit.report import Audit
 from conserved.backward import precision_of
-from conserved.inference import FirstCall
+from conserved.inference import laws_of_model
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -59,15 +60,16 @@ def trial(
     drawn = torch.randn(inputs.shape, generator=generator) if isinstance(inputs, Tensor) else inputs(generator)
     gauge = Gauge()
     model.zero_grad(set_to_none=True)
-    with FirstCall(model, loss=loss) as first:
-        with keys_seen(model, gauge.see):
-            with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
-                value = _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
-            precision = precision_of(value)
-            value.backward()
-        laws = first.laws()
+    with ExitStack() as undo:
+        undo.enter_context(keys_seen(model, gauge.see))
+        watch_norms(model, None, gauge, undo, loss=loss)
+        with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
+            value = _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
+        precision = precision_of(value)
+        value.backward()
+        laws = laws_of_model(model, loss=loss)
     watched = gauge if gauge.seen or gauge.excluded else None
-    return Trial(audit=audit(model, laws, precision=precision), gauge=watched)
+    return Trial(audit=audit(model, laws, precision=precision, gauge=gauge), gauge=watched)
 
 
 def _moved(x: Any, place: torch.device, kind: torch.dtype) -> Any:

@@ -4,7 +4,7 @@ is a law.
 
 from conserved.inference.examples import NoExample
 from conserved.inference.infer import recognize
-from conserved.inference.live import FirstCall, laws_of_model
+from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model
 from conserved.inference.retired import Component, register
 from conserved.inference.rules import RULES, Step, rule
 
@@ -16,6 +16,8 @@ __all__ = [
     "FirstCall",
     "NoExample",
     "Step",
+    "being_followed",
+    "known_laws",
     "laws_of_model",
     "recognize",
     "register",

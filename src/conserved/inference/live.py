@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._pytree import tree_map_only
 
@@ -18,6 +19,11 @@ from conserved.inference.capture import Recorder
 from conserved.inference.examples import Call, NoExample
 from conserved.inference.infer import recognize
 from conserved.laws import LawSet
+
+
+def being_followed() -> bool:
+    """Whether the forward pass that runs now is one that laws are read off, and not one of training."""
+    return any(isinstance(mode, Recorder) for mode in dispatch_modes())
 
 
 class FirstCall:
@@ -58,7 +64,7 @@ class FirstCall:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients, or made to infer laws, are not those of training."""
-        if not torch.is_grad_enabled() or any(isinstance(mode, Recorder) for mode in dispatch_modes()):
+        if not torch.is_grad_enabled() or being_followed():
             return
         self._handle.remove()
         self.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
@@ -74,6 +80,10 @@ def _idle() -> Callable[..., None]:
     return _nothing
 
 
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def _nothing(*_: Any) -> None:
     """A hook that does nothing."""
 
@@ -86,6 +96,12 @@ class _Known:
 
 _WAITING: weakref.WeakKeyDictionary[nn.Module, FirstCall] = weakref.WeakKeyDictionary()
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str, _Known]] = weakref.WeakKeyDictionary()
+
+
+def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
+    """The laws of a model as it is now, if they were inferred before."""
+    kept = _KNOWN.get(model, {}).get("any" if loss == "regression" else loss)
+    return kept.laws if kept is not None and kept.state == _state(model) else None
 
 
 def laws_of_model(model: nn.Module, *, loss: str = "any", call: Call | None = None) -> LawSet:
@@ -111,7 +127,9 @@ def laws_of_model(model: nn.Module, *, loss: str = "any", call: Call | None = No
     call = waiting.call if call is None and waiting is not None else call
     args, kwargs = call or ((), {})
     try:
-        found = recognize(model, *args, loss=loss, **kwargs)
+        # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
+        with saved_tensors_hooks(Tensor.detach, _same):
+            found = recognize(model, *args, loss=loss, **kwargs)
     except NoExample as problem:
         raise NoExample(
             f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "
