@@ -2,17 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something a person should look at: where, when, what was found and what it was held against."""
+    """Something a person should look at: where, when, what was found and what it was held against.
+
+    One defect is one alarm: those of one code and one family of laws are added up, with the first step, the largest
+    value, every law, and how often it was raised.
+    """
 
     step: int
+    """The first step in which it was raised."""
     code: str
     law: str
-    """The law, or the series of readings, that it is about."""
+    """The law, or the series of readings, that it is about; the worst of several."""
     value: float
     limit: float
     message: str
+    family: str = ""
+    """The family of its laws."""
+    laws: tuple[str, ...] = ()
+    """All laws it was raised for, in the order they came up; empty for one."""
+    count: int = 1
+    """How many laws in how many steps raised it, added up."""
+    last: int = 0
+    """The last step in which it was raised; 0 if that is the first."""
+
+    @property
+    def excess(self) -> float:
+        """How many times its limit the value is."""
+        return self.value / self.limit if self.limit and self.value == self.value else float("inf")
+
+    def __str__(self) -> str:
+        last = max(self.last, self.step)
+        when = f"step {self.step}" if last == self.step else f"steps {self.step} to {last}"
+        others = max(len(self.laws) - 1, 0)
+        more = f" The same in {others} other law{'s' if others > 1 else ''}: {_listed(self._others())}." if others else ""
+        return f"{when}: {self.message}{more}"
+
+    def _others(self) -> tuple[str, ...]:
+        return tuple(name for name in self.laws if name != self.law)
+
+    def merged(self, other: Alarm) -> Alarm:
+        """This alarm and a later one of the same kind as one; the message is that of the worse."""
+        worse = other if other.excess > self.excess else self
+        laws = dict.fromkeys((*(self.laws or (self.law,)), *(other.laws or (other.law,))))
+        return replace(
+            worse,
+            step=min(self.step, other.step),
+            last=max(self.last, self.step, other.last, other.step),
+            laws=tuple(laws),
+            count=self.count + other.count,
+        )
+
+
+def grouped(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
+    """Alarms of one code and one family as one, in the order they were first raised."""
+    found: dict[tuple[str, str], Alarm] = {}
+    for alarm in alarms:
+        key = (alarm.code, alarm.family or alarm.law)
+        found[key] = found[key].merged(alarm) if key in found else alarm
+    return tuple(found.values())
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -279,6 +279,8 @@ def _judged(
         left_open=left_open,
         worst=float(residuals.max(initial=0.0)),
         others=lambda: map(row, sorted(set(range(len(symmetries))).difference(broken))),
+        tested=len(held),
+        by_family=lambda: _by_family(symmetries, excess, tested),
         covers=lambda: coverage(backward.laws, held, points),
         findings=tuple(findings),
         unclaimed=backward.laws.unclaimed,
@@ -290,6 +292,16 @@ def _judged(
         moved=moved,
         gauge=gauge,
     )
+
+
+def _by_family(
+    symmetries: Sequence[Symmetry], excess: NDArray[np.float64], tested: NDArray[np.bool_]
+) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for symmetry, value, reached in zip(symmetries, excess.tolist(), tested.tolist(), strict=True):
+        if reached:
+            found[symmetry.family] = max(found.get(symmetry.family, 0.0), value)
+    return found
 
 
 def _lost_since(backward: _Backward, broken: Sequence[Symmetry]) -> dict[str, str]:

@@ -62,6 +62,11 @@ class Row:
         """Whether the residual is more than rounding and a norm's ε explain."""
         return self.status is Status.REFUTED
 
+    @property
+    def excess(self) -> float:
+        """The residual over what rounding explains; infinite if it is not a number."""
+        return self.residual / self.tolerance if self.residual == self.residual else float("inf")
+
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
@@ -118,6 +123,10 @@ class Audit:
     """The largest relative residual; 0 if there is none."""
     others: Callable[[], Iterable[Row]]
     """The rows that did not fail, made when they are asked for: most audits are clean and nobody reads them."""
+    tested: int
+    """Identities that a gradient reached."""
+    by_family: Callable[[], Mapping[str, float]]
+    """The largest residual over what rounding explains, by family of law, when it is asked for."""
     covers: Callable[[], Coverage]
     """Works out the coverage, when it is asked for."""
     findings: tuple[Finding, ...] = ()
@@ -137,7 +146,7 @@ class Audit:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """One for every identity: failures, then what holds, then what no gradient reached; worst first."""
-        return (*self.failures, *sorted(self.others(), key=lambda row: (not row.checked, -_excess(row))))
+        return (*self.failures, *sorted(self.others(), key=lambda row: (not row.checked, -row.excess)))
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -149,7 +158,7 @@ class Audit:
         """Whether nothing is refuted, no gradient is missing, and something was tested."""
         if self.verdict == Status.REFUTED or any(item.matters for item in self.findings):
             return False
-        return self.conclusive or any(row.checked for row in self.rows)
+        return self.conclusive or self.tested > 0
 
     @property
     def conclusive(self) -> bool:
@@ -247,10 +256,6 @@ class Audit:
 
     def __str__(self) -> str:
         return self.summary()
-
-
-def _excess(row: Row) -> float:
-    return row.residual / row.tolerance if row.residual == row.residual else float("inf")
 
 
 def _named(precision: torch.dtype) -> str:

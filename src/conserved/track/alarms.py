@@ -14,24 +14,30 @@ Watchman = Callable[[StepRecord], Iterator[Alarm]]
 
 def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
     """A law changed by more than its account and rounding explain, in this step."""
+    families = {law.name: law.family for law in record.laws}
     for entry in record.entries(above=("excess", 1.0)):
+        if entry.excess == entry.excess and entry.residual == entry.residual:
+            message = (
+                f"An entry of {entry.law} changed by {entry.observed:.3g} in step {record.step}, of which "
+                f"{entry.residual:.3g} is not the optimizer's doing: {entry.excess:.3g} times what rounding explains "
+                f"({entry.bound:.1g})."
+            )
+        else:
+            message = f"{entry.law} is not finite after step {record.step}."
         yield Alarm(
             step=record.step,
             code="residual",
             law=entry.law,
             value=entry.excess,
             limit=1.0,
-            message=(
-                f"{entry.law} changed by {entry.observed:.3g} in step {record.step}, of which {entry.residual:.3g} "
-                f"is neither the optimizer's doing nor rounding (about {entry.bound:.1g}). Something else wrote to "
-                "these parameters, their gradients are not those of one loss (a wrong backward pass, a missing "
-                "all-reduce, clipping by value that the monitor was not told of), or they are not finite."
-            ),
+            message=message,
+            family=families[entry.law],
         )
 
 
 def faster_than_account(record: StepRecord) -> Iterator[Alarm]:
     """The residuals of all steps together exceed what rounding errors of either sign add up to."""
+    families = {law.name: law.family for law in record.laws}
     for entry in record.entries(above=("leak", 1.0)):
         if entry.excess <= 1:
             yield Alarm(
@@ -41,10 +47,11 @@ def faster_than_account(record: StepRecord) -> Iterator[Alarm]:
                 value=entry.leak,
                 limit=1.0,
                 message=(
-                    f"{entry.law} has drifted by {entry.drift:.3g} since the start, {entry.predicted:.3g} of it "
-                    "accounted for. Single steps stay within rounding but do not cancel: updates may be too small for "
-                    "the parameters' precision."
+                    f"{entry.law} has drifted by {entry.drift:.4g} since the start, of which the account of all steps "
+                    f"explains {entry.predicted:.4g}. Single steps stay within rounding, but what is left of them does "
+                    f"not cancel: it adds up to {entry.leak:.3g} times what rounding errors of either sign would."
                 ),
+                family=families[entry.law],
             )
 
 

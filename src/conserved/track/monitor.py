@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,11 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conserved.alarm import Alarm
-from conserved.inference import FirstCall
+from conserved.alarm import Alarm, grouped
+from conserved.audit import Audit, GradientsDoNotConserve
+from conserved.inference import FirstCall, being_followed
 from conserved.laws import LawSet, Reference
 from conserved.symmetry import Symmetry, Tensors
 from conserved.track.alarms import STANDARD, Growth, Watchman
+from conserved.track.audits import BUDGET, AuditEntry, Audits, Cadence, alarms_of
 from conserved.track.expansion import Expansion
 from conserved.track.ledger import Account, Ledger
 from conserved.track.record import FIELDS, By, Entry, LawName, StepRecord, averaged
@@ -44,6 +47,7 @@ FORMAT = "conserved/monitor/1"
 
 _OF_LAWS = frozenset(
     [
+        "_audits",
         "laws",
         "left_out",
         "reference",
@@ -91,6 +95,9 @@ class Monitor:
         precision: torch.dtype | None = None,
         gauges: Mapping[str, Gauge] | None = None,
         alarms: Iterable[Watchman | Growth] = STANDARD,
+        audit: Cadence = "auto",
+        budget: float = BUDGET,
+        stop: bool = False,
         keep: int = 1000,
         run: str | None = None,
         config: Mapping[str, Any] | None = None,
@@ -103,6 +110,11 @@ class Monitor:
         does not split them. `impostors` watches the paper's non-conserved baselines as well. `dtype` is the precision
         laws are computed in, `precision` that of the backward pass where it is not the parameters' own (autocast).
         `keep` records stay in memory.
+
+        Gradients are audited before optimizers use them: with `audit="auto"` as often as takes at most the share
+        `budget` of the time of a step, and at least every hundred steps; a number fixes how often, None does without.
+        The first backward pass is always audited. `stop` ends the run, with GradientsDoNotConserve, before a step is
+        taken whose gradients are refuted.
         """
         if every < 1:
             raise ValueError(f"every counts steps and is at least 1; got {every}.")
@@ -115,8 +127,16 @@ class Monitor:
         self._rule, self._precision = rule, precision
         self._gauges = dict(gauges or {})
         self._watchmen = [one.watch() if isinstance(one, Growth) else one for one in alarms]
-        self.alarms: list[Alarm] = []
-        self._told: set[tuple[str, str]] = set()
+        self._alarms: dict[tuple[str, str], Alarm] = {}
+        self._audit_options: dict[str, Any] = {"every": audit, "budget": budget, "precision": precision}
+        self._stop = stop
+        self._fresh: list[Alarm] = []
+        """Alarms of audits that are not in a record yet."""
+        self._readings: dict[str, float] = {}
+        self._unstepped: tuple[int, int] | None = None
+        self._hooks: list[Any] = []
+        self._looked = False
+        self._called = model
         self.records: deque[StepRecord] = deque(maxlen=keep)
         self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
         self._config = dict(config or {}) | {"every": every}
@@ -127,15 +147,15 @@ class Monitor:
         self._first: FirstCall | None = None
         if laws is None:
             self._first = FirstCall(model, self.model, loss=loss)
-            self._first.came.append(self._infer)
+            self._first.came.append(lambda: self._infer(running=True))
         else:
             self._watch_laws(laws)
 
-    def _infer(self) -> None:
-        """Watch the laws of the model as it is called."""
+    def _infer(self, *, running: bool = False) -> None:
+        """Watch the laws of the model as it is called; `running`: in a forward pass that has just begun."""
         if self._first is None:
             return
-        self._watch_laws(self._first.laws())
+        self._watch_laws(self._first.laws(), running=running)
         self._first.close()
         self._first = None
         if self._restored is not None:
@@ -149,7 +169,7 @@ class Monitor:
             return getattr(self, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _watch_laws(self, found: LawSet) -> None:
+    def _watch_laws(self, found: LawSet, *, running: bool = False) -> None:
         """Bind the laws to the optimizers, and take the reference."""
         dtype, optimizers = self._dtype, self._optimizers
         selection = Selection.of(self.model, optimizers, found, **self._choice)
@@ -175,16 +195,81 @@ class Monitor:
         self._names = tuple(_law_name(symmetry) for symmetry in self.laws)
         self._transfer = Transfer(self._names, [place for shelf in self._ledger.shelves for place in shelf.places])
         self._config |= {"optimizer": self._watch.rules}
+        compiled = hasattr(self._called, "_orig_mod") or getattr(self._called, "_compiled_call_impl", None) is not None
+        self._audits = Audits(self.model, optimizers, found, compiled=compiled, **self._audit_options)
+        self._hooks += [one.register_step_pre_hook(self._before_optimizer) for one in optimizers]
+        self._hooks.append(self._called.register_forward_pre_hook(self._count_pass))
+        self._audits.passes += running
+        self._audits.arm(running=running)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _count_pass(self, module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled() and not being_followed():
+            self._audits.passes += 1
+
+    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer is about to use the gradients: audit them, once for all optimizers of a step."""
+        self._notice_order()
+        if not self._looked:
+            self._looked = True
+            self._audit(self.count + 1)
+
+    def _audit(self, step: int) -> None:
+        found = self._audits.before_step(step)
+        if found is None:
+            return
+        self._readings = self._audits.series[-1].readings()
+        alarms = tuple(alarms_of(found, step))
+        if alarms:
+            self._fresh += alarms
+            self._raise(alarms)
+        if self._stop and alarms:
+            raise GradientsDoNotConserve(found)
+
+    def _notice_order(self) -> None:
+        """An optimizer steps with gradients that `step()` has seen without any step: it was called too early."""
+        if self._unstepped is not None and self._unstepped == self._gradient_mark():
+            message = (
+                "Monitor.step() was called before optimizer.step(): the account of a step is made after it. Call "
+                "optimizer.step(), then monitor.step(), then zero_grad()."
+            )
+            alarm = Alarm(step=self.count, code="order", law="", value=1.0, limit=0.0, message=message, family="order")
+            self._fresh.append(alarm)
+            self._raise((alarm,))
+        self._unstepped = None
+
+    def _gradient_mark(self) -> tuple[int, int] | None:
+        """Which gradients there are: another backward pass makes others, or writes to them."""
+        first = next((p.grad for p in self._theta.values() if p.grad is not None), None)
+        return None if first is None else (id(first), first._version)
 
     def step(self) -> None:
         """Account for the step the optimizer has just made."""
         self._watch.check()
+        self._unstepped = None if self._watch.stepped else self._gradient_mark()
         self.count += 1
         if self.count % self.every == 0:
             self._account()
         self._unclipped = None
+        self._looked = False
         self._watch.clear()
         self._receive(wait=False)
+        self._audits.after_step(self.count)
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """Everything that should be looked at; alarms of one kind and one family of laws are one."""
+        return list(self._alarms.values())
+
+    @property
+    def audits(self) -> list[AuditEntry]:
+        """The audits of the run, in a few numbers each; the last one whole is `last_audit`."""
+        return self._audits.series if self._first is None else []
+
+    @property
+    def last_audit(self) -> Audit | None:
+        """The latest audit; None before the first."""
+        return self._audits.last if self._first is None else None
 
     @property
     def pending(self) -> bool:
@@ -197,6 +282,10 @@ class Monitor:
         Clipping all gradients by one factor, as `clip_grad_norm_` does, moves no law to first order and needs no call.
         With a gradient scaler, call it after `unscale_`.
         """
+        if not self._looked:
+            # What is clipped by value satisfies no identity: the audit of this step is now.
+            self._looked = True
+            self._audit(self.count + 1)
         if self._sampled():
             self._unclipped = [account.slope for account in self._ledger.account(self._watch.unclipped)]
 
@@ -261,6 +350,10 @@ class Monitor:
         self.flush()
         if self._first is None:
             self._watch.close()
+            self._audits.disarm()
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks.clear()
         else:
             self._first.close()
         for sink in self._sinks:
@@ -313,6 +406,7 @@ class Monitor:
         if self._begun:
             raise RuntimeError("Load a monitor's state before its first step; its sinks have begun another run.")
         self.count = int(state["count"])
+        self._audits.expect("the first after a resume")
         self._run = str(state["run"])
         self.reference = Reference(dict(state["reference"]["values"]), dict(state["reference"]["scales"]))
         for number, saved in enumerate(state["running"]):
@@ -353,6 +447,7 @@ class Monitor:
             "%s and %d other parameters became %s after step %d. The account goes on from the converted values.",
             *(names[0], len(names) - 1, kind, self.count),
         )
+        self._audits.expect("the precision of parameters changed")
         accounts = self._laws_now()
         self._scales = [new.no_finer_than(old) for new, old in zip(self._measured(accounts), self._scales, strict=True)]
         for running, account in zip(self._running, accounts, strict=True):
@@ -399,13 +494,16 @@ class Monitor:
                     for fields, by_cause in rows
                 ]
             )
-            readings = {name: gauge() for name, gauge in self._gauges.items()}
+            readings = {name: gauge() for name, gauge in self._gauges.items()} | self._readings
+            self._readings = {}
         self._transfer.send(self.count, causes, numbers, readings, skipped)
 
     def _receive(self, *, wait: bool) -> None:
         """Look at what has arrived, and pass it on."""
         for record in self._transfer.receive(wait=wait):
-            found = tuple(alarm for look in self._watchmen for alarm in look(record))
+            raised = grouped(self._explained(alarm) for look in self._watchmen for alarm in look(record))
+            found = (*(alarm for alarm in self._fresh if alarm.step <= record.step), *raised)
+            self._fresh = [alarm for alarm in self._fresh if alarm.step > record.step]
             if found:
                 record = StepRecord(
                     step=record.step,
@@ -416,7 +514,7 @@ class Monitor:
                     skipped=record.skipped,
                     alarms=found,
                 )
-                self._raise(found)
+                self._raise(raised)
             self.records.append(record)
             if self._sinks and not self._begun:
                 self._begin(record.step - 1)
@@ -436,16 +534,32 @@ class Monitor:
             sink.begin(header)
         self._begun = True
 
+    def _explained(self, alarm: Alarm) -> Alarm:
+        """An alarm of the account, with what the audit of the same step says about its cause."""
+        if alarm.code not in ("residual", "leak"):
+            return alarm
+        entry = next((one for one in reversed(self._audits.series) if one.step == alarm.step), None)
+        last = self._audits.last
+        if entry is not None and entry.refuted and last is not None and any(r.name == alarm.law for r in last.failures):
+            text = "The audit of this step refutes its gradient identity: the backward pass is wrong there."
+        elif entry is not None and entry.ok:
+            text = (
+                f"The gradients of this step passed the audit ({entry.excess:.2g} of what rounding explains), so "
+                "something else than the optimizer wrote to these parameters, or clipped by value what was audited."
+            )
+        else:
+            self._audits.expect(f"an alarm in step {alarm.step}")
+            text = "The gradients of this step were not audited; those of the next step are."
+        return replace(alarm, message=f"{alarm.message} {text}")
+
     def _raise(self, found: tuple[Alarm, ...]) -> None:
-        """Tell of every law's first alarm of a kind, the worst of a step for all; all of them are in the records."""
-        self.alarms += found
-        fresh = [alarm for alarm in found if (alarm.code, alarm.law) not in self._told]
-        self._told |= {(alarm.code, alarm.law) for alarm in fresh}
-        for code in dict.fromkeys(alarm.code for alarm in fresh) if _writes() else ():
-            alike = [alarm for alarm in fresh if alarm.code == code]
-            worst = max(alike, key=lambda alarm: alarm.value if alarm.value == alarm.value else float("inf"))
-            others = f" The same holds for {len(alike) - 1} other laws." if len(alike) > 1 else ""
-            LOGGER.warning("%s%s", worst.message, others)
+        """Tell of every kind of alarm once for each family of laws; the records have all of them."""
+        for alarm in found:
+            key = (alarm.code, alarm.family or alarm.law)
+            known = self._alarms.get(key)
+            self._alarms[key] = alarm if known is None else known.merged(alarm)
+            if known is None and _writes():
+                LOGGER.warning("%s", alarm)
 
 
 def _law_name(symmetry: Symmetry) -> LawName:

@@ -158,7 +158,8 @@ def settled(
     running.accounted += explained
     # Copies: what an account holds are views of everything it was computed from.
     running.previous, running.sizes = account.law.clone(), account.sizes.clone()
-    excess = _ratio(residual.abs(), bound).amax(-1)
+    ratios = _ratio(residual.abs(), bound)
+    excess = ratios.amax(-1)
     # What has raised an alarm of its own is not a leak as well; twice, so that it alone stays well below one.
     told = torch.where(excess > 1, 2 * residual.abs().amax(-1), torch.zeros_like(excess))
     running.rounded += torch.maximum(bound.amax(-1), told).square()
@@ -168,7 +169,9 @@ def settled(
     )
     drift = account.law - running.reference
     gone = drift - running.accounted
-    where = (observed.abs() + residual.abs()).argmax(-1, keepdim=True)
+    # The entry that is shown: where most happened, unless one breaks its limit.
+    most = (observed.abs() + residual.abs()).argmax(-1, keepdim=True)
+    where = torch.where((excess > 1)[:, None], ratios.nan_to_num(nan=float("inf")).argmax(-1, keepdim=True), most)
     farthest = drift.abs().argmax(-1, keepdim=True)
     fields = {
         "observed": observed.gather(-1, where)[:, 0],

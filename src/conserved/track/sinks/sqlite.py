@@ -311,7 +311,10 @@ class SQLite(Sink):
             )
             db.executemany(
                 "insert or replace into alarm values (?, ?, ?, ?, ?, ?, ?)",
-                [(*at, alarm.code, alarm.law, alarm.value, alarm.limit, alarm.message) for alarm in record.alarms],
+                [
+                    (self._run, alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit, str(alarm))
+                    for alarm in record.alarms
+                ],
             )
 
     def close(self) -> None:
