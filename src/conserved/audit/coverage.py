@@ -83,7 +83,10 @@ def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor
     chosen = [symmetry for symmetry in laws if symmetry.name in tested]
     free = _free(chosen, trained)
     total = sum(parameter.numel() for parameter in trained.values())
-    places = laws.derivation.places() if isinstance(laws.derivation, Derivation) else _owners(laws, trained)
+    places = _owners(laws, trained)
+    if isinstance(laws.derivation, Derivation):
+        typed = laws.derivation.places()
+        places = {module: names | places.get(module, frozenset()) & _probed(laws) for module, names in typed.items()}
     missed = tuple(sorted(module for module, names in places.items() if names.isdisjoint(tested)))
     left = sum(free.values())
     return Coverage(
@@ -129,6 +132,11 @@ def _owners(laws: LawSet, trained: Mapping[str, Tensor]) -> dict[str, frozenset[
         for name in symmetry.parameters:
             found.setdefault(name.rpartition(".")[0], set()).add(symmetry.name)
     return {module: frozenset(names) for module, names in found.items()}
+
+
+def _probed(laws: LawSet) -> frozenset[str]:
+    """Laws that the program's types do not know of."""
+    return frozenset(symmetry.name for symmetry in laws if symmetry.source == "probed")
 
 
 def _named(names: list[str]) -> str:

@@ -23,6 +23,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved.inference.objective import judged
 
+AUTOGRAD = "autograd::"
+"""Before the name of an autograd function that computes outside PyTorch, where it stands as one operation."""
+
 KEPT = 100_000
 """Constants of at most this many entries are kept, so that rules can look at their values."""
 
@@ -110,8 +113,15 @@ class _Storage:
 class Recorder(TorchDispatchMode):
     """Records what runs below autograd."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], constants: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        constants: Sequence[Tensor] = (),
+        stand_ins: Mapping[str, Callable[..., Any]] | None = None,
+    ) -> None:
         super().__init__()
+        self.stand_ins = stand_ins or {}
+        """Functions to follow instead of operations, by name."""
         self._fixed = {id(tensor) for tensor in constants}
         self.program = Program()
         self._numbers: Any = WeakTensorKeyDictionary()
@@ -134,6 +144,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = f"{func._schema.name}.{func._overloadname}" if hasattr(func, "_schema") else str(func)
+        if (other := self.stand_ins.get(name.rsplit(".", 1)[0])) is not None:
+            with self:
+                return other(*args, **kwargs)
         if name.startswith("aten::lift_fresh"):
             # A tensor that was just made from Python numbers.
             self._fixed.add(id(args[0]))
@@ -169,6 +182,29 @@ class Recorder(TorchDispatchMode):
             self._write(target, value, operation)
         self._evaluate(operation, results)
         return out
+
+    def made_elsewhere(self, name: str, given: Any, out: Any, before: int) -> None:
+        """Note results of an autograd function that no recorded operation made from its inputs: code of its own did."""
+        tensors = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
+        reached = {self.value_of(tensor) for tensor in tensors}
+        for operation in self.program.operations[before:]:
+            if not reached.isdisjoint(operation.inputs()):
+                reached.update(operation.results)
+        results = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        lost = [tensor for tensor in results if self.value_of(tensor) not in reached]
+        if tensors and lost:
+            arguments = tree_map_only(Tensor, self._read, given)
+            self.program.operations.append(
+                Operation(
+                    name=f"{AUTOGRAD}{name}",
+                    args=arguments[0],
+                    kwargs=arguments[1],
+                    results=[self._new(tensor) for tensor in lost],
+                    module=self.modules[-1] if self.modules else "",
+                    line=_line(),
+                    custom=name,
+                )
+            )
 
     def value_of(self, tensor: Tensor) -> int:
         """The number of a tensor's present value."""
@@ -333,11 +369,16 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
     former = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if (other := recorder.stand_ins.get(f"{AUTOGRAD}{cls.__name__}")) is not None:
+            return other(*args, **kwargs)
+        before = len(recorder.program.operations)
         recorder.custom.append(cls.__name__)
         try:
-            return former.__func__(cls, *args, **kwargs)
+            out = former.__func__(cls, *args, **kwargs)
         finally:
             recorder.custom.pop()
+        recorder.made_elsewhere(cls.__name__, (args, kwargs), out, before)
+        return out
 
     former_hook = Tensor.register_hook
 
@@ -381,9 +422,17 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def capture(run: Callable[[], Any], parameters: Mapping[str, Tensor], model: nn.Module | None = None) -> Program:
-    """The operations of `run()`; what it returns, in any nesting, are the outputs of the program."""
-    recorder = Recorder(parameters, list(model.buffers()) if model is not None else ())
+def capture(
+    run: Callable[[], Any],
+    parameters: Mapping[str, Tensor],
+    model: nn.Module | None = None,
+    stand_ins: Mapping[str, Callable[..., Any]] | None = None,
+) -> Program:
+    """The operations of `run()`; what it returns, in any nesting, are the outputs of the program.
+
+    Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.
+    """
+    recorder = Recorder(parameters, list(model.buffers()) if model is not None else (), stand_ins)
     with (
         _undisturbed(model),
         torch.enable_grad(),

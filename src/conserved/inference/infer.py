@@ -17,6 +17,7 @@ from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExample, example_inputs
 from conserved.inference.inert import inert
 from conserved.inference.naming import named
+from conserved.inference.probed import with_probed
 from conserved.inference.symmetries import Assembly
 from conserved.inference.twin import unsharded
 from conserved.inference.typing import Typing, typed
@@ -55,7 +56,20 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
     program, parameters = _followed(model, args, kwargs)
-    return laws_of(program, parameters, classes=-1 if loss == "cross_entropy" else None)
+    classes = -1 if loss == "cross_entropy" else None
+    found = laws_of(program, parameters, classes=classes)
+    here = not any(parameter.is_meta or hasattr(parameter, "full_tensor") for parameter in parameters.values())
+    if found.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
+        inner, prefix = unwrapped(model)
+
+        def follow(stand_ins: Mapping[str, Callable[..., Any]]) -> tuple[Program, LawSet]:
+            mine = {prefix + name: parameter for name, parameter in inner.named_parameters()}
+            again = capture(lambda: inner(*args, **kwargs), mine, inner, stand_ins)
+            return again, laws_of(again, parameters, classes=classes)
+
+        assert isinstance(found.derivation, Derivation)
+        found = with_probed(found, program, found.derivation.typing.live, follow, model, args, kwargs)
+    return found
 
 
 def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:

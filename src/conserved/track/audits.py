@@ -236,16 +236,16 @@ def _entry(found: Audit, step: int, seconds: float, why: str) -> AuditEntry:
 
 
 def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
-    """What is wrong with the gradients of a step: one alarm for each family of laws."""
-    families: dict[str, list[Row]] = {}
-    for row in found.failures:
-        families.setdefault(row.family, []).append(row)
+    """What is wrong with the gradients of a step, one alarm for each defect.
+
+    Laws of one family, and laws that share a parameter with them, are broken by one defect as far as anyone can tell.
+    """
     if found.moved is not None and found.failures:
         worst = found.failures[0]
         yield _alarm(step, "stale", "", [worst], found.verdict.message)
         return
-    for family, rows in families.items():
-        yield _alarm(step, "gradient", family, rows, _said(rows))
+    for rows in _connected(found.failures):
+        yield _alarm(step, "gradient", rows[0].family, rows, _said(rows))
     infinite = [item.parameter for item in found.findings if item.trouble == "not finite"]
     if infinite:
         message = f"The gradients of {len(infinite)} parameters are not finite, that of {infinite[0]} among them."
@@ -266,6 +266,19 @@ def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
                 laws=names,
                 count=len(names),
             )
+
+
+def _connected(rows: Sequence[Row]) -> list[list[Row]]:
+    """Broken identities in groups that have a family or a parameter in common, worst first."""
+    groups: list[tuple[set[str], list[Row]]] = []
+    for row in rows:
+        keys = {f"family {row.family}", *row.parameters}
+        mine, members = keys, [row]
+        for group in [group for group in groups if group[0] & keys]:
+            groups.remove(group)
+            mine, members = mine | group[0], group[1] + members
+        groups.append((mine, members))
+    return [sorted(members, key=lambda row: -row.excess) for _, members in groups]
 
 
 def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str) -> Alarm:

@@ -501,7 +501,7 @@ class Monitor:
     def _receive(self, *, wait: bool) -> None:
         """Look at what has arrived, and pass it on."""
         for record in self._transfer.receive(wait=wait):
-            raised = grouped(self._explained(alarm) for look in self._watchmen for alarm in look(record))
+            raised = self._explained(record)
             found = (*(alarm for alarm in self._fresh if alarm.step <= record.step), *raised)
             self._fresh = [alarm for alarm in self._fresh if alarm.step > record.step]
             if found:
@@ -534,32 +534,48 @@ class Monitor:
             sink.begin(header)
         self._begun = True
 
-    def _explained(self, alarm: Alarm) -> Alarm:
-        """An alarm of the account, with what the audit of the same step says about its cause."""
-        if alarm.code not in ("residual", "leak"):
-            return alarm
+    def _explained(self, record: StepRecord) -> tuple[Alarm, ...]:
+        """What is wrong with a record, one alarm for each family, with what the audit of the step says of the cause."""
+        found = []
+        for alarm in grouped(alarm for look in self._watchmen for alarm in look(record)):
+            if alarm.code in ("residual", "leak"):
+                if any(known.code == "gradient" and {alarm.law, *alarm.laws} & set(known.laws) for known in self.alarms):
+                    # The audit has told of it already, and of its cause.
+                    continue
+                alarm = replace(alarm, message=f"{alarm.message} {self._cause(alarm)}")
+            found.append(alarm)
+        return tuple(found)
+
+    def _cause(self, alarm: Alarm) -> str:
         entry = next((one for one in reversed(self._audits.series) if one.step == alarm.step), None)
-        last = self._audits.last
-        if entry is not None and entry.refuted and last is not None and any(r.name == alarm.law for r in last.failures):
-            text = "The audit of this step refutes its gradient identity: the backward pass is wrong there."
-        elif entry is not None and entry.ok:
-            text = (
+        if entry is not None and entry.ok and not entry.refuted:
+            return (
                 f"The gradients of this step passed the audit ({entry.excess:.2g} of what rounding explains), so "
-                "something else than the optimizer wrote to these parameters, or clipped by value what was audited."
+                "something else than the optimizer wrote to these parameters, or gradients were clipped by value "
+                "without monitor.before_clipping()."
             )
-        else:
+        if (alarm.code, alarm.family or alarm.law) not in self._alarms:
             self._audits.expect(f"an alarm in step {alarm.step}")
-            text = "The gradients of this step were not audited; those of the next step are."
-        return replace(alarm, message=f"{alarm.message} {text}")
+        return "The gradients of this step were not audited; those of the next one are, to find the cause."
 
     def _raise(self, found: tuple[Alarm, ...]) -> None:
         """Tell of every kind of alarm once for each family of laws; the records have all of them."""
         for alarm in found:
             key = (alarm.code, alarm.family or alarm.law)
             known = self._alarms.get(key)
+            if alarm.code == "gradient":
+                alarm = self._absorbing(alarm)
             self._alarms[key] = alarm if known is None else known.merged(alarm)
             if known is None and _writes():
                 LOGGER.warning("%s", alarm)
+
+    def _absorbing(self, alarm: Alarm) -> Alarm:
+        """An alarm about wrong gradients, with what the account had to say of the same laws before."""
+        for key, other in list(self._alarms.items()):
+            if key[0] in ("residual", "leak") and {other.law, *other.laws} & set(alarm.laws):
+                del self._alarms[key]
+                alarm = replace(alarm, step=min(alarm.step, other.step), last=max(alarm.step, other.last))
+        return alarm
 
 
 def _law_name(symmetry: Symmetry) -> LawName:

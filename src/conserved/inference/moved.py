@@ -1,0 +1,86 @@
+"""Whether a symmetry is one of a program, by moving its parameters a finite way along it and comparing outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten
+
+from conserved.symmetry import Leg, Symmetry
+from conserved.view import whole
+
+Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
+"""The outputs of a program for given parameters."""
+
+_SAME = 1e-3
+"""Outputs that move by less than this share of what half the motion moves them by have not moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What moving parameters along a symmetry did to the outputs: their relative change, and that of half the motion."""
+
+    change: float
+    half: float
+    rounding: float
+    """The relative change that the precision of the outputs explains."""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether it is a symmetry; None if half the motion changes nothing either, which proves nothing."""
+        if not self.half > 20 * self.rounding:
+            return None
+        return self.change <= max(_SAME * self.half, self.rounding)
+
+
+def runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+    """A model's forward pass on given inputs, as a function of its parameters: nothing is left changed."""
+    buffers = {name: buffer for name, buffer in model.named_buffers()}
+
+    def run(parameters: Mapping[str, Tensor]) -> list[Tensor]:
+        state = {**{name: value.clone() for name, value in buffers.items()}, **parameters}
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(0)
+            out = functional_call(model, state, tuple(args), dict(kwargs))
+        leaves = tree_flatten(dict(out) if hasattr(out, "keys") else out)[0]
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+    return run
+
+
+def moved(run: Run, parameters: Mapping[str, Tensor], symmetries: Sequence[Symmetry], *, seed: int = 0) -> Moved:
+    """Move parameters along symmetries, one after the other, and compare outputs with those before."""
+    generator = torch.Generator().manual_seed(seed)
+    start = {name: whole(value.detach()) for name, value in parameters.items()}
+    there, half = dict(start), dict(start)
+    for symmetry in symmetries:
+        element = symmetry.element(spread=0.5, generator=generator)
+        there = symmetry.act(there, element)
+        half = _first_leg(symmetry).act(half, element)
+    before = run(start)
+    precision = max((torch.finfo(one.dtype).eps for one in before), default=1e-7)
+    return Moved(_change(before, run(there)), _change(before, run(half)), 64 * precision)
+
+
+def _first_leg(symmetry: Symmetry) -> Symmetry:
+    """The same motion of one parameter alone, which is no symmetry unless nothing depends on it."""
+    name = symmetry.legs[0].view.parameter
+    legs: tuple[Leg, ...] = tuple(leg for leg in symmetry.legs if leg.view.parameter == name)
+    return Symmetry(
+        block=symmetry.block, family=symmetry.family, part=symmetry.part, kind=symmetry.kind, legs=legs
+    )
+
+
+def _change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    squares = sizes = 0.0
+    for a, b in zip(before, after, strict=False):
+        if a.shape == b.shape:
+            squares += float((a.double() - b.double()).square().sum())
+            sizes += float(a.double().square().sum())
+    return (squares / sizes) ** 0.5 if sizes else 0.0

@@ -1,0 +1,90 @@
+"""Laws through functions without a rule, found by guessing what they are and moving parameters of the real program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from conserved.inference.capture import Program
+from conserved.inference.moved import Run, moved, runs
+from conserved.inference.stand_ins import StandIn, guesses, unknown_operations
+from conserved.laws import LawSet
+from conserved.symmetry import Symmetry
+
+Follow = Callable[[Mapping[str, StandIn]], tuple[Program, LawSet]]
+"""Follows a program with functions standing in for some of its operations."""
+
+_EACH = 64
+"""Candidates that are tried one by one, where all of them together are no symmetry."""
+
+
+def with_probed(
+    found: LawSet,
+    program: Program,
+    live: list[int],
+    follow: Follow,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> LawSet:
+    """The laws, with those that hold through operations without a rule, as far as moving parameters shows them.
+
+    `unknown` keeps the operations through which nothing was found.
+    """
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    run = runs(model, args, kwargs)
+    kept: list[Symmetry] = []
+    seen = {_motion(symmetry) for symmetry in found}
+    explained: set[str] = set()
+    for name, operation in unknown_operations(program, live).items():
+        for guess in guesses(program, operation):
+            try:
+                _, laws = follow({name: guess})
+                candidates = [symmetry for symmetry in laws if _motion(symmetry) not in seen]
+                holding = _holding(run, parameters, candidates)
+            except Exception:
+                # A guess that does not fit may fail anywhere; the operation stays unknown.
+                continue
+            if holding:
+                explained.add(name)
+                seen |= {_motion(symmetry) for symmetry in holding}
+                kept += [replace(symmetry, source="probed") for symmetry in holding]
+                break
+    if not kept:
+        return found
+    names = {symmetry.name for symmetry in found}
+    fresh = []
+    for symmetry in kept:
+        part = symmetry.part
+        while symmetry.name in names:
+            part = f"{part}'"
+            symmetry = replace(symmetry, part=part)
+        names.add(symmetry.name)
+        fresh.append(symmetry)
+    unknown = {name: count for name, count in found.unknown.items() if name not in explained}
+    moved_now = {parameter for symmetry in fresh for parameter in symmetry.parameters}
+    return LawSet(
+        symmetries=(*found.symmetries, *fresh),
+        parameters=found.parameters,
+        unclaimed=found.unclaimed,
+        dropped=tuple(item for item in found.dropped if item.name not in moved_now),
+        unknown=unknown,
+        derivation=found.derivation,
+    )
+
+
+def _motion(symmetry: Symmetry) -> tuple[Any, ...]:
+    return (symmetry.kind, frozenset((leg.view.squeezed(), leg.degree) for leg in symmetry.legs))
+
+
+def _holding(run: Run, parameters: Mapping[str, Tensor], candidates: list[Symmetry]) -> list[Symmetry]:
+    """The candidates along which the outputs do not move."""
+    if not candidates:
+        return []
+    exact = [symmetry for symmetry in candidates if symmetry.exact]
+    if exact and moved(run, parameters, exact).holds:
+        return exact
+    return [symmetry for symmetry in exact[:_EACH] if moved(run, parameters, [symmetry]).holds]
