@@ -36,15 +36,18 @@ class Alarm:
         """How many times its limit the value is."""
         return self.value / self.limit if self.limit and self.value == self.value else float("inf")
 
+    @property
+    def text(self) -> str:
+        """The message, and which other laws it holds for."""
+        others = tuple(name for name in self.laws if name != self.law)
+        if not others:
+            return self.message
+        return f"{self.message} The same in {len(others)} other law{'s' if len(others) > 1 else ''}: {_listed(others)}."
+
     def __str__(self) -> str:
         last = max(self.last, self.step)
         when = f"step {self.step}" if last == self.step else f"steps {self.step} to {last}"
-        others = max(len(self.laws) - 1, 0)
-        more = f" The same in {others} other law{'s' if others > 1 else ''}: {_listed(self._others())}." if others else ""
-        return f"{when}: {self.message}{more}"
-
-    def _others(self) -> tuple[str, ...]:
-        return tuple(name for name in self.laws if name != self.law)
+        return f"{when}: {self.text}"
 
     def merged(self, other: Alarm) -> Alarm:
         """This alarm and a later one of the same kind as one; the message is that of the worse."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -23,6 +24,8 @@ from conserved.audit.keys import keys_seen
 from conserved.audit.report import Row
 from conserved.backward import coarsest
 from conserved.laws import LawSet
+
+LOGGER = logging.getLogger("conserved")
 
 BUDGET = 0.01
 """Share of the time of a step that audits may take, on average."""
@@ -183,9 +186,11 @@ class Audits:
         began = time.perf_counter()
         try:
             found = audit(self._model, self._laws, precision=used, accumulated=passes, gauge=gauge)
-        except ValueError:
+        except ValueError as problem:
+            # No backward pass was made; or the model is no longer the one whose laws these are.
             if any(p.grad is not None for p in self._model.parameters() if p.requires_grad):
-                raise
+                LOGGER.warning("step %d: gradients are not audited any more. %s", step, problem)
+                self.every = None
             return None
         self.last = found
         self.series.append(_entry(found, step, time.perf_counter() - began, self._why or "regular"))

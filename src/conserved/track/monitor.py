@@ -539,16 +539,18 @@ class Monitor:
         found = []
         for alarm in grouped(alarm for look in self._watchmen for alarm in look(record)):
             if alarm.code in ("residual", "leak"):
-                if any(known.code == "gradient" and {alarm.law, *alarm.laws} & set(known.laws) for known in self.alarms):
-                    # The audit has told of it already, and of its cause.
-                    continue
                 alarm = replace(alarm, message=f"{alarm.message} {self._cause(alarm)}")
             found.append(alarm)
         return tuple(found)
 
     def _cause(self, alarm: Alarm) -> str:
+        """What the audit of the same step says of the cause; without one, the next step gets one."""
         entry = next((one for one in reversed(self._audits.series) if one.step == alarm.step), None)
-        if entry is not None and entry.ok and not entry.refuted:
+        if self._told_of(alarm) is not None:
+            return "The audit has found gradients of these parameters to be wrong."
+        if entry is not None and self._audits.last is not None and not entry.conclusive and not entry.refuted:
+            return self._audits.last.verdict.message
+        if entry is not None and not entry.refuted:
             return (
                 f"The gradients of this step passed the audit ({entry.excess:.2g} of what rounding explains), so "
                 "something else than the optimizer wrote to these parameters, or gradients were clipped by value "
@@ -563,11 +565,20 @@ class Monitor:
         for alarm in found:
             key = (alarm.code, alarm.family or alarm.law)
             known = self._alarms.get(key)
+            if alarm.code in ("residual", "leak") and (other := self._told_of(alarm)) is not None:
+                # One defect is one alarm.
+                self._alarms[other] = replace(self._alarms[other], last=alarm.step)
+                continue
             if alarm.code == "gradient":
                 alarm = self._absorbing(alarm)
             self._alarms[key] = alarm if known is None else known.merged(alarm)
             if known is None and _writes():
                 LOGGER.warning("%s", alarm)
+
+    def _told_of(self, alarm: Alarm) -> tuple[str, str] | None:
+        """The alarm about wrong gradients that explains one of the account."""
+        laws = {alarm.law, *alarm.laws}
+        return next((key for key, one in self._alarms.items() if key[0] == "gradient" and laws & set(one.laws)), None)
 
     def _absorbing(self, alarm: Alarm) -> Alarm:
         """An alarm about wrong gradients, with what the account had to say of the same laws before."""

@@ -312,7 +312,7 @@ class SQLite(Sink):
             db.executemany(
                 "insert or replace into alarm values (?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (self._run, alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit, str(alarm))
+                    (self._run, alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit, alarm.text)
                     for alarm in record.alarms
                 ],
             )
