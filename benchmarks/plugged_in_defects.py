@@ -1,6 +1,6 @@
 """Wrong backward passes through the places users plug code into: which are seen, by what, and what each audit covers.
 
-    python benchmarks/plugged_in_defects.py --out benchmarks/results
+python benchmarks/plugged_in_defects.py --out benchmarks/results
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from measure import save
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -27,7 +28,7 @@ def audited(case: Planted, wrong: str) -> conserved.Audit:
         generator = torch.Generator().manual_seed(1)
         for parameter in model.parameters():
             if parameter.ndim == 1:
-                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
     with conserved.gauge(model) as gauge:
         loss_of(model).backward()
     if hasattr(model, "reduce"):

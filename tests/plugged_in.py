@@ -52,7 +52,7 @@ def loss_of(model: nn.Module, seed: int = 0, loss: str = "any") -> Tensor:
     return (logits.float() - target).square().mean()
 
 
-# --- attention ----------------------------------------------------------------------------------------------------------
+# Attention.
 
 
 class Attend(torch.autograd.Function):
@@ -137,14 +137,16 @@ def registered_attention(wrong: str) -> nn.Module:
     return model
 
 
-# --- norms --------------------------------------------------------------------------------------------------------------
+# Norms.
 
 
 class Normalise(torch.autograd.Function):
     """An RMS or layer norm with its backward written out, right or wrong."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centres: bool, wrong: str) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centres: bool, wrong: str
+    ) -> Tensor:
         values = x - x.mean(-1, keepdim=True) if centres else x
         root = (values.square().mean(-1, keepdim=True) + eps).rsqrt()
         y = values * root
@@ -209,11 +211,11 @@ def patched_layer_norm(wrong: str) -> nn.Module:
             def forward(self: Any, x: Tensor) -> Tensor:
                 return Normalise.apply(x, self.weight, self.bias, self.eps, True, wrong)
 
-            module.forward = types.MethodType(forward, module)
+            module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
     return model
 
 
-# --- feed-forward networks ----------------------------------------------------------------------------------------------
+# Feed-forward networks.
 
 
 class Gated(torch.autograd.Function):
@@ -307,7 +309,7 @@ def gelu_function(wrong: str) -> nn.Module:
     return model
 
 
-# --- routers and experts ------------------------------------------------------------------------------------------------
+# Routers and experts.
 
 
 class Route(torch.autograd.Function):
@@ -414,7 +416,7 @@ def mixture(place: str) -> Callable[[str], nn.Module]:
     return build
 
 
-# --- projections --------------------------------------------------------------------------------------------------------
+# Projections.
 
 
 class Project(torch.autograd.Function):
@@ -517,7 +519,7 @@ def unsynchronised(wrong: str) -> nn.Module:
 
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2))
-    model.reduce = wrong  # type: ignore[assignment]
+    model.reduce = wrong
     return model
 
 
@@ -588,7 +590,12 @@ CASES: tuple[Planted, ...] = (
     ),
     *(
         Planted(place="patched layer norm", defect=defect, build=patched_layer_norm)
-        for defect in ("dx not centred", "dx without its projection", "gain's gradient halved", "bias's gradient halved")
+        for defect in (
+            "dx not centred",
+            "dx without its projection",
+            "gain's gradient halved",
+            "bias's gradient halved",
+        )
     ),
     *(
         Planted(place="gated function", defect=defect, build=gated_function)

@@ -57,7 +57,9 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
             found = store.errors("one", by=by)
             for record in monitor.records:
                 assert found[record.step] == pytest.approx(record.errors(by))
-        assert {step: found["constant"] for step, found in store.readings("one").items()} == dict.fromkeys((1, 2, 3, 4), 1.5)
+        assert {step: found["constant"] for step, found in store.readings("one").items()} == dict.fromkeys(
+            (1, 2, 3, 4), 1.5
+        )
         assert store.readings("one")[1]["audit/refuted"] == 0
         told = {(alarm.step, alarm.code, alarm.law) for record in monitor.records for alarm in record.alarms}
         assert {(alarm.step, alarm.code, alarm.law) for alarm in store.alarms("one")} == told

@@ -326,7 +326,8 @@ def _clipped(broken: Sequence[Symmetry], slopes: Tensors) -> float | None:
         return None
     cut = [one.abs() == peak for one in tensors]
     many = sum(int(one.sum()) for one in cut)
-    both = any(bool((one[where] > 0).any()) and bool((one[where] < 0).any()) for one, where in zip(tensors, cut))
+    pairs = zip(tensors, cut, strict=True)
+    both = any(bool((one[where] > 0).any()) and bool((one[where] < 0).any()) for one, where in pairs)
     return peak if many >= _CUT and both and sum(bool(one.any()) for one in cut) > 1 else None
 
 
@@ -446,7 +447,9 @@ def _verdict(
     if gauge is not None and gauge.seen and gauge.verdict == Status.REFUTED:
         return _said(Status.REFUTED, gauge.verdict.message, *gauge.verdict.evidence)
     if clipped is not None:
-        message = f"Gradients look clipped by value at ±{clipped:.3g}, which no identity survives: audit before clipping."
+        message = (
+            f"Gradients look clipped by value at ±{clipped:.3g}, which no identity survives: audit before clipping."
+        )
     elif missing:
         message = (
             f"{len(missing)} trainable parameters have no gradient, {missing[0].parameter} among them. If nothing "
@@ -466,8 +469,8 @@ def _verdict(
     elif unknown:
         listed = ", ".join(f"{name} ({times}×)" for name, times in list(unknown.items())[:4])
         message = (
-            f"All {tested} identities that are known hold, but nothing is known of operations the model runs: {listed}. "
-            "conserved.register_operator says what they keep; conserved.check tests their backward."
+            f"All {tested} identities that are known hold, but nothing is known of operations the model runs: {listed}."
+            " conserved.register_operator says what they keep; conserved.check tests their backward."
         )
     else:
         assert nearest is not None

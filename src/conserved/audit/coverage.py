@@ -53,7 +53,9 @@ class Coverage:
             ]
             found.append(f"  no identity spans {_named(listed)}")
         if self.untested_modules:
-            found.append(f"  nor passes through {_named([name or 'the model itself' for name in self.untested_modules])}")
+            found.append(
+                f"  nor passes through {_named([name or 'the model itself' for name in self.untested_modules])}"
+            )
         return found
 
     def record(self) -> dict[str, Any]:

@@ -222,9 +222,7 @@ class EpsilonTerms:
         self._sum(key, values * slopes, values.square().mean(norm.dims, keepdim=True), norm.epsilon, norm.dims)
 
     @torch.no_grad()
-    def _add_written(
-        self, key: Key, module: nn.Module, found: _Written, x: Tensor, out: Tensor, slope: Tensor
-    ) -> None:
+    def _add_written(self, key: Key, module: nn.Module, found: _Written, x: Tensor, out: Tensor, slope: Tensor) -> None:
         kind = torch.promote_types(x.dtype, torch.float32)
         values = x.detach().to(kind)
         bias = module.forward(torch.zeros_like(x[(0,) * (x.ndim - 1)])[None]).to(kind)[0]
@@ -338,25 +336,42 @@ def _norm_functions(see: Callable[..., None]) -> Iterator[None]:
         gain = None if weight is None else weight.reshape(1, -1, *(1,) * (x.ndim - 2))
         return _Norm(tuple(apart), tuple(dims), gain, eps, True)
 
-    def layer_norm(input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    def layer_norm(
+        input: Tensor,  # noqa: A002
+        normalized_shape: Any,
+        weight: Any = None,
+        bias: Any = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
         out = layer(input, normalized_shape, weight, bias, eps)
         see(input, out, last(input, normalized_shape, weight, eps, centred=True))
         return out
 
-    def rms_norm(input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+    def rms_norm(
+        input: Tensor,  # noqa: A002
+        normalized_shape: Any,
+        weight: Any = None,
+        eps: float | None = None,
+    ) -> Tensor:
         out = rms(input, normalized_shape, weight, eps)
         used = torch.finfo(input.dtype).eps if eps is None else eps
         see(input, out, last(input, normalized_shape, weight, used, centred=False))
         return out
 
-    def group_norm(input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    def group_norm(
+        input: Tensor,  # noqa: A002
+        num_groups: int,
+        weight: Any = None,
+        bias: Any = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
         out = group(input, num_groups, weight, bias, eps)
         apart = (input.shape[0], num_groups, input.shape[1] // num_groups, *input.shape[2:])
         see(input, out, by_channel(input, apart, range(2, len(apart)), weight, eps))
         return out
 
     def batch_norm(
-        input: Tensor,
+        input: Tensor,  # noqa: A002
         running_mean: Any,
         running_var: Any,
         weight: Any = None,

@@ -207,7 +207,9 @@ def gauge(
         assert conserved.audit(model, gauge=g).conclusive
 
     At the norms it measures what ε leaves of laws that hold up to it, so that the audit holds them to rounding as well;
-    for that the laws are inferred at the first forward pass, unless they are given or known. Works with attention of transformers in any implementation, with torch's scaled_dot_product_attention and with
+    for that the laws are inferred at the first forward pass, unless they are given or known.
+
+    Works with attention of transformers in any implementation, with torch's scaled_dot_product_attention and with
     conserved.blocks, checkpointed or not. A compiled model must be watched uncompiled.
     """
     if not isinstance(model, nn.Module):

@@ -61,7 +61,7 @@ class Derivation:
         return ""
 
     def places(self) -> Mapping[str, frozenset[str]]:
-        """For every module in which something that depends on parameters is computed: the laws whose spaces occur there.
+        """For every module in which something that depends on parameters is computed: the laws whose spaces are there.
 
         A law without a space (a parameter that moves nothing) occurs where its parameters are read.
         """
@@ -90,7 +90,8 @@ class Derivation:
             for value in (*inputs, *operation.results):
                 for type_ in self._types(known.get(value)):
                     here.update(*(owners[False].of(one.atoms) for one in type_.factors))
-                    here.update(*(owners[True].of(one.atoms) for one in (*type_.shifts, *type_.images)))
+                    here.update(*(owners[True].of(one.atoms) for one in type_.shifts))
+                    here.update(*(owners[True].of(one.atoms) for one in type_.images))
                 here.update(spaceless.get(program.values[value].parameter or "", ()))
         return {module: frozenset(names) for module, names in found.items()}
 

@@ -23,7 +23,7 @@ _SAME = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What moving parameters along a symmetry did to the outputs: their relative change, and that of half the motion."""
+    """What moving parameters along a symmetry did to outputs: their relative change, and that of half the motion."""
 
     change: float
     half: float
@@ -40,7 +40,7 @@ class Moved:
 
 def runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
     """A model's forward pass on given inputs, as a function of its parameters: nothing is left changed."""
-    buffers = {name: buffer for name, buffer in model.named_buffers()}
+    buffers = dict(model.named_buffers())
 
     def run(parameters: Mapping[str, Tensor]) -> list[Tensor]:
         state = {**{name: value.clone() for name, value in buffers.items()}, **parameters}
@@ -72,9 +72,7 @@ def _first_leg(symmetry: Symmetry) -> Symmetry:
     """The same motion of one parameter alone, which is no symmetry unless nothing depends on it."""
     name = symmetry.legs[0].view.parameter
     legs: tuple[Leg, ...] = tuple(leg for leg in symmetry.legs if leg.view.parameter == name)
-    return Symmetry(
-        block=symmetry.block, family=symmetry.family, part=symmetry.part, kind=symmetry.kind, legs=legs
-    )
+    return Symmetry(block=symmetry.block, family=symmetry.family, part=symmetry.part, kind=symmetry.kind, legs=legs)
 
 
 def _change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:

@@ -122,7 +122,6 @@ class Forgets:
         high = np.searchsorted(self._owners[:, 0], atoms, "right")
         return {int(region) for a, b in zip(low, high, strict=True) for region in np.unique(self._owners[a:b, 1])}
 
-
     def _moves(self, region: int, vector: np.ndarray) -> bool:
         """Whether a motion scales a region; charges of its factors may cancel."""
         factors = [(float(one.weight), one.atoms.reshape(-1)) for one in self._regions[region].type.factors]

@@ -60,7 +60,7 @@ class _StandIn:
 
 def _guessed(shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[Guess]:
     if len(shapes) >= 3 and len(out) >= 3 and all(len(shape) == len(out) for shape in shapes[:3]):
-        yield from _attentions(*shapes[:3], out)
+        yield from _attentions(shapes[0], shapes[1], shapes[2], out)
     if len(shapes) >= 2 and shapes[0] == shapes[1] == out:
         yield lambda t: F.silu(t[0]) * t[1]
         yield lambda t: t[0] * F.silu(t[1])
@@ -80,9 +80,7 @@ def _guessed(shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[Gu
         yield lambda t: t[0].softmax(-1)
 
 
-def _attentions(
-    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], out: tuple[int, ...]
-) -> Iterator[Guess]:
+def _attentions(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], out: tuple[int, ...]) -> Iterator[Guess]:
     """Softmax attention with heads before positions, or after them; heads may be shared."""
     if q[-1] != k[-1] or out[-1] != v[-1] or out[:-1] != q[:-1]:
         return
@@ -106,7 +104,7 @@ def _repeated(heads: Tensor, groups: int) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix products as one operation that has a rule: below autograd, those that PyTorch makes of others have none."""
+    """Matrix products as one operation that has a rule: below autograd, `matmul` is not one."""
     found = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]))
     return found.reshape(*a.shape[:-1], b.shape[-1])
 

@@ -117,7 +117,7 @@ class Audits:
         self.arm()
 
     def arm(self, *, running: bool = False) -> None:
-        """Put hooks on attention and norms, if the next step is to be audited; `running`: its forward pass has begun."""
+        """Put hooks on attention and norms for the next step; `running`: its forward pass has begun."""
         if self._armed is not None or not self._hooks or self.every is None:
             return
         self._armed, self._gauge = ExitStack(), Gauge(precision=self._precision)
@@ -130,7 +130,11 @@ class Audits:
             if running:
                 self._terms.begin()
         # The outermost module may be called outside autocast and enter it within, as accelerate does.
-        leaves = [m for m in self._model.modules() if not any(True for _ in m.children()) and any(True for _ in m.parameters())]
+        leaves = [
+            m
+            for m in self._model.modules()
+            if not any(True for _ in m.children()) and any(True for _ in m.parameters())
+        ]
         for leaf in leaves[:2]:
             self._armed.callback(leaf.register_forward_pre_hook(self._note).remove)
 
@@ -265,8 +269,8 @@ def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
                 law=names[0],
                 value=broken[0].residual,
                 limit=broken[0].tolerance,
-                message=f"{found.gauge.verdict.message} The largest sum, in {names[0]}, is {broken[0].residual:.2g} of its "
-                f"terms; rounding explains {broken[0].tolerance:.1g}.",
+                message=f"{found.gauge.verdict.message} The largest sum, in {names[0]}, is {broken[0].residual:.2g} of "
+                f"its terms; rounding explains {broken[0].tolerance:.1g}.",
                 family="gauge",
                 laws=names,
                 count=len(names),
