@@ -21,7 +21,7 @@ Batch = Any
 class _Watch(TorchDispatchMode):
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._owners = {p.untyped_storage().data_ptr(): (name, p) for name, p in parameters.items() if p.numel()}
+        self._owners = {p.untyped_storage()._cdata: (name, p) for name, p in parameters.items() if p.numel()}
         self.largest: dict[str, Tensor] = {}
         self.total: dict[str, Tensor] = {}
         self.count: dict[str, float] = {}
@@ -39,7 +39,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _owner(self, tensor: Tensor) -> tuple[str, Tensor] | None:
-        found = self._owners.get(tensor.untyped_storage().data_ptr())
+        found = self._owners.get(tensor.untyped_storage()._cdata)
         return found if found is not None and found[1].is_contiguous() else None
 
     def _product(self, a: Tensor, b: Tensor) -> None:

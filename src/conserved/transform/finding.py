@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from conserved.inference import recognize
 from conserved.laws import LawSet
 from conserved.transform.moving import ABOUT_GRADIENTS
 
@@ -27,6 +26,9 @@ def symmetries_of(model: nn.Module, *args: Any, **kwargs: Any) -> LawSet:
         **kwargs: more of them, by name.
 
     """
+    # Solving for symmetries needs scipy, which those who only move weights need not load.
+    from conserved.inference import recognize
+
     with as_a_function(model):
         found = recognize(model, *args, **kwargs)
     return replace(found, symmetries=tuple(one for one in found.symmetries if one.family not in ABOUT_GRADIENTS))

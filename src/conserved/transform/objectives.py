@@ -29,7 +29,7 @@ class Impossible(Exception):
 class Objective(ABC):
     """Chooses an element for one symmetry."""
 
-    sweeps: int = 200
+    sweeps: int = 50
     """How often to go round at the most."""
     settled: float = 1e-9
     """Elements that differ from the identity by less than this move nothing any more."""
