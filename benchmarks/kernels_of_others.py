@@ -638,6 +638,8 @@ CASES: list[Case] = [
             "causal_conv1d with state",
         ),
         fla,
+        dtypes=(BF16, FP32),
+        lengths=(128,),
     ),
     Case(
         name="linear_cross_entropy",
