@@ -1,6 +1,6 @@
 """A sample of the catalogue and of the random programs: every inferred law holds, and the number is the Lie closure's.
 
-The whole lists run as benchmarks (inference_table, random_programs); the counts were taken by benchmarks/law_counts.py.
+The whole lists run as benchmarks (inference_table, inferred_programs); counts were taken by benchmarks/law_counts.py.
 """
 
 from __future__ import annotations

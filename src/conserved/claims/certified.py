@@ -32,7 +32,7 @@ from conserved.certify.form import Form
 from conserved.certify.proof import departure, proved_by_argument, random_fields
 from conserved.claims.judging import held, judged, refuted
 from conserved.claims.polynomials import Matrix, fractions, rank
-from conserved.recognize import recognize
+from conserved.inference import recognize
 from conserved.verdict import Evidence, Verdict, Witness
 
 Build = Callable[[], nn.Module]

@@ -41,9 +41,9 @@ class Mapping:
 def mappings(
     model: nn.Module,
     *args: Any,
-    format: str = "plain",
+    format: str = "plain",  # noqa: A002
     laws: LawSet | None = None,
-    **kwargs: Any,  # noqa: A002
+    **kwargs: Any,
 ) -> list[Mapping] | list[dict[str, Any]]:
     """The layers of a model that can be smoothed, and the layers that have to be balanced for it.
 
