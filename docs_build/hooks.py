@@ -39,6 +39,7 @@ PARTS = {
     "audit": "Auditing gradients",
     "auditing": "Checking a function's backward",
     "inference": "Reading symmetries off a program",
+    "transform": "Moving along symmetries",
     "testing": "For test suites",
     "track": "Watching training",
     "integrations": "Training loops of others",
