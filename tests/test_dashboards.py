@@ -54,7 +54,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
             (event,) = [one for one in reader.Scalars(f"conserved/{name}") if one.step == record.step]
             assert event.value == pytest.approx(value, rel=1e-6)
     assert any(tag.startswith("conserved/residual/layers.0.attention.query_key") for tag in tags)
-    assert "conserved/error/layers.0.attention" in tags
+    assert "conserved/drift/layers.0.attention" in tags
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -99,7 +99,7 @@ def test_weights_and_biases_logs_offline(tmp_path: Path) -> None:
     )
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     stored = file.read_bytes()
-    assert b"conserved/error/layers.0.attention" in stored
+    assert b"conserved/drift/layers.0.attention" in stored
     assert b"conserved/largest/residual" in stored
 
 
@@ -113,7 +113,7 @@ def test_trackio_stores_every_step(tmp_path: Path) -> None:
         rows = store.execute("select step, metrics from metrics order by step").fetchall()
     store.close()
     assert [step for step, _ in rows] == [1, 2, 3]
-    assert all("conserved/error/layers.0.attention" in str(metrics) for _, metrics in rows)
+    assert all("conserved/drift/layers.0.attention" in str(metrics) for _, metrics in rows)
 
 
 def test_the_live_table_shows_blocks_and_alarms() -> None:

@@ -122,7 +122,7 @@ def test_a_trainer_fine_tuning_run_is_watched_and_tensorboard_shows_it(tmp_path:
         assert store.steps("tuning") == [1, 2, 3, 4, 5, 6]
     reader = EventAccumulator(str(tmp_path / "board"))
     reader.Reload()
-    errors = reader.Scalars("conserved/error/model.layers.0.self_attn")
+    errors = reader.Scalars("conserved/drift/model.layers.0.self_attn")
     assert [event.step for event in errors] == [1, 2, 3, 4, 5, 6]
     assert errors[-1].value > errors[0].value >= 0
 
@@ -205,7 +205,7 @@ def test_a_lightning_run_is_watched_clipped_and_resumed(tmp_path: Path) -> None:
     assert max(abs(entry.causes["clipping"]) for entry in monitor.ledger()) > 1e-6
     reader = EventAccumulator(str(tmp_path / "board" / "one"))
     reader.Reload()
-    assert [event.step for event in reader.Scalars("conserved/error/net.layers.0.attention")] == [1, 2, 3, 4]
+    assert [event.step for event in reader.Scalars("conserved/drift/net.layers.0.attention")] == [1, 2, 3, 4]
     trainer.save_checkpoint(tmp_path / "four.ckpt")
     _, later = fit(6, resume=str(tmp_path / "four.ckpt"))
     assert later.monitor is not None

@@ -74,6 +74,7 @@ class EpsilonTerms:
         self._inline = {
             name: count for (name, function), count in counts.items() if not function and name not in self._written
         }
+        self._counts = {name: count for (name, _), count in counts.items()} | self._functions
         self._reference = _smallest(model)
         self._clear()
 
@@ -81,11 +82,10 @@ class EpsilonTerms:
         return len(self._laws)
 
     def _clear(self) -> None:
-        self._passes = 0
-        self._inside = False
-        self._calls: Counter[tuple[str, bool]] = Counter()
-        self._irregular: set[str] = set()
-        self._seen: Counter[Key] = Counter()
+        self._entered: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._forwards: Counter[str] = Counter()
+        """By module, calls that were made in forward passes, and not again in a backward pass."""
         self._sums: dict[Key, tuple[Tensor, Tensor]] = {}
         self._taken: dict[str, Tensor] = {}
 
@@ -102,11 +102,9 @@ class EpsilonTerms:
         if not self._laws:
             return
         running: list[str] = []
-        undo.callback(self._model.register_forward_pre_hook(self._begin, prepend=True).remove)
-        undo.callback(self._model.register_forward_hook(self._end, always_call=True).remove)
         for name, module in self._model.named_modules():
             if name and (name in self._functions or name in self._inline):
-                undo.callback(module.register_forward_pre_hook(_enter(name, running)).remove)
+                undo.callback(module.register_forward_pre_hook(self._enter(name, running)).remove)
                 undo.callback(module.register_forward_hook(_leave(running), always_call=True).remove)
             if name in self._written:
                 undo.callback(module.register_forward_hook(self._through(name)).remove)
@@ -118,14 +116,13 @@ class EpsilonTerms:
         """The right-hand side of a law, in units of the gradients as they are now; None if it is not known."""
         found = self._laws.get(symmetry.name)
         ratio = self._rescaled(slopes)
-        if not found or not self._passes or ratio is None:
+        if not found or not self._calls or ratio is None:
             return None
         total: Tensor | None = None
         spread = 0.0
         for one in found:
             key = _key(one)
-            complete = self._seen[key] == self._passes and one.module not in self._irregular
-            if not complete:
+            if not self._complete(one.module):
                 return None
             if key not in self._sums:
                 continue
@@ -162,21 +159,26 @@ class EpsilonTerms:
             ratios.append(ratio)
         return float(np.median(ratios)) if ratios else None
 
-    def begin(self) -> None:
-        """A forward pass has begun."""
-        self._begin(self._model, ())
+    def _complete(self, module: str) -> bool:
+        """Whether everything that a module normalised was seen: as many calls as its program has, every time it ran.
 
-    def _begin(self, module: nn.Module, args: Any) -> None:
-        self._inside = torch.is_grad_enabled() and not being_followed()
-        self._passes += self._inside
-        self._calls.clear()
+        A module that did not run, because its layer was dropped, had nothing to be seen.
+        """
+        if module in self._written:
+            return True
+        calls = self._calls[module]
+        return calls % self._counts[module] == 0 and (calls > 0 or (not self._entered[module] and bool(module)))
 
-    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._inside:
-            expected = {(name, True): count for name, count in self._functions.items()}
-            expected |= {(name, False): count for name, count in self._inline.items()}
-            self._irregular |= {key[0] for key, count in expected.items() if self._calls[key] != count}
-        self._inside = False
+    def _counts_now(self, module: str) -> bool:
+        """Whether a norm that is called now takes part in the gradient, for the first time.
+
+        Checkpointing calls it again in the backward pass; what was called without gradients before counts then.
+        """
+        if not torch.is_grad_enabled() or being_followed():
+            return False
+        backward = torch._C._current_graph_task_id() != -1
+        self._forwards[module] += not backward
+        return not backward or not self._forwards[module]
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
@@ -185,26 +187,31 @@ class EpsilonTerms:
 
         return hook
 
-    def _number(self, module: str, function: bool) -> Key:
-        number = self._calls[module, function]
-        self._calls[module, function] += 1
-        return module, function, number
+    def _number(self, module: str) -> Key:
+        number = self._calls[module] % self._counts[module]
+        self._calls[module] += 1
+        return module, module in self._functions, number
+
+    def _enter(self, name: str, running: list[str]) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            running.append(name)
+            self._entered[name] += torch.is_grad_enabled() and not being_followed()
+
+        return hook
 
     def _function(self, module: str, x: Tensor, out: Tensor, norm: _Norm) -> None:
         """One of torch's norm functions was called."""
-        if self._inside and module not in self._written:
-            key = self._number(module, module in self._functions)
+        if module in self._counts and module not in self._written and self._counts_now(module):
+            key = self._number(module)
             if key in self._dims and out.requires_grad:
-                self._seen[key] += 1
                 out.register_hook(lambda slope: self._add(key, x, slope, norm))
 
     def _through(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            if not self._inside:
+            if not self._counts_now(name):
                 return
-            key = self._number(name, False)
+            key = self._number(name)
             if key in self._dims and isinstance(out, Tensor) and out.requires_grad and len(args) == 1:
-                self._seen[key] += 1
                 found, x = self._written[name], args[0]
                 out.register_hook(lambda slope: self._add_written(key, module, found, x, out, slope))
 
@@ -310,10 +317,6 @@ def _smallest(model: nn.Module) -> dict[str, Tensor]:
     """A few small trained parameters, by whose gradients it is seen what happened to all of them after the pass."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel() > 1]
     return dict(sorted(trained, key=lambda pair: pair[1].numel())[:4])
-
-
-def _enter(name: str, running: list[str]) -> Callable[[nn.Module, Any], None]:
-    return lambda module, args: running.append(name)
 
 
 def _leave(running: list[str]) -> Callable[[nn.Module, Any, Any], None]:

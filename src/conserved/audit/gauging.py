@@ -190,7 +190,6 @@ def watch_norms(model: nn.Module, laws: LawSet | None, found: Gauge, undo: ExitS
             return
         found.terms = EpsilonTerms(model, inferred)
         found.terms.watch(undo)
-        found.terms.begin()
 
     first.came.append(came)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from conserved.inference import recognize
+from conserved.integrations.reporting import tell
 from conserved.laws import LawSet
 from conserved.optional import require
 from conserved.track import Monitor, Sink
@@ -18,12 +21,34 @@ else:
     Callback = require("lightning.pytorch", "LightningConservation").Callback
 
 
+def _never_called(module: Any) -> bool:
+    """Whether a Lightning module has no forward pass of its own."""
+    base = require("lightning.pytorch", "LightningConservation").LightningModule
+    return bool(type(module).forward is base.forward)
+
+
+@contextmanager
+def _silent(module: Any) -> Iterator[None]:
+    """Within it, a Lightning module logs nothing: laws are being read off its training step."""
+    former = {name: vars(module).get(name) for name in ("log", "log_dict")}
+    for name in former:
+        object.__setattr__(module, name, lambda *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                object.__delattr__(module, name)
+            else:
+                object.__setattr__(module, name, value)
+
+
 class LightningConservation(Callback):
     """`lightning.Trainer(callbacks=[LightningConservation()])`, with automatic optimization.
 
-    Records go to `conserved.db` in the default root folder unless `sinks` says otherwise, and equation (10) by block to
-    the Trainer's own loggers. References are part of Lightning's checkpoints. Clipping is told apart from a wrong
-    gradient. Other options are those of `conserved.Monitor`.
+    Gradients are audited before the optimizers use them. Records go to `conserved.db` in the default root folder unless
+    `sinks` says otherwise, and drift by block to the Trainer's own loggers. References are part of Lightning's
+    checkpoints. Clipping is told apart from a wrong gradient. Other options are those of `conserved.Monitor`.
     """
 
     def __init__(
@@ -51,6 +76,14 @@ class LightningConservation(Callback):
         if self._restored is not None:
             self.monitor.load_state_dict(self._restored)
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """A module that is never called as a whole has the laws of its training step, read off the first batch."""
+        if self.monitor is None or not self.monitor.waiting or not _never_called(pl_module):
+            return
+        with _silent(pl_module):
+            laws = recognize(lambda: pl_module.training_step(batch, batch_idx), pl_module)
+        self.monitor.watch(laws)
+
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Gradients are complete and not yet clipped."""
         if self.monitor is not None and trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
@@ -60,16 +93,18 @@ class LightningConservation(Callback):
         """Gradients are cleared at the beginning of the next batch only."""
         if self.monitor is None or not self.monitor.pending:
             return
-        self.monitor.step()
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        self.monitor.step(loss=loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None)
         if self._log and self.monitor.records:
             scalars = self.monitor.records[-1].scalars()
             for logger in trainer.loggers:
                 logger.log_metrics({f"conserved/{name}": value for name, value in scalars.items()}, self.monitor.count)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Everything is written; the monitor stays to be asked."""
+        """Everything is written; the monitor stays to be asked, and what it found is said once more."""
         if self.monitor is not None:
             self.monitor.close()
+            tell(self.monitor, trainer.is_global_zero)
 
     def state_dict(self) -> dict[str, Any]:
         """For Lightning's checkpoints."""

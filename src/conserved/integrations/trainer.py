@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from conserved.integrations.reporting import sinks_of, tell
 from conserved.laws import LawSet
 from conserved.optional import require
 from conserved.track import Monitor, Sink
+from conserved.track.sinks import opened
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -24,9 +26,12 @@ STATE = "conservation.pt"
 class ConservationCallback(TrainerCallback):  # type: ignore[misc]
     """`Trainer(..., callbacks=[ConservationCallback()])`.
 
-    Records go to `conserved.db` in the output folder unless `sinks` says otherwise. References are saved in every
-    checkpoint and taken up again when training resumes from one. Other options are those of `conserved.Monitor`; the
-    precision of autocast is read from the training arguments.
+    Gradients are audited before the optimizer uses them, and laws are watched after it has. Records go to
+    `conserved.db` in the output folder unless `sinks` says otherwise, and with `report` to where the Trainer reports
+    anyway (`report_to`: TensorBoard, Weights & Biases, trackio), alarms as alerts. References are saved in every
+    checkpoint and taken up again when training resumes from one. Other options are those of `conserved.Monitor`, such
+    as `stop=True`, which ends the run before a wrong step; the precision of autocast is read from the training
+    arguments.
     """
 
     def __init__(
@@ -34,23 +39,20 @@ class ConservationCallback(TrainerCallback):  # type: ignore[misc]
         laws: LawSet | None = None,
         *,
         sinks: Iterable[Sink | str | Path] | Sink | str | Path | None = None,
+        report: bool = True,
         **options: Any,
     ) -> None:
         self.monitor: Monitor | None = None
-        self._laws, self._sinks, self._options = laws, sinks, options
+        self._laws, self._sinks, self._report, self._options = laws, sinks, report, options
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model and the optimizer are ready, and restored if training resumes."""
         precision = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         folder = Path(args.output_dir)
         options: dict[str, Any] = {"precision": precision, "run": args.run_name or folder.name} | self._options
-        self.monitor = Monitor(
-            kwargs["model"],
-            kwargs["optimizer"],
-            self._laws,
-            sinks=folder / "conserved.db" if self._sinks is None else self._sinks,
-            **options,
-        )
+        own = [folder / "conserved.db"] if self._sinks is None else opened(self._sinks)
+        reported = sinks_of(args) if self._report and state.is_world_process_zero else []
+        self.monitor = Monitor(kwargs["model"], kwargs["optimizer"], self._laws, sinks=[*own, *reported], **options)
         saved = folder / f"checkpoint-{state.global_step}" / STATE
         if state.global_step and saved.exists():
             self.monitor.load_state_dict(torch.load(saved, weights_only=True))
@@ -60,6 +62,12 @@ class ConservationCallback(TrainerCallback):  # type: ignore[misc]
         if self.monitor is not None:
             self.monitor.step()
 
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The loss that the Trainer logs goes beside the account."""
+        loss = (kwargs.get("logs") or {}).get("loss")
+        if self.monitor is not None and isinstance(loss, int | float):
+            self.monitor.note(loss=float(loss))
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A checkpoint has been written."""
         if self.monitor is not None and state.is_world_process_zero:
@@ -68,6 +76,7 @@ class ConservationCallback(TrainerCallback):  # type: ignore[misc]
                 torch.save(self.monitor.state_dict(), folder / STATE)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Everything is written; the monitor stays to be asked."""
+        """Everything is written; the monitor stays to be asked, and what it found is said once more."""
         if self.monitor is not None:
             self.monitor.close()
+            tell(self.monitor, state.is_world_process_zero)

@@ -116,8 +116,8 @@ class Audits:
         self._due, self._why = 0, why
         self.arm()
 
-    def arm(self, *, running: bool = False) -> None:
-        """Put hooks on attention and norms for the next step; `running`: its forward pass has begun."""
+    def arm(self) -> None:
+        """Put hooks on attention and norms for the next step."""
         if self._armed is not None or not self._hooks or self.every is None:
             return
         self._armed, self._gauge = ExitStack(), Gauge(precision=self._precision)
@@ -127,8 +127,6 @@ class Audits:
         if len(self._terms):
             self._terms.watch(self._armed)
             self._gauge.terms = self._terms
-            if running:
-                self._terms.begin()
         # The outermost module may be called outside autocast and enter it within, as accelerate does.
         leaves = [
             m

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved import html
 from conserved.alarm import Alarm, grouped
 from conserved.audit import Audit, GradientsDoNotConserve
 from conserved.inference import FirstCall, being_followed
@@ -28,7 +29,7 @@ from conserved.track.record import FIELDS, By, Entry, LawName, StepRecord, avera
 from conserved.track.rules import Rule
 from conserved.track.selection import Selection, Where, inner_optimizer, unwrapped
 from conserved.track.shelf_account import Running, Scales, begun, settled
-from conserved.track.sinks import Run, Sink, opened
+from conserved.track.sinks import Run, Sink, SQLite, opened
 from conserved.track.theory import (
     AngularMomentum,
     Decay,
@@ -65,6 +66,9 @@ _OF_LAWS = frozenset(
     ]
 )
 """Attributes of a monitor that are made when its laws are known."""
+
+_FORESEEN = (1_000, 10_000, 100_000)
+"""Lengths of runs for which the size of the store is told in advance."""
 
 Gauge = Callable[[], float | Tensor]
 """Reads something else that is worth watching, such as a head's key coherence."""
@@ -132,7 +136,7 @@ class Monitor:
         self._stop = stop
         self._fresh: list[Alarm] = []
         """Alarms of audits that are not in a record yet."""
-        self._readings: dict[str, float] = {}
+        self._readings: dict[str, Tensor | float] = {}
         self._unstepped: tuple[int, int] | None = None
         self._hooks: list[Any] = []
         self._looked = False
@@ -153,14 +157,9 @@ class Monitor:
 
     def _infer(self, *, running: bool = False) -> None:
         """Watch the laws of the model as it is called; `running`: in a forward pass that has just begun."""
-        if self._first is None:
-            return
-        self._watch_laws(self._first.laws(), running=running)
-        self._first.close()
-        self._first = None
-        if self._restored is not None:
-            state, self._restored = self._restored, None
-            self.load_state_dict(state)
+        if self._first is not None:
+            self.watch(self._first.laws())
+            self._audits.passes += running
 
     def __getattr__(self, name: str) -> Any:
         """What depends on the laws is there from the first forward pass on; asked for before, they are inferred now."""
@@ -169,7 +168,7 @@ class Monitor:
             return getattr(self, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _watch_laws(self, found: LawSet, *, running: bool = False) -> None:
+    def _watch_laws(self, found: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
         dtype, optimizers = self._dtype, self._optimizers
         selection = Selection.of(self.model, optimizers, found, **self._choice)
@@ -199,8 +198,7 @@ class Monitor:
         self._audits = Audits(self.model, optimizers, found, compiled=compiled, **self._audit_options)
         self._hooks += [one.register_step_pre_hook(self._before_optimizer) for one in optimizers]
         self._hooks.append(self._called.register_forward_pre_hook(self._count_pass))
-        self._audits.passes += running
-        self._audits.arm(running=running)
+        self._audits.arm()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _count_pass(self, module: nn.Module, args: Any) -> None:
@@ -218,7 +216,7 @@ class Monitor:
         found = self._audits.before_step(step)
         if found is None:
             return
-        self._readings = self._audits.series[-1].readings()
+        self._readings |= self._audits.series[-1].readings()
         alarms = tuple(alarms_of(found, step))
         if alarms:
             self._fresh += alarms
@@ -243,8 +241,26 @@ class Monitor:
         first = next((p.grad for p in self._theta.values() if p.grad is not None), None)
         return None if first is None else (id(first), first._version)
 
-    def step(self) -> None:
-        """Account for the step the optimizer has just made."""
+    def watch(self, laws: LawSet) -> None:
+        """Take these laws, in a monitor that waits for the first forward pass to infer them; the reference is now."""
+        if self._first is None:
+            raise RuntimeError("This monitor has its laws already.")
+        self._watch_laws(laws)
+        self._first.close()
+        self._first = None
+        if self._restored is not None:
+            state, self._restored = self._restored, None
+            self.load_state_dict(state)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the laws are not known yet, because no forward pass was seen."""
+        return self._first is not None
+
+    def step(self, *, loss: Tensor | float | None = None) -> None:
+        """Account for the step the optimizer has just made; its `loss`, if given, is kept beside the account."""
+        if loss is not None:
+            self._readings["loss"] = loss.detach() if isinstance(loss, Tensor) else float(loss)
         self._watch.check()
         self._unstepped = None if self._watch.stepped else self._gradient_mark()
         self.count += 1
@@ -270,6 +286,10 @@ class Monitor:
     def last_audit(self) -> Audit | None:
         """The latest audit; None before the first."""
         return self._audits.last if self._first is None else None
+
+    def note(self, **readings: float) -> None:
+        """Numbers to keep beside the next record, such as a loss that is known later than the step."""
+        self._readings |= readings
 
     @property
     def pending(self) -> bool:
@@ -314,6 +334,54 @@ class Monitor:
         )
         found = self.laws.errors(reference, theta, by="law", dtype=self._dtype)
         return averaged(self._names, [found[law.name] for law in self._names], by)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """The records in memory as a figure: loss, drift, causes and audits, with a mark for every alarm.
+
+        Without a path a plotly figure, which notebooks show; with one, it is written as .html (a page that needs no
+        network), .png, .svg or .pdf, and the path is returned.
+        """
+        from conserved.track.figure import draw
+
+        self.flush()
+        return draw(tuple(self.records), self.audits, self.alarms, path)
+
+    def summary(self) -> str:
+        """Where the run stands: alarms first, then the last audit and the drift."""
+        lines = [f"{len(self.alarms)} alarm{'s' if len(self.alarms) != 1 else ''} in {self.count:,} steps"]
+        lines += [f"  {alarm}" for alarm in self.alarms]
+        if self._first is not None:
+            return "\n".join([*lines, "The laws are not known yet: they are read off the first forward pass."])
+        last = self.last_audit
+        if last is not None:
+            entry = self.audits[-1]
+            open_ = sum(not one.conclusive for one in self.audits)
+            lines.append(
+                f"{len(self.audits)} audits, {open_} of them not conclusive; the last in step {entry.step}: "
+                f"{last.badge}, largest residual {entry.excess:.2g} of what rounding explains"
+            )
+            lines += [f"  {text}" for text in last.coverage.lines()]
+        if self.records:
+            drift = self.records[-1].errors("family")
+            lines.append(f"{len(self.laws)} laws; relative drift since the start (normal under Adam):")
+            lines += [f"  {family}: {value:.2e}" for family, value in drift.items()]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        known = "laws not known yet" if self._first is not None else f"{len(self.laws)} laws"
+        return f"<Monitor: {known}, {self.count} steps, {len(self.audits)} audits, {len(self.alarms)} alarms>"
+
+    def _repr_html_(self) -> str:
+        """The summary for notebooks, alarms first."""
+        last = self.last_audit
+        parts = [html.paragraph(str(alarm)) for alarm in self.alarms] or [html.paragraph("no alarms", quiet=True)]
+        if last is not None:
+            parts.append(html.badge(last.verdict, last.badge))
+        rest = [line for line in self.summary().splitlines() if not line.startswith("  step")]
+        return html.panel(*parts, *(html.paragraph(line, quiet=True) for line in rest[1:]))
 
     def bounds(self) -> list[DriftBound]:
         """Equation (9) for every law, with C_h and C_L from the run, beside what happened and what was predicted."""
@@ -532,6 +600,9 @@ class Monitor:
         )
         for sink in self._sinks:
             sink.begin(header)
+            if isinstance(sink, SQLite):
+                sizes = (f"{sink.bytes_of(header, steps) / 1e6:,.0f} MB for {steps:,} steps" for steps in _FORESEEN)
+                LOGGER.info("%s: %d laws, about %s", sink.path, len(self._names), ", ".join(sizes))
         self._begun = True
 
     def _explained(self, record: StepRecord) -> tuple[Alarm, ...]:

@@ -132,10 +132,36 @@ class StepRecord:
         """Equation (10): the mean over laws, for every block, layer, family or law."""
         return averaged(self.laws, self.column("error"), by)
 
+    def totals(self) -> dict[str, float]:
+        """The step in a few numbers: drift, what the causes come to, how near the limit the worst law is."""
+        if not len(self.laws):
+            return {}
+        units = torch.tensor([law.units for law in self.laws], dtype=torch.float64)
+        drift = self.numbers[:, FIELDS.index("error")]
+        found = {
+            "total/drift": float((drift * units).sum() / units.sum()),
+            "total/observed": float(self.numbers[:, FIELDS.index("observed")].abs().sum()),
+            "total/of_rounding": float(self.numbers[:, FIELDS.index("excess")].max()),
+        }
+        return found | {f"total/cause/{cause}": amount for cause, amount in self._cause_sums().items()}
+
+    def _cause_sums(self) -> dict[str, float]:
+        """By cause, the magnitudes of first-order changes added over all laws."""
+        sums = self.numbers[:, len(FIELDS) :].abs().sum(0).tolist() if len(self.laws) else []
+        return dict(zip(self.causes, sums, strict=True)) if sums else {}
+
     def scalars(self, *, laws: bool = False) -> dict[str, float]:
-        """Named numbers for a dashboard: by block and over all; with `laws`, those of every law as well."""
-        found = {f"error/{block or 'model'}": error for block, error in self.errors().items()}
-        found |= {f"reading/{name}": value for name, value in self.readings.items()}
+        """Named numbers for a dashboard: by block and over all; with `laws`, those of every law as well.
+
+        `drift/` is equation (10), how far laws are from where they began, which is normal under Adam. `cause/` is what
+        decay, momentum and preconditioner did to all laws together in this step. `audit/` is about the gradients.
+        """
+        found = {f"drift/{block or 'model'}": error for block, error in self.errors().items()}
+        found |= {f"cause/{cause}": amount for cause, amount in self._cause_sums().items()}
+        found |= {
+            name if name == "loss" or name.startswith("audit/") else f"reading/{name}": value
+            for name, value in self.readings.items()
+        }
         entries = self.entries()
         for name in ("observed", "first_order", "second_order", "residual"):
             found[f"largest/{name}"] = max((abs(getattr(entry, name)) for entry in entries), default=0.0)
@@ -145,8 +171,9 @@ class StepRecord:
             for entry in entries:
                 found |= {
                     f"{name}/{entry.law}": getattr(entry, name)
-                    for name in ("observed", "first_order", "second_order", "residual", "error")
+                    for name in ("observed", "first_order", "second_order", "residual")
                 }
+                found[f"drift/{entry.law}"] = entry.error
         return found
 
     def to_dict(self) -> dict[str, Any]:

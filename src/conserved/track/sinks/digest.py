@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,8 @@ class Digest:
 def digest(store: RunStore, run: str, *, steps: int = 300, alarms: int = 200) -> Digest:
     """The digest of a run at up to `steps` steps, evenly spread, the first and the last among them."""
     number, started, config = store.select("select id, started, config from run where name = ?", run)[0]
-    written = store.steps(run)
+    written = [step for (step,) in store.select("select distinct step from entry where run = ? order by step", number)]
+    written = written or store.steps(run)
     shown = spread(written, steps)
     at = json.dumps(shown)
     count = store.select("select count(*) from alarm where run = ?", number)[0][0]
@@ -88,7 +90,7 @@ def digest(store: RunStore, run: str, *, steps: int = 300, alarms: int = 200) ->
         started=float(started),
         config=json.loads(config),
         laws=store.select("select count(*) from law where run = ?", number)[0][0],
-        steps=len(written),
+        steps=len(store.steps(run)),
         skipped=skipped,
         shown=tuple(shown),
         errors=_errors(store, number, shown, at),
@@ -134,8 +136,28 @@ def _totals(store: RunStore, run: int, shown: list[int], at: str) -> dict[str, t
 
 
 def _readings(store: RunStore, run: int, shown: list[int], at: str) -> dict[str, tuple[float, ...]]:
-    rows = store.select(f"select step, name, value from reading where run = ? and step in ({_AT})", run, at)
-    return _series(rows, shown)
+    # Audits are not made in every step; the last one up to a step is what was known there.
+    rows = store.select(
+        f"select step, name, value from reading where run = ? and name not like 'total/%' and (step in ({_AT}) or "
+        "name like 'audit/%')",
+        run,
+        at,
+    )
+    audits = [row for row in rows if row[1].startswith("audit/")]
+    return _series([row for row in rows if not row[1].startswith("audit/")], shown) | _held(audits, shown)
+
+
+def _held(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
+    """Series of numbers that stay known until the next one comes."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for step, name, value in sorted(rows):
+        found.setdefault(name, []).append((step, real(value)))
+    return {name: tuple(_latest(values, step) for step in shown) for name, values in sorted(found.items())}
+
+
+def _latest(values: list[tuple[int, float]], step: int) -> float:
+    place = bisect_right(values, (step, float("inf"))) - 1
+    return values[place][1] if place >= 0 else float("nan")
 
 
 def _series(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
@@ -213,4 +235,9 @@ def _worst(store: RunStore, run: int) -> tuple[float, str, int] | None:
         run,
     )
     excess, law, step = rows[0]
+    total, when = store.select(
+        "select max(value), step from reading where run = ? and name = 'total/of_rounding'", run
+    )[0]
+    if total is not None and (excess is None or total > excess):
+        return float(total), "a law", int(when)
     return None if excess is None else (float(excess), law, step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -52,6 +53,9 @@ _SCHEMA = (
     "create table if not exists writer (run integer primary key, machine text not null, process integer not null, "
     "began text not null, since real not null, token text not null)",
 )
+DETAIL = 250
+"""Steps whose rows are kept one by one, in every doubling of the number of steps."""
+
 _STEPWISE = ("step", "entry", "cause", "reading", "alarm")
 
 
@@ -152,8 +156,14 @@ class RunStore:
         return self._by_step(rows)
 
     def readings(self, run: str) -> dict[int, dict[str, float]]:
-        """What gauges showed, by step."""
-        return self._by_step(self.select("select step, name, value from reading where run = ?", self._id(run)))
+        """What gauges and audits showed, by step."""
+        query = "select step, name, value from reading where run = ? and name not like 'total/%'"
+        return self._by_step(self.select(query, self._id(run)))
+
+    def totals(self, run: str) -> dict[int, dict[str, float]]:
+        """The totals of steps whose rows were not kept one by one."""
+        query = "select step, name, value from reading where run = ? and name like 'total/%'"
+        return self._by_step(self.select(query, self._id(run)))
 
     def alarms(self, run: str) -> list[Alarm]:
         """Every alarm of a run."""
@@ -227,10 +237,21 @@ class SQLite(Sink):
     whoever loses its run in another way, as to a second monitor of one process, is told by its next step.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *, detail: int | None = DETAIL) -> None:
+        """Keep the rows of every law for `detail` steps in each doubling of their number; None keeps all.
+
+        Of every step its readings, alarms and totals are kept.
+        """
+        if detail is not None and detail < 1:
+            raise ValueError(f"detail counts steps and is at least 1, or None for all; got {detail}.")
+        self.path, self._detail = Path(path), detail
+        self._late: StepRecord | None = None
         self._db: sqlite3.Connection | None = None
         self._writer = Writer()
+
+    def bytes_of(self, run: Run, steps: int) -> float:
+        """About how large a run of so many steps will be."""
+        return estimate(len(run.laws), len(run.config.get("optimizer", ())) + 2, steps, self._detail)
 
     def begin(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,26 +309,17 @@ class SQLite(Sink):
         assert self._db is not None, "begin() opens the store"
         self._mark.check()
         at = (self._run, record.step)
-        width = len(FIELDS)
-        rows = record.numbers.tolist()
+        whole = self._detail is None or bool(record.alarms) or detailed(record.step, self._detail)
+        self._late = None if whole else record
+        readings = dict(record.readings) if whole else dict(record.readings) | record.totals()
         with transaction(self._db, self.path) as db:
             self._check_own(db)
             db.execute("insert or replace into step values (?, ?, ?, ?)", (*at, time.time(), int(record.skipped)))
-            db.executemany(
-                f"insert or replace into entry values ({', '.join('?' * (4 + len(FIELDS)))})",
-                [(*at, number, sum(row[width:]), *row[:width]) for number, row in enumerate(rows)],
-            )
-            db.executemany(
-                "insert or replace into cause values (?, ?, ?, ?, ?)",
-                [
-                    (*at, number, cause, amount)
-                    for number, row in enumerate(rows)
-                    for cause, amount in zip(record.causes, row[width:], strict=True)
-                ],
-            )
+            if whole:
+                self._write_rows(db, record)
             db.executemany(
                 "insert or replace into reading values (?, ?, ?, ?)",
-                [(*at, name, value) for name, value in record.readings.items()],
+                [(*at, name, value) for name, value in readings.items()],
             )
             db.executemany(
                 "insert or replace into alarm values (?, ?, ?, ?, ?, ?, ?)",
@@ -317,9 +329,30 @@ class SQLite(Sink):
                 ],
             )
 
+    def _write_rows(self, db: sqlite3.Connection, record: StepRecord) -> None:
+        """A row for every law, and one for each of its causes."""
+        at, width, rows = (self._run, record.step), len(FIELDS), record.numbers.tolist()
+        db.executemany(
+            f"insert or replace into entry values ({', '.join('?' * (4 + len(FIELDS)))})",
+            [(*at, number, sum(row[width:]), *row[:width]) for number, row in enumerate(rows)],
+        )
+        db.executemany(
+            "insert or replace into cause values (?, ?, ?, ?, ?)",
+            [
+                (*at, number, cause, amount)
+                for number, row in enumerate(rows)
+                for cause, amount in zip(record.causes, row[width:], strict=True)
+            ],
+        )
+
     def close(self) -> None:
         if self._db is None:
             return
+        if self._late is not None:
+            # The last step is what a run came to: it has all its rows.
+            with suppress(OSError, RunTaken), transaction(self._db, self.path) as db:
+                self._check_own(db)
+                self._write_rows(db, self._late)
         # A row that stays behind, as on a full disk, is recognised by its process having ended.
         with suppress(OSError), transaction(self._db, self.path) as db:
             db.execute("delete from writer where run = ? and token = ?", (self._run, self._writer.token))
@@ -346,6 +379,20 @@ class SQLite(Sink):
                 f"The run {self._name!r} in {self.path} was taken over {who}; this step is not written, so that the "
                 "two are not mixed. Give every run a name of its own with run=."
             )
+
+
+def detailed(step: int, most: int) -> bool:
+    """Whether the rows of a step are kept: all at first, then `most` in every doubling of the number of steps."""
+    stride = 1
+    while step > 2 * most * stride:
+        stride *= 2
+    return step % stride == 0
+
+
+def estimate(laws: int, causes: int, steps: int, most: int | None) -> float:
+    """About how many bytes a run of so many steps takes."""
+    kept = steps if most is None else min(steps, int(2 * most + most * max(0.0, math.log2(max(steps / (2 * most), 1)))))
+    return kept * laws * (140 + 52 * causes) + steps * 600.0
 
 
 def _bytes(value: Tensor) -> bytes:

@@ -36,7 +36,7 @@ class TensorBoard(Sink):
         for name, value in record.scalars(laws=self._laws).items():
             self._writer.add_scalar(f"conserved/{name}", value, record.step)
         for alarm in record.alarms:
-            self._writer.add_text(f"conserved/alarm/{alarm.code}", alarm.message, record.step)
+            self._writer.add_text(f"conserved/alarm/{alarm.code}", str(alarm), alarm.step)
 
     def close(self) -> None:
         if self._writer is not None:

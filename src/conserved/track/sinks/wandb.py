@@ -10,7 +10,7 @@ from conserved.track.sinks.sink import Run, Sink
 
 
 class WeightsAndBiases(Sink):
-    """Logs the scalars of every step to a run of its own, or to one that is under way."""
+    """Logs the scalars of every step to a run of its own, or to one that is under way; alarms are alerts there."""
 
     def __init__(self, *, project: str = "conserved", run: Any = None, laws: bool = False, **options: Any) -> None:
         if run is None:
@@ -18,6 +18,7 @@ class WeightsAndBiases(Sink):
         self._project, self._given, self._laws = project, run, laws
         self._options = {"mode": "offline"} | options
         self._run = run
+        self._told: set[tuple[str, str]] = set()
 
     def begin(self, run: Run) -> None:
         if self._given is None:
@@ -28,6 +29,10 @@ class WeightsAndBiases(Sink):
     def write(self, record: StepRecord) -> None:
         scalars = {f"conserved/{name}": value for name, value in record.scalars(laws=self._laws).items()}
         self._run.log({"conserved/step": record.step} | scalars)
+        for alarm in record.alarms:
+            if (alarm.code, alarm.family) not in self._told and hasattr(self._run, "alert"):
+                self._told.add((alarm.code, alarm.family))
+                self._run.alert(title=f"conserved: {alarm.code} {alarm.family}"[:63], text=str(alarm))
 
     def close(self) -> None:
         if self._given is None and self._run is not None:
