@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -23,6 +23,8 @@ from conserved.audit.report import Audit, Finding, Row
 from conserved.backward import coarsest
 from conserved.balance import Balance, weigh
 from conserved.inference import laws_of_model
+from conserved.inference.derivation import Derivation
+from conserved.inference.moved import moved, runs
 from conserved.judging import TOLERANCE, rounding, status
 from conserved.laws import Dropped, LawSet
 from conserved.shared_memory import overlapping
@@ -34,6 +36,12 @@ _HALF = (torch.bfloat16, torch.float16)
 
 _EXPLAINED = 24
 """Failures that are looked into one by one, worst first; each costs a transfer from the device."""
+
+_SEEDS = 3
+"""Random group elements, and seeds of the model's own randomness, that a law in doubt is tried with."""
+
+_FAINT = 1 / 64
+"""The share of rounding of all gradients that reaches a single one in half precision, where all of it would be much."""
 
 _CUT = 16
 """Entries of several gradients that have one magnitude, the largest, if gradients were clipped by value."""
@@ -222,7 +230,15 @@ def _judged(
     late = _lost_since(backward, [symmetries[place] for place in broken])
     broken = [place for place in broken if symmetries[place].name not in late]
     statuses |= {place: Status.INCONCLUSIVE for place in doubtful if symmetries[place].name in late}
+    residuals = _above_noise(backward, settled, broken, used)
+    statuses |= {place: Status.VERIFIED for place in broken if residuals[place] <= limits[place]}
+    broken = [place for place in broken if not residuals[place] <= limits[place]]
+    doubtful = [place for place in doubtful if statuses[place] is not Status.VERIFIED]
     excess = np.where(np.isnan(residuals), np.inf, residuals / limits)
+    failed = [symmetries[place] for place in broken]
+    untrue = _untrue(backward, failed)
+    statuses |= {place: Status.INCONCLUSIVE for place in broken if symmetries[place].name in untrue}
+    broken = [place for place in broken if symmetries[place].name not in untrue]
     clipped = _clipped([symmetries[place] for place in broken], slopes) if broken else None
     if clipped is not None:
         statuses |= dict.fromkeys(broken, Status.INCONCLUSIVE)
@@ -251,12 +267,15 @@ def _judged(
         row(place, _suggestions(symmetries[place], points, slopes, moved) if number < _EXPLAINED else ())
         for number, place in enumerate(sorted(broken, key=lambda place: -excess[place]))
     ]
+    failures = [replace(one, suggests=(*_decided(one), *one.suggests)) for one in failures]
     unsure = [
         place
         for place in doubtful
         if statuses[place] is Status.INCONCLUSIVE and tested[place] and symmetries[place].name not in late
     ]
-    left_open = tuple(row(place) for place in sorted(unsure, key=lambda place: -excess[place]))
+    left_open = tuple(
+        row(place, untrue.get(symmetries[place].name, ())) for place in sorted(unsure, key=lambda place: -excess[place])
+    )
     places = np.flatnonzero(tested)
     verdict = _verdict(
         failures,
@@ -265,6 +284,7 @@ def _judged(
         used,
         moved=moved,
         clipped=clipped,
+        untrue=len(untrue),
         gauge=gauge,
         count=len(symmetries),
         tested=len(places),
@@ -302,6 +322,68 @@ def _by_family(
         if reached:
             found[symmetry.family] = max(found.get(symmetry.family, 0.0), value)
     return found
+
+
+def _above_noise(
+    backward: _Backward, settled: _Settled, broken: Sequence[int], used: torch.dtype
+) -> NDArray[np.float64]:
+    """Residuals, with those of broken identities held against the noise of all gradients together as well.
+
+    Where softmax is saturated or has one key to attend to, gradients are differences of equal numbers: what is left of
+    them is rounding of the numbers, not of the difference. Rounding of the largest gradients is taken to reach every
+    other one; a wrong gradient of a millionth of them is not seen.
+    """
+    found = settled.residuals.copy()
+    lengths = settled.balance.norms
+    everything = float(np.linalg.norm(lengths)) if len(lengths) and np.isfinite(lengths).all() else 0.0
+    kind = coarsest(used, torch.float32)
+    share = torch.finfo(kind).eps / TOLERANCE[kind] * (_FAINT if kind in _HALF else 1.0)
+    for place in broken:
+        symmetry = backward.laws.plan.symmetries[place]
+        if symmetry.kind.linear or not everything:
+            continue
+        sizes = [float(matrix.norm()) for matrix in symmetry.matrices(backward.points)]
+        floor = share * everything * float(np.linalg.norm(sizes))
+        scale = settled.balance.scales[place]
+        found[place] *= scale / math.hypot(scale, floor) if scale else 1.0
+    return found
+
+
+_EITHER = "either the backward is wrong or this function is not what its place suggests"
+
+
+def _untrue(backward: _Backward, broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:
+    """Of broken laws that were not read off the program as a proof, those that the forward pass does not keep either.
+
+    Parameters are moved along them, with the inputs that the laws were read off and the randomness of several seeds.
+    """
+    known = backward.laws.derivation
+    doubted = [symmetry for symmetry in broken if symmetry.source != "typed"][:_EXPLAINED]
+    if not doubted or not isinstance(known, Derivation) or known.call is None:
+        return {}
+    run = runs(backward.model, *known.call)
+    found: dict[str, tuple[str, ...]] = {}
+    theta = dict(backward.model.named_parameters())
+    try:
+        if all(moved(run, theta, doubted, seed=seed).holds for seed in range(_SEEDS)):
+            return {}
+        for symmetry in doubted:
+            changes = [moved(run, theta, [symmetry], seed=seed) for seed in range(_SEEDS)]
+            worst = max(changes, key=lambda one: one.change)
+            if any(one.holds is False for one in changes):
+                text = f"moving the parameters along it changes the outputs by {worst.change:.1g}: it is no law here"
+                found[symmetry.name] = (f"{_EITHER}: {text}",)
+    except Exception:
+        # A model that cannot be called again decides nothing.
+        return {}
+    return found
+
+
+def _decided(row: Row) -> tuple[str, ...]:
+    """What is said of a broken law that is not proved by the program itself."""
+    if row.source == "typed":
+        return ()
+    return (f"{_EITHER}; moving the parameters along it leaves the outputs as they are, so it is the backward",)
 
 
 def _lost_since(backward: _Backward, broken: Sequence[Symmetry]) -> dict[str, str]:
@@ -420,6 +502,7 @@ def _verdict(
     *,
     moved: float | None,
     clipped: float | None,
+    untrue: int,
     gauge: Gauge | None,
     count: int,
     tested: int,
@@ -459,6 +542,12 @@ def _verdict(
         message = "No law is known of this model, so nothing can be said of its gradients."
     elif not tested:
         message = "No gradient reached the parameters of any law, or those it reached are zero."
+    elif untrue:
+        message = (
+            f"{untrue} of {count} identities do not hold, but they are not laws of the model as it runs now: moving its "
+            "parameters along them changes the outputs. A function in it is not what its place suggests, or the model "
+            "took another way than in the call its laws were read off. The others hold."
+        )
     elif unsure:
         message = (
             f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to: either "

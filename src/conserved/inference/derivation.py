@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,8 @@ class Derivation:
         self.typing = typing
         self.assembly = assembly
         self._symmetries = tuple(symmetries)
+        self.call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+        """The arguments the program was followed with, to run it again with moved parameters."""
         self._forgets: Forgets | None = None
         self._places: dict[str, frozenset[str]] | None = None
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from conserved.inference.capture import Program, capture
 from conserved.inference.derivation import Derivation
@@ -25,6 +25,9 @@ from conserved.laws import Dropped, LawSet
 from conserved.symmetry import Symmetry
 
 LOSSES = ("any", "regression", "cross_entropy")
+
+KEPT_BYTES = 64_000_000
+"""Inputs up to this size are kept with the laws, to try them again with moved parameters."""
 
 LARGE = 100_000_000
 """Models with more parameters than this are followed on the meta device, where nothing is computed."""
@@ -58,6 +61,9 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     program, parameters = _followed(model, args, kwargs)
     classes = -1 if loss == "cross_entropy" else None
     found = laws_of(program, parameters, classes=classes)
+    assert isinstance(found.derivation, Derivation)
+    if isinstance(model, nn.Module) and (args or kwargs) and _small(args, kwargs):
+        found.derivation.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
     here = not any(parameter.is_meta or hasattr(parameter, "full_tensor") for parameter in parameters.values())
     if found.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
         inner, prefix = unwrapped(model)
@@ -67,9 +73,14 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
             again = capture(lambda: inner(*args, **kwargs), mine, inner, stand_ins)
             return again, laws_of(again, parameters, classes=classes)
 
-        assert isinstance(found.derivation, Derivation)
         found = with_probed(found, program, found.derivation.typing.live, follow, model, args, kwargs)
     return found
+
+
+def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether inputs may be kept as long as the laws are."""
+    tensors = [leaf for leaf in tree_flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= KEPT_BYTES
 
 
 def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
