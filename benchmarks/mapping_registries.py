@@ -1,10 +1,10 @@
-"""Mappings derived from symmetries against the registries of llm-compressor and auto-round, architecture by architecture.
+"""Mappings derived from symmetries against the registries of llm-compressor and auto-round, by architecture.
 
 Every architecture that the registries name and transformers can build from a small config is built in float64. Their
 patterns are resolved on it and compared with `conserved.transform.mappings`. Wherever the two differ, their mapping is
 carried out on the weights: if the outputs change, it is no symmetry of this model.
 
-The packages are read from folders, for instance made by `pip install --no-deps --target FOLDER llmcompressor auto-round`:
+The packages are read from folders, as `pip install --no-deps --target FOLDER llmcompressor auto-round` makes them:
     python benchmarks/mapping_registries.py FOLDER …
 """
 
@@ -180,7 +180,9 @@ def resolved(theirs: Theirs, names: list[str]) -> list[tuple[str, frozenset[str]
         for smooth, balance in theirs:
             smoothed = matching(smooth, pool)
             for one in smoothed:
-                near = [n for n in pool if n.rpartition(".")[0] == one.rpartition(".")[0]] if len(smoothed) > 1 else pool
+                near = (
+                    [n for n in pool if n.rpartition(".")[0] == one.rpartition(".")[0]] if len(smoothed) > 1 else pool
+                )
                 each = {pattern: matching(pattern, near) for pattern in balance}
                 readers = frozenset(n for found in each.values() for n in found) - {one}
                 result.append((one, readers, [pattern for pattern, found in each.items() if not found]))
@@ -209,7 +211,9 @@ def carried_out(model: nn.Module, inputs: dict[str, Any], smooth: str, balance: 
     scales = torch.exp(0.3 * torch.randn(width, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     with torch.no_grad():
         offset = 1.0 if _offset(maker) else 0.0
-        maker.weight[-width:] = (maker.weight[-width:] + offset) / (scales if maker.weight.ndim == 1 else scales[:, None])
+        maker.weight[-width:] = (maker.weight[-width:] + offset) / (
+            scales if maker.weight.ndim == 1 else scales[:, None]
+        )
         maker.weight[-width:] -= offset
         if getattr(maker, "bias", None) is not None:
             maker.bias[-width:] /= scales
@@ -314,7 +318,9 @@ def main() -> None:
         try:
             rows.append(compare(architecture, tables))
         except Exception as problem:
-            failed[architecture] = f"{type(problem).__name__}: {str(problem).splitlines()[0][:150] if str(problem) else ''}"
+            failed[architecture] = (
+                f"{type(problem).__name__}: {str(problem).splitlines()[0][:150] if str(problem) else ''}"
+            )
             print(f"{architecture}: {failed[architecture]}")
             continue
         for registry, found in rows[-1]["registries"].items():

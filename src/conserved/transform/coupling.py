@@ -1,6 +1,6 @@
 """Equal units and rotatable spaces: discrete and orthogonal symmetries, which have no law and no type.
 
-Exchanging hidden units, or rotating a residual stream, is not a scaling, so typing does not list it. But the places that
+Exchanging hidden units, or rotating a residual stream, is no scaling, so typing does not list it. But the places that
 such a move touches are those that a scaling would touch if every function of single entries passed scales on and norms
 were not there. So the program is typed once more with those rules relaxed; what is then free are *candidates*: sets of
 parameter axes that move together. Which of them are symmetries is decided by moving the model and comparing outputs.
@@ -30,7 +30,7 @@ from conserved.transform.moving import ABOUT_GRADIENTS, apply
 from conserved.transform.objectives import is_matrix
 
 SAME = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Relative change of the outputs below which a move has left them alone; libraries compute norms in single precision."""
+"""Relative change of the outputs below which a move left them alone; libraries compute norms in single precision."""
 
 _NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm")
 
@@ -80,7 +80,7 @@ def _relaxed() -> Iterator[None]:
     former = dict(RULES)
     RULES.update({f"aten::{name}": entrywise for name in FIXING if f"aten::{name}" in RULES})
     RULES.update({f"aten::{name}": norm for name in _NORMS})
-    RULES |= {"aten::mean": size, "aten::add": plus, "aten::pow": entrywise}
+    RULES.update({"aten::mean": size, "aten::add": plus, "aten::pow": entrywise})
     try:
         yield
     finally:
@@ -189,7 +189,7 @@ def _heads(laws: LawSet) -> list[Symmetry]:
     """Heads as units: symmetries that lie side by side in the same parameters, all of a block together."""
     groups: dict[tuple[Any, ...], list[Symmetry]] = defaultdict(list)
     for s in laws.symmetries:
-        if s.family not in ABOUT_GRADIENTS and not s.kind.linear and s.part and not s.kind.shared == "nothing":
+        if s.family not in ABOUT_GRADIENTS and not s.kind.linear and s.part and s.kind.shared != "nothing":
             groups[s.block, s.family, type(s.kind), s.n, s.parameters, len(s.legs)].append(s)
     sides = [group for group in groups.values() if len(group) > 1]
     # Queries with keys and values with outputs are permuted together: groups of one size that share a module.

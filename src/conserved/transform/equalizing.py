@@ -54,7 +54,7 @@ class Equalized:
 
 
 def equalize(
-    target: nn.Module | Mapping[str, Tensor],
+    target: nn.Module | Mapping[str, Tensor] | Weights,
     *args: Any,
     objective: str | Objective = "balanced",
     laws: LawSet | Iterable[Symmetry] | None = None,
@@ -68,7 +68,8 @@ def equalize(
     """Move a model to the best point of its orbit, by what `objective` calls best. Its function stays what it is.
 
     Args:
-        target: a module, moved in place; or a dictionary of tensors, which needs `laws` and stays as it is.
+        target: a module, moved in place; or a dictionary of tensors, which needs `laws` and stays as it is; or a
+            `Checkpoint`, which needs `laws` and writes files.
         *args: example inputs, as the model is called, from which its symmetries are read; not needed with `laws`.
         objective: "balanced" (all laws zero: the smallest norm), "range" (equal ranges of the channels of weights),
             "activation" (scale moved between activations and weights, from `batches`), "incoherent" (random rotations
@@ -94,7 +95,8 @@ def equalize(
         chooser = Incoherent(seed, folds)
     skipped = {s.name: why for s in known if (why := _left_alone(s, approximate=approximate))}
     usable = [symmetry for symmetry in known if symmetry.name not in skipped]
-    weights = Weights(target, laws.parameters if isinstance(laws, LawSet) else ())
+    named = laws.parameters if isinstance(laws, LawSet) else ()
+    weights = target if isinstance(target, Weights) else Weights(target, named)
     # A common shift of what is scaled later stays zero; the other way round it would not.
     usable.sort(key=lambda symmetry: not symmetry.kind.linear)
     before: dict[str, float] = {}
