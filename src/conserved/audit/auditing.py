@@ -544,8 +544,8 @@ def _verdict(
         message = "No gradient reached the parameters of any law, or those it reached are zero."
     elif untrue:
         message = (
-            f"{untrue} of {count} identities do not hold, but they are not laws of the model as it runs now: moving its "
-            "parameters along them changes the outputs. A function in it is not what its place suggests, or the model "
+            f"{untrue} of {count} identities do not hold, but they are not laws of the model as it runs now: moving "
+            "its parameters along them changes the outputs. A function in it is not what its place suggests, or the model "
             "took another way than in the call its laws were read off. The others hold."
         )
     elif unsure:
