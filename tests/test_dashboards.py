@@ -123,7 +123,7 @@ def test_the_live_table_shows_blocks_and_alarms() -> None:
     shown = screen.getvalue()
     assert "layers.0.attention" in shown
     assert "of rounding" in shown
-    assert "neither the optimizer's doing" in shown
+    assert "is not the optimizer's doing" in shown
 
 
 def test_without_a_terminal_there_are_plain_lines() -> None:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conserved import terminal
+from conserved.alarm import Alarm, grouped
 from conserved.track.record import StepRecord
 from conserved.track.sinks.sink import Run, Sink
 
@@ -19,6 +20,7 @@ class LiveTable(Sink):
         self._console = console or terminal.Console()
         self._lines = lines
         self._seen = 0
+        self._alarms: tuple[Alarm, ...] = ()
         self._live: Live | None = None
 
     def begin(self, run: Run) -> None:
@@ -29,6 +31,7 @@ class LiveTable(Sink):
 
     def write(self, record: StepRecord) -> None:
         self._seen += 1
+        self._alarms = grouped((*self._alarms, *record.alarms))
         if self._live is not None:
             self._live.update(self.table(record))
         elif (self._seen - 1) % self._lines == 0 or record.alarms:
@@ -38,7 +41,7 @@ class LiveTable(Sink):
         """What is shown for one record."""
         table = Table(title=f"{self._name}, step {record.step}", box=None, pad_edge=False, header_style="bold")
         table.add_column("block")
-        for heading in ("error", "observed", "first order", "second order", "residual", "of rounding"):
+        for heading in ("drift", "observed", "first order", "second order", "residual", "of rounding"):
             table.add_column(heading, justify="right")
         by_block: dict[str, list[int]] = {}
         for number, law in enumerate(record.laws):
@@ -50,7 +53,7 @@ class LiveTable(Sink):
             cells += [f"{value:.1e}" for value in (most.observed, most.first_order, most.second_order, most.residual)]
             cells.append(f"{most.excess:.2g}")
             table.add_row(block or "(model)", *cells, style="red" if not most.excess <= 1 else "")
-        return Group(table, *(Text(alarm.message, style="red") for alarm in record.alarms[:3]))
+        return Group(*(Text(str(alarm), style="bold red") for alarm in self._alarms), table)
 
     def close(self) -> None:
         if self._live is not None:
@@ -65,5 +68,6 @@ def _line(record: StepRecord) -> str:
         errors = record.errors("law")
         mean = sum(errors.values()) / len(errors)
         law = f"{worst.law} ({worst.excess:.2g} of rounding)"
-        told = f"error {mean:.2e}, largest residual {abs(worst.residual):.1e} in {law}, {told}"
-    return f"step {record.step}: {told}"
+        told = f"drift {mean:.2e}, largest residual {abs(worst.residual):.1e} in {law}, {told}"
+    alarms = "".join(f"\n  {alarm}" for alarm in record.alarms)
+    return f"step {record.step}: {told}{alarms}"
