@@ -14,6 +14,8 @@ from conserved.verdict import Evidence, Status, Verdict
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 """Largest relative residual of an identity on many entries that rounding explains, by precision of the pass."""
 
+HALF = (torch.bfloat16, torch.float16)
+
 _FEW = 6.0
 """Errors of few entries do not average out: of n entries they may be this many times 1/√n larger."""
 

@@ -25,14 +25,12 @@ from conserved.balance import Balance, weigh
 from conserved.inference import laws_of_model
 from conserved.inference.derivation import Derivation
 from conserved.inference.moved import moved, runs
-from conserved.judging import TOLERANCE, rounding, status
+from conserved.judging import HALF, TOLERANCE, rounding, status
 from conserved.laws import Dropped, LawSet
 from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Evidence, Status, Verdict
 from conserved.view import whole
-
-_HALF = (torch.bfloat16, torch.float16)
 
 _EXPLAINED = 24
 """Failures that are looked into one by one, worst first; each costs a transfer from the device."""
@@ -337,7 +335,7 @@ def _above_noise(
     lengths = settled.balance.norms
     everything = float(np.linalg.norm(lengths)) if len(lengths) and np.isfinite(lengths).all() else 0.0
     kind = coarsest(used, torch.float32)
-    share = torch.finfo(kind).eps / TOLERANCE[kind] * (_FAINT if kind in _HALF else 1.0)
+    share = torch.finfo(kind).eps / TOLERANCE[kind] * (_FAINT if kind in HALF else 1.0)
     for place in broken:
         symmetry = backward.laws.plan.symmetries[place]
         if symmetry.kind.linear or not everything:
@@ -399,7 +397,7 @@ def _clipped(broken: Sequence[Symmetry], slopes: Tensors) -> float | None:
     """
     names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
     tensors = [whole(slopes[name]).detach() for name in names if not slopes[name].is_sparse]
-    tensors = [one for one in tensors if one.numel() and one.dtype not in _HALF]
+    tensors = [one for one in tensors if one.numel() and one.dtype not in HALF]
     if not tensors:
         return None
     peaks = [one.abs().max() for one in tensors]
@@ -432,7 +430,7 @@ def _precision(
     if given is not None:
         return given, "given"
     stored = coarsest(*(slope for _, slope in backward.types))
-    seen = None if stored in _HALF else balance.grain
+    seen = None if stored in HALF else balance.grain
     return (stored, "stored") if seen is None else (seen, "bits")
 
 
@@ -444,7 +442,7 @@ def _limits(backward: _Backward, used: torch.dtype, accumulated: int, *, given: 
 
     def limits(kind: torch.dtype) -> NDArray[np.float64]:
         # Each pass that is added to a half-precision gradient rounds it once more.
-        more = math.sqrt(accumulated) if kind in _HALF else 1.0
+        more = math.sqrt(accumulated) if kind in HALF else 1.0
         return more * rounding(coarsest(least, kind), plan.entries)
 
     by_kind = {kind: limits(kind) for kind in {coarsest(*pair) for pair in backward.types}}
@@ -545,8 +543,8 @@ def _verdict(
     elif untrue:
         message = (
             f"{untrue} of {count} identities do not hold, but they are not laws of the model as it runs now: moving "
-            "its parameters along them changes the outputs. A function in it is not what its place suggests, or the model "
-            "took another way than in the call its laws were read off. The others hold."
+            "its parameters along them changes the outputs. A function in it is not what its place suggests, or the "
+            "model took another way than in the call its laws were read off. The others hold."
         )
     elif unsure:
         message = (

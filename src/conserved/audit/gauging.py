@@ -25,7 +25,7 @@ from conserved.audit.epsilon import EpsilonTerms
 from conserved.audit.keys import keys_seen
 from conserved.backward import coarsest
 from conserved.inference import FirstCall, being_followed, known_laws
-from conserved.judging import rounding
+from conserved.judging import HALF, TOLERANCE, rounding
 from conserved.kind import Translation
 from conserved.laws import LawSet
 from conserved.symmetry import full_precision, weighed
@@ -97,11 +97,14 @@ class Gauge:
     def _weigh(self, name: str, call: int, precision: torch.dtype, slope: Tensor) -> None:
         self.__dict__.pop("rows", None)
         rows = slope.detach().to(torch.promote_types(slope.dtype, torch.float32))
+        if rows.shape[-2] == 1:
+            # One key: its gradient is zero but for rounding, and there is nothing for it to cancel against.
+            return
         # Only the quotient matters, and squares of large or small gradients are infinite or zero.
         peak = rows.abs().amax((-2, -1), keepdim=True)
         rows = rows / torch.where(peak > 0, peak, 1)
         with torch.no_grad(), full_precision(rows):
-            sizes = weighed(Translation(), (1,), [rows], [rows])
+            sizes = weighed(Translation(), (1,), [rows], [rows]).double() * peak.double()[..., 0]
         # (…, heads, 2): everything before the heads is a sequence.
         heads = sizes.shape[-2] if sizes.ndim > 1 else 1
         self._sums.append((name, call, precision, rows.shape[-2] * rows.shape[-1], sizes.reshape(-1, heads, 2)))
@@ -113,12 +116,18 @@ class Gauge:
             return ()
         table = [sizes.to(torch.float64).cpu() for *_, sizes in self._sums]
         found = []
+        # Where softmax is saturated, key gradients are differences of equal numbers, and what is left is rounding of
+        # those: it is held against the largest key gradients of the pass as well.
+        largest = max((float(sizes[..., 1].nan_to_num().max()) for sizes in table if sizes.numel()), default=0.0)
         for (name, call, precision, entries, _), sizes in zip(self._sums, table, strict=True):
             value, scale = sizes.unbind(-1)
+            used = self.precision or coarsest(precision, torch.float32)
+            share = torch.finfo(used).eps / TOLERANCE[used] * (1 / 64 if used in HALF else 1.0)
+            scale = torch.hypot(scale, torch.where(scale == 0, 0.0, share * largest))
             residuals = torch.where(scale == 0, torch.zeros_like(value), value / scale)
             where = residuals.nan_to_num(nan=float("inf")).argmax(0)
             for head, sequence in enumerate(where.tolist()):
-                limit = rounding(self.precision or coarsest(precision, torch.float32), entries)
+                limit = rounding(used, entries)
                 residual = float(residuals[sequence, head])
                 found.append(
                     GaugeRow(name=name, head=head, call=call, sequence=sequence, residual=residual, tolerance=limit)
