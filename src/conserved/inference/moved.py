@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_flatten
 from conserved.symmetry import Leg, Symmetry
 from conserved.view import whole
 
-Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
-"""The outputs of a program for given parameters."""
+Run = Callable[[Mapping[str, Tensor], int], list[Tensor]]
+"""The outputs of a program for given parameters and a seed of its randomness."""
 
 _SAME = 1e-3
 """Outputs that move by less than this share of what half the motion moves them by have not moved."""
@@ -42,11 +42,11 @@ def runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """A model's forward pass on given inputs, as a function of its parameters: nothing is left changed."""
     buffers = dict(model.named_buffers())
 
-    def run(parameters: Mapping[str, Tensor]) -> list[Tensor]:
+    def run(parameters: Mapping[str, Tensor], seed: int) -> list[Tensor]:
         state = {**{name: value.clone() for name, value in buffers.items()}, **parameters}
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             out = functional_call(model, state, tuple(args), dict(kwargs))
         leaves = tree_flatten(dict(out) if hasattr(out, "keys") else out)[0]
         return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -63,9 +63,9 @@ def moved(run: Run, parameters: Mapping[str, Tensor], symmetries: Sequence[Symme
         element = symmetry.element(spread=0.5, generator=generator)
         there = symmetry.act(there, element)
         half = _first_leg(symmetry).act(half, element)
-    before = run(start)
+    before = run(start, seed)
     precision = max((torch.finfo(one.dtype).eps for one in before), default=1e-7)
-    return Moved(_change(before, run(there)), _change(before, run(half)), 64 * precision)
+    return Moved(_change(before, run(there, seed)), _change(before, run(half, seed)), 64 * precision)
 
 
 def _first_leg(symmetry: Symmetry) -> Symmetry:
