@@ -294,7 +294,7 @@ def checkpointed(model: nn.Module, habit: Habit) -> None:
             reentrant = {"use_reentrant": habit.checkpointing == "reentrant"}
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)  # type: ignore[operator]
             if habit.checkpointing == "reentrant" and hasattr(model, "enable_input_require_grads"):
-                model.enable_input_require_grads()
+                model.enable_input_require_grads()  # type: ignore[operator]
 
 
 def some_passes(name: str, instance: int, count: int) -> list[dict[str, Any]]:

@@ -1,0 +1,296 @@
+"""Audits inside a run: nothing wrong stays green, nothing right is accused, and a defect is told once, in words."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conserved import GradientsDoNotConserve, Monitor, audit, blocks, gauge, recognize
+from conserved.alarm import Alarm, grouped
+from conserved.track import RunStore, SQLite
+from conserved.track.sinks.sqlite import detailed
+from plugged_in import CASES, Planted, loss_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def decoder() -> nn.Module:
+    torch.manual_seed(0)
+    return blocks.DecoderLM(64, 32, 2, 4, 48, kv_heads=2, max_length=16)
+
+
+def objective(model: nn.Module, number: int) -> Tensor:
+    tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(number))
+    return F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, -1).flatten())
+
+
+def run(
+    steps: int = 8, *, factor: float = 1.0, wrong_from: int = 5, monitor: dict[str, Any] | None = None
+) -> tuple[nn.Module, Monitor]:
+    """A run in which one head's key gradient is wrong from some step on."""
+    model = decoder()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    watched = Monitor(model, optimizer, **{"audit": 1, **(monitor or {})})
+    for number in range(1, steps + 1):
+        optimizer.zero_grad()
+        objective(model, number).backward()
+        if number >= wrong_from:
+            gradient = model.get_parameter("layers.0.attention.k.weight").grad
+            assert gradient is not None
+            gradient[:8] *= factor
+        optimizer.step()
+        watched.step()
+    watched.flush()
+    return model, watched
+
+
+@pytest.mark.parametrize("factor", [1.1, -1.0, 0.0])
+def test_a_wrong_key_gradient_is_one_alarm_at_its_first_step_with_rows_and_factor(factor: float) -> None:
+    _, monitor = run(factor=factor)
+    (alarm,) = monitor.alarms
+    assert (alarm.code, alarm.step, alarm.last) == ("gradient", 5, 8)
+    assert alarm.law == "layers.0.attention.query_key[0]"
+    assert "layers.0.attention.k.weight[0:8] (keys, group 0)" in alarm.message
+    expected = f"times {1 / factor:.4g}" if factor else "contributes nothing at all"
+    assert expected in alarm.message
+    assert [entry.refuted > 0 for entry in monitor.audits] == [False] * 4 + [True] * 4
+
+
+def test_a_clean_run_is_quiet_and_conclusive_and_its_residuals_are_a_series() -> None:
+    _, monitor = run()
+    assert not monitor.alarms
+    assert all(entry.conclusive and entry.gauge is not None for entry in monitor.audits)
+    assert [record.readings["audit/refuted"] for record in monitor.records] == [0.0] * 8
+    assert monitor.last_audit is not None
+    assert monitor.last_audit.badge == "verified, 100 % of parameters"
+
+
+def test_stopping_leaves_the_parameters_as_they_were() -> None:
+    model = decoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer, stop=True)
+    objective(model, 0).backward()
+    key = model.get_parameter("layers.1.attention.k.weight")
+    assert key.grad is not None
+    key.grad *= 2
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with pytest.raises(GradientsDoNotConserve, match="query_key"):
+        optimizer.step()
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    assert monitor.alarms
+
+
+def test_audits_keep_to_their_budget_and_come_at_least_every_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conserved.track.audits.AT_LEAST", 6)
+    _, monitor = run(steps=14, monitor={"audit": "auto", "budget": 1e-6})
+    assert [entry.step for entry in monitor.audits] == [1, 2, 8, 14]
+    assert monitor.audits[0].why == "the first backward pass"
+    _, often = run(steps=6, monitor={"audit": "auto", "budget": 1.0})
+    assert len(often.audits) == 6
+
+
+def test_the_first_step_after_a_resume_is_audited() -> None:
+    model, monitor = run(steps=3, monitor={"audit": 50})
+    resumed = Monitor(model, torch.optim.AdamW(model.parameters(), lr=3e-4), audit=50)
+    resumed.load_state_dict(monitor.state_dict())
+    optimizer = resumed._optimizers[0]
+    objective(model, 9).backward()
+    optimizer.step()
+    resumed.step()
+    assert [(entry.step, entry.why) for entry in resumed.audits] == [(4, "the first after a resume")]
+
+
+def test_new_parameter_groups_are_audited() -> None:
+    model = decoder()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters[:-2], lr=0.01)
+    monitor = Monitor(model, optimizer, audit=50)
+    for number in range(3):
+        optimizer.zero_grad()
+        objective(model, number).backward()
+        if number == 1:
+            optimizer.add_param_group({"params": parameters[-2:]})
+        optimizer.step()
+        monitor.step()
+    assert [entry.step for entry in monitor.audits] == [1, 2]
+
+
+def test_a_monitor_that_steps_before_its_optimizer_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    model = decoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    monitor = Monitor(model, optimizer)
+    with caplog.at_level(logging.WARNING, logger="conserved"):
+        for number in range(2):
+            optimizer.zero_grad()
+            objective(model, number).backward()
+            monitor.step()
+            optimizer.step()
+            if number == 0:
+                monitor._watch.clear()
+    assert "Monitor.step() was called before optimizer.step()" in caplog.text
+    assert [alarm.code for alarm in monitor.alarms if alarm.code == "order"] == ["order"]
+
+
+def test_alarms_of_one_family_are_one_with_the_first_step_the_worst_law_and_a_count() -> None:
+    alarms = [
+        Alarm(step=s, code="gradient", law=f"q[{h}]", value=v, limit=1.0, message=f"{v}", family="q")
+        for s, h, v in ((3, 0, 2.0), (3, 1, 5.0), (4, 0, 3.0))
+    ]
+    (one,) = grouped(alarms)
+    assert (one.step, one.last, one.law, one.count, one.laws) == (3, 4, "q[1]", 3, ("q[0]", "q[1]"))
+    assert "The same in 1 other law: q[0]." in str(one)
+
+
+SAMPLE = [
+    case
+    for case in CASES
+    if case.defect
+    in (
+        "one head's dK times 1.1",
+        "no softmax correction",
+        "dx without its projection",
+        "dx times 1.1",
+        "dup times 2",
+        "the gate's derivative",
+        "dx of an expert halved",
+        "keys' part times 1.1",
+        "averaged instead of summed",
+    )
+]
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.name)
+def test_what_users_plug_in_is_seen_where_it_can_be_and_its_right_form_is_not_accused(case: Planted) -> None:
+    for wrong in ("", case.defect):
+        model = case.build(wrong)
+        with gauge(model) as watched:
+            loss_of(model).backward()
+        found = audit(model, gauge=watched)
+        assert found.ok is (not wrong or bool(case.unseen)), found.summary()
+
+
+class Elsewhere(torch.autograd.Function):
+    """A gated product computed by NumPy, with a backward that may be wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.factor = factor
+        x, y = gate.detach().numpy(), up.detach().numpy()
+        return torch.from_numpy(x / (1 + np.exp(-x)) * y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        s = gate.sigmoid()
+        return grads[0] * up * s * (1 + gate * (1 - s)), ctx.factor * grads[0] * gate * s, None
+
+
+class Gated(nn.Module):
+    def __init__(self, factor: float, alike: bool = True) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(6, 8), nn.Linear(6, 8, bias=False), nn.Linear(8, 6)
+        self.factor, self.alike = factor, alike
+
+    def forward(self, x: Tensor) -> Any:
+        made = Elsewhere.apply(self.gate(x), self.up(x), self.factor)
+        return self.down(made if self.alike else made.tanh())
+
+
+def test_a_law_through_code_outside_pytorch_is_probed_and_tested() -> None:
+    x = torch.randn(5, 6)
+    for factor in (1.0, 1.1):
+        torch.manual_seed(0)
+        model = Gated(factor)
+        laws = recognize(model, x)
+        (law,) = [symmetry for symmetry in laws if symmetry.source == "probed"]
+        assert set(law.parameters) == {"up.weight", "down.weight"}
+        assert not laws.unknown
+        model(x).sin().sum().backward()
+        found = audit(model, laws)
+        assert found.ok is (factor == 1.0)
+        if not found.ok:
+            (row,) = found.failures
+            assert "either the backward is wrong or this function is not what its place suggests" in row.suggests[0]
+            assert "it is the backward" in row.suggests[0]
+
+
+def test_what_cannot_be_probed_is_never_green() -> None:
+    torch.manual_seed(0)
+    model = Gated(1.0, alike=False)
+    x = torch.randn(5, 6)
+    laws = recognize(model, x)
+    assert not [symmetry for symmetry in laws if symmetry.source == "probed"]
+    model(x).sin().sum().backward()
+    found = audit(model, laws)
+    assert not found.conclusive
+    assert "autograd::Elsewhere" in found.unknown
+
+
+class Wayward(nn.Module):
+    """Leaves its second layer out by chance, as stochastic depth does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.skip = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        return self.three(x if float(torch.rand(())) < (1.0 if self.skip else 0.5) else self.two(x).relu())
+
+
+def test_laws_of_a_way_that_the_model_did_not_take_are_left_open() -> None:
+    torch.manual_seed(0)
+    model, x = Wayward(), torch.randn(5, 4)
+    laws = recognize(model, x)
+    assert {symmetry.source for symmetry in laws} == {"assumed"}
+    model.skip = False
+    torch.manual_seed(3)
+    while model.two.weight.grad is None:
+        model.zero_grad()
+        model(x).sin().sum().backward()
+    found = audit(model, laws)
+    assert not found.failures
+    assert not found.conclusive
+
+
+def test_clipping_by_value_is_recognised_and_not_called_wrong() -> None:
+    model = decoder()
+    objective(model, 0).backward()
+    nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+    found = audit(model)
+    assert not found.failures
+    assert "clipped by value" in found.verdict.message
+
+
+def test_a_store_keeps_details_at_a_decreasing_rate_and_totals_of_every_step(tmp_path: Path) -> None:
+    kept = [step for step in range(1, 4001) if detailed(step, 250)]
+    assert kept[:500] == list(range(1, 501))
+    assert len(kept) == 500 + 250 + 250 + 250
+    run(steps=12, monitor={"sinks": SQLite(tmp_path / "runs.db", detail=2), "run": "one"})
+    with RunStore(tmp_path / "runs.db") as store:
+        assert store.steps("one") == list(range(1, 13))
+        assert {entry.step for entry in store.entries("one")} == {1, 2, 3, 4, 6, 8, 12}
+        assert set(store.totals("one")) == {5, 7, 9, 10, 11, 12}
+        assert "total/cause/preconditioner" in store.totals("one")[7]
+
+
+@pytest.mark.parametrize("ending", ["html", "png"])
+def test_a_run_is_drawn_with_its_alarms(tmp_path: Path, ending: str) -> None:
+    _, monitor = run(factor=2.0)
+    path = monitor.plot(tmp_path / f"run.{ending}")
+    assert path.stat().st_size > 10_000
+    if ending == "html":
+        assert "gradient: layers.0.attention.query_key[0]" in path.read_text(encoding="utf-8")
+    assert "1 alarm in 8 steps" in str(monitor)
+    assert "alarms" in repr(monitor)
+    with pytest.raises(ValueError, match="html"):
+        monitor.plot(tmp_path / "run.doc")
