@@ -13,11 +13,11 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from audit_cost import SIZES, build
-from measure import save
 from torch import nn
 
 import conserved
+from audit_cost import SIZES, build
+from measure import save
 
 ROUNDS = 20
 
