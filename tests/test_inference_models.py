@@ -109,3 +109,24 @@ def test_the_identity_by_its_definition_agrees_with_the_moment_map() -> None:
     spoiled = impostors(laws)
     assert min(residual_by_action(symmetry, prepared, slopes) for symmetry in spoiled) > 1e-4
     assert set(check(spoiled, prepared).wrong) == {symmetry.name for symmetry in spoiled}
+
+
+def test_baselines_of_rotary_laws_pair_the_rows_of_each_plane() -> None:
+    """Whether a view faces planes and members as two axes or as the rows of one."""
+    from conserved import impostors, recognize
+    from conserved.blocks import Attention
+
+    model = Attention(dim=8, heads=2, positions="rotary").double()
+    laws = recognize(model, torch.randn(1, 3, 8, dtype=torch.float64)).select(lambda s: s.family == "query_key")
+    assert len(laws) == 2
+    found = impostors(laws)
+    assert {symmetry.family for symmetry in found} == {"not_query_key"}
+    q = dict(model.named_parameters())["q.weight"].detach()
+    k = dict(model.named_parameters())["k.weight"].detach()
+    for head, spoiled in enumerate(found):
+        rows = slice(4 * head, 4 * head + 4)
+        wanted = [
+            sum(float(w[rows][2 * j].square().sum() - w[rows][2 * j + 1].square().sum()) for w in (q, k))
+            for j in range(2)
+        ]
+        assert spoiled.law({"q.weight": q, "k.weight": k}).flatten().tolist() == pytest.approx(wanted)

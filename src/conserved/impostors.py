@@ -39,11 +39,11 @@ def _spoiled(symmetry: Symmetry) -> Iterator[Symmetry]:
 
 
 def _plane_difference(leg: Leg) -> Iterator[Leg]:
-    """‖first row of each rotary plane‖² − ‖second row‖²."""
-    plane, member = leg.view.axes
+    """‖first row of each rotary plane‖² − ‖second row‖²; the two rows of a plane follow each other in the view."""
+    view = leg.view
+    rows = view.rows or tuple(range(view.faced))
     for which, degree in ((0, 1), (1, -1)):
-        pick = tuple(which if axis == member else chosen for axis, chosen in enumerate(leg.view.pick))
-        yield Leg(replace(leg.view, axes=(plane,), pick=pick), degree)
+        yield Leg(replace(view, rows=rows[which::2]), degree)
 
 
 def _entrywise(leg: Leg) -> Leg:
