@@ -8,6 +8,7 @@ of axes, and size one along those that it does not depend on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +16,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Batch = Any
-"""A tensor, a tuple of arguments or a dictionary of named ones: what the model is called with."""
+"""A tensor, a tuple of arguments, a dictionary of named ones, or a `Call`: what the model is called with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """Arguments and named arguments of one call."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Watch(TorchDispatchMode):
@@ -138,6 +147,8 @@ def activation_sizes(model: nn.Module, batches: Iterable[Batch], *, statistic: s
 
 def run(model: nn.Module, batch: Batch) -> Any:
     """Call a model with one batch."""
+    if isinstance(batch, Call):
+        return model(*batch.args, **batch.kwargs)
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)

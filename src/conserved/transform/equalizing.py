@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
-from conserved.transform.activations import Batch, activation_sizes
+from conserved.transform.activations import Batch, Call, activation_sizes
+from conserved.transform.coupling import rotatable
 from conserved.transform.elements import composed, identity, inverse
 from conserved.transform.finding import symmetries_of
 from conserved.transform.incoherent import Incoherent
@@ -53,7 +54,7 @@ class Equalized:
 
 
 def equalize(
-    target: nn.Module | Mapping[str, Tensor],
+    target: nn.Module | Mapping[str, Tensor] | Weights,
     *args: Any,
     objective: str | Objective = "balanced",
     laws: LawSet | Iterable[Symmetry] | None = None,
@@ -67,11 +68,13 @@ def equalize(
     """Move a model to the best point of its orbit, by what `objective` calls best. Its function stays what it is.
 
     Args:
-        target: a module, moved in place; or a dictionary of tensors, which needs `laws` and stays as it is.
+        target: a module, moved in place; or a dictionary of tensors, which needs `laws` and stays as it is; or a
+            `Checkpoint`, which needs `laws` and writes files.
         *args: example inputs, as the model is called, from which its symmetries are read; not needed with `laws`.
         objective: "balanced" (all laws zero: the smallest norm), "range" (equal ranges of the channels of weights),
             "activation" (scale moved between activations and weights, from `batches`), "incoherent" (random rotations
-            of spaces that allow any), or an `Objective` of your own.
+            of spaces that allow any: heads and, if example inputs are given to probe it with, the residual stream
+            after gains are folded into their readers), or an `Objective` of your own.
         laws: the symmetries to move along, for instance those of `conserved.recognize`.
         batches: for "activation", what to run the model on: tensors, tuples of arguments or dictionaries of them.
         alpha: for "activation", the share of the activations' spread that weights take over.
@@ -86,9 +89,14 @@ def equalize(
     """
     known = _symmetries(target, laws, args, kwargs)
     name, chooser = _objective(objective, target, batches, alpha, statistic, seed)
+    if isinstance(chooser, Incoherent) and isinstance(target, nn.Module) and (args or kwargs):
+        spaces, folds = rotatable(target, Call(args, kwargs), LawSet(symmetries=tuple(known)))
+        known += spaces
+        chooser = Incoherent(seed, folds)
     skipped = {s.name: why for s in known if (why := _left_alone(s, approximate=approximate))}
     usable = [symmetry for symmetry in known if symmetry.name not in skipped]
-    weights = Weights(target, laws.parameters if isinstance(laws, LawSet) else ())
+    named = laws.parameters if isinstance(laws, LawSet) else ()
+    weights = target if isinstance(target, Weights) else Weights(target, named)
     # A common shift of what is scaled later stays zero; the other way round it would not.
     usable.sort(key=lambda symmetry: not symmetry.kind.linear)
     before: dict[str, float] = {}

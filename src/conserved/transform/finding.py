@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from conserved.laws import LawSet
+from conserved.transform.activations import Call
 from conserved.transform.moving import ABOUT_GRADIENTS
 
 
@@ -32,6 +34,22 @@ def symmetries_of(model: nn.Module, *args: Any, **kwargs: Any) -> LawSet:
     with as_a_function(model):
         found = recognize(model, *args, **kwargs)
     return replace(found, symmetries=tuple(one for one in found.symmetries if one.family not in ABOUT_GRADIENTS))
+
+
+def example_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """The call that was given or, where none was, the first that the model can be run with."""
+    if args or kwargs:
+        return Call(args, kwargs)
+    from conserved.inference.examples import NoExample, example_inputs
+
+    for made, named in example_inputs(model):
+        try:
+            with torch.no_grad():
+                model(*made, **named)
+        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError):
+            continue
+        return Call(made, named)
+    raise NoExample(f"How {type(model).__name__} is called cannot be guessed. Pass example inputs as it is called.")
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from conserved.kind import GeneralLinear
 from conserved.symmetry import Symmetry, Tensors
+from conserved.transform.coupling import keeping_ones
 from conserved.transform.elements import Orthogonal
 from conserved.transform.objectives import Objective, is_matrix
 
@@ -39,12 +41,18 @@ class Incoherent(Objective):
     """Hadamard elements of general linear and orthogonal groups."""
 
     seed: int = 0
+    folds: Mapping[Symmetry, Tensor] = field(default_factory=dict)
+    """Elements that make gains one, where a space behind them is rotated."""
     sweeps: int = 1
 
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
+        if symmetry in self.folds:
+            return self.folds[symmetry]
         if not isinstance(symmetry.kind, GeneralLinear | Orthogonal) or symmetry.n < 2:
             return None
         generator = torch.Generator().manual_seed(self.seed + zlib.crc32(symmetry.name.encode()))
+        if symmetry.family == "rotation_about_ones":
+            return keeping_ones(torch.randn(symmetry.n - 1, symmetry.n - 1, generator=generator, dtype=torch.float64))
         return hadamard(symmetry.n, generator)
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:

@@ -14,7 +14,7 @@ from conserved.kind import GeneralLinear, Scaling
 from conserved.laws import LawSet
 from conserved.symmetry import Leg, Symmetry
 from conserved.transform.activations import activation_sizes
-from conserved.transform.finding import as_a_function, symmetries_of
+from conserved.transform.finding import as_a_function, example_call, symmetries_of
 from conserved.transform.objectives import Activation, is_matrix
 
 FORMATS = ("plain", "llmcompressor", "autoround")
@@ -61,7 +61,7 @@ def mappings(
         raise ValueError(f"Unknown format {format!r}; expected one of {', '.join(FORMATS)}.")
     found = symmetries_of(model, *args, **kwargs) if laws is None else laws
     with as_a_function(model):
-        sizes = activation_sizes(model, [kwargs if kwargs and not args else args])
+        sizes = activation_sizes(model, [example_call(model, args, kwargs)])
     readers = Activation(sizes).readers
     plain = _merged([_of_one(s, readers(s)) for s in found.symmetries if _scales(s) and readers(s)])
     if format == "plain":

@@ -51,7 +51,7 @@ class Moved:
 
 
 def move(
-    target: nn.Module | Mapping[str, Tensor],
+    target: nn.Module | Mapping[str, Tensor] | Weights,
     elements: Elements,
     *,
     laws: LawSet | Iterable[Symmetry] = (),
@@ -64,7 +64,8 @@ def move(
     be finite, so that the function is intact whenever something is refused.
 
     Args:
-        target: a module, moved in place; or a dictionary of tensors, which stays as it is: see `Moved.state`.
+        target: a module, moved in place; or a dictionary of tensors, which stays as it is: see `Moved.state`; or a
+            `Checkpoint` of safetensors files.
         elements: for each symmetry, or its name in `laws`, the group element to move it by
             (`conserved.transform.elements` lists the form for every kind). They are applied in this order.
         laws: the symmetries that names are looked up in, as `conserved.recognize` gives them.
@@ -75,7 +76,8 @@ def move(
 
     """
     steps = _steps(elements, laws)
-    tensors = Weights(target, laws.parameters if isinstance(laws, LawSet) else ())
+    named = laws.parameters if isinstance(laws, LawSet) else ()
+    tensors = target if isinstance(target, Weights) else Weights(target, named)
     for symmetry, _ in steps:
         for name in symmetry.parameters:
             tensors.movable(name, symmetry)
