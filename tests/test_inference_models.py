@@ -116,7 +116,7 @@ def test_baselines_of_rotary_laws_pair_the_rows_of_each_plane() -> None:
     from conserved import impostors, recognize
     from conserved.blocks import Attention
 
-    model = Attention(dim=8, heads=2, positions="rotary").double()
+    model = Attention(dim=8, heads=2, rotary=True).double()
     laws = recognize(model, torch.randn(1, 3, 8, dtype=torch.float64)).select(lambda s: s.family == "query_key")
     assert len(laws) == 2
     found = impostors(laws)

@@ -760,7 +760,12 @@ class TestCommand:
     ) -> None:
         (tmp_path / "store.db").touch()
         opened: list[str] = []
-        monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)))
+
+        def no_browser(url: str) -> bool:
+            opened.append(url)
+            return False
+
+        monkeypatch.setattr("webbrowser.open", no_browser)
         page = tmp_path / "page.html"
         assert run(monkeypatch, "report", str(tmp_path / "store.db"), "-o", str(page), "--open") == 0
         assert opened == [page.as_uri()]
