@@ -39,11 +39,10 @@ def _spoiled(symmetry: Symmetry) -> Iterator[Symmetry]:
 
 
 def _plane_difference(leg: Leg) -> Iterator[Leg]:
-    """‖first row of each rotary plane‖² − ‖second row‖²; the two rows of a plane follow each other in the view."""
-    view = leg.view
-    rows = view.rows or tuple(range(view.faced))
+    """‖first row of each rotary plane‖² − ‖second row‖²."""
+    rows = tuple(range(leg.view.faced)) if leg.view.rows is None else leg.view.rows
     for which, degree in ((0, 1), (1, -1)):
-        yield Leg(replace(view, rows=rows[which::2]), degree)
+        yield Leg(replace(leg.view, rows=rows[which::2]), degree)
 
 
 def _entrywise(leg: Leg) -> Leg:
