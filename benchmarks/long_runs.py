@@ -35,14 +35,14 @@ from measure import save
 MICRO = {"cifar": 5_000, "imagenet": 512, "penn": 192, "wikitext": 48}
 """Examples at a time: the paper's own, where they are accumulated."""
 
-PRODUCTS: dict[str, Products] = {"cifar": "pieces", "imagenet": "pieces", "penn": "pieces", "wikitext": "pieces"}
+PRODUCTS: dict[str, Products] = {"cifar": "half", "imagenet": "half", "penn": "half", "wikitext": "half"}
 
 IMAGES = 20_000
 """Different images that stand in for ImageNet's 1.28 million, at 224 × 224 pixels."""
 
 SMALL: dict[str, dict[str, Any]] = {
-    "vision": {"image": 16, "patch": 8, "dim": 16, "depth": 2, "hidden": 24},
-    "decoder": {"vocab": 500, "dim": 12, "depth": 2, "hidden": 16, "max_length": 16},
+    "vision": {"image": 16, "patch": 8, "dim": 32, "depth": 2, "hidden": 32},
+    "decoder": {"vocab": 500, "dim": 24, "depth": 2, "hidden": 16, "max_length": 16},
 }
 
 
@@ -157,11 +157,15 @@ def runs(options: argparse.Namespace) -> None:
             arithmetic=how,
             device=options.device,
             limits=Limits(
-                seconds=options.seconds - (time.perf_counter() - begun), checkpoint=checkpoint, every=options.every
+                seconds=options.seconds - (time.perf_counter() - begun),
+                steps=options.steps,
+                checkpoint=checkpoint,
+                every=options.every,
             ),
             say=lambda line: print(line, flush=True),
         )
         told(found)
+        print(found.pieces[-1], flush=True)
         path = written(found, options.output)
         if found.finished:
             done.write_text(path.name)
@@ -258,6 +262,7 @@ def main() -> None:
     parser.add_argument("--products", choices=("double", "single", "pieces", "half"), help="for all set-ups")
     parser.add_argument("--plan", nargs="*", default=["penn:1e-5", "cifar:4e-4", "wikitext:5e-6", "imagenet:2e-3"])
     parser.add_argument("--seconds", type=float, default=math.inf, help="for the whole plan, this time")
+    parser.add_argument("--steps", type=int, help="of each run, this time")
     parser.add_argument("--every", type=float, default=120.0, help="seconds between saved states")
     parser.add_argument("--store", type=Path, default=Path("unfinished"), help="a folder for the state of runs")
     parser.add_argument("--only", nargs="*", default=list(MICRO))

@@ -9,11 +9,13 @@ computed in.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from conserved.batch import Plan
 from conserved.laws import LawSet
 from conserved.symmetry import moment_map
 
@@ -28,6 +30,7 @@ class RunLedger:
     def __init__(self, laws: LawSet, theta: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
         """Laws of parameters and gradients that stay where they are in memory while their values change."""
         self.laws, self.theta, self.slopes = laws, theta, slopes
+        self.plan = _joined(laws.plan)
         self.start = self.values()
         self.second = torch.zeros_like(self.start)
         self.first = torch.zeros_like(self.start)
@@ -40,7 +43,7 @@ class RunLedger:
 
     def values(self) -> Tensor:
         """h(θ) of all laws."""
-        return self._vector(self.laws.plan.evaluate(moment_map, self.theta, self.theta, dtype=_PRECISION))
+        return self._vector(self.plan.evaluate(moment_map, self.theta, self.theta, dtype=_PRECISION))
 
     def _sizes(self) -> Tensor:
         return torch.cat([s.flatten() for s in self.laws.reference(self.theta, dtype=_PRECISION).scales.values()])
@@ -66,7 +69,7 @@ class RunLedger:
         self._add()
 
     def _added(self) -> None:
-        evaluate = self.laws.plan.evaluate
+        evaluate = self.plan.evaluate
         along = partial(moment_map, point=False)
         with torch.no_grad():
             second = evaluate(along, self.slopes, self.slopes, points=(False, False), dtype=_PRECISION)
@@ -125,3 +128,9 @@ class RunLedger:
         """Go on from sums that were saved."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
+
+
+def _joined(plan: Plan) -> Plan:
+    """The same with all legs of one shape read at once, however large: few kernels count more than a copy here."""
+    alike = tuple((tuple(batch for group in groups for batch in group),) for groups in plan.alike)
+    return replace(plan, alike=alike)

@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from conserved.lab.checkpoint import restored, saved
 from conserved.lab.data import Examples
 from conserved.lab.fast import operations, summed_loss
+from conserved.lab.half import HalfModel, two_pieces
 from conserved.lab.ledger import PARTS, RunLedger
 from conserved.lab.pieces import Products
 from conserved.lab.recipes import Recipe, build
@@ -146,6 +148,8 @@ class _deterministic:  # noqa: N801  (used like a function)
         torch.use_deterministic_algorithms(True)
         # Every entry of every buffer here is written before it is read; filling them first would double the traffic.
         torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
     def __exit__(self, *_: object) -> None:
         torch.use_deterministic_algorithms(self.former[0])
@@ -180,8 +184,17 @@ class _Long:
         for name, parameter in self.model.named_parameters():
             self.weights[name].copy_(parameter.detach())
             parameter.data = working[name]
-        self.working.copy_(self.theta)
         self.places = places
+        self.half: HalfModel | None = None
+        if arithmetic.products == "half":
+            self.half = HalfModel(self.model, compiled=device.type == "cuda")
+        self.shift = torch.ones((), dtype=arithmetic.dtype, device=device)
+        self.pieces_of_weights = [self.theta.half(), self.theta.half()]
+        self.high, self.low = (
+            {name: whole[begin : begin + math.prod(shape)].view(shape) for name, (begin, _, shape) in places.items()}
+            for whole in self.pieces_of_weights
+        )
+        self.refresh()
         stacked = {name: tensor.unsqueeze(0) for name, tensor in self.weights.items()}
         self.recording = Recording(watched=watched, reference=watched.reference(stacked))
         laws = watched.laws.select(lambda symmetry: watched.roles[symmetry.family] == "law")
@@ -223,7 +236,7 @@ class _Long:
                     f"{each * (steps - self.done):,.0f} s left, {self.operations / each / 1e12:.0f} Tflop/s"
                 )
                 told = now
-            if now - begun > limits.seconds:
+            if now - begun > limits.seconds or self.done - first == limits.steps:
                 break
             if limits.checkpoint is not None and now - kept > limits.every:
                 self.save(limits.checkpoint)
@@ -238,6 +251,7 @@ class _Long:
                 "seconds": round(self.spent - before, 3),
                 "device": _device_name(self.device),
                 "torch": str(torch.__version__),
+                "compiled": self.half is not None and self.half.compiled,
                 "weights_sha256": hashlib.sha256(self.theta.cpu().numpy().tobytes()).hexdigest(),
             }
         )
@@ -248,6 +262,7 @@ class _Long:
     def gradient(self) -> Tensor:
         """Of the mean loss over the step's examples into `slope`; the mean loss."""
         self.slope.zero_()
+        self.shift.fill_(self.drawn_shift())
         count = 0
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
         for inputs, targets in self.batches():
@@ -268,8 +283,7 @@ class _Long:
             beside = torch.cuda.Stream()
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):
-                for _ in range(_WARM_UP):
-                    self.computed(*held)
+                self.warm_up(*held)
             torch.cuda.current_stream().wait_stream(beside)
             torch.cuda.empty_cache()
             graph = torch.cuda.CUDAGraph()
@@ -282,14 +296,45 @@ class _Long:
         graph.replay()
         return slopes, loss
 
+    def warm_up(self, inputs: Tensor, targets: Tensor) -> None:
+        """Let kernels be compiled and chosen; what the compiler cannot do is done without it."""
+        for _ in range(_WARM_UP):
+            try:
+                self.computed(inputs, targets)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as problem:
+                if self.half is None or not self.half.compiled:
+                    raise
+                warnings.warn(f"Not compiled: {type(problem).__name__}: {problem}", stacklevel=2)
+                self.half = HalfModel(self.model, compiled=False)
+
     def computed(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The same, computed."""
-        loss = summed_loss(self.model, inputs, targets, self.examples.loss, self.arithmetic.products)
+        if self.half is None:
+            loss = summed_loss(self.model, inputs, targets, self.examples.loss, self.arithmetic.products)
+        else:
+            loss = self.half.summed_loss(inputs, targets, self.shift, self.high, self.low)
         found = torch.autograd.grad(loss, list(self.model.parameters()))
         whole = torch.zeros_like(self.working)
         for slope, (begin, _, shape) in zip(found, self.places.values(), strict=True):
             whole[begin : begin + math.prod(shape)].copy_(slope.reshape(-1))
-        return whole, loss.detach()
+        if self.half is None:
+            return whole, loss.detach()
+        factor = self.half.factor * self.shift
+        return whole / factor, loss.detach() / factor
+
+    def drawn_shift(self) -> float:
+        """Of this step, between 1 and 2: see `conserved.lab.half`."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.done + 500_000_000)
+        return 2.0 ** float(torch.rand((), generator=generator))
+
+    def refresh(self) -> None:
+        """The weights that gradients are computed with, from those that are kept."""
+        self.working.copy_(self.theta)
+        if self.half is not None:
+            for held, piece in zip(self.pieces_of_weights, two_pieces(self.theta), strict=True):
+                held.copy_(piece)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The step's examples, some at a time."""
@@ -317,7 +362,7 @@ class _Long:
         rate = self.recipe.schedule.rate(self.initial, self.done, self.recipe.steps)
         self.ledger.add(rate)
         self.theta.add_(self.slope, alpha=-rate)
-        self.working.copy_(self.theta)
+        self.refresh()
         self.done += 1
         self.time += rate
         self.squares += rate * rate
@@ -357,7 +402,7 @@ class _Long:
         self.done, self.spent = state["done"], state["spent"]
         self.time, self.squares = state["sums"]
         self.theta.copy_(state["theta"])
-        self.working.copy_(self.theta)
+        self.refresh()
         self.ledger.load(state["ledger"])
         self.accounts, self.pieces = state["accounts"], state["pieces"]
         recording = self.recording

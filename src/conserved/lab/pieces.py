@@ -9,10 +9,6 @@ the three large terms are one matrix product if pieces are laid side by side alo
 (h, l, h), weights and slopes as (h, h, l). The same two tensors serve the way back: for ∂x slopes meet weights along the
 output axis, for ∂W they meet inputs along tokens. Sums over tokens are cut into stretches of equal length that are
 added in float64: a tensor core drops digits of a long sum, the same share of it wherever stretches are alike.
-
-In "half" inputs and slopes are h alone and weights stay (h, l). Rounding is then that of half precision, but every
-product that follows from a rounded number uses the same rounded number, so identities between weights suffer only from
-rounding that differs token by token and cancels over many; a weight's own rounding would be the same for all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Products = Literal["double", "single", "pieces", "half"]
-"""How matrices are multiplied: as they are in float64 or float32, or in float32 by pieces; see above."""
+"""How matrices are multiplied: as they are in float64 or float32; in float32 by pieces, see above; or in half precision
+(`conserved.lab.half`)."""
 
 _WEIGHTS, _INPUTS, _SLOPES = 2.0**8, 2.0**8, 2.0**10
 """Half precision has 5 digits of exponent. Weights and inputs below 255 and slopes below 64 fit when scaled by these;
@@ -48,11 +45,8 @@ class _Order:
     low: int
 
 
-_ORDERS: dict[Products, tuple[_Order, _Order, _Order]] = {
-    "pieces": (_Order(3, 1), _Order(3, 2), _Order(3, 2)),
-    "half": (_Order(2, -1), _Order(2, 1), _Order(2, -1)),
-}
-"""Of inputs, weights and slopes."""
+_INPUT_ORDER, _OTHER_ORDER = _Order(3, 1), _Order(3, 2)
+"""Of inputs, and of weights and slopes."""
 
 
 @cache
@@ -91,51 +85,49 @@ def stretch(tokens: int) -> int:
     return next(size for size in range(min(tokens, _STRETCH), 0, -1) if tokens % size == 0)
 
 
-def _forward(pieces: Tensor, weight: Tensor, order: _Order) -> Tensor:
+def _forward(pieces: Tensor, weight: Tensor) -> Tensor:
     """x Wᵀ from the pieces of x."""
-    cut_weight = cut(weight, order, _WEIGHTS)
+    cut_weight = cut(weight, _OTHER_ORDER, _WEIGHTS)
     return multiply(pieces.flatten(1), cut_weight.flatten(1).T, 1 / (_INPUTS * _WEIGHTS))
 
 
-def _to_inputs(slopes: Tensor, weight: Tensor, products: Products) -> Tensor:
+def _to_inputs(slopes: Tensor, weight: Tensor) -> Tensor:
     """∂x = ∂y W from the pieces of ∂y."""
-    of_inputs, of_weights, _ = _ORDERS[products]
-    order = of_inputs if products == "pieces" else of_weights
-    side_by_side = cut(weight, order, _WEIGHTS).transpose(0, 1).flatten(0, 1)
+    side_by_side = cut(weight, _INPUT_ORDER, _WEIGHTS).transpose(0, 1).flatten(0, 1)
     return multiply(slopes.flatten(1), side_by_side, 1 / (_SLOPES * _WEIGHTS))
 
 
-def _to_weights(slopes: Tensor, inputs: Tensor, products: Products) -> Tensor:
+def _to_weights(slopes: Tensor, inputs: Tensor) -> Tensor:
     """∂W = Σ_t ∂y_t x_tᵀ from the pieces of both."""
-    size = stretch(len(slopes))
-    if products == "half":
-        slopes, inputs = slopes[:, :1], inputs[:, :1]
-    rows = size * slopes.shape[1]
+    rows = stretch(len(slopes)) * slopes.shape[1]
     left = slopes.reshape(-1, rows, slopes.shape[-1]).transpose(1, 2)
     right = inputs.reshape(-1, rows, inputs.shape[-1])
     return multiply(left, right, 1 / (_SLOPES * _INPUTS)).sum(0, dtype=torch.float64).float()
+
+
+def _over_rows(slopes: Tensor) -> Tensor:
+    """Sums over rows, stretch by stretch."""
+    return slopes.unflatten(0, (-1, stretch(len(slopes)))).sum(1).sum(0, dtype=torch.float64).float()
 
 
 class _Linear(torch.autograd.Function):
     """y = x Wᵀ + b of float32 rows in pieces."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products) -> Tensor:
-        of_inputs, of_weights, _ = _ORDERS[products]
-        pieces = cut(x, of_inputs, _INPUTS)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        pieces = cut(x, _INPUT_ORDER, _INPUTS)
         ctx.save_for_backward(pieces, weight)
-        ctx.products, ctx.biased = products, bias is not None
-        found = _forward(pieces, weight, of_weights)
+        ctx.biased = bias is not None
+        found = _forward(pieces, weight)
         return found if bias is None else found.add_(bias)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         pieces, weight = ctx.saved_tensors
         (slope,) = slopes
-        cut_slope = cut(slope, _ORDERS[ctx.products][2], _SLOPES)
-        of_x = _to_inputs(cut_slope, weight, ctx.products) if ctx.needs_input_grad[0] else None
-        of_bias = slope.sum(0, dtype=torch.float64).float() if ctx.biased else None
-        return of_x, _to_weights(cut_slope, pieces, ctx.products), of_bias, None
+        cut_slope = cut(slope, _OTHER_ORDER, _SLOPES)
+        of_x = _to_inputs(cut_slope, weight) if ctx.needs_input_grad[0] else None
+        return of_x, _to_weights(cut_slope, pieces), _over_rows(slope) if ctx.biased else None
 
 
 class _Gated(torch.autograd.Function):
@@ -143,28 +135,22 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, both: Tensor, bias: Tensor | None, down: Tensor, share: Tensor | None, products: Products
+        ctx: Any, x: Tensor, both: Tensor, bias: Tensor | None, down: Tensor, share: Tensor | None
     ) -> Tensor:
-        of_inputs, of_weights, _ = _ORDERS[products]
-        pieces = cut(x, of_inputs, _INPUTS)
-        branches = _forward(pieces, both, of_weights)
-        hidden = gate(branches, bias, share, of_inputs)
+        pieces = cut(x, _INPUT_ORDER, _INPUTS)
+        branches = _forward(pieces, both)
+        hidden = gate(branches, bias, share, _INPUT_ORDER)
         ctx.save_for_backward(pieces, both, bias, down, share, branches, hidden)
-        ctx.products = products
-        return _forward(hidden, down, of_weights)
+        return _forward(hidden, down)
 
     @staticmethod
-    def backward(
-        ctx: Any, *slopes: Tensor
-    ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         pieces, both, bias, down, share, branches, hidden = ctx.saved_tensors
-        order = _ORDERS[ctx.products][2]
-        cut_slope = cut(slopes[0], order, _SLOPES)
-        of_down = _to_weights(cut_slope, hidden, ctx.products)
-        above = _to_inputs(cut_slope, down, ctx.products)
-        cut_above, of_bias, of_share = gate_back(above, branches, bias, share, order)
-        of_x = _to_inputs(cut_above, both, ctx.products)
-        return of_x, _to_weights(cut_above, pieces, ctx.products), of_bias, of_down, of_share, None
+        cut_slope = cut(slopes[0], _OTHER_ORDER, _SLOPES)
+        of_down = _to_weights(cut_slope, hidden)
+        above = _to_inputs(cut_slope, down)
+        cut_above, of_bias, of_share = gate_back(above, branches, bias, share, _OTHER_ORDER)
+        return _to_inputs(cut_above, both), _to_weights(cut_above, pieces), of_bias, of_down, of_share
 
 
 def gate(branches: Tensor, bias: Tensor | None, share: Tensor | None, order: _Order) -> Tensor:
@@ -215,7 +201,7 @@ def gate_back(
     if share is not None:
         above = above * _spread(share, width)
     found = torch.cat((above * ups * (part * (1 + gates * (1 - part))), above * through), 1)
-    of_bias = None if bias is None else found.sum(0, dtype=torch.float64).float()
+    of_bias = None if bias is None else _over_rows(found)
     return cut(found, order, _SLOPES), of_bias, of_share
 
 
@@ -228,7 +214,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, products: Products) -
     """x Wᵀ + b along the last axis."""
     if products in ("double", "single"):
         return F.linear(x, weight, bias)
-    found: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias, products)  # type: ignore[no-untyped-call]
+    found: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
     return found.unflatten(0, x.shape[:-1])
 
 
@@ -243,5 +229,5 @@ def gated(
             hidden = (hidden.unflatten(-1, (share.shape[-1], -1)) * share.unsqueeze(-1)).flatten(-2)
         return F.linear(hidden, down)
     shares = None if share is None else share.reshape(-1, share.shape[-1])
-    found: Tensor = _Gated.apply(x.reshape(-1, x.shape[-1]), both, bias, down, shares, products)  # type: ignore[no-untyped-call]
+    found: Tensor = _Gated.apply(x.reshape(-1, x.shape[-1]), both, bias, down, shares)  # type: ignore[no-untyped-call]
     return found.unflatten(0, x.shape[:-1])
