@@ -31,6 +31,22 @@ _SLOPES = {DecoderLM: 2.0**6, VisionTransformer: 2.0**10}
 _NARROW = 1024
 """Rows up to this wide are laid down twice to meet both pieces of a weight in one product; wider ones meet them in two."""
 
+_HEIGHT, _ACROSS = 16, 128
+"""Tile of a kernel."""
+
+_SHORT = 64
+"""Sequences up to this long are so short that attention is faster in plain products than in a kernel for long ones."""
+
+
+@dataclass(slots=True)
+class _Kernels:
+    """Whether gates go through kernels of our own on a GPU."""
+
+    use: bool = True
+
+
+KERNELS = _Kernels()
+
 _STRETCH = 2048
 """Tokens at most that are summed in one go."""
 
@@ -46,6 +62,74 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
 @wide_product.register_fake
 def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32)
+
+
+@torch.library.custom_op("conserved::half_gate", mutates_args=())
+def half_gate(branches: Tensor, bias: Tensor | None, share: Tensor | None, shift: Tensor) -> Tensor:
+    """SiLU(gates) ⊙ ups ⊙ shares as an input of the next product, from (rows, 2 · width) gates and ups."""
+    rows, width = branches.shape[0], branches.shape[1] // 2
+    hidden = width if share is None else width // share.shape[1]
+    if branches.is_cuda and KERNELS.use and hidden % _ACROSS == 0:
+        from conserved.lab.piece_kernels import half_gate as kernel
+
+        out = branches.new_empty(rows, width)
+        kernel[-(-rows // _HEIGHT), width // _ACROSS](
+            branches, shift if bias is None else bias, shift if share is None else share.contiguous(), shift, out,
+            rows, width, hidden, _INPUTS * _WEIGHTS, _INPUTS,
+            BIASED=bias is not None, SHARED=share is not None, HEIGHT=_HEIGHT, ACROSS=_ACROSS,
+        )  # fmt: skip
+        return out
+    gates, ups = _branches(branches, bias, shift)
+    found = F.silu(gates) * ups
+    return ((found if share is None else found * _spread(share, width)) * (_INPUTS * shift)).half()
+
+
+@half_gate.register_fake
+def _(branches: Tensor, bias: Tensor | None, share: Tensor | None, shift: Tensor) -> Tensor:
+    return branches.new_empty(branches.shape[0], branches.shape[1] // 2)
+
+
+@torch.library.custom_op("conserved::half_gate_slopes", mutates_args=())
+def half_gate_slopes(
+    above: Tensor, branches: Tensor, bias: Tensor | None, share: Tensor | None, shift: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Slopes of gates and ups, and of the shares tile by tile, from slopes in units of the weights."""
+    rows, width = above.shape
+    experts = 1 if share is None else share.shape[1]
+    hidden = width // experts
+    if above.is_cuda and KERNELS.use and hidden % _ACROSS == 0:
+        from conserved.lab.piece_kernels import half_gate_slopes as kernel
+
+        out = above.new_empty(rows, 2 * width)
+        sums = above.new_empty(rows, width // _ACROSS, dtype=torch.float32)
+        kernel[-(-rows // _HEIGHT), width // _ACROSS](
+            above, branches, shift if bias is None else bias, shift if share is None else share.contiguous(), shift,
+            out, sums, rows, width, hidden, _INPUTS * _WEIGHTS, _WEIGHTS,
+            BIASED=bias is not None, SHARED=share is not None, HEIGHT=_HEIGHT, ACROSS=_ACROSS,
+        )  # fmt: skip
+        return out, sums
+    gates, ups = _branches(branches, bias, shift)
+    slope = above.float() / _WEIGHTS
+    part = gates.sigmoid()
+    through = gates * part
+    tiles = _tiles(width, hidden)
+    sums = (slope * through * ups).unflatten(1, (tiles, -1)).sum(-1)
+    if share is not None:
+        slope = slope * _spread(share, width)
+    return torch.cat((slope * ups * (part * (1 + gates * (1 - part))), slope * through), 1).half(), sums
+
+
+def _tiles(width: int, hidden: int) -> int:
+    return width // _ACROSS if hidden % _ACROSS == 0 else width // hidden
+
+
+@half_gate_slopes.register_fake
+def _(
+    above: Tensor, branches: Tensor, bias: Tensor | None, share: Tensor | None, shift: Tensor
+) -> tuple[Tensor, Tensor]:
+    rows, width = above.shape
+    tiles = _tiles(width, width if share is None else width // share.shape[1])
+    return above.new_empty(rows, 2 * width), above.new_empty(rows, tiles, dtype=torch.float32)
 
 
 def narrow_product(a: Tensor, b: Tensor) -> Tensor:
@@ -77,8 +161,10 @@ def _over_tokens(slopes: Tensor, inputs: Tensor, shift: Tensor) -> Tensor:
 
 
 def _bias_slope(slopes: Tensor) -> Tensor:
+    """Sums over tokens, as a product with ones: faster than a sum."""
     size = stretch(len(slopes))
-    return slopes.float().reshape(-1, size, slopes.shape[1]).sum(1).sum(0)
+    parts = slopes.reshape(-1, size, slopes.shape[1])
+    return wide_product(parts.new_ones(len(parts), 1, size), parts).sum((0, 1))
 
 
 class _Linear(torch.autograd.Function):
@@ -137,11 +223,7 @@ class _Gated(torch.autograd.Function):
     ) -> Tensor:
         x16 = (x * (_INPUTS * shift)).half()
         branches = narrow_product(_twice(x16), torch.cat((high, low), 1).T)
-        gates, ups = _branches(branches, bias, shift)
-        hidden = F.silu(gates) * ups
-        if share is not None:
-            hidden = hidden * _spread(share, hidden.shape[1])
-        h16 = (hidden * (_INPUTS * shift)).half()
+        h16 = half_gate(branches, bias, share, shift)
         ctx.save_for_backward(x16, bias, share, shift, branches, h16, high, low, down_high, down_low)
         return (wide_product(h16, down_high.T) + wide_product(h16, down_low.T)) / (_INPUTS * _WEIGHTS * shift)
 
@@ -149,16 +231,10 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         x16, bias, share, shift, branches, h16, high, low, *down_pieces = ctx.saved_tensors
         dy = slopes[0].half()
-        above = narrow_product(_twice(dy), torch.cat(down_pieces, 0)).float() / _WEIGHTS
+        above = narrow_product(_twice(dy), torch.cat(down_pieces, 0))
         of_down = _over_tokens(dy, h16, shift)
-        gates, ups = _branches(branches, bias, shift)
-        part = gates.sigmoid()
-        through = gates * part
-        of_share = None
-        if share is not None:
-            of_share = (above * through * ups).unflatten(1, (share.shape[1], -1)).sum(-1)
-            above = above * _spread(share, above.shape[1])
-        d16 = torch.cat((above * ups * (part * (1 + gates * (1 - part))), above * through), 1).half()
+        d16, sums = half_gate_slopes(above, branches, bias, share, shift)
+        of_share = None if share is None else sums.unflatten(1, (share.shape[1], -1)).sum(-1)
         dx = (wide_product(d16, high) + wide_product(d16, low)) / _WEIGHTS
         of_bias = None if bias is None else _bias_slope(d16)
         return dx, _over_tokens(d16, x16, shift), of_bias, of_down, of_share, None, None, None, None, None
@@ -216,7 +292,10 @@ def _layer(form: _Form) -> Layer:
         if form.rotary is not None:
             q, k = rotate(q, form.rotary), rotate(k, form.rotary)
         q, k, v = (q * s).half(), (k / s).half(), (v * s).half()
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=form.causal, scale=form.scale)
+        if length <= _SHORT and not form.causal:
+            mixed = ((q @ k.mT).float() * form.scale).softmax(-1).half() @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=form.causal, scale=form.scale)
         flat = mixed.transpose(1, 2).reshape(-1, dim).float() / s
         found: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
             flat, w["o"], w.get("ob"), s, True, high["o"], low["o"]

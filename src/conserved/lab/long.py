@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from conserved.lab.checkpoint import restored, saved
 from conserved.lab.data import Examples
 from conserved.lab.fast import operations, summed_loss
-from conserved.lab.half import HalfModel, two_pieces
+from conserved.lab.half import KERNELS, HalfModel, two_pieces
 from conserved.lab.ledger import PARTS, RunLedger
 from conserved.lab.pieces import Products
 from conserved.lab.recipes import Recipe, build
@@ -43,6 +43,9 @@ _TELL = 20.0
 """Seconds between lines of progress."""
 
 _WARM_UP = 3
+
+_COARSE = 0.01
+"""How far, relatively, a gradient in half precision may be from the one in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +205,7 @@ class _Long:
         self.accounts: list[dict[str, dict[str, float]]] = []
         self.done, self.spent, self.time, self.squares = 0, 0.0, 0.0, 0.0
         self.pieces: list[dict[str, Any]] = []
+        self.coarseness: float | None = None
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor, Tensor]] = {}
 
     @property
@@ -252,6 +256,7 @@ class _Long:
                 "device": _device_name(self.device),
                 "torch": str(torch.__version__),
                 "compiled": self.half is not None and self.half.compiled,
+                "off_float32": self.coarseness,
                 "weights_sha256": hashlib.sha256(self.theta.cpu().numpy().tobytes()).hexdigest(),
             }
         )
@@ -286,6 +291,8 @@ class _Long:
                 self.warm_up(*held)
             torch.cuda.current_stream().wait_stream(beside)
             torch.cuda.empty_cache()
+            if self.half is not None and not self.graphs:
+                self.compare(*held)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 slopes, loss = self.computed(*held)
@@ -308,6 +315,23 @@ class _Long:
                     raise
                 warnings.warn(f"Not compiled: {type(problem).__name__}: {problem}", stacklevel=2)
                 self.half = HalfModel(self.model, compiled=False)
+
+    def compare(self, inputs: Tensor, targets: Tensor) -> None:
+        """Hold half precision against float32 once, before hours depend on it."""
+        loss = summed_loss(self.model, inputs, targets, self.examples.loss, "pieces")
+        found = torch.autograd.grad(loss, list(self.model.parameters()))
+        exact = torch.cat([slope.flatten() for slope in found])
+        del loss, found
+        for kernels in (True, False):
+            KERNELS.use = kernels
+            whole = self.computed(inputs, targets)[0]
+            slopes = [whole[begin : begin + math.prod(shape)] for begin, _, shape in self.places.values()]
+            error = float(torch.linalg.vector_norm(torch.cat(slopes) - exact) / torch.linalg.vector_norm(exact))
+            if error < _COARSE:
+                self.coarseness = error
+                return
+            warnings.warn(f"Half precision is {error:.1e} off float32, kernels {kernels}.", stacklevel=2)
+        raise Diverged(f"{self.title}: gradients in half precision differ from those in float32.")
 
     def computed(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The same, computed."""
