@@ -1,11 +1,12 @@
 """The paper's runs to their last step: full batches and mini-batches of Appendix D, in pieces, with the exact ledger.
 
     python benchmarks/long_runs.py profile --images FASHION_MNIST_FOLDER --text king_james.txt
-    python benchmarks/long_runs.py run --images … --text … --plan penn:1e-5 cifar:4e-4 --seconds 500 --store unfinished
+    python benchmarks/long_runs.py run --images … --text … --plan penn:1e-5 cifar:4e-4 --seconds 500 --store STATES
 
-`run` goes through the plan in order for so many seconds, keeps the state of what is unfinished in the store, and goes on
-from there when called again. Results are written as NAME.json.gz after every piece. `profile` times one step of each
-set-up in every arithmetic and compares the first-order leak of rounding with the second-order drift.
+`run` goes through the plan in order for so many seconds, keeps the state of what is unfinished in the store, and goes
+on from there when called again. Results are written as NAME.json.gz after every piece. `profile` times one step of each
+set-up in every arithmetic and compares the first-order leak of rounding with the second-order drift. `small` trains
+small set-ups at three step sizes in float64, and `table` makes one record of everything in a folder of runs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from conserved.lab.data import Examples
 from conserved.lab.long import Arithmetic, LongRun, train_on
 from conserved.lab.pieces import Products
 from conserved.lab.recipes import Recipe, examples_of, named
+from conserved.lab.schedule import Schedule
 from conserved.lab.train import Limits
 from measure import save
 
@@ -90,6 +92,27 @@ class Data:
             self.key = key
             print(f"{recipe.name}: {len(self.examples):,} examples in {time.perf_counter() - begun:.1f} s", flush=True)
         return self.examples
+
+
+FLOAT64 = {"digits": 300, "bytes": 300, "bytes-sigmoid": 300, "digits-sgd": 1_500, "bytes-sgd": 1_500}
+"""Small set-ups that two cores train in float64, with so many steps."""
+
+FLOAT64_RATES = (0.005, 0.01, 0.02)
+
+
+def small_runs(options: argparse.Namespace) -> None:
+    """Full length at small size: three step sizes in float64, where nothing leaks."""
+    for name in options.only or FLOAT64:
+        recipe = replace(named(name), steps=FLOAT64[name], schedule=Schedule(kind="linear"))
+        examples = examples_of(recipe)
+        micro = len(examples) if recipe.batch is None else recipe.batch
+        for rate in FLOAT64_RATES:
+            how = Arithmetic(products="double", micro=micro)
+            found = train_on(
+                recipe, examples, rate=rate, seed=0, arithmetic=how, say=lambda line: print(line, flush=True)
+            )
+            told(found)
+            written(found, options.output)
 
 
 def release() -> None:
@@ -177,7 +200,7 @@ def profile(options: argparse.Namespace) -> None:
     """Seconds and operations per second of a step, leak and drift after three, for every set-up and arithmetic."""
     rows: list[dict[str, Any]] = []
     data = Data(options)
-    for name in options.only:
+    for name in options.only or MICRO:
         recipe = setup(name, options)
         how = arithmetic(recipe, options)
         few = replace(recipe, examples=how.micro, batch=None, steps=3)
@@ -248,14 +271,17 @@ def _timed(recipe: Recipe, examples: Examples, how: Arithmetic, options: argpars
                 torch.cuda.synchronize()
             averages = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)[: options.kernels]
             for event in averages:
-                print(f"        {event.self_device_time_total / 1e3:9.2f} ms {event.count:5} {event.key[:100]}", flush=True)
+                print(
+                    f"        {event.self_device_time_total / 1e3:9.2f} ms {event.count:5} {event.key[:100]}",
+                    flush=True,
+                )
         return result
 
 
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=("profile", "run"))
+    parser.add_argument("work", choices=("profile", "run", "small"))
     parser.add_argument("--images", help="a folder with images, such as Fashion-MNIST's .gz files")
     parser.add_argument("--text", help="a text file, such as the King James Bible")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -265,7 +291,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of each run, this time")
     parser.add_argument("--every", type=float, default=120.0, help="seconds between saved states")
     parser.add_argument("--store", type=Path, default=Path("unfinished"), help="a folder for the state of runs")
-    parser.add_argument("--only", nargs="*", default=list(MICRO))
+    parser.add_argument("--only", nargs="*", default=[], help="set-ups, for profile and small")
     parser.add_argument("--modes", nargs="*", default=["pieces", "half", "single", "double"])
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels that took longest")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script")
@@ -273,7 +299,7 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     options.store.mkdir(parents=True, exist_ok=True)
-    (profile if options.work == "profile" else runs)(options)
+    {"profile": profile, "run": runs, "small": small_runs}[options.work](options)
 
 
 if __name__ == "__main__":

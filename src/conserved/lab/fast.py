@@ -1,4 +1,4 @@
-"""The decoder and the vision transformer of the paper's experiments, computed for speed on the weights of a plain model.
+"""The decoder and the vision transformer of the paper's experiments, computed for speed with a plain model's weights.
 
 What a model's own modules do one by one is done at once here: queries, keys and values in one product, all experts in
 one pair of products, attention in one kernel. Products go through `conserved.lab.pieces`. The numbers are those of the

@@ -29,7 +29,7 @@ _SLOPES = {DecoderLM: 2.0**6, VisionTransformer: 2.0**10}
 """The same for slopes, as a factor of the loss; an image's slope is spread over its tokens."""
 
 _NARROW = 1024
-"""Rows up to this wide are laid down twice to meet both pieces of a weight in one product; wider ones meet them in two."""
+"""Rows up to this wide are laid down twice, to meet both pieces of a weight in one product; for wider ones it is two."""
 
 _HEIGHT, _ACROSS = 16, 128
 """Tile of a kernel."""
@@ -51,7 +51,7 @@ _STRETCH = 2048
 """Tokens at most that are summed in one go."""
 
 
-@torch.library.custom_op("conserved::wide_product", mutates_args=())
+@torch.library.custom_op("conserved::wide_product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """a b of halves in float32; three axes are batched over the first."""
     if not a.is_cuda:
@@ -64,7 +64,11 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32)
 
 
-@torch.library.custom_op("conserved::half_gate", mutates_args=())
+@torch.library.custom_op(
+    "conserved::half_gate",
+    mutates_args=(),
+    schema="(Tensor branches, Tensor? bias, Tensor? share, Tensor shift) -> Tensor",
+)
 def half_gate(branches: Tensor, bias: Tensor | None, share: Tensor | None, shift: Tensor) -> Tensor:
     """SiLU(gates) ⊙ ups ⊙ shares as an input of the next product, from (rows, 2 · width) gates and ups."""
     rows, width = branches.shape[0], branches.shape[1] // 2
@@ -89,7 +93,11 @@ def _(branches: Tensor, bias: Tensor | None, share: Tensor | None, shift: Tensor
     return branches.new_empty(branches.shape[0], branches.shape[1] // 2)
 
 
-@torch.library.custom_op("conserved::half_gate_slopes", mutates_args=())
+@torch.library.custom_op(
+    "conserved::half_gate_slopes",
+    mutates_args=(),
+    schema="(Tensor above, Tensor branches, Tensor? bias, Tensor? share, Tensor shift) -> (Tensor, Tensor)",
+)
 def half_gate_slopes(
     above: Tensor, branches: Tensor, bias: Tensor | None, share: Tensor | None, shift: Tensor
 ) -> tuple[Tensor, Tensor]:

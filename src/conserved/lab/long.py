@@ -1,9 +1,9 @@
 """One long run of gradient descent in stored pieces, with the exact account of every step.
 
 Weights are kept in float64, gradients computed as `products` says (`conserved.lab.pieces`). A run goes on where its
-checkpoint ends, in another process or on another machine of the same kind, with the same numbers: the batch of a step is
-a function of seed and step, micro-batches have a fixed size, sums over tokens a fixed order, and kernels that add in any
-order they like are not used.
+checkpoint ends, in another process or on another machine of the same kind, with the same numbers: the batch of a step
+is a function of seed and step, micro-batches have a fixed size, sums over tokens a fixed order, and kernels that add in
+any order they like are not used.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class _Long:
                     f"{each * (steps - self.done):,.0f} s left, {self.operations / each / 1e12:.0f} Tflop/s"
                 )
                 told = now
-            if now - begun > limits.seconds or self.done - first == limits.steps:
+            if self.done < steps and (now - begun > limits.seconds or self.done - first == limits.steps):
                 break
             if limits.checkpoint is not None and now - kept > limits.every:
                 self.save(limits.checkpoint)

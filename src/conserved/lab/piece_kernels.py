@@ -114,7 +114,7 @@ def half_gate(
     both, bias, share, shift, out, ROWS, WIDTH, HIDDEN, UNIT, SCALE,
     BIASED: tl.constexpr, SHARED: tl.constexpr, HEIGHT: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """SiLU(gate) · up · share in half precision; branches in units of 1/(UNIT · shift), the result of 1/(SCALE · shift)."""
+    """SiLU(gate) · up · share in half precision, from units of 1/(UNIT · shift) to those of 1/(SCALE · shift)."""
     rows = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     columns = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)
     mask = (rows < ROWS)[:, None] & (columns < WIDTH)[None, :]

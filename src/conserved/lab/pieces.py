@@ -6,8 +6,8 @@ A number times a power of two is x = h + l + r with h = half(x), l = half(x − 
     x w = h_x h_w + l_x h_w + h_x l_w + O(2⁻²² |x w|)
 
 the three large terms are one matrix product if pieces are laid side by side along the summed axis: inputs as
-(h, l, h), weights and slopes as (h, h, l). The same two tensors serve the way back: for ∂x slopes meet weights along the
-output axis, for ∂W they meet inputs along tokens. Sums over tokens are cut into stretches of equal length that are
+(h, l, h), weights and slopes as (h, h, l). The same two tensors serve the way back: for ∂x slopes meet weights along
+the output axis, for ∂W they meet inputs along tokens. Sums over tokens are cut into stretches of equal length that are
 added in float64: a tensor core drops digits of a long sum, the same share of it wherever stretches are alike.
 """
 
@@ -134,9 +134,7 @@ class _Gated(torch.autograd.Function):
     """y = (SiLU(x Bᵀ) ⊙ x Cᵀ ⊙ shares) Aᵀ, with B over C in one matrix; hidden units of all experts in a row."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, both: Tensor, bias: Tensor | None, down: Tensor, share: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, both: Tensor, bias: Tensor | None, down: Tensor, share: Tensor | None) -> Tensor:
         pieces = cut(x, _INPUT_ORDER, _INPUTS)
         branches = _forward(pieces, both)
         hidden = gate(branches, bias, share, _INPUT_ORDER)
