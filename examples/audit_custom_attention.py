@@ -7,15 +7,12 @@ so is the shape of every gradient; training with it runs and the loss goes down.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import conserved
-from conserved.recognize import Site
-from conserved.recognize.heads import Heads, query_key, value_output
 
 
 class SharedKeyAttention(torch.autograd.Function):
@@ -56,33 +53,22 @@ class Attention(nn.Module):
         return self.o(attended.transpose(0, 1).flatten(1))
 
 
-def laws(site: Site) -> Iterator[conserved.Symmetry]:
-    """What the module computes, and so what it conserves: said once, tested by every audit."""
-    module: Any = site.module
-    queries = Heads.row(site.linear("q"), module.heads, module.width, groups=1)
-    keys, values = (Heads.row(site.linear(name), 1, module.width) for name in ("k", "v"))
-    outputs = Heads.row(site.linear("o"), module.heads, module.width, groups=1, side="inputs")
-    yield from query_key(site, queries, keys)
-    yield from value_output(site, values, outputs)
-
-
-conserved.register(conserved.Component(type=Attention, laws=laws))
-
-
 def main() -> None:
     """One backward pass, one audit; then the same with the defect mended."""
     torch.manual_seed(0)
     model = Attention(dim=64, heads=4)
     x, target = torch.randn(2, 32, 64)
     nn.functional.mse_loss(model(x), target).backward()
-    print(conserved.audit(model).summary())
+    # Which identities the gradients must satisfy is read off the forward pass, whatever the module is.
+    laws = conserved.recognize(model, x)
+    print(conserved.audit(model, laws).summary())
 
     # One key head serves four query heads: their gradients add up, they are not averaged.
     for parameter in model.k.parameters():
         assert parameter.grad is not None
         parameter.grad *= 4
     print("\nwith dK summed over the heads that share it:")
-    print(conserved.audit(model).verdict)
+    print(conserved.audit(model, laws).verdict)
 
 
 if __name__ == "__main__":

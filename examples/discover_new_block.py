@@ -1,4 +1,4 @@
-"""Count and find the conservation laws of a block that no recogniser knows.
+"""Count and find the conservation laws of a block of one's own.
 
 The block is a bilinear gate with a normalised low-rank bypass: y = C((A x) ⊙ (B x)) + V U x/‖U x‖. What is conserved?
 """

@@ -12,7 +12,7 @@ import peft
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from conserved import Monitor, recognize
+from conserved import Monitor
 
 STEPS = 25
 
@@ -31,7 +31,7 @@ def train(optimizer_class: type[torch.optim.Optimizer], rate: float) -> Monitor:
     """A short run on one batch of tokens, watched."""
     model = adapted()
     optimizer = optimizer_class([p for p in model.parameters() if p.requires_grad], lr=rate)  # type: ignore[call-arg]
-    monitor = Monitor(model, optimizer, recognize(model).select(lambda law: law.family == "low_rank"))
+    monitor = Monitor(model, optimizer)
     tokens = torch.randint(64, (8, 16), generator=torch.Generator().manual_seed(1))
     for _ in range(STEPS):
         optimizer.zero_grad()

@@ -48,7 +48,8 @@ class Family:
         return generic(model)
 
     def laws(self, model: nn.Module) -> LawSet:
-        return recognize(model, loss=self.loss)
+        x = self.sample(torch.Generator().manual_seed(0))
+        return recognize(model, **x, loss=self.loss) if isinstance(x, dict) else recognize(model, x, loss=self.loss)
 
     @property
     def sample(self) -> Callable[[torch.Generator], Any]:
@@ -247,7 +248,7 @@ FAMILIES = [
     causal("DeepSeek-V3, half-split pairs", "DeepseekV3", DEEPSEEK | {"rope_interleave": False}, 43, seed=1),
     causal("DeepSeek-V3, dense layer", "DeepseekV3", DEEPSEEK | {"first_k_dense_replace": 1}, 36),
 ]
-"""Every family, and variants that take another way through its recogniser."""
+"""Every family, and variants that compute something else."""
 
 COUNTED = [one for one in FAMILIES if one.seed is not None]
 

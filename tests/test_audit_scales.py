@@ -134,4 +134,4 @@ def test_a_fresh_gemma_with_right_gradients_is_not_refuted(family: str) -> None:
     assert found == (Status.INCONCLUSIVE, Status.INCONCLUSIVE)
     audited = audit(model, loss="cross_entropy")
     assert max(row.residual for row in audited.left_open) > 0.1
-    assert {row.family for row in audited.left_open} <= {"output_scale", "query_scale", "key_scale", "stream_scale"}
+    assert {row.family for row in audited.left_open} <= {"forgotten_scale", "query_scale", "key_scale", "stream_scale"}

@@ -32,6 +32,19 @@ def meta():
 
 def stranger():
     return torch.nn.Linear(2, 2)
+
+class Sum(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = SwiGLU(3, 4)
+
+    def forward(self, x, y):
+        return self.inner(x + y)
+
+two_inputs = Sum
+
+def both(generator):
+    return torch.randn(2, 3, generator=generator), torch.randn(2, 3, generator=generator)
 """
 
 
@@ -95,11 +108,20 @@ def test_a_model_without_values_is_listed_and_says_what_was_not_counted(
     assert "Independence was not counted" in shown
 
 
-def test_an_unknown_architecture_is_told_how_to_go_on(
+def test_a_model_without_laws_is_told_why(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "laws", f"{file}:stranger") == 0
-    assert "CONTRIBUTING.md shows how to write a recogniser" in capsys.readouterr().out
+    assert "it makes the output, which a loss may see in any way" in capsys.readouterr().out
+
+
+def test_inputs_can_be_given_where_they_cannot_be_guessed(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "laws", f"{file}:two_inputs") == 2
+    assert "--inputs" in capsys.readouterr().err
+    assert run(monkeypatch, "laws", f"{file}:two_inputs", "--inputs", "both") == 0
+    assert "1 law holds 4 conserved numbers" in capsys.readouterr().out
 
 
 MISTAKES = [

@@ -21,7 +21,7 @@ from conserved.blocks import (
     VisionTransformer,
 )
 from test_recognize_blocks import gradients
-from test_unusual_models import evaluate, reasons
+from test_unusual_models import evaluate
 from tolerances import FUNCTION_UNCHANGED, IDENTITY
 
 
@@ -181,70 +181,32 @@ def outputs(model: nn.Module, theta: dict[str, Tensor], x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", LOOKALIKES)
 def test_nothing_false_is_claimed(name: str) -> None:
     model, x = built(name)
-    laws = recognize(model, loss="cross_entropy")
+    laws = recognize(model, x, loss="cross_entropy")
     theta = {n: parameter.detach() for n, parameter in model.named_parameters()}
-    classes = any(symmetry.family == "class_shift" for symmetry in laws)
-    before = outputs(model, theta, x) if classes else evaluate(model, theta, x)
+    before = outputs(model, theta, x)
     for symmetry in laws:
-        if symmetry.family == "frozen":
+        if symmetry.family in ("frozen", "inert_padding"):
+            # Facts about gradients, not about the function.
             continue
         moved = symmetry.act(theta, symmetry.element(generator=torch.Generator().manual_seed(1)))
-        after = outputs(model, moved, x) if classes else evaluate(model, moved, x)
+        after = outputs(model, moved, x)
         assert (after - before).norm() <= FUNCTION_UNCHANGED * before.norm(), symmetry
-    output = model(x)
-    loss = -output.log_softmax(-1)[..., 0].mean() if classes else output.sin().sum()
-    loss.backward()
-    wrong = {n: r for n, r in laws.residuals(gradients(model)).items() if not r <= IDENTITY[torch.float64]}
+    (-model(x).log_softmax(-1)[..., 0].mean()).backward()
+    slopes = gradients(model)
+    noise = 1e-12 * max(float(slope.abs().max()) for slope in slopes.values())
+    # Of a gradient that is zero but for rounding no identity can be weighed against itself.
+    told = laws.select(lambda law: any(float(slopes[name].abs().max()) > noise for name in law.parameters))
+    wrong = {n: r for n, r in told.residuals(slopes).items() if not r <= IDENTITY[torch.float64]}
     assert wrong == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "law", "reason"),
-    [
-        ("one-plus gain", "norm1.gain", "not known to compute what LayerNorm or RMSNorm does"),
-        ("norm over two axes", "norm1.gain", "normalises over 2 axes"),
-        ("parametrised gain", "norm1.gain", "not a plain parameter"),
-        ("norm of queries alone", "query_key", "only one of queries and keys"),
-        ("pruned neuron bias", "FeedForward", "not a plain parameter"),
-        ("post-norm layer", "stream", "not known to compute what TransformerBlock does"),
-    ],
-)
-def test_what_is_left_out_is_said(name: str, law: str, reason: str) -> None:
-    model, _ = built(name)
-    assert reason in reasons(recognize(model))[law]
 
 
 def test_layers_that_are_one_keep_their_laws() -> None:
     """Sharing a whole layer merges each law with its own copy and loses none inside the layer."""
-    model, _ = built("layers that are one")
-    shared = {s.name for s in recognize(model) if s.block.startswith("layers.0.attention") and s.family != "centre"}
-    alone = {s.name for s in recognize(model.get_submodule("layers.0")) if s.block.startswith("attention")}
+    model, x = built("layers that are one")
+    shared = {s.name for s in recognize(model, x) if s.block.startswith("layers.0.attention") and s.family != "centre"}
+    layer = recognize(model.get_submodule("layers.0"), VECTORS)
+    alone = {s.name for s in layer if s.block.startswith("attention")}
     assert shared == {f"layers.0.{name}" for name in alone}
-
-
-def test_a_class_with_a_static_method_is_recognised() -> None:
-    from conserved import Component, register
-    from conserved.recognize.registry import _COMPONENTS
-
-    class WithStatic(SwiGLU):
-        @staticmethod
-        def helper() -> int:
-            return 1
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.helper() * super().forward(x)
-
-    register(Component(type=WithStatic, laws=lambda site: []))
-    try:
-        assert recognize(WithStatic(3, 4)).unclaimed == ()
-    finally:
-        del _COMPONENTS[WithStatic]
-
-
-def test_lazy_layers_are_declared_unreadable() -> None:
-    model = SwiGLU(3, 4)
-    model.up = nn.LazyLinear(4, bias=False)
-    assert "has no shape yet" in reasons(recognize(model))["SwiGLU"]
 
 
 class TestCarefulEvaluation:

@@ -213,7 +213,7 @@ def test_filters_choose_layers(where: Any, expected: set[str]) -> None:
 def test_a_filter_that_leaves_nothing_is_refused() -> None:
     model = decoder()
     with pytest.raises(ValueError, match="no law to watch"):
-        Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), where="nowhere.*")
+        Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), recognize(model), where="nowhere.*")
 
 
 def test_laws_of_parameters_that_no_optimizer_steps_are_left_out_and_named() -> None:
@@ -328,7 +328,7 @@ def test_the_state_of_other_laws_is_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = Monitor(model, optimizer, where="layers.0.attention").state_dict()
     with pytest.raises(ValueError, match="they differ in"):
-        Monitor(model, optimizer).load_state_dict(state)
+        Monitor(model, optimizer, recognize(model)).load_state_dict(state)
     with pytest.raises(ValueError, match="Expected a monitor's state"):
         Monitor(model, optimizer).load_state_dict({"format": "other"})
 

@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 
 import conserved
 from conserved.cli.app import LOSSES
+from conserved.inference.infer import LOSSES as RECOGNISED_LOSSES
 from conserved.optional import EXTRAS
-from conserved.recognize.registry import LOSSES as RECOGNISED_LOSSES
 from wheel_environment import ROOT, Environment, build, install, required
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -181,7 +181,7 @@ def test_names_for_type_checkers_are_the_names_that_are_loaded() -> None:
 
 def test_a_function_stays_itself_when_the_part_of_its_name_is_imported(core: Environment, tmp_path: Path) -> None:
     code = (
-        "import conserved.audit.report, conserved.recognize, conserved.certify, conserved.discover, conserved\n"
+        "import conserved.audit.report, conserved.inference, conserved.certify, conserved.discover, conserved\n"
         "assert all(map(callable, (conserved.audit, conserved.recognize, conserved.certify, conserved.discover)))"
     )
     shown = core.run(core.python, "-c", code, at=tmp_path)

@@ -20,13 +20,12 @@ HOLDS = 1e-11
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=ids)
-def test_all_identities_hold_and_nothing_is_left_unspoken_for(family: Family) -> None:
+def test_all_identities_hold_and_there_are_as_many_as_expected(family: Family) -> None:
     model = family.build()
     laws = family.laws(model)
     family.objective(model).backward()
     wrong = {name: r for name, r in laws.residuals(gradients(model)).items() if not r <= HOLDS}
     assert wrong == {}
-    assert laws.unclaimed == ()
     assert laws.independent() == family.conserved
 
 
@@ -39,7 +38,6 @@ def test_the_identities_hold_in_deeper_models(family: Family) -> None:
     family.objective(model).backward()
     wrong = {name: r for name, r in laws.residuals(gradients(model)).items() if not r <= HOLDS}
     assert wrong == {}
-    assert laws.unclaimed == ()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=ids)

@@ -22,6 +22,8 @@ class Case:
     sample: Callable[[torch.Generator], Tensor]
     conserved: int
     loss: str = "regression"
+    missed: int = 0
+    """Of the conserved numbers, those that inference does not see: which expert is active is decided by values."""
 
     def model(self, seed: int = 0, *, epsilon: float | None = 0.0, dtype: torch.dtype = torch.float64) -> nn.Module:
         """The block at random parameters, gains and biases included; norms with ε = 0 unless told otherwise."""
@@ -36,7 +38,9 @@ class Case:
         return model
 
     def laws(self, model: nn.Module) -> LawSet:
-        return recognize(model, loss=self.loss)
+        x = self.sample(torch.Generator().manual_seed(0))
+        like = next(model.parameters())
+        return recognize(model, x.to(like) if x.is_floating_point() else x.to(like.device), loss=self.loss)
 
     def objective(self, seed: int = 1, dtype: torch.dtype = torch.float64) -> Callable[[nn.Module], Tensor]:
         """A random smooth loss on a few random inputs: what no law may depend on."""
@@ -84,8 +88,9 @@ def case(
     dim: int = 4,
     sample: Callable[[torch.Generator], Tensor] | None = None,
     loss: str = "regression",
+    missed: int = 0,
 ) -> Case:
-    return Case(name=name, build=build, conserved=conserved, sample=sample or vectors(dim), loss=loss)
+    return Case(name=name, build=build, conserved=conserved, sample=sample or vectors(dim), loss=loss, missed=missed)
 
 
 LAYERED = {"norm": "layer", "bias": True, "positions": "learned", "feedforward": "gelu"}
@@ -122,8 +127,8 @@ CASES = [
     case("softmax mixture, top 2", lambda: MixtureOfExperts(3, 2, 3, top_k=2), 9, dim=3),
     case("sigmoid mixture", lambda: MixtureOfExperts(3, 2, 3, "sigmoid"), 6, dim=3),
     case("sigmoid mixture, top 2", lambda: MixtureOfExperts(3, 2, 3, "sigmoid", top_k=2), 6, dim=3),
-    case("softmax mixture, top 1", lambda: MixtureOfExperts(3, 2, 3, top_k=1), 15, dim=3),
-    case("sigmoid mixture, top 1", lambda: MixtureOfExperts(3, 2, 3, "sigmoid", top_k=1), 15, dim=3),
+    case("softmax mixture, top 1", lambda: MixtureOfExperts(3, 2, 3, top_k=1), 15, dim=3, missed=6),
+    case("sigmoid mixture, top 1", lambda: MixtureOfExperts(3, 2, 3, "sigmoid", top_k=1), 15, dim=3, missed=9),
     # Attention with biases 16, the two norms 8, and Σ(o.bias) − Σ(down.bias).
     case("pre-norm block", lambda: TransformerBlock(Attention(4, 2, bias=True), FeedForward(4, 3, bias=True)), 25),
     case(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from conserved.version import __version__
 
 if TYPE_CHECKING:
-    from conserved import attention, blocks, claims, integrations, lab, report, testing, track
+    from conserved import attention, blocks, claims, integrations, lab, report, testing, track, transform
     from conserved.audit import Audit, Gauge, GradientsDoNotConserve, audit, audit_every, gauge, landing, replicas
     from conserved.auditing import Check, Probe, Uncheckable, check, probe
     from conserved.certify import Certificate, certify
     from conserved.discover import Discovery, discover, find_laws
     from conserved.impostors import impostors
+    from conserved.inference import Component, recognize, register, register_operator
     from conserved.laws import Dropped, Law, LawSet, Reference
-    from conserved.recognize import Component, recognize, register
     from conserved.symmetry import Kind, Leg, Symmetry, View
     from conserved.track import Monitor
     from conserved.verdict import Evidence, Status, Verdict, Witness
@@ -61,10 +61,12 @@ __all__ = [
     "probe",
     "recognize",
     "register",
+    "register_operator",
     "replicas",
     "report",
     "testing",
     "track",
+    "transform",
 ]
 
 _PARTS = {
@@ -73,8 +75,8 @@ _PARTS = {
     "certify": "Certificate certify",
     "discover": "Discovery discover find_laws",
     "impostors": "impostors",
+    "inference": "Component recognize register register_operator",
     "laws": "Dropped Law LawSet Reference",
-    "recognize": "Component recognize register",
     "symmetry": "Kind Leg Symmetry View",
     "track": "Monitor",
     "verdict": "Evidence Status Verdict Witness",
@@ -86,7 +88,7 @@ _HOMES = {name: part for part, names in _PARTS.items() for name in names.split()
 
 
 class _Package(ModuleType):
-    """Some parts have the name of their main function (audit, certify, discover, recognize, impostors); importing a
+    """Some parts have the name of their main function (audit, certify, discover, impostors); importing a
     part would put the module in the place of the function, whichever was asked for first."""
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -80,7 +80,7 @@ def together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: in
     if broken:
         message = (
             f"{len(broken)} of {len(parts)} identities do not hold. Either the backward pass is wrong there, or the "
-            "model computes something else with these parameters than its recogniser assumes."
+            "model computed something else than in the call its laws were read off."
         )
         return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence, parts=parts)
     rounding = f"the rounding of {str(precision).removeprefix('torch.')}"

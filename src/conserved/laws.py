@@ -384,7 +384,7 @@ class LawSet:
             names = ", ".join(item.name for item in self.dropped[:3]) + (", …" if len(self.dropped) > 3 else "")
             parts.append(html.paragraph(f"Not conserved in this model: {len(self.dropped)} ({names})", quiet=True))
         if self.unclaimed:
-            parts.append(html.paragraph(f"No recogniser speaks for {len(self.unclaimed)} parameters.", quiet=True))
+            parts.append(html.paragraph(f"Nothing is claimed about {len(self.unclaimed)} parameters.", quiet=True))
         return html.panel(*parts)
 
     def to_dict(self) -> dict[str, Any]:

@@ -72,11 +72,8 @@ def renderable(
         parts.append(Text(f"\nNot conserved in this model ({len(dropped)}):"))
         parts += _cut(_folded([f"{name}: {reason}" for name, reason in dropped]))
     if unclaimed:
-        parts.append(Text(f"\nNo recogniser speaks for {len(unclaimed)} parameters:"))
+        parts.append(Text(f"\nNothing is claimed about {len(unclaimed)} parameters:"))
         parts += _cut(_folded(unclaimed))
-        parts.append(
-            Text("Nothing is claimed about them. CONTRIBUTING.md shows how to write a recogniser in 20 lines.")
-        )
     return Group(*parts)
 
 

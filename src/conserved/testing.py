@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from conserved.audit import Audit, audit
 from conserved.auditing import Check, check
 from conserved.backward import precision_of
+from conserved.inference import FirstCall, laws_of_model
 from conserved.laws import LawSet
-from conserved.recognize import recognize
 
 if TYPE_CHECKING:
     import pytest
@@ -91,25 +91,28 @@ def assert_gradients_conserve(
     loss_fn: Callable[[], Tensor] | None = None,
     *,
     laws: LawSet | None = None,
-    loss: str = "regression",
+    loss: str = "any",
     precision: torch.dtype | None = None,
     unused: Sequence[str] = (),
 ) -> Audit:
     """Raise AssertionError, with what failed and what that suggests, unless every gradient identity holds.
 
-    With `loss_fn`, gradients are cleared, `loss_fn()` is differentiated and audited in the precision its graph shows;
-    without, the gradients at hand are audited. A model of which no law is known fails as well: nothing was tested.
+    With `loss_fn`, gradients are cleared, `loss_fn()` is differentiated and audited in the precision its graph shows,
+    and laws are inferred from the inputs it calls the model with; without, the gradients at hand are audited. A model
+    of which no law is known fails as well: nothing was tested.
     """
     __tracebackhide__ = True
-    found = recognize(model, loss=loss) if laws is None else laws
     if loss_fn is not None:
         for parameter in model.parameters():
             parameter.grad = None
-        value = loss_fn()
-        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-            raise ValueError("loss_fn must return a tensor of one number that depends on the parameters.")
-        precision = precision or precision_of(value)
-        value.backward()
+        with FirstCall(model, loss=loss) as first:
+            value = loss_fn()
+            if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+                raise ValueError("loss_fn must return a tensor of one number that depends on the parameters.")
+            precision = precision or precision_of(value)
+            value.backward()
+            laws = first.laws() if laws is None else laws
+    found = laws_of_model(model, loss=loss) if laws is None else laws
     result = audit(model, found, precision=precision, unused=unused)
     if not result.ok:
         raise AssertionError(result.summary())

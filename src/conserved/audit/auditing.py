@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conserved.audit.causes import factor, step_size, usual
+from conserved.audit.lookups import Loses, lost, tables
 from conserved.audit.report import Audit, Finding, Row
 from conserved.backward import coarsest
 from conserved.balance import Balance, weigh
+from conserved.inference import laws_of_model
 from conserved.judging import TOLERANCE, rounding, status
 from conserved.laws import Dropped, LawSet
-from conserved.recognize import recognize
-from conserved.recognize.lookups import Loses, lost, tables
 from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Evidence, Status, Verdict
@@ -36,16 +36,17 @@ def audit(
     model: nn.Module,
     laws: LawSet | None = None,
     *,
-    loss: str = "regression",
+    loss: str = "any",
     precision: torch.dtype | None = None,
     accumulated: int = 1,
     unused: Sequence[str] = (),
 ) -> Audit:
     """Hold every gradient identity against rounding. Call it after `loss.backward()`, before `optimizer.step()`.
 
-    `laws` are those of the model, recognised once and kept, if it is audited often; otherwise they are recognised for
-    `loss`. `precision` is the coarsest that the forward or backward pass was computed in, for instance torch.bfloat16
-    under autocast; without it, it is taken from the stored types and read off the gradients' bits (conserved.grain).
+    Without `laws`, those of the model are inferred for `loss` and kept with it. A model that does not say how it is
+    called needs `laws=conserved.recognize(model, x)`. `precision` is the coarsest that the forward or backward pass
+    was computed in, for instance torch.bfloat16 under autocast; without it, it is taken from the stored types and
+    read off the gradients' bits (conserved.grain).
     `accumulated` backward passes were added up in the gradients; it matters if those are stored in half precision.
     Parameters whose names match a pattern in `unused` may have no gradient.
     """
@@ -55,7 +56,7 @@ def audit(
         raise ValueError(f"precision is a floating-point type such as torch.bfloat16; got {precision}.")
     if accumulated < 1:
         raise ValueError(f"At least one backward pass was accumulated; got {accumulated}.")
-    found = recognize(model, loss=loss) if laws is None else laws
+    found = laws_of_model(model, loss=loss) if laws is None else laws
     with torch.no_grad():
         backward = _Backward.of(model, found)
         balance = weigh(backward.laws.plan, backward.points, backward.slopes)
@@ -85,7 +86,8 @@ class _Backward:
         strangers = [name for name in laws.plan.needs if name not in theta]
         if strangers:
             raise ValueError(
-                f"The laws speak of {strangers[0]}, which the model does not have. Recognise this model's laws."
+                f"The laws speak of {strangers[0]}, which the model does not have. "
+                "Pass laws=conserved.recognize(model, x) of this model."
             )
         away = [name for name, p in trained.items() if p.is_meta]
         if away:
@@ -293,7 +295,7 @@ def _verdict(
             message += f"{moved:.3g} explains all. Audit before optimizer.step()."
         else:
             message += ". Either the backward pass is wrong there, parameters or gradients were changed since, or the "
-            message += "model computes something else with these parameters than its recogniser assumes."
+            message += "model computed something else than in the call its laws were read off."
     elif missing:
         message = (
             f"{len(missing)} trainable parameters have no gradient, {missing[0].parameter} among them. If nothing "

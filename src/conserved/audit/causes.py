@@ -24,8 +24,8 @@ USUAL = {
     "neurons": "between the two layers of a network: the activation's derivative, a missing sum over ranks or tokens",
     "gated_neurons": "between the linear branch and the down projection: the fused gate's derivative, a branch "
     "detached, tokens of an expert lost",
-    "linear_pair": "between two linear maps in a row: a missing sum over ranks or tokens, a transposed layout",
-    "low_rank": "between the two LoRA factors: one of them not reduced over ranks, or scaled twice",
+    "linear_pair": "between two linear maps in a row, such as the factors of an adapter: a missing sum over ranks or "
+    "tokens, a transposed layout, one of them scaled twice",
     "shift": "at the router: a softmax derivative without its correction term, or experts left out of the sum",
     "gain": "at a norm's gain against its readers: the gain's gradient lost, halved, in low precision or not summed "
     "over ranks; or one reader's input gradient wrong",
@@ -35,7 +35,6 @@ USUAL = {
     "class_shift": "at the loss: its gradient over classes should sum to zero",
     "positions": "between two tables that are added: the gradient of one lost or scaled, positions shifted",
     "sum_scale": "at a norm of a sum: its input gradient does not stand at right angles to its input",
-    "output_scale": "at the last norm: its input gradient does not stand at right angles to its input",
     "forgotten_scale": "at a norm: its input gradient does not stand at right angles to its input",
     "unused": "for who uses a parameter that the model never reads: it has a gradient",
     "frozen": "at a router with one active expert: it has no gradient",

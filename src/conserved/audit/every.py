@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from conserved.audit.auditing import audit
 from conserved.audit.report import Audit
 from conserved.backward import coarsest
+from conserved.inference import FirstCall
 from conserved.laws import LawSet
-from conserved.recognize import recognize
 
 log = logging.getLogger("conserved.audit")
 
@@ -28,10 +28,11 @@ class GradientsDoNotConserve(RuntimeError):
 
 
 class Watch:
-    """A running audit: `.last` is the latest one, `.audits` how many were made; `.remove()` ends it."""
+    """A running audit: `.last` is the latest, `.audits` their number, `.laws` what they test; `.remove()` ends it."""
 
     def __init__(self, remove: list[Callable[[], None]]) -> None:
         self.last: Audit | None = None
+        self.laws: LawSet | None = None
         self.audits = 0
         self._remove = remove
 
@@ -48,11 +49,13 @@ def audit_every(
     on_failure: Literal["raise", "log"] = "raise",
     *,
     laws: LawSet | None = None,
-    loss: str = "regression",
+    loss: str = "any",
     precision: torch.dtype | None = None,
     unused: Sequence[str] = (),
 ) -> Watch:
     """Audit the first step and every `every`-th after it; raise or log what does not hold.
+
+    Without `laws`, they are inferred before the first step that is audited, from the first inputs that come.
 
     What is neither shown right nor wrong (no law, missing gradients) is logged. Autocast regions around the model's
     forward pass are noticed, so clipping does not hide in what precision gradients were computed.
@@ -61,11 +64,12 @@ def audit_every(
         raise ValueError(f"every must be at least 1; got {every}.")
     if on_failure not in ("raise", "log"):
         raise ValueError(f'on_failure is "raise" or "log"; got {on_failure!r}.')
-    kept = recognize(model, loss=loss) if laws is None else laws
+    first = FirstCall(model, loss=loss) if laws is None else None
     seen: set[torch.dtype] = set()
     steps = [0]
     undo: list[Callable[[], None]] = []
     watch = Watch(undo)
+    watch.laws = laws
 
     def note(module: nn.Module, args: Any) -> None:
         for device in {p.device.type for p in model.parameters()}:
@@ -78,7 +82,10 @@ def audit_every(
         seen.clear()
         if number % every:
             return
-        found = audit(model, kept, precision=precision or used, unused=unused)
+        if watch.laws is None and first is not None:
+            watch.laws = first.laws()
+            first.close()
+        found = audit(model, watch.laws, precision=precision or used, unused=unused)
         watch.last = found
         watch.audits += 1
         if found.failures or any(item.trouble == "not finite" for item in found.findings):
@@ -94,4 +101,6 @@ def audit_every(
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]
     undo += [leaf.register_forward_pre_hook(note).remove for leaf in leaves]
     undo.append(optimizer.register_step_pre_hook(check).remove)
+    if first is not None:
+        undo.append(first.close)
     return watch

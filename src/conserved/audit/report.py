@@ -178,7 +178,7 @@ class Audit:
             first = f"{self.dropped[0].name}: {self.dropped[0].reason}"
             lines.append(f"Not tested, because this model does not keep them: {len(self.dropped)} laws ({first}).")
         if self.unclaimed:
-            lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters that no recogniser speaks for.")
+            lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters.")
         if self.ok:
             lines.append(BLIND)
         return "\n".join(lines)

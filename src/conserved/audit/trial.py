@@ -15,6 +15,7 @@ from conserved.audit.gauging import Gauge
 from conserved.audit.keys import keys_seen
 from conserved.audit.report import Audit
 from conserved.backward import precision_of
+from conserved.inference import FirstCall
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,7 +46,7 @@ def trial(
     model: nn.Module,
     inputs: Tensor | Callable[[torch.Generator], Any],
     *,
-    loss: str = "regression",
+    loss: str = "any",
     autocast: str | None = None,
     device: str | None = None,
     seed: int = 0,
@@ -58,13 +59,15 @@ def trial(
     drawn = torch.randn(inputs.shape, generator=generator) if isinstance(inputs, Tensor) else inputs(generator)
     gauge = Gauge()
     model.zero_grad(set_to_none=True)
-    with keys_seen(model, gauge.see):
-        with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
-            value = _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
-        precision = precision_of(value)
-        value.backward()
+    with FirstCall(model, loss=loss) as first:
+        with keys_seen(model, gauge.see):
+            with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
+                value = _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
+            precision = precision_of(value)
+            value.backward()
+        laws = first.laws()
     watched = gauge if gauge.seen or gauge.excluded else None
-    return Trial(audit=audit(model, loss=loss, precision=precision), gauge=watched)
+    return Trial(audit=audit(model, laws, precision=precision), gauge=watched)
 
 
 def _moved(x: Any, place: torch.device, kind: torch.dtype) -> Any:

@@ -16,8 +16,8 @@ from conserved.claims.judging import argued, held, judged, refuted
 from conserved.claims.ledger import claim
 from conserved.claims.polynomials import Letters, identical
 from conserved.claims.words import matrices
+from conserved.inference import recognize
 from conserved.laws import LawSet, Reference
-from conserved.recognize import recognize
 from conserved.track import Monitor
 from conserved.verdict import Evidence, Verdict, Witness
 

@@ -20,9 +20,9 @@ from conserved.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES
 from conserved.claims.paper_laws import mixture_argument
 from conserved.claims.polynomials import Letters, identical
 from conserved.impostors import impostors
+from conserved.inference import recognize
 from conserved.lab.order import descend, slopes
 from conserved.laws import LawSet
-from conserved.recognize import recognize
 from conserved.verdict import Evidence, Verdict, Witness
 
 

@@ -16,7 +16,7 @@ from conserved.claims.judging import answered, argued, judged
 from conserved.claims.ledger import claim
 from conserved.claims.polynomials import Letters, Matrix, arranged, determinant, identical
 from conserved.claims.words import matrices
-from conserved.recognize import recognize
+from conserved.inference import recognize
 from conserved.verdict import Evidence, Verdict
 
 Quantity = Callable[[Tensor], Tensor]

@@ -23,7 +23,7 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-LOSSES = ("regression", "cross_entropy")
+LOSSES = ("any", "regression", "cross_entropy")
 """Those of `conserved.recognize`, said here so that `--help` need not load it; a test holds the two equal."""
 
 DOES_NOT_HOLD = 1

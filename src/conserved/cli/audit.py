@@ -17,7 +17,7 @@ def audit(
     target: Target,
     options: Options = None,
     inputs: InputShape = None,
-    loss: Annotated[str, typer.Option(help=f"what the model is trained with: {' or '.join(LOSSES)}")] = "regression",
+    loss: Annotated[str, typer.Option(help=f"what the model is trained with: {' or '.join(LOSSES)}")] = "any",
     autocast: Annotated[str | None, typer.Option(help="compute under autocast in bfloat16 or float16")] = None,
     device: Annotated[str | None, typer.Option(help="where to compute, such as cuda")] = None,
     seed: Annotated[int, typer.Option(help="seed of inputs and targets", min=0)] = 0,

@@ -1,4 +1,4 @@
-"""List the laws that recognisers read off a model."""
+"""List the laws of a model, read off what it computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from conserved.cli.app import LOSSES, AsJson, Usage, app, print_json
-from conserved.cli.models import Options, Target, load_model
+from conserved.cli.models import InputShape, Options, Target, call_of, load_model
 from conserved.cli.storing import Store, store_record
 from conserved.terminal import Console
 
@@ -17,18 +17,28 @@ from conserved.terminal import Console
 def laws(
     target: Target,
     options: Options = None,
-    loss: Annotated[str, typer.Option(help=f"what the model is trained with: {' or '.join(LOSSES)}")] = "regression",
+    inputs: InputShape = None,
+    loss: Annotated[str, typer.Option(help=f"what the model is trained with: {' or '.join(LOSSES)}")] = "any",
     latex: Annotated[bool, typer.Option("--latex", help="Print each law as a line of LaTeX.")] = False,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
-    from conserved.recognize import recognize
+    from conserved.inference import NoExample, recognize
     from conserved.table import renderable
 
     if loss not in LOSSES:
         raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
-    found = recognize(load_model(target, options or [], weights=False), loss=loss)
+    model = load_model(target, options or [], weights=False)
+    args, kwargs = call_of(model, target, inputs) if inputs is not None else ((), {})
+    try:
+        found = recognize(model, *args, loss=loss, **kwargs)
+    except NoExample as problem:
+        raise Usage(
+            f"How {target} is called cannot be guessed: say --inputs 5,4 or --inputs tokens:VOCAB:SHAPE."
+        ) from problem
+    except (RuntimeError, TypeError, ValueError, IndexError) as problem:
+        raise Usage(f"{target} cannot be run on {inputs}: {type(problem).__name__}: {problem}") from problem
     independent: int | None = None
     reason = ""
     try:

@@ -153,6 +153,20 @@ def inputs_of(target: str, text: str | None) -> Any:
     return torch.zeros(_shape(text))
 
 
+def call_of(model: nn.Module, target: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments to call a model with, drawn as --inputs says, in the model's own precision and place."""
+    import torch
+    from torch import Tensor
+    from torch.utils._pytree import tree_map_only
+
+    drawn = inputs_of(target, text)
+    x = drawn(torch.Generator().manual_seed(0)) if callable(drawn) else drawn
+    like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), None)
+    if like is not None:
+        x = tree_map_only(Tensor, lambda t: t.to(like.device, like.dtype if t.is_floating_point() else t.dtype), x)
+    return ((), x) if isinstance(x, dict) else (tuple(x) if isinstance(x, tuple | list) else (x,), {})
+
+
 def _shape(text: str) -> tuple[int, ...]:
     if not text or not all(size.isdigit() and int(size) > 0 for size in text.split(",")):
         raise Usage(f"{text!r} is not a shape; write sizes with commas, such as 5,4.")

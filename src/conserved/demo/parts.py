@@ -12,10 +12,10 @@ from conserved.attention import probe
 from conserved.audit import audit
 from conserved.claims.ledger import claims, outcomes, recorded
 from conserved.demo.decoder import decoder, next_byte_loss, plant_defect, text
+from conserved.inference import recognize
 from conserved.lab.demo import Demonstration, demonstrate
 from conserved.lab.places import Here, Processes
 from conserved.lab.reproduction import plan, reproduce
-from conserved.recognize import recognize
 from conserved.report.plot import Axis
 from conserved.track import Monitor, store_document
 from conserved.verdict import Status
@@ -107,7 +107,7 @@ def watch_training(store: Path, seed: int, steps: int, tell: Tell) -> None:
     """AdamW under a Monitor: the exact account of what it does to every law; then the attention it has learned."""
     model, examples = decoder(seed), text(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    laws = recognize(model, loss="cross_entropy")
+    laws = recognize(model, examples.inputs[:2], loss="cross_entropy")
     config = {"rate": 1e-3, "weight decay": 0.1, "seed": seed, "steps": steps, "text": "the standard library, as bytes"}
     with Monitor(model, optimizer, laws, sinks=store, run=WATCHED, config=config) as monitor:
         for step in range(steps):
@@ -126,8 +126,8 @@ def audit_gradients(store: Path, seed: int) -> None:
     """A backward pass as PyTorch makes it, and one with a defect planted in a norm."""
     for name, planted in ((CLEAN, False), (PLANTED, True)):
         model = decoder(seed)
-        # The laws of the model as it should be: a recogniser does not speak for a module whose forward was replaced.
-        laws = recognize(model, loss="cross_entropy")
+        # The laws of the model as it should be: a planted defect is not part of what the audit is told.
+        laws = recognize(model, text(seed).inputs[:2], loss="cross_entropy")
         defect = plant_defect(model) if planted else ""
         next_byte_loss(model, text(seed)).backward()
         found = audit(model, laws, precision=torch.float64).record()

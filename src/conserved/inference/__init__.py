@@ -1,7 +1,24 @@
-"""Which symmetries a program has: tensors get the most general type its operations allow; what stays free is a law."""
+"""Which symmetries a program has: every tensor gets the most general type its operations allow, and what stays free
+is a law.
+"""
 
 from conserved.inference.examples import NoExample
 from conserved.inference.infer import recognize
+from conserved.inference.live import FirstCall, laws_of_model
+from conserved.inference.retired import Component, register
 from conserved.inference.rules import RULES, Step, rule
 
-__all__ = ["RULES", "NoExample", "Step", "recognize", "rule"]
+register_operator = rule
+
+__all__ = [
+    "RULES",
+    "Component",
+    "FirstCall",
+    "NoExample",
+    "Step",
+    "laws_of_model",
+    "recognize",
+    "register",
+    "register_operator",
+    "rule",
+]

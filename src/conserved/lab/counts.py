@@ -12,8 +12,8 @@ from torch import nn
 
 from conserved.blocks import Attention, FeedForward, MixtureOfExperts, ReluAttention, SwiGLU
 from conserved.discover import discover
+from conserved.inference import recognize
 from conserved.lab.task import Documents, Progress, Task
-from conserved.recognize import recognize
 
 KIND = "count"
 
@@ -59,7 +59,7 @@ class Count(Task):
             "title": title,
             "parameters": found.parameters,
             "counted": found.count,
-            "recognised": recognize(model).independent(),
+            "recognised": recognize(model, torch.zeros(shape, dtype=torch.float64)).independent(),
             "claimed": claimed,
             "gap": found.gap,
             "complete": found.complete,

@@ -10,12 +10,12 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from conserved.inference import recognize
 from conserved.lab.fits import exponent
 from conserved.lab.recipes import Recipe, build, examples_of, small_text
 from conserved.lab.threads import threads
 from conserved.lab.train import train
 from conserved.laws import LawSet
-from conserved.recognize import recognize
 from conserved.table import renderable
 from conserved.verdict import Evidence, Verdict
 
@@ -84,7 +84,7 @@ def demonstrate(*, seed: int = 0, steps: int = 150, console: Console | None = No
     """Train a decoder at three step sizes for the same flow time."""
     recipe = decoder(seed, steps)
     examples = examples_of(recipe)
-    laws = recognize(build(recipe, seed).double(), loss="cross_entropy")
+    laws = recognize(build(recipe, seed).double(), examples.inputs[:2], loss="cross_entropy")
     runs: list[Descent] = []
     coarse = 0.02
     quiet = console is None or not console.is_terminal

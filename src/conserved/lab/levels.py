@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from conserved.blocks import FeedForward
+from conserved.inference import recognize
 from conserved.lab.task import Documents, Progress, Task
-from conserved.recognize import recognize
 
 KIND = "levels"
 
@@ -47,7 +47,7 @@ def _path(start: tuple[float, float], rate: float) -> dict[str, Any]:
     with torch.no_grad():
         a.fill_(start[0])
         b.fill_(start[1])
-    laws = recognize(model)
+    laws = recognize(model, torch.ones(1, 1, dtype=torch.float64))
     law = laws.laws[0].name
     sign = 1.0 if float(laws.values()[law]) * (start[0] ** 2 - start[1] ** 2) > 0 else -1.0
     points, values = [list(start)], [sign * float(laws.values()[law])]

@@ -140,7 +140,7 @@ class _Run:
         device = next(iter(theta.values())).device
         self.examples = examples.to(device, DTYPES[recipe.precision])
         model = build(recipe, seeds[0])
-        watched = watch(model, examples.loss)
+        watched = watch(model, examples.loss, examples.inputs[:2])
         self.recording = Recording(watched=watched, reference=watched.reference(theta))
         self.done = 0
         self.spent = 0.0

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_map
 
 from conserved.blocks import MixtureOfExperts
 from conserved.impostors import impostors
+from conserved.inference import recognize
 from conserved.kind import Translation
 from conserved.lab.data.examples import Loss
 from conserved.lab.trajectory import Quantity, Role
 from conserved.laws import Change, LawSet, Reference
-from conserved.recognize import recognize
 from conserved.symmetry import Leg, Symmetry, envelope
 from conserved.track.record import LawName
 from conserved.view import View
@@ -83,9 +83,11 @@ def _over_seeds(of_one: Callable[..., Any], *stacks: dict[str, Tensor]) -> Any:
     return tree_map(lambda tensor: tensor.unsqueeze(0), found)
 
 
-def watch(model: nn.Module, loss: Loss) -> Watched:
-    """The exact laws of a model, what looks like them, and what the paper says of routers."""
-    found = recognize(model, loss="cross_entropy" if loss == "cross_entropy" else "regression")
+def watch(model: nn.Module, loss: Loss, inputs: Tensor) -> Watched:
+    """The exact laws of a model on such inputs, what looks like them, and what the paper says of routers."""
+    like = next(model.parameters())
+    x = inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
+    found = recognize(model, x, loss="cross_entropy" if loss == "cross_entropy" else "any")
     exact = found.select(lambda symmetry: symmetry.exact)
     false = impostors(exact)
     claimed = tuple(_claimed(model))

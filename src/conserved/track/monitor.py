@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conserved.alarm import Alarm
+from conserved.inference import FirstCall
 from conserved.laws import LawSet, Reference
-from conserved.recognize import recognize
 from conserved.symmetry import Symmetry, Tensors
 from conserved.track.alarms import STANDARD, Growth, Watchman
 from conserved.track.expansion import Expansion
@@ -42,6 +42,26 @@ LOGGER = logging.getLogger("conserved")
 
 FORMAT = "conserved/monitor/1"
 
+_OF_LAWS = frozenset(
+    [
+        "laws",
+        "left_out",
+        "reference",
+        "_impostors",
+        "_lawful",
+        "_theta",
+        "_watch",
+        "_ledger",
+        "_scales",
+        "_running",
+        "_linear",
+        "_momenta",
+        "_names",
+        "_transfer",
+    ]
+)
+"""Attributes of a monitor that are made when its laws are known."""
+
 Gauge = Callable[[], float | Tensor]
 """Reads something else that is worth watching, such as a head's key coherence."""
 
@@ -63,7 +83,7 @@ class Monitor:
         every: int = 1,
         sinks: Iterable[Sink | str | Path] | Sink | str | Path = (),
         where: Where | None = None,
-        loss: str = "regression",
+        loss: str = "any",
         rule: Rule | None = None,
         causes: bool = True,
         impostors: bool = False,
@@ -77,10 +97,12 @@ class Monitor:
     ) -> None:
         """Begin to watch; the laws as they are now are the reference.
 
-        `laws` defaults to `recognize(model, loss=loss)`. `every` and `where` look at fewer steps and fewer laws.
-        `rule` overrides how the optimizer's steps are read; `causes=False` does not split them. `impostors` watches the
-        paper's non-conserved baselines as well. `dtype` is the precision laws are computed in, `precision` that of
-        the backward pass where it is not the parameters' own (autocast). `keep` records stay in memory.
+        Without `laws`, they are inferred for `loss` at the first forward pass from the inputs that come, and that is
+        when the reference is taken; or when something about them is asked for before, from made-up inputs. `every` and
+        `where` look at fewer steps and fewer laws. `rule` overrides how the optimizer's steps are read; `causes=False`
+        does not split them. `impostors` watches the paper's non-conserved baselines as well. `dtype` is the precision
+        laws are computed in, `precision` that of the backward pass where it is not the parameters' own (autocast).
+        `keep` records stay in memory.
         """
         if every < 1:
             raise ValueError(f"every counts steps and is at least 1; got {every}.")
@@ -88,9 +110,49 @@ class Monitor:
         self.every, self.count = every, 0
         self._causes, self._dtype = causes, dtype
         given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        optimizers = [inner_optimizer(one) for one in given]
-        found = recognize(self.model, loss=loss) if laws is None else laws
-        selection = Selection.of(self.model, optimizers, found, where, with_impostors=impostors)
+        self._optimizers = [inner_optimizer(one) for one in given]
+        self._choice: dict[str, Any] = {"where": where, "with_impostors": impostors}
+        self._rule, self._precision = rule, precision
+        self._gauges = dict(gauges or {})
+        self._watchmen = [one.watch() if isinstance(one, Growth) else one for one in alarms]
+        self.alarms: list[Alarm] = []
+        self._told: set[tuple[str, str]] = set()
+        self.records: deque[StepRecord] = deque(maxlen=keep)
+        self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
+        self._config = dict(config or {}) | {"every": every}
+        self._sinks = opened(sinks) if _writes() else ()
+        self._unclipped: list[Tensor] | None = None
+        self._begun = False
+        self._restored: Mapping[str, Any] | None = None
+        self._first: FirstCall | None = None
+        if laws is None:
+            self._first = FirstCall(model, self.model, loss=loss)
+            self._first.came.append(self._infer)
+        else:
+            self._watch_laws(laws)
+
+    def _infer(self) -> None:
+        """Watch the laws of the model as it is called."""
+        if self._first is None:
+            return
+        self._watch_laws(self._first.laws())
+        self._first.close()
+        self._first = None
+        if self._restored is not None:
+            state, self._restored = self._restored, None
+            self.load_state_dict(state)
+
+    def __getattr__(self, name: str) -> Any:
+        """What depends on the laws is there from the first forward pass on; asked for before, they are inferred now."""
+        if name in _OF_LAWS and vars(self).get("_first") is not None:
+            self._infer()
+            return getattr(self, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _watch_laws(self, found: LawSet) -> None:
+        """Bind the laws to the optimizers, and take the reference."""
+        dtype, optimizers = self._dtype, self._optimizers
+        selection = Selection.of(self.model, optimizers, found, **self._choice)
         self.laws, self._impostors, self.left_out = selection.laws, selection.impostors, selection.left_out
         self._lawful = self.laws.select(lambda symmetry: symmetry.name not in self._impostors)
         names = dict.fromkeys(name for symmetry in self.laws for name in symmetry.parameters)
@@ -98,31 +160,21 @@ class Monitor:
         self._watch = OptimizerWatch(
             optimizers,
             self._theta,
-            rule=rule,
+            rule=self._rule,
             before=self._before_step,
             converted=self._go_on_converted,
             sampled=self._sampled,
         )
         self._ledger = Ledger(self.laws.symmetries, self._theta, dtype=dtype)
         self.reference = _on_host(self.laws.reference(dtype=dtype))
-        self._precision = precision
         accounts = self._laws_now()
         self._scales = self._measured(accounts)
         self._running = [begun(account) for account in accounts]
         self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
-        self._unclipped: list[Tensor] | None = None
         self._momenta = momenta(self._lawful, self._theta, self._watch, dtype)
-        self._gauges = dict(gauges or {})
-        self._watchmen = [one.watch() if isinstance(one, Growth) else one for one in alarms]
-        self.alarms: list[Alarm] = []
-        self._told: set[tuple[str, str]] = set()
-        self.records: deque[StepRecord] = deque(maxlen=keep)
         self._names = tuple(_law_name(symmetry) for symmetry in self.laws)
         self._transfer = Transfer(self._names, [place for shelf in self._ledger.shelves for place in shelf.places])
-        self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
-        self._config = dict(config or {}) | {"optimizer": self._watch.rules, "every": every}
-        self._sinks = opened(sinks) if _writes() else ()
-        self._begun = False
+        self._config |= {"optimizer": self._watch.rules}
 
     def step(self) -> None:
         """Account for the step the optimizer has just made."""
@@ -137,7 +189,7 @@ class Monitor:
     @property
     def pending(self) -> bool:
         """Whether an optimizer has made a step that `step()` has not accounted for."""
-        return self._watch.stepped
+        return self._first is None and self._watch.stepped
 
     def before_clipping(self) -> None:
         """Tell clipping by value or by tensor apart from a wrong gradient: call it between backward and clipping.
@@ -201,12 +253,16 @@ class Monitor:
 
     def flush(self) -> None:
         """Wait for everything that is under way, and hand it to the sinks."""
-        self._receive(wait=True)
+        if self._first is None:
+            self._receive(wait=True)
 
     def close(self) -> None:
         """Flush, close the sinks and take the hooks off the optimizer."""
         self.flush()
-        self._watch.close()
+        if self._first is None:
+            self._watch.close()
+        else:
+            self._first.close()
         for sink in self._sinks:
             sink.close()
 
@@ -244,6 +300,9 @@ class Monitor:
         """
         if state.get("format") != FORMAT:
             raise ValueError(f"Expected a monitor's state in format {FORMAT!r}; got {state.get('format')!r}.")
+        if self._first is not None:
+            self._restored = state
+            return
         names = [symmetry.name for symmetry in self.laws]
         if list(state["laws"]) != names:
             strange = sorted(set(state["laws"]) ^ set(names))

@@ -233,8 +233,8 @@ def blog(trajectories: Sequence[Trajectory]) -> Figure | None:
     runs = runs_of(trajectories, "relu-attention")
     if not runs:
         return None
-    data = panel_curves(runs, "scores_value", 1, legend=True) + panel_curves(runs, "not_scores_value", 2, legend=False)
-    findings = tuple(exponent_findings(runs, "scores_value", "‖W_QK‖² − ‖W_V‖²"))
+    data = panel_curves(runs, "query_key", 1, legend=True) + panel_curves(runs, "not_query_key", 2, legend=False)
+    findings = tuple(exponent_findings(runs, "query_key", "‖W_QK‖² − ‖W_V‖²"))
     return Figure(
         code="relu-attention",
         title="The blog's law of ReLU attention",
