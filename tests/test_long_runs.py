@@ -207,7 +207,7 @@ class TestLedger:
     def test_a_step_is_what_the_moment_map_says(self) -> None:
         recipe = tiny("vision")
         model = build(recipe, 0).double()
-        laws = watch(model, "cross_entropy").laws.select(lambda s: s.exact)
+        laws = watch(model, "cross_entropy", data_of(recipe).inputs[:2]).laws.select(lambda s: s.exact)
         theta = {name: p.detach().clone() for name, p in model.named_parameters()}
         slopes = {name: torch.randn_like(p) for name, p in theta.items()}  # not a gradient: both parts are there
         ledger = RunLedger(laws, theta, slopes)

@@ -29,7 +29,7 @@ _SLOPES = {DecoderLM: 2.0**6, VisionTransformer: 2.0**10}
 """The same for slopes, as a factor of the loss; an image's slope is spread over its tokens."""
 
 _NARROW = 1024
-"""Rows up to this wide are laid down twice, to meet both pieces of a weight in one product; for wider ones it is two."""
+"""Rows up to this wide are laid down twice, to meet both pieces of a weight in one product; wider ones, in two."""
 
 _HEIGHT, _ACROSS = 16, 128
 """Tile of a kernel."""

@@ -168,7 +168,7 @@ class _Long:
         self.recipe, self.initial, self.seed, self.arithmetic, self.device = recipe, rate, seed, arithmetic, device
         self.examples = examples.to(device, arithmetic.dtype)
         model = build(recipe, seed)
-        watched = watch(model, examples.loss)
+        watched = watch(model, examples.loss, examples.inputs[:2])
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         tokens = 1 if examples.inputs.is_floating_point() else examples.inputs.shape[1]
         if examples.inputs.is_floating_point():
