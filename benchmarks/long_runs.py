@@ -18,7 +18,8 @@ import json
 import math
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from conserved.lab.pieces import Products
 from conserved.lab.recipes import Recipe, examples_of, named
 from conserved.lab.schedule import Schedule
 from conserved.lab.train import Limits
-from measure import save
+from conserved.lab.trajectory import Trajectory
+from conserved.lab.windows import comparison, in_step_size_at, windows
+from measure import commit, save
 
 MICRO = {"cifar": 5_000, "imagenet": 512, "penn": 192, "wikitext": 48}
 """Examples at a time: the paper's own, where they are accumulated."""
@@ -113,6 +116,92 @@ def small_runs(options: argparse.Namespace) -> None:
             )
             told(found)
             written(found, options.output)
+
+
+def tables(options: argparse.Namespace) -> None:
+    """One record and one file of trajectories for each kind of device among the runs of a folder."""
+    found = [LongRun.of(json.loads(gzip.decompress(p.read_bytes()))) for p in sorted(options.store.glob("*.json.gz"))]
+    today = datetime.now(UTC).date().isoformat()
+    for device in sorted({run.trajectory.device for run in found}):
+        runs_there = [run for run in found if run.trajectory.device == device]
+        record: dict[str, Any] = {
+            "date": today,
+            "commit": commit(),
+            "device": device,
+            "torch": runs_there[0].pieces[0]["torch"],
+            "peak": PEAKS.get(device),
+            "runs": [row_of(run) for run in runs_there],
+            "laws": [row for run in runs_there for row in laws_of(run.trajectory)],
+            "step_sizes": step_sizes(runs_there),
+        }
+        if options.extra is not None and device != "cpu":
+            record |= json.loads(options.extra.read_text())
+        path = options.output / f"long_runs_{'h200' if 'H200' in device else device}_{today}.json"
+        path.write_text(json.dumps(shortened(record), indent=1) + "\n")
+        packed = json.dumps([shortened(run.record()) for run in runs_there]).encode()
+        path.with_suffix(".trajectories.json.gz").write_bytes(gzip.compress(packed, mtime=0))
+        print(path)
+
+
+PEAKS = {"NVIDIA H200": 989e12}
+"""Operations per second of dense half-precision products, by the vendor."""
+
+
+def row_of(run: LongRun) -> dict[str, Any]:
+    """How far a run went, how fast, and in which pieces."""
+    t = run.trajectory
+    return {
+        "recipe": t.recipe,
+        "title": t.title,
+        "step": t.step,
+        "seed": t.seed,
+        "steps": t.steps,
+        "planned": t.planned,
+        "seconds": t.seconds,
+        "operations_per_step": run.operations,
+        "operations_per_second": run.rate,
+        "products": run.arithmetic.products,
+        "micro": run.arithmetic.micro,
+        "parameters": t.parameters,
+        "data": t.data,
+        "batch": t.batch,
+        "examples": t.examples,
+        "loss": [t.loss[0], t.loss[-1]],
+        "recorded_to": t.at[-1],
+        "pieces": [dict(piece) for piece in run.pieces],
+    }
+
+
+def laws_of(t: Trajectory) -> list[dict[str, Any]]:
+    """For every family of laws: its drift, equation (10) and (9), what the ledger says, and exponents by window."""
+    rows: list[dict[str, Any]] = []
+    for q in t.quantities:
+        row = {"recipe": t.recipe, "step": t.step, "family": q.family, "role": q.role, "linear": q.linear}
+        row |= {"laws": q.laws, "numbers": q.numbers, "drift": q.drift[-1], "error": q.mean[-1]}
+        if q.ledger is not None:
+            row |= {"bound": None if q.bound is None else q.bound[-1]}
+            row |= {part: values[-1] for part, values in q.ledger.items()}
+            if not q.linear:
+                row["comparison"] = asdict(comparison(t, q.family))
+        row["windows"] = [window.record() for window in windows(t, q.family)]
+        rows.append(row)
+    return rows
+
+
+def step_sizes(found: list[LongRun]) -> list[dict[str, Any]]:
+    """Exponents in τ at fixed k early, in the middle and at the end, where a set-up ran at several step sizes."""
+    rows: list[dict[str, Any]] = []
+    for recipe in dict.fromkeys(run.trajectory.recipe for run in found):
+        group = [run.trajectory for run in found if run.trajectory.recipe == recipe]
+        if len(group) < 2:
+            continue
+        for q in group[0].quantities:
+            fits = {}
+            for name, share in (("early", 0.1), ("middle", 0.5), ("late", 1.0)):
+                fit = in_step_size_at(group, q.family, share)
+                fits[name] = [fit.value, fit.low, fit.high]
+            rows.append({"recipe": recipe, "family": q.family, "role": q.role, "linear": q.linear, "in_step": fits})
+    return rows
 
 
 def release() -> None:
@@ -281,7 +370,7 @@ def _timed(recipe: Recipe, examples: Examples, how: Arithmetic, options: argpars
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=("profile", "run", "small"))
+    parser.add_argument("work", choices=("profile", "run", "small", "table"))
     parser.add_argument("--images", help="a folder with images, such as Fashion-MNIST's .gz files")
     parser.add_argument("--text", help="a text file, such as the King James Bible")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -294,12 +383,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="set-ups, for profile and small")
     parser.add_argument("--modes", nargs="*", default=["pieces", "half", "single", "double"])
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels that took longest")
+    parser.add_argument("--extra", type=Path, help="for table: a JSON file with more to record")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script")
     parser.add_argument("--output", type=Path, default=Path("."), help="a folder for results")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     options.store.mkdir(parents=True, exist_ok=True)
-    {"profile": profile, "run": runs, "small": small_runs}[options.work](options)
+    {"profile": profile, "run": runs, "small": small_runs, "table": tables}[options.work](options)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ model's own forward pass up to rounding, which a test holds against each other.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved.blocks import Attention, DecoderLM, MixtureOfExperts, SwiGLU, VisionTransformer
 from conserved.blocks.attention import rotate
+from conserved.blocks.transformer import TransformerBlock
 from conserved.lab.data.examples import Loss
 from conserved.lab.pieces import Products, gated, linear
 
@@ -38,7 +41,7 @@ def outputs(model: nn.Module, inputs: Tensor, products: Products) -> Tensor:
         x = model.positions(x)
     else:
         raise Unsupported(f"A decoder or a vision transformer was expected; got a {type(model).__name__}.")
-    for layer in model.layers:
+    for layer in cast(list[TransformerBlock], model.layers):
         x = x + _attention(layer.attention, layer.norm1(x), products)
         x = x + _feedforward(layer.feedforward, layer.norm2(x), products)
     x = model.norm(x)
@@ -62,8 +65,9 @@ def _attention(block: Attention, x: Tensor, products: Products) -> Tensor:
 
 
 def _feedforward(block: nn.Module, x: Tensor, products: Products) -> Tensor:
+    share: Tensor | None
     if isinstance(block, MixtureOfExperts):
-        experts, share = list(block.experts), block.weights(x)
+        experts, share = [cast(SwiGLU, expert) for expert in block.experts], block.weights(x)
     elif isinstance(block, SwiGLU):
         experts, share = [block], None
     else:
@@ -72,7 +76,7 @@ def _feedforward(block: nn.Module, x: Tensor, products: Products) -> Tensor:
     down = torch.cat([expert.down.weight for expert in experts], 1)
     bias = None
     if experts[0].gate.bias is not None:
-        bias = torch.cat([e.gate.bias for e in experts] + [e.up.bias for e in experts])
+        bias = torch.cat((*(e.gate.bias for e in experts), *(e.up.bias for e in experts)))
     found = gated(x, both, bias, down, share, products)
     if experts[0].down.bias is None:
         return found

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved.blocks import Attention, DecoderLM, MixtureOfExperts, SwiGLU, VisionTransformer
+from conserved.blocks import DecoderLM, MixtureOfExperts, SwiGLU, VisionTransformer
 from conserved.blocks.attention import rotate
+from conserved.blocks.transformer import TransformerBlock
 
 _WEIGHTS, _INPUTS = 16.0, 4.0
 """Powers of two that bring weights and inputs into the range of half precision."""
@@ -293,9 +294,7 @@ def _layer(form: _Form) -> Layer:
     def attention(x: Tensor, s: Tensor, w: Weights, high: Weights, low: Weights) -> Tensor:
         count, length, dim = x.shape
         joint, bias = joined(w, "qkv"), torch.cat((w["qb"], w["kb"], w["vb"])) if "qb" in w else None
-        wide = _Linear.apply(  # type: ignore[no-untyped-call]
-            x.reshape(-1, dim), joint, bias, s, True, joined(high, "qkv"), joined(low, "qkv")
-        )
+        wide = _Linear.apply(x.reshape(-1, dim), joint, bias, s, True, joined(high, "qkv"), joined(low, "qkv"))
         q, k, v = wide.view(count, length, 3, form.heads, form.width).permute(2, 0, 3, 1, 4)
         if form.rotary is not None:
             q, k = rotate(q, form.rotary), rotate(k, form.rotary)
@@ -305,9 +304,7 @@ def _layer(form: _Form) -> Layer:
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=form.causal, scale=form.scale)
         flat = mixed.transpose(1, 2).reshape(-1, dim).float() / s
-        found: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            flat, w["o"], w.get("ob"), s, True, high["o"], low["o"]
-        )
+        found: Tensor = _Linear.apply(flat, w["o"], w.get("ob"), s, True, high["o"], low["o"])
         return found.view(count, length, dim)
 
     def shares(x: Tensor, router: Tensor) -> Tensor:
@@ -338,7 +335,7 @@ def _layer(form: _Form) -> Layer:
         y = norm(x, w["n2"], w.get("n2b")).flatten(0, 1)
         bias = torch.cat((w["g0b"], w["u0b"])) if "g0b" in w else None
         share = shares(y, w["router"]) if form.experts else None
-        found: Tensor = _Gated.apply(  # type: ignore[no-untyped-call]
+        found: Tensor = _Gated.apply(
             y, branches(w), bias, downs(w), share, s, branches(high), branches(low), downs(high), downs(low)
         )
         if "d0b" in w:
@@ -356,28 +353,28 @@ class HalfModel:
         self.model, self.compiled = model, compiled
         self.decoder = isinstance(model, DecoderLM)
         self.factor = _SLOPES[type(model)]
-        block = model.layers[0]
-        attention, mixture = block.attention, block.feedforward
-        assert isinstance(attention, Attention)
+        block = cast(TransformerBlock, model.layers[0])
+        attention, mixture, norm = block.attention, block.feedforward, block.norm1
         if attention.q_norm is not None or attention.kv_heads != attention.heads:
             raise ValueError("Query/key norms and shared key heads are not computed the fast way.")
         if not isinstance(mixture, MixtureOfExperts | SwiGLU):
             raise ValueError(f"A gated network or a mixture was expected; got {type(mixture).__name__}.")
-        many = isinstance(mixture, MixtureOfExperts)
+        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
         self.form = _Form(
             heads=attention.heads,
             width=attention.head_dim,
             scale=attention.scale,
             causal=attention.causal,
             rotary=attention.rotary,
-            rms=isinstance(block.norm1, nn.RMSNorm),
-            epsilon=float(block.norm1.eps or 0.0),
-            experts=len(mixture.experts) if many else 0,
-            sigmoid=many and mixture.gate == "sigmoid",
-            active=mixture.active if many else 0,
+            rms=isinstance(norm, nn.RMSNorm),
+            epsilon=norm.eps or 0.0,
+            experts=len(mixture.experts) if isinstance(mixture, MixtureOfExperts) else 0,
+            sigmoid=isinstance(mixture, MixtureOfExperts) and mixture.gate == "sigmoid",
+            active=mixture.active if isinstance(mixture, MixtureOfExperts) else 0,
         )
         self.names = self._names()
-        self.layer, self.ends = _layer(self.form), self._loss
+        self.layer: Layer = _layer(self.form)
+        self.ends: Layer = self._loss
         if compiled:
             self.layer = torch.compile(self.layer, dynamic=False, fullgraph=True)
             self.ends = torch.compile(self._loss, dynamic=False, fullgraph=True)
@@ -427,9 +424,9 @@ class HalfModel:
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + form.epsilon) * gain
             x = x if bias is None else x + bias
         if self.decoder:
-            raw = _Linear.apply(x.flatten(0, 1), head, None, shift, False, high, low)  # type: ignore[no-untyped-call]
+            raw = _Linear.apply(x.flatten(0, 1), head, None, shift, False, high, low)
             # The slope with respect to the logits themselves is what half precision holds well.
-            logits = _Scaled.apply(raw, shift)  # type: ignore[no-untyped-call]
+            logits = _Scaled.apply(raw, shift)
         else:
             logits = F.linear(x.mean(1), head, head_bias)
         return F.cross_entropy(logits, targets.flatten(), reduction="sum") * (self.factor * shift)

@@ -33,6 +33,8 @@ from conserved.lab.train import Diverged, Limits, batch_indices, marks
 from conserved.lab.trajectory import Quantity, Trajectory
 from conserved.lab.watched import Recording, watch
 
+deterministic: Any = torch.utils.deterministic
+
 _ALIGNED = 64
 """Parameters begin at multiples of so many entries of one long vector."""
 
@@ -147,16 +149,16 @@ class _deterministic:  # noqa: N801  (used like a function)
 
     def __enter__(self) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        self.former = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+        self.former = torch.are_deterministic_algorithms_enabled(), deterministic.fill_uninitialized_memory
         torch.use_deterministic_algorithms(True)
         # Every entry of every buffer here is written before it is read; filling them first would double the traffic.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        deterministic.fill_uninitialized_memory = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.enable_cudnn_sdp(False)
 
     def __exit__(self, *_: object) -> None:
         torch.use_deterministic_algorithms(self.former[0])
-        torch.utils.deterministic.fill_uninitialized_memory = self.former[1]
+        deterministic.fill_uninitialized_memory = self.former[1]
 
 
 class _Long:

@@ -212,7 +212,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, products: Products) -
     """x Wᵀ + b along the last axis."""
     if products in ("double", "single"):
         return F.linear(x, weight, bias)
-    found: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
+    found: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)
     return found.unflatten(0, x.shape[:-1])
 
 
@@ -227,5 +227,5 @@ def gated(
             hidden = (hidden.unflatten(-1, (share.shape[-1], -1)) * share.unsqueeze(-1)).flatten(-2)
         return F.linear(hidden, down)
     shares = None if share is None else share.reshape(-1, share.shape[-1])
-    found: Tensor = _Gated.apply(x.reshape(-1, x.shape[-1]), both, bias, down, shares)  # type: ignore[no-untyped-call]
+    found: Tensor = _Gated.apply(x.reshape(-1, x.shape[-1]), both, bias, down, shares)
     return found.unflatten(0, x.shape[:-1])
