@@ -59,9 +59,14 @@ class Operation:
     custom: str = ""
     """The autograd function in whose forward it ran: its backward is whatever its author wrote."""
 
+    _inputs: list[int] | None = None
+
     def inputs(self) -> list[int]:
         """The values it reads."""
-        return [leaf.value for leaf in tree_flatten((self.args, self.kwargs))[0] if isinstance(leaf, Ref)]
+        if self._inputs is None:
+            leaves = tree_flatten((self.args, self.kwargs))[0]
+            self._inputs = [leaf.value for leaf in leaves if isinstance(leaf, Ref)]
+        return self._inputs
 
 
 @dataclass(slots=True)

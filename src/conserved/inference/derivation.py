@@ -42,8 +42,7 @@ class Derivation:
 
     def _ending(self, atoms: np.ndarray) -> str:
         """The first operation that fixed some of these charges."""
-        solution = self.assembly.charges.expand
-        fixed = atoms[np.diff(solution.indptr)[atoms] == 0] if atoms.size else atoms
+        fixed = atoms[self.assembly.charges.still(atoms)]
         program = self.typing.program
         for ending in self.typing.engine.endings:
             if not ending.shift and np.isin(fixed, ending.atoms).any():

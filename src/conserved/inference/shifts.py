@@ -16,6 +16,7 @@ import numpy as np
 from scipy import sparse
 
 from conserved.inference.engine import Region
+from conserved.inference.system import Solution
 from conserved.inference.types import Field
 
 EXACT = 1e-9
@@ -40,15 +41,16 @@ class Unit:
 class ShiftSpace:
     """The space of free shifts over the entries of all shift fields of all regions."""
 
-    def __init__(self, regions: Sequence[Region], expand: sparse.csr_matrix) -> None:
+    def __init__(self, regions: Sequence[Region], shifts: Solution) -> None:
         self.fields: list[tuple[int, int, Field]] = [
             (number, place, one)
             for number, region in enumerate(regions)
             for place, one in enumerate(region.type.shifts)
+            if not shifts.still(one.atoms.reshape(-1)).all()
         ]
         self.sizes = [one.atoms.size for _, _, one in self.fields]
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
-        blocks = [expand[one.atoms.reshape(-1)] * float(one.weight) for _, _, one in self.fields]
+        blocks = [shifts.rows(one.atoms.reshape(-1)) * float(one.weight) for _, _, one in self.fields]
         space = sparse.vstack(blocks).tocsc() if blocks else sparse.csc_matrix((0, 0))
         space.eliminate_zeros()
         space = space[:, np.flatnonzero(np.diff(space.indptr))]
