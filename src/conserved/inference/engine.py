@@ -420,6 +420,11 @@ class Engine:
                     self.zero(region.type)
                     region.type = FIXED
                 return self._read(view, region)
+        return None
+
+    def first_use(self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False) -> Type:
+        """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have."""
+        sets = tuple(distinct(one.atoms) for one in view.coordinates)
         overlapping = [
             region
             for region in self.regions.get(view.name, [])
@@ -432,11 +437,6 @@ class Engine:
                 region.type = FIXED
             self._region(view, sets, FIXED)
             return FIXED
-        return None
-
-    def first_use(self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False) -> Type:
-        """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have."""
-        sets = tuple(distinct(one.atoms) for one in view.coordinates)
         sizes = [one.size for one in sets]
         fields = [self._onto(view, sets, one) for one in factors]
         wide = [dim for dim, size in enumerate(sizes) if size > 1]

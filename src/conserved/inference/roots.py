@@ -65,8 +65,12 @@ class Partition:
     """The same without the splits by products: what belongs to one head, neuron layer or channel axis."""
     pairs: SignedSets = field(default_factory=SignedSets)
     """Atoms that were matched: one moves as the other, or by the inverse transpose."""
+    edges: list[tuple[Atoms, Atoms, bool]] = field(default_factory=list)
+    """The matches one by one."""
     twisted: list[Atoms] = field(default_factory=list)
     """Atoms that were matched with their own duals."""
+    fine: Labels = field(default_factory=lambda: np.zeros(1, dtype=np.uint64))
+    """After solving: labels of atoms, apart where the atoms they were matched with are."""
     count: int = 1
 
     def fresh(self, atoms: Atoms, block: int) -> None:
@@ -109,6 +113,7 @@ class Partition:
         both = (a != 0) & (b != 0)
         if not both.all():
             a, b = a[both], b[both]
+        self.edges.append((a, b, dual))
         self.pairs.grow(self.count)
         torn = self.pairs.join(a, b, -1 if dual else 1)
         if torn.size:
@@ -126,8 +131,50 @@ class Partition:
         torn = np.zeros(size, dtype=bool)
         for atoms in self.twisted:
             torn[classes[atoms]] = True
-        labels = self.labels[: self.count].copy()
-        return classes, orientation.astype(np.int64), _mixed(labels, classes, orientation, torn), self._spaces(classes)
+        return classes, orientation.astype(np.int64), self._blocks(classes, orientation, torn), self._spaces(classes)
+
+    def _blocks(self, classes: Atoms, orientation: np.ndarray, torn: np.ndarray) -> Labels:
+        """Labels of classes, alike for those whose atoms may be mixed.
+
+        A class with an atom that shares its label with no other cannot be mixed with anything, and then neither can
+        those that only shared a label with it; the few that are left are refined until partners agree.
+        """
+        labels = self.labels[: self.count]
+        alone = torn.copy()
+        while True:
+            open_ = np.flatnonzero(~alone[classes])
+            single = np.ones(open_.size, dtype=bool)
+            single[shared(labels[open_])] = False
+            if not single.any():
+                break
+            alone[classes[open_[single]]] = True
+        result = mix(np.arange(torn.size, dtype=np.uint64) + _ODD)
+        if open_.size:
+            left, renumbered = np.unique(classes[open_], return_inverse=True)
+            self.fine = labels.copy()
+            self.fine[open_] = self._by_partners(labels, open_)
+            result[left] = _stable(self.fine[open_], renumbered, orientation[open_], open_)
+        return result
+
+    def _by_partners(self, labels: Labels, atoms: Atoms) -> Labels:
+        """Labels of these atoms, apart where the atoms they were matched with are."""
+        place = np.full(self.count, -1, dtype=np.int64)
+        place[atoms] = np.arange(atoms.size)
+        ends = [(place[a], place[b], dual) for a, b, dual in self.edges]
+        ends = [(a[a >= 0], b[a >= 0], dual) for a, b, dual in ends]
+        left = np.concatenate([a for a, _, _ in ends]) if ends else place[:0]
+        right = np.concatenate([b for _, b, _ in ends]) if ends else place[:0]
+        kind = np.concatenate([np.full(a.size, int(dual), dtype=np.uint64) for a, _, dual in ends] or [labels[:0]])
+        found = labels[atoms]
+        previous = -1
+        while (count := _count(found)) != previous:
+            previous = count
+            seen = np.zeros(found.size, dtype=np.uint64)
+            with np.errstate(over="ignore"):
+                np.add.at(seen, left, combine(found[right], kind))
+                np.add.at(seen, right, combine(found[left], kind))
+            found = combine(found, seen)
+        return found
 
     def _spaces(self, classes: Atoms) -> Labels:
         """For every class a hash of the spaces that its atoms belong to, refined until nothing changes."""
@@ -142,28 +189,6 @@ class Partition:
             if found == previous:
                 return signature
             previous = found
-
-
-def _mixed(labels: Labels, classes: Atoms, orientation: np.ndarray, torn: np.ndarray) -> Labels:
-    """Labels of classes, alike for those whose atoms may be mixed.
-
-    A class with an atom that shares its label with no other cannot be mixed with anything, and then neither can those
-    that only shared a label with it; the few that are left are refined until partners agree.
-    """
-    size = torn.size
-    alone = torn.copy()
-    while True:
-        open_ = np.flatnonzero(~alone[classes])
-        single = np.ones(open_.size, dtype=bool)
-        single[shared(labels[open_])] = False
-        if not single.any():
-            break
-        alone[classes[open_[single]]] = True
-    result = mix(np.arange(size, dtype=np.uint64) + _ODD)
-    if open_.size:
-        left, renumbered = np.unique(classes[open_], return_inverse=True)
-        result[left] = _stable(labels[open_], renumbered, orientation[open_], open_)
-    return result
 
 
 def _stable(labels: Labels, classes: Atoms, orientation: np.ndarray, names: Atoms) -> Labels:

@@ -123,7 +123,7 @@ class Assembly:
             inside = np.flatnonzero((group >= 0) & (flat > 0))
             if not inside.size:
                 continue
-            own = self.engine.partition.labels[flat[inside]]
+            own = self.engine.partition.fine[flat[inside]]
             if one.copies is not None:
                 own = combine(own, one.copies.reshape(-1)[inside].astype(np.uint64))
             pair = combine(own, group[inside].astype(np.uint64))
