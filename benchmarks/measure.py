@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import time
@@ -42,10 +43,10 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that was measured, marked if the tree differs from it."""
+    """The commit that was measured, marked if the tree differs from it; $COMMIT where there is no history."""
     git = ["git", "-C", str(Path(__file__).parent)]
     found = subprocess.run([*git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    return found.stdout.strip() or os.environ.get("COMMIT", "unknown")
 
 
 def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:

@@ -165,7 +165,10 @@ def check_kernels() -> str:
     notes = sorted({f"{row['package']} {row['kernel']}: {row['explained']}" for row in checked if "explained" in row})
     seen = "\n".join(f"- {package}: {defect}" for package, defect in known)
     told = "\n".join(f"- {note}" for note in notes)
-    text = f"{table(heads, rows)}\n\nOn {made_on(record)}. Refutations, explained:\n\n{told}"
+    clean = stored("check_clean", "h200")
+    drawn = f"{number(clean['checks'])} checks of right backwards of random shapes and types raised "
+    drawn += f"{len(clean['alarms'])} alarms (`benchmarks/check_clean.py`)."
+    text = f"{table(heads, rows)}\n\n{made_on(record)}\n\n{drawn}\n\nRefutations, explained:\n\n{told}"
     return f"{text}\n\nDefects seen in releases:\n\n{seen}"
 
 

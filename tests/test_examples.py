@@ -45,7 +45,7 @@ SAYS = {
         r"SGD: .* \d\.\de-0[34]\n  100\.0%  size of the steps\n  unaccounted for: 0 alarms",
         r"AdamW: .*\n   9\d\.\d%  preconditioner\n(.*\n)*  unaccounted for: 0 alarms",
     ),
-    "trainer_callback": (r"16 laws watched over 30 steps", r"gated_neurons  changed by", r"\n0 alarms"),
+    "trainer_callback": (r"17 laws watched over 30 steps", r"gated_neurons  changed by", r"\n0 alarms"),
     "discover_new_block": (
         r"VERIFIED: 7 independent laws of 52 parameters, all found",
         r"rank by depth of brackets, first point: 44, 45, 45",
