@@ -308,12 +308,26 @@ def _storage(tensor: Tensor) -> int | None:
         return None
 
 
+_NOT_THE_USERS = (
+    "/torch/",
+    "/conserved/inference/",
+    "/jaxtyping/",
+    "/beartype/",
+    "<@beartype",
+    "/typeguard/",
+    "/wrapt/",
+    "/functools.py",
+    "/contextlib.py",
+)
+"""Parts of the paths of code that stands between the operation and the line that asked for it."""
+
+
 def _line() -> str:
-    """The innermost line outside PyTorch and this package."""
+    """The innermost line outside PyTorch, this package and wrappers of functions."""
     frame = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
-        if "/torch/" not in path and "/conserved/inference/" not in path:
+        if not any(part in path for part in _NOT_THE_USERS):
             return f"{frame.f_code.co_name} ({path.rpartition('/')[2]}:{frame.f_lineno})"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

@@ -20,7 +20,7 @@ from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution, unsolved
 from conserved.inference.types import Field
 from conserved.inference.typing import Typing
-from conserved.inference.views import Unviewable, columns_view, planes_view, rows_view, whole_view
+from conserved.inference.views import Unviewable, columns_view, entries_view, planes_view, rows_view, whole_view
 from conserved.kind import ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.symmetry import Leg
 from conserved.view import View
@@ -49,7 +49,8 @@ class Found:
     space: int = 0
     batch: bool = False
     """Whether it is one of several heads."""
-    lost: list[str] = field(default_factory=list)
+    family: str = ""
+    """What it is called, if that is known already."""
 
 
 def _simple(value: int | float) -> int | float:
@@ -350,6 +351,8 @@ class Assembly:
         """The symmetry of free charges that move the same factors of the same parameters."""
         widths = {part.places.shape[1] for part in parts}
         try:
+            if not soft and len(parts) == 1 and not scalar and widths == {1} and _rows(parts[0]).m == 1:
+                return [self._inert(parts[0], space)]
             if parts and not scalar and widths == {1} and not any(_repeats(part) for part in parts):
                 legs = tuple(Leg(_rows(part), part.degree) for part in parts)
                 return [self._signed(Found(Scaling(), legs, parts, soft, space))]
@@ -368,6 +371,12 @@ class Assembly:
             if legs_or_none is not None:
                 result.append(self._signed(Found(OneScale(), legs_or_none, own + scalar, soft, space)))
         return result
+
+    def _inert(self, part: Part, space: int) -> Found:
+        """Entries whose scales are free one by one get no gradient: θ ∂L/∂θ = 0 for each, so each is conserved."""
+        one = part.region.type.factors[part.factor]
+        view = entries_view(part.region, one.dims, np.sort(part.places.reshape(-1)))
+        return Found(Translation(), (Leg(view),), [part], space=space, family="inert")
 
     def _signed(self, found: Found) -> Found:
         """With the first leg moving by a positive power."""
@@ -395,7 +404,7 @@ class Assembly:
         for family in space.families():
             try:
                 legs = tuple(
-                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows)), _simple(weight))
+                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows), unit.keep), _simple(weight))
                     for unit, weight in family
                 )
             except Unviewable as problem:
@@ -405,11 +414,37 @@ class Assembly:
                 Part(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family
             ]
             result.append(self._signed(Found(Translation(), legs, parts)))
-        for places, weights in space.rest():
-            found = self._irregular(space, places, weights)
-            if found is not None:
-                result.append(found)
+        for alike in space.rest():
+            together = self._entries(space, alike)
+            if together is not None:
+                result.append(together)
+                continue
+            for places, weights in alike:
+                found = self._irregular(space, places, weights)
+                if found is not None:
+                    result.append(found)
         return result
+
+    def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> Found | None:
+        """Numbers added to single entries of the same parameters with the same weights, as one law if they are slices."""
+        legs, parts = [], []
+        rows = np.stack([entries for entries, _ in alike], 1) if len({e.size for e, _ in alike}) == 1 else None
+        if rows is None or len(alike) < 2:
+            return None
+        for row, weight in zip(rows, alike[0][1].tolist(), strict=True):
+            number = int(np.searchsorted(space.starts, row[0], side="right")) - 1
+            region_number, index, one = space.fields[number]
+            region = self.regions[region_number]
+            sizes = [axis.size for axis in region.sets]
+            if set(one.dims) != {dim for dim, size in enumerate(sizes) if size > 1}:
+                return None
+            try:
+                view = entries_view(region, one.dims, row - space.starts[number])
+            except Unviewable:
+                return None
+            legs.append(Leg(view, _simple(weight)))
+            parts.append(Part(region, index, _simple(weight), (row - space.starts[number])[:, None]))
+        return self._signed(Found(Translation(), tuple(legs), parts))
 
     def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> Found | None:
         """A number that is added, with weights, to a list of entries of parameters."""

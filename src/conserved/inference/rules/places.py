@@ -329,7 +329,7 @@ def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -
 def _cat(s: Step) -> Known:
     parts = [ref for ref in s.arg(0) if prod(s.shape(ref)) or len(s.shape(ref)) > 1]
     dim = at(s.arg(1, "dim", 0), len(s.out))
-    return side_by_side(s, [s.shape(ref)[dim] for ref in parts], dim, [s.type(ref) for ref in parts], s.out)
+    return side_by_side(s, [s.shape(ref)[dim] for ref in parts], dim, [s.type(ref, role="bias") for ref in parts], s.out)
 
 
 @rule("stack")
@@ -338,7 +338,7 @@ def _stack(s: Step) -> Known:
     dim = at(s.arg(1, "dim", 0), len(s.out))
     count = len(s.out) - 1
     move = Renumber(tuple(d + (d >= dim) for d in range(count)))
-    return side_by_side(s, [1] * len(parts), dim, [move.type(s.type(ref)) for ref in parts], s.out)
+    return side_by_side(s, [1] * len(parts), dim, [move.type(s.type(ref, role="bias")) for ref in parts], s.out)
 
 
 def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type], out: Sequence[int]) -> Type:
