@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type
 from conserved.inference.typing import Typing
+from conserved.inference.written import written
 from conserved.symmetry import Symmetry
 
 
@@ -91,6 +93,10 @@ class Derivation:
                 continue
             lines.append(f"  {what:6s} {name} in {operation.module or 'the program'}, {operation.line}")
         return "\n".join(_folded(lines))
+
+    def written(self, symmetry: Symmetry) -> dict[str, Any]:
+        """The derivation as plain data, for `conserved.inference.checker`."""
+        return written(self.typing, self.assembly, symmetry)
 
     def _atoms(self, symmetry: Symmetry) -> np.ndarray:
         """The atoms that a symmetry moves by."""
