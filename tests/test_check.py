@@ -247,3 +247,34 @@ def test_assert_backward_says_what_failed() -> None:
         assert_backward(
             kernel("attention", "dv doubled"), *inputs_for("attention", torch.float32), names=("q", "k", "v")
         )
+
+
+class _Halved(torch.autograd.Function):
+    """The sine with half of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * x.cos() / 2
+
+
+def test_a_backward_that_is_wrong_only_where_it_is_compiled_is_seen_there() -> None:
+    def sine(x: Tensor) -> Tensor:
+        return _Halved.apply(x) if torch.compiler.is_compiling() else x.sin()
+
+    x = torch.randn(5, 4)
+    assert check(sine, x).ok
+    found = check(sine, x, compiled="aot_eager")
+    assert {test.what for test in found.failures} == {"under torch.compile the gradient is the same"}
+    assert check(torch.sin, x, compiled="aot_eager").ok
+
+
+def test_a_function_that_cannot_be_compiled_is_checked_all_the_same() -> None:
+    found = check(torch.sin, torch.randn(5, 4), compiled="no such backend")
+    assert found.ok
+    assert any("compiled function was not tested" in note for note in found.notes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conserved.version import __version__
 
 if TYPE_CHECKING:
-    from conserved import attention, blocks, claims, integrations, lab, report, testing, track
+    from conserved import attention, blocks, claims, integrations, lab, report, testing, track, transform
     from conserved.audit import Audit, Gauge, GradientsDoNotConserve, audit, audit_every, gauge, landing, replicas
     from conserved.auditing import Check, Probe, Uncheckable, check, probe
     from conserved.certify import Certificate, certify
@@ -66,6 +66,7 @@ __all__ = [
     "report",
     "testing",
     "track",
+    "transform",
 ]
 
 _PARTS = {

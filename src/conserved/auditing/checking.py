@@ -34,6 +34,7 @@ def check(
     names: Sequence[str] | None = None,
     seed: int = 0,
     seconds: float = 120.0,
+    compiled: bool | str = False,
     arguments: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> Check:
@@ -49,6 +50,8 @@ def check(
         names: names of the floating-point inputs, where the signature has none.
         seed: of the random numbers, including those the function draws: it is set before every call.
         seconds: time after which no further test is begun.
+        compiled: whether the function under torch.compile is held against itself too; a backend's name, or True for
+            "inductor". Compiling takes seconds to minutes.
         arguments: keyword arguments of `fn` whose names this function has too.
         keywords: keyword arguments of `fn`.
 
@@ -61,7 +64,8 @@ def check(
     start = time.monotonic()
     with repeatable(device_of(tensors, keywords)):
         function = function_of(fn, tensors, {**keywords, **(arguments or {})}, names=names, seed=seed)
-        return _checked(_generic(_repeats(function)), seed, start, start + seconds)
+        compiler = "inductor" if compiled is True else compiled or ""
+        return _checked(_generic(_repeats(function)), seed, start, start + seconds, compiler)
 
 
 def _repeats(function: Function) -> Function:
@@ -123,7 +127,7 @@ def _slopes(function: Function, seed: int) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _checked(function: Function, seed: int, start: float, deadline: float) -> Check:
+def _checked(function: Function, seed: int, start: float, deadline: float, compiler: str) -> Check:
     slopes = _slopes(function, seed)
     outs, grads = function.gradients(function.values, slopes)
     noise = measure_noise(function, slopes)
@@ -138,6 +142,7 @@ def _checked(function: Function, seed: int, start: float, deadline: float) -> Ch
         seed=seed,
         repeats=all(torch.equal(a, b) for a, b in zip(function.outputs(function.values), outs, strict=True)),
         telling=tuple(scanner.tells(name, Group.SCALING) for name in function.names),
+        compiler=compiler,
     )
     tests, untested = _presence(setting)
     left = max(1.0, 0.4 * (deadline - time.monotonic()))

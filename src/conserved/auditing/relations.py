@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ def relation_tests(setting: Setting) -> tuple[list[Tested], list[str]]:
         lambda chosen: parts_alone(chosen, cuts),
         lambda chosen: parts_reordered(chosen, cuts),
         sums_reordered,
+        _compiled,
     ]
     for family in families:
         if setting.late:
@@ -260,6 +262,32 @@ def _accumulated(setting: Setting) -> Iterator[Tested | str]:
         expected,
         noise=extra,
         meaning="the backward writes into a gradient that it does not own",
+    )
+
+
+def _compiled(setting: Setting) -> Iterator[Tested | str]:
+    """Under torch.compile the gradients are the same."""
+    if not setting.compiler:
+        return
+    try:
+        function = replace(setting.function, call=torch.compile(setting.function.call, backend=setting.compiler))
+        outs, grads = function.gradients(function.values, setting.slopes)
+    except REFUSALS as problem:
+        yield f"the compiled function was not tested: it raises ({short(problem)})"
+        return
+    if not _same_outputs(setting, outs):
+        yield "the compiled function was not tested: its forward gives another result"
+        return
+    # Operations that are fused round elsewhere: two noises, not one.
+    noise = [None if deviation is None else 2 * deviation for deviation in setting.noise.grads]
+    yield from compare(
+        setting,
+        "under torch.compile the gradient is the same",
+        grads,
+        setting.grads,
+        noise=noise,
+        meaning="the compiled backward is another one: a missing meta or autograd registration, a graph break with "
+        "side effects, or a defect of the compiler",
     )
 
 

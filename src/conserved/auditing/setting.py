@@ -28,6 +28,8 @@ class Setting:
     seed: int
     repeats: bool = True
     telling: tuple[bool, ...] = ()
+    compiler: str = ""
+    """The backend of torch.compile under which gradients are compared too; none if empty."""
 
     @property
     def late(self) -> bool:

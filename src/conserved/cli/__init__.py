@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from conserved.cli import attention, audit, certify, check, claims, demo, discover, laws, report, reproduce
+from conserved.cli import attention, audit, certify, check, claims, demo, discover, laws, report, reproduce, transform
 from conserved.cli.app import BAD_USAGE, INTERNAL, Usage, app
 from conserved.optional import Missing
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = (laws, discover, certify, check, audit, attention, claims, reproduce, report, demo)
+COMMANDS = (laws, discover, certify, check, audit, transform, attention, claims, reproduce, report, demo)
 """Importing a command registers it. What a command computes with it imports when it runs, so that `--help`, `--version`
 and completion answer at once."""
 
@@ -38,5 +38,6 @@ def _refusals() -> tuple[type[Exception], ...]:
     from conserved.configured import BadConfig
     from conserved.discover import Unsuitable
     from conserved.track import BrokenStore, RunTaken
+    from conserved.transform import Unmovable
 
-    return Usage, Missing, Unheard, Malformed, BadConfig, Unsuitable, BrokenStore, RunTaken
+    return Usage, Missing, Unheard, Malformed, BadConfig, Unsuitable, BrokenStore, RunTaken, Unmovable

@@ -39,6 +39,9 @@ def check(
     device: Annotated[str | None, typer.Option(help="where to compute, such as cuda")] = None,
     seconds: Annotated[float, typer.Option(help="time after which no further test is begun", min=1.0)] = 120.0,
     seed: Annotated[int, typer.Option(help="seed of inputs", min=0)] = 0,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="hold the function under torch.compile against itself too")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Is a function's backward right? No reference and no model: symmetries of its forward, relations, slopes."""
@@ -62,7 +65,8 @@ def check(
     progress()(f"checking {target} on {', '.join(name for name, _ in drawn)}, at most {seconds:.0f} s")
     names = [name for name, value in drawn if value.is_floating_point()]
     try:
-        found = run(function, *(value for _, value in drawn), names=names, seed=seed, seconds=seconds, arguments=given)
+        values = [value for _, value in drawn]
+        found = run(function, *values, names=names, seed=seed, seconds=seconds, compiled=compiled, arguments=given)
     except Uncheckable as problem:
         raise Usage(str(problem)) from problem
     except Exception as problem:

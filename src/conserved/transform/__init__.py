@@ -1,0 +1,36 @@
+"""Moving along symmetries: other weights, the same function."""
+
+from conserved.transform.activations import Call, activation_sizes
+from conserved.transform.aligning import Aligned, align
+from conserved.transform.canonical import Fingerprint, canonical, fingerprint
+from conserved.transform.checkpoint import Checkpoint
+from conserved.transform.coupling import exchanges
+from conserved.transform.elements import Exchange, Orthogonal, Unmovable
+from conserved.transform.equalizing import OBJECTIVES, Equalized, equalize
+from conserved.transform.finding import symmetries_of
+from conserved.transform.mapping import FORMATS, Mapping, mappings
+from conserved.transform.moving import Moved, move
+
+__all__ = [
+    "FORMATS",
+    "OBJECTIVES",
+    "Aligned",
+    "Call",
+    "Checkpoint",
+    "Equalized",
+    "Exchange",
+    "Fingerprint",
+    "Mapping",
+    "Moved",
+    "Orthogonal",
+    "Unmovable",
+    "activation_sizes",
+    "align",
+    "canonical",
+    "equalize",
+    "exchanges",
+    "fingerprint",
+    "mappings",
+    "move",
+    "symmetries_of",
+]

@@ -1,0 +1,221 @@
+"""Two checkpoints of one architecture: how near one can be moved to the other, and what then remains of the difference.
+
+Exchanges of equal units are assignments (the Hungarian method on inner products of units); elements of general linear
+groups, scalings and translations are the nearest ones in closed form or by Newton's method in one unknown. Each step
+makes the distance smaller or leaves it, so going round ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from conserved.kind import GeneralLinear, Translation
+from conserved.laws import LawSet
+from conserved.symmetry import Symmetry, Tensors
+from conserved.transform.elements import Exchange, Orthogonal, by_unit, composed, scaled
+from conserved.transform.moving import Weights, apply
+
+ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Aligned:
+    """What `align` did."""
+
+    before: float
+    """The distance of all weights that symmetries move, before and after."""
+    after: float
+    remains: dict[str, float]
+    """By parameter, what is left of the difference: the distance over the size of the reference."""
+    rounds: int
+    steps: tuple[tuple[Symmetry, Tensor], ...]
+    """The elements, in the order they were applied; `conserved.transform.elements.inverse` undoes each."""
+    parameters: tuple[str, ...]
+    """Names of the tensors that were written."""
+    state: dict[str, Tensor]
+    """The moved weights, where a dictionary was given."""
+
+    def __str__(self) -> str:
+        worst = sorted(self.remains.items(), key=lambda item: -item[1])[:3]
+        left = ", ".join(f"{name} {size:.2g}" for name, size in worst)
+        return f"distance {self.before:.4g} → {self.after:.4g} in {self.rounds} rounds; most remains in {left}"
+
+
+def align(
+    reference: nn.Module | Mapping[str, Tensor],
+    target: nn.Module | Mapping[str, Tensor],
+    *,
+    laws: LawSet | Iterable[Symmetry],
+    exchanges: Iterable[Symmetry] = (),
+    continuous: bool = True,
+) -> Aligned:
+    """Move one checkpoint along its orbit as near to another as it gets. Its function stays what it is.
+
+    Args:
+        reference: the checkpoint to come near to; it is not changed.
+        target: the one that is moved: a module in place, of a dictionary `Aligned.state` is the result.
+        laws: the symmetries, as `conserved.transform.symmetries_of` gives them.
+        exchanges: units that may change places, as `conserved.transform.exchanges` finds them.
+        continuous: whether to use scalings, general linear groups and translations as well.
+
+    Returns:
+        An `Aligned`: the distance before and after, the move, and what remains in each parameter.
+
+    """
+    listed = [s for s in (laws.symmetries if isinstance(laws, LawSet) else laws) if s.exact] if continuous else []
+    swaps = list(exchanges)
+    known = laws.parameters if isinstance(laws, LawSet) else ()
+    wanted, own = Weights(reference), Weights(target, known)
+    every = [*swaps, *listed]
+    for symmetry in every:
+        for name in symmetry.parameters:
+            wanted.movable(name, symmetry)
+            own.movable(name, symmetry)
+    names = dict.fromkeys(name for symmetry in every for name in symmetry.parameters)
+    goal, work = ({name: weights.read(name) for name in names} for weights in (wanted, own))
+    before = distance(goal, work)
+    steps: list[tuple[Symmetry, Tensor]] = []
+    rounds, last, now = 0, float("inf"), before
+    with torch.no_grad():
+        while rounds < ROUNDS and now < last - 1e-9 * before:
+            rounds, last = rounds + 1, now
+            for symmetry in every:
+                element = nearest(symmetry, goal, work)
+                if element is None:
+                    continue
+                trial = {name: work[name].clone() for name in symmetry.parameters}
+                apply(symmetry, element, trial)
+                mine = {name: work[name] for name in trial}
+                if distance({n: goal[n] for n in trial}, trial) <= distance({n: goal[n] for n in trial}, mine):
+                    work |= trial
+                    steps.append((symmetry, element))
+            now = distance(goal, work)
+        own.write(work)
+    return Aligned(
+        parameters=tuple(own.written),
+        state=own.state,
+        steps=tuple(_merged(steps)),
+        before=before,
+        after=distance(goal, work),
+        remains={name: float((work[name] - goal[name]).norm() / goal[name].norm().clamp_min(1e-300)) for name in names},
+        rounds=rounds,
+    )
+
+
+def _merged(steps: Sequence[tuple[Symmetry, Tensor]]) -> list[tuple[Symmetry, Tensor]]:
+    """Steps, with those along one symmetry that follow each other made one."""
+    merged: list[tuple[Symmetry, Tensor]] = []
+    for symmetry, element in steps:
+        if merged and merged[-1][0] == symmetry:
+            merged[-1] = (symmetry, composed(symmetry.kind, element, merged[-1][1]))
+        else:
+            merged.append((symmetry, element))
+    return merged
+
+
+def distance(a: Tensors, b: Tensors) -> float:
+    """The Euclidean distance of two collections."""
+    return float(torch.stack([(a[name] - b[name]).square().sum() for name in a]).sum().sqrt()) if a else 0.0
+
+
+def nearest(symmetry: Symmetry, goal: Tensors, work: Tensors) -> Tensor | None:
+    """The element that brings one symmetry's legs nearest to the goal."""
+    kind = symmetry.kind
+    wanted, mine = symmetry.matrices(goal), symmetry.matrices(work)
+    degrees = [leg.degree for leg in symmetry.legs]
+    if isinstance(kind, Exchange):
+        score = sum((a @ b.mT for a, b in zip(wanted, mine, strict=True)), torch.zeros(1, dtype=torch.float64))
+        return assignment(score)
+    if isinstance(kind, Orthogonal):
+        u, _, v = torch.linalg.svd(sum((a @ b.mT for a, b in zip(wanted, mine, strict=True)), torch.zeros(1)))
+        return u @ v
+    if isinstance(kind, Translation):
+        total = sum(d * (a - b).sum(0) for d, a, b in zip(degrees, wanted, mine, strict=True))
+        assert isinstance(total, Tensor)
+        return total / sum(d**2 * leg.view.n for d, leg in zip(degrees, symmetry.legs, strict=True))
+    if isinstance(kind, GeneralLinear):
+        return _nearest_linear(wanted, mine, degrees)
+    squares = torch.stack([by_unit(kind, b.square().sum(1), "sum") for b in mine])
+    products = torch.stack([by_unit(kind, (a * b).sum(1), "sum") for a, b in zip(wanted, mine, strict=True)])
+    return scaled(symmetry, _nearest_scale(squares, products, torch.tensor(degrees, dtype=torch.float64)[:, None]))
+
+
+def assignment(score: Float[Tensor, "n n"]) -> Tensor:
+    """For every unit of the goal the unit that is put in its place, so that the total score is largest."""
+    from scipy.optimize import linear_sum_assignment
+
+    _, columns = linear_sum_assignment(-score.cpu().numpy())
+    return torch.from_numpy(np.asarray(columns, dtype=np.int64))
+
+
+def _nearest_scale(
+    squares: Float[Tensor, "legs units"], products: Float[Tensor, "legs units"], degrees: Float[Tensor, "legs 1"]
+) -> Float[Tensor, " units"]:
+    """s that minimises Σ_ℓ s^{2d}·squares − 2 s^d·products: Newton's method in log s, never going uphill."""
+
+    def cost(t: Tensor) -> Tensor:
+        return ((2 * degrees * t).exp() * squares - 2 * (degrees * t).exp() * products).sum(0)
+
+    t = torch.zeros(squares.shape[1], dtype=torch.float64)
+    for _ in range(60):
+        twice, once = (2 * degrees * t).exp() * squares, (degrees * t).exp() * products
+        slope = (2 * degrees * (twice - once)).sum(0)
+        curve = (2 * degrees**2 * (2 * twice - once)).sum(0)
+        step = (slope / torch.where(curve > 0, curve, curve.abs() + squares.sum(0) + 1e-300)).clamp(-1, 1)
+        while bool((worse := cost(t - step) > cost(t) + 1e-15 * squares.sum(0)).any()):
+            step = torch.where(worse, step / 2, step)
+            if float(step.abs().max()) < 1e-14:
+                break
+        t = t - step
+        if float(step.abs().max()) < 1e-12:
+            break
+    return t.exp()
+
+
+def _nearest_linear(wanted: list[Tensor], mine: list[Tensor], degrees: Sequence[int | float]) -> Tensor:
+    """g that brings g·(+ legs) and g^{-T}·(− legs) near: first the best rotation, then Gauss–Newton in the Lie algebra.
+
+    With g = exp(X) to first order, + legs move by X·A and − legs by −Xᵀ·B, and the best X solves linear equations
+    X P + Q X = R with P = Σ₊AAᵀ, Q = Σ₋BBᵀ, both of which eigenvectors make diagonal.
+    """
+    n = mine[0].shape[0]
+    u, _, v = torch.linalg.svd(sum((a @ b.mT for a, b in zip(wanted, mine, strict=True)), torch.zeros(n, n).double()))
+    start = u @ v
+    eye = torch.eye(n, dtype=torch.float64)
+
+    def cost(g: Tensor) -> float:
+        inverted = torch.linalg.inv(g).mT
+        return sum(
+            float((a - (g if d > 0 else inverted) @ b).square().sum())
+            for a, b, d in zip(wanted, mine, degrees, strict=True)
+        )
+
+    g = min((eye, start), key=cost)
+    for _ in range(30):
+        inverted = torch.linalg.inv(g).mT
+        now = [(g if d > 0 else inverted) @ b for b, d in zip(mine, degrees, strict=True)]
+        p, q, r = torch.zeros(n, n).double(), torch.zeros(n, n).double(), torch.zeros(n, n).double()
+        for a, b, d in zip(wanted, now, degrees, strict=True):
+            if d > 0:
+                p += b @ b.mT
+                r += (a - b) @ b.mT
+            else:
+                q += b @ b.mT
+                r -= b @ (a - b).mT
+        values_p, vectors_p = torch.linalg.eigh(p)
+        values_q, vectors_q = torch.linalg.eigh(q)
+        sums = values_q[:, None] + values_p[None, :]
+        step = vectors_q @ ((vectors_q.mT @ r @ vectors_p) / (sums + 1e-12 * sums.max() + 1e-300)) @ vectors_p.mT
+        size, here = 1.0, cost(g)
+        while size > 1e-6 and not cost(torch.linalg.matrix_exp(size * step) @ g) < here:
+            size /= 2
+        if size <= 1e-6 or float(step.abs().max()) < 1e-12:
+            break
+        g = torch.linalg.matrix_exp(size * step) @ g
+    return g

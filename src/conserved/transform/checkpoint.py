@@ -1,0 +1,173 @@
+"""Weights in safetensors files, read and overwritten tensor by tensor: a model is moved without being loaded.
+
+Moving changes neither shapes nor precisions, so a moved checkpoint has the layout of the one it came from: files are
+copied, and the bytes of the tensors that move are written over. Memory is that of the largest group of tensors that
+move together. The format is described at https://github.com/huggingface/safetensors; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conserved.symmetry import Symmetry
+from conserved.transform.elements import Unmovable
+from conserved.transform.moving import Weights
+
+TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""The precisions in which weights are numbers."""
+
+_HEADER = 100_000_000
+"""The longest header that safetensors allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    file: Path
+    start: int
+    size: int
+    shape: tuple[int, ...]
+    code: str
+
+
+class Checkpoint(Weights):
+    """A folder of safetensors files as weights that `equalize` and `move` take.
+
+    Args:
+        folder: where the files are.
+        into: where moved tensors are written; files and all that lies beside them are copied there first. Without it
+            nothing is written, and what would be is listed.
+        known: names of the model's parameters; a further tensor with the same numbers is a tied copy.
+
+    """
+
+    def __init__(self, folder: str | Path, into: str | Path | None = None, known: Iterable[str] = ()) -> None:
+        self.folder, self.into = Path(folder), None if into is None else Path(into)
+        self._places: dict[str, _Place] = {}
+        files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            raise Unmovable(f"There are no safetensors files in {self.folder}.")
+        for file in files:
+            self._places |= _header(file)
+        if self.into is not None:
+            _copied(self.folder, self.into)
+        self._names = {name: found for name in known if (found := self._found(name)) is not None}
+        mine = set(self._names.values())
+        self._strangers = [name for name in self._places if name not in mine] if self._names else []
+        self.state = {}
+        self.written = []
+        self.read_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def _found(self, name: str) -> str | None:
+        """The name in the files: itself, or the only one that differs by the name of an outer module."""
+        if name in self._places:
+            return name
+        near = [other for other in self._places if other.endswith(f".{name}") or name.endswith(f".{other}")]
+        return near[0] if len(near) == 1 else None
+
+    def _place(self, name: str) -> _Place:
+        return self._places[self._names.get(name, name)]
+
+    def movable(self, name: str, symmetry: Symmetry) -> None:
+        found = self._names.get(name) or self._found(name)
+        if found is None:
+            raise Unmovable(
+                f"{symmetry.name} moves {name}, which no file in {self.folder} holds: "
+                "the library renames or joins tensors when it loads them."
+            )
+        self._names[name] = found
+        place = self._places[found]
+        views = [leg.view for leg in symmetry.legs if leg.view.parameter == name]
+        if any(view.shape != place.shape for view in views):
+            raise Unmovable(f"{found} has shape {place.shape} in the files and {views[0].shape} in the model.")
+        if place.code not in TYPES:
+            raise Unmovable(
+                f"{found} is stored as {place.code}, codes of a quantiser and not numbers that can be scaled. "
+                f"Move the model first and quantise it then, or leave {symmetry.name} out."
+            )
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor as it is in the files."""
+        place = self._place(name)
+        with place.file.open("rb") as file:
+            file.seek(place.start)
+            data = bytearray(file.read(place.size))
+        self.read_bytes += place.size
+        return torch.frombuffer(data, dtype=TYPES[place.code]).reshape(place.shape)
+
+    def read(self, name: str) -> Tensor:
+        return self.stored(name).to(torch.float64)
+
+    def write(self, work: Mapping[str, Tensor]) -> None:
+        rounded = {name: tensor.to(TYPES[self._place(name).code]).contiguous() for name, tensor in work.items()}
+        for name, tensor in rounded.items():
+            if not bool(torch.isfinite(tensor).all()) and bool(torch.isfinite(work[name]).all()):
+                raise Unmovable(f"Moving {name} leaves the range of {tensor.dtype}; nothing of its group was written.")
+        for name, tensor in rounded.items():
+            targets = [self._names.get(name, name), *self._tied_copies(name)]
+            self.written += targets
+            if self.into is None:
+                continue
+            for target in targets:
+                place = self._places[target]
+                with (self.into / place.file.name).open("r+b") as file:
+                    file.seek(place.start)
+                    file.write(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+    def _tied_copies(self, name: str) -> list[str]:
+        place = self._place(name)
+        alike = [
+            other
+            for other in self._strangers
+            if (self._places[other].shape, self._places[other].code) == (place.shape, place.code)
+        ]
+        return [other for other in alike if torch.equal(self.stored(other), self.stored(name))]
+
+
+def _header(file: Path) -> dict[str, _Place]:
+    """Where each tensor of a file lies."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= min(_HEADER, size - 8):
+            raise Unmovable(f"{file} is not a safetensors file.")
+        try:
+            listed: dict[str, Any] = json.loads(opened.read(length))
+        except (ValueError, RecursionError) as problem:
+            raise Unmovable(f"{file} is not a safetensors file: {problem}.") from problem
+    found = {}
+    for name, entry in listed.items():
+        if name == "__metadata__":
+            continue
+        try:
+            (first, last), code = map(int, entry["data_offsets"]), str(entry["dtype"])
+            shape = tuple(int(extent) for extent in entry["shape"])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise Unmovable(f"{file}: the entry of {name} is damaged.") from problem
+        bad = code in TYPES and last - first != prod(shape) * TYPES[code].itemsize
+        if not 0 <= first <= last <= size - 8 - length or bad:
+            raise Unmovable(f"{file}: {name} does not lie within the file.")
+        found[name] = _Place(file, 8 + length + first, last - first, shape, code)
+    return found
+
+
+def _copied(folder: Path, into: Path) -> None:
+    if into.resolve() == folder.resolve():
+        raise Unmovable(f"{into} is the checkpoint itself; name another folder to write to.")
+    if into.exists() and any(into.iterdir()):
+        raise Unmovable(f"{into} is not empty; name a folder that is.")
+    into.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        if file.is_file():
+            shutil.copyfile(file, into / file.name)

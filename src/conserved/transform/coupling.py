@@ -1,0 +1,284 @@
+"""Equal units and rotatable spaces: discrete and orthogonal symmetries, which have no law and no type.
+
+Exchanging hidden units, or rotating a residual stream, is no scaling, so typing does not list it. But the places that
+such a move touches are those that a scaling would touch if every function of single entries passed scales on and norms
+were not there. So the program is typed once more with those rules relaxed; what is then free are *candidates*: sets of
+parameter axes that move together. Which of them are symmetries is decided by moving the model and comparing outputs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from conserved.kind import ComplexScaling, GeneralLinear, Scaling
+from conserved.laws import LawSet
+from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.transform.activations import Call, run
+from conserved.transform.elements import Exchange, Orthogonal
+from conserved.transform.finding import as_a_function, example_call
+from conserved.transform.moving import ABOUT_GRADIENTS, apply
+from conserved.transform.objectives import is_matrix
+
+SAME = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Relative change of the outputs below which a move left them alone; libraries compute norms in single precision."""
+
+_NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm")
+
+
+@contextmanager
+def _relaxed() -> Iterator[None]:
+    """Within it, functions of single entries pass charges on as ReLU does, and norms as if they were not there."""
+    from conserved.inference.capture import Ref
+    from conserved.inference.engine import View
+    from conserved.inference.moves import Renumber
+    from conserved.inference.rules import RULES, Step
+    from conserved.inference.rules.products import FIXING, power
+    from conserved.inference.rules.step import number
+    from conserved.inference.rules.sums import added
+    from conserved.inference.types import FIXED, Field, Type
+
+    def entrywise(s: Step) -> Any:
+        return power(s, s.type(s.arg(0)), Fraction(1))
+
+    def norm(s: Step) -> Any:
+        count, shape = len(s.out), s.arg(1)
+        dims = list(range(count - len(shape), count))
+        place = Renumber(tuple(dims))
+        bias = s.arg(3) if "layer_norm" in s.operation.name else None
+        result = Type(power(s, s.type(s.arg(0)), Fraction(1)).factors)
+        if s.arg(2) is not None:
+            result = Type((*result.factors, *place.type(s.type(s.arg(2))).factors))
+        if bias is not None:
+            known = s.raw(bias)
+            if isinstance(known, View):
+                within = [one for one in result.factors if set(one.dims) <= set(dims)]
+                fields = [Field(tuple(map(dims.index, one.dims)), one.atoms, one.weight) for one in within]
+                known = s.engine.first_use(known, fields, role="bias", entries=False)
+            result = added(s.engine, result, place.type(known))
+        return [Type(result.factors)] + [FIXED] * (len(s.operation.results) - 1)
+
+    def size(s: Step) -> Any:
+        """A mean that keeps its axis is what a norm divides by: it is taken not to move."""
+        keeps = s.arg(2, "keepdim", False) or s.arg(3, "keepdim", False)
+        return FIXED if keeps else former["aten::mean"](s)
+
+    def plus(s: Step) -> Any:
+        """A number that is added is part of a function of single entries."""
+        alone = number(s.arg(1), s) is not None and isinstance(s.arg(0), Ref)
+        return entrywise(s) if alone else former["aten::add"](s)
+
+    former = dict(RULES)
+    RULES.update({f"aten::{name}": entrywise for name in FIXING if f"aten::{name}" in RULES})
+    RULES.update({f"aten::{name}": norm for name in _NORMS})
+    RULES.update({"aten::mean": size, "aten::add": plus, "aten::pow": entrywise})
+    try:
+        yield
+    finally:
+        RULES.clear()
+        RULES.update(former)
+
+
+def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[Symmetry]:
+    """Axes of parameters that move together in the relaxed program, with the parameters in `still` left alone."""
+    from conserved.inference import recognize
+
+    parameters = dict(model.named_parameters())
+    with as_a_function(model):
+        for name in still:
+            parameters[name].requires_grad_(False)
+        try:
+            with _relaxed():
+                found = recognize(model, *call.args, **call.kwargs)
+        finally:
+            for name in still:
+                parameters[name].requires_grad_(True)
+    return [s for s in found if isinstance(s.kind, Scaling | GeneralLinear | ComplexScaling)]
+
+
+def outputs(model: nn.Module, call: Call) -> Tensor:
+    """All numbers a model returns, as one vector."""
+    with torch.no_grad():
+        found = [t for t in tree_leaves(run(model, call)) if isinstance(t, Tensor) and t.is_floating_point()]
+    return torch.cat([t.detach().double().flatten() for t in found])
+
+
+def holds(model: nn.Module, call: Call, steps: Sequence[tuple[Symmetry, Tensor]]) -> bool:
+    """Whether a move leaves the outputs alone; it is undone by putting the weights back."""
+    own = dict(model.named_parameters())
+    names = dict.fromkeys(name for symmetry, _ in steps for name in symmetry.parameters)
+    former = {name: own[name].detach().clone() for name in names}
+    dtype = next(iter(former.values())).dtype
+    with as_a_function(model):
+        before = outputs(model, call)
+        try:
+            with torch.no_grad():
+                work = {name: value.to(torch.float64, copy=True) for name, value in former.items()}
+                for symmetry, element in steps:
+                    apply(symmetry, element, work)
+                for name, value in work.items():
+                    own[name].data.copy_(value)
+            after = outputs(model, call)
+        finally:
+            for name, value in former.items():
+                own[name].data.copy_(value)
+    return float((after - before).norm()) <= SAME.get(dtype, 0.05) * float(before.norm())
+
+
+def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs: Any) -> list[Symmetry]:
+    """Units of a model that are alike and may change places: hidden units, channels, heads. Each is probed.
+
+    Args:
+        model: a module.
+        *args: example inputs, as it is called.
+        laws: its symmetries if they are known, from which heads are read.
+        **kwargs: more example inputs, by name.
+
+    """
+    from conserved.transform.finding import symmetries_of
+
+    call = example_call(model, args, kwargs)
+    laws = symmetries_of(model, *call.args, **call.kwargs) if laws is None else laws
+    units = [
+        replace(s, kind=Exchange(), legs=tuple(Leg(leg.view) for leg in s.legs), family="units", source="probed")
+        for s in candidates(model, call)
+        if s.n > 1
+    ]
+    found = _joined(units) + _heads(laws)
+    generator = torch.Generator().manual_seed(0)
+    kept = [s for s in found if holds(model, call, [(s, torch.randperm(s.n, generator=generator))])]
+    return _numbered(kept)
+
+
+def _joined(units: Sequence[Symmetry]) -> list[Symmetry]:
+    """Candidates that share a leg move together, as the two branches of a gated network do."""
+    groups: list[list[Symmetry]] = []
+    for unit in units:
+        mine = {leg.view for leg in unit.legs}
+        touching = [group for group in groups if any(mine & {leg.view for leg in one.legs} for one in group)]
+        groups = [group for group in groups if group not in touching] + [[unit, *(s for g in touching for s in g)]]
+    result = []
+    for group in groups:
+        legs = tuple(dict.fromkeys(leg for one in group for leg in one.legs))
+        if len({leg.view.n for leg in legs}) == 1:
+            result.append(replace(max(group, key=lambda one: len(one.legs)), legs=legs))
+    return result
+
+
+def _numbered(found: Sequence[Symmetry]) -> list[Symmetry]:
+    """With names of their own."""
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    result = []
+    for one in found:
+        number = counts[one.block, one.family]
+        counts[one.block, one.family] += 1
+        result.append(replace(one, part=str(number)))
+    return result
+
+
+def _heads(laws: LawSet) -> list[Symmetry]:
+    """Heads as units: symmetries that lie side by side in the same parameters, all of a block together."""
+    groups: dict[tuple[Any, ...], list[Symmetry]] = defaultdict(list)
+    for s in laws.symmetries:
+        if s.family not in ABOUT_GRADIENTS and not s.kind.linear and s.part and s.kind.shared != "nothing":
+            groups[s.block, s.family, type(s.kind), s.n, s.parameters, len(s.legs)].append(s)
+    sides = [group for group in groups.values() if len(group) > 1]
+    # Queries with keys and values with outputs are permuted together: groups of one size that share a module.
+    together: dict[tuple[int, str], list[list[Symmetry]]] = defaultdict(list)
+    for group in sides:
+        together[len(group), _attention(group[0])].append(group)
+    found = []
+    for (count, block), members in together.items():
+        legs = tuple(leg for group in members for leg in _side_by_side(group))
+        if legs and len({leg.view.n for leg in legs}) == 1 and legs[0].view.n == count:
+            found.append(Symmetry(block=block, family="heads", kind=Exchange(), legs=legs, source="probed"))
+    return found
+
+
+def _attention(symmetry: Symmetry) -> str:
+    """The innermost module that holds the first leg's layer."""
+    return symmetry.legs[0].view.parameter.rpartition(".")[0].rpartition(".")[0]
+
+
+def _side_by_side(group: Sequence[Symmetry]) -> list[Leg]:
+    """For every place in the legs of a group of heads, the view whose rows are the heads."""
+    found = []
+    for place in range(len(group[0].legs)):
+        views = [symmetry.legs[place].view for symmetry in group]
+        first = views[0]
+        axes = [axis for axis in range(len(first.grid)) if len({view.pick[axis] for view in views}) > 1]
+        same = all(view.grid == first.grid and view.rows == first.rows and view.axes == first.axes for view in views)
+        if not same or len(axes) != 1:
+            return []
+        (axis,) = axes
+        starts = [pick if isinstance(pick, int) else pick[0] if pick else -1 for pick in (v.pick[axis] for v in views)]
+        widths = {1 if isinstance(p, int) else p[1] - p[0] for p in (v.pick[axis] for v in views) if p is not None}
+        if len(widths) != 1 or -1 in starts:
+            return []
+        (width,) = widths
+        if first.grid[axis] % width or any(start % width for start in starts):
+            return []
+        grid = (*first.grid[:axis], first.grid[axis] // width, width, *first.grid[axis + 1 :])
+        picks = [*first.pick[:axis], None, None, *first.pick[axis + 1 :]]
+        rows = tuple(start // width for start in starts)
+        whole = rows == tuple(range(grid[axis]))
+        view = replace(first, grid=grid, axes=(axis,), pick=tuple(picks), rows=None if whole else rows)
+        found.append(Leg(view))
+    return found
+
+
+def foldable(laws: LawSet, tensors: Tensors) -> dict[Symmetry, Tensor]:
+    """Elements that make the gains of norms one, their scales going to the maps that read them; positive gains only."""
+    found = {}
+    for symmetry in laws.symmetries:
+        gain = symmetry.legs[0]
+        if symmetry.family != "gain" or not symmetry.exact or is_matrix(gain) or gain.degree != 1:
+            continue
+        values = gain.view.matrix(tensors[gain.view.parameter].detach(), point=True)[:, 0].double()
+        if bool((values > 0).all()):
+            found[symmetry] = 1 / values
+    return found
+
+
+def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry], dict[Symmetry, Tensor]]:
+    """Spaces that allow rotations once gains are folded into their readers, and the elements that fold them.
+
+    Of a space whose norms centre, the rotations that keep (1, …, 1) are left; such a space has the family
+    "rotation_about_ones". Without any such space nothing is folded.
+    """
+    folds = foldable(laws, dict(model.named_parameters()))
+    known = [{leg.view for leg in s.legs} for s in laws.symmetries if isinstance(s.kind, GeneralLinear)]
+    found = []
+    for space in candidates(model, call, [symmetry.legs[0].view.parameter for symmetry in folds]):
+        views = {leg.view for leg in space.legs}
+        if space.n < 2 or views in known or len(views) < 3:
+            continue
+        legs = tuple(Leg(view) for view in dict.fromkeys(leg.view for leg in space.legs))
+        one = replace(space, kind=Orthogonal(), legs=legs, family="rotation", part="", source="probed", epsilon=0.0)
+        element = one.element(spread=1.0, generator=torch.Generator().manual_seed(0))
+        if holds(model, call, [*folds.items(), (one, element)]):
+            found.append(one)
+        elif holds(model, call, [*folds.items(), (one, keeping_ones(element[1:, 1:]))]):
+            found.append(replace(one, family="rotation_about_ones"))
+    return _numbered(found), folds if found else {}
+
+
+def keeping_ones(matrix: Float[Tensor, "k k"]) -> Float[Tensor, "n n"]:
+    """A rotation of the space across (1, …, 1) from any invertible matrix of one size less."""
+    n = matrix.shape[0] + 1
+    v = torch.full((n,), n**-0.5, dtype=torch.float64)
+    v[0] += 1
+    mirror = torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v) / v.dot(v)
+    inner = torch.eye(n, dtype=torch.float64)
+    q, r = torch.linalg.qr(matrix)
+    inner[1:, 1:] = q * r.diagonal().sign()
+    return mirror @ inner @ mirror

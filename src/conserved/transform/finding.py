@@ -1,0 +1,69 @@
+"""The symmetries of the function a model computes: what may be moved, whether it is trained or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from conserved.laws import LawSet
+from conserved.transform.activations import Call
+from conserved.transform.moving import ABOUT_GRADIENTS
+
+
+def symmetries_of(model: nn.Module, *args: Any, **kwargs: Any) -> LawSet:
+    """The symmetries of a model's function in use.
+
+    Laws of training differ from them in three ways: a frozen parameter may be moved like any other; dropout and batch
+    statistics are out of the way (the model is read in evaluation mode); and what only says that a gradient is zero,
+    such as a row of padding, is left out. No loss is assumed: outputs stay as they are.
+
+    Args:
+        model: a module.
+        *args: example inputs, as it is called; they may be left out where the model says how.
+        **kwargs: more of them, by name.
+
+    """
+    # Solving for symmetries needs scipy, which those who only move weights need not load.
+    from conserved.inference import recognize
+
+    with as_a_function(model):
+        found = recognize(model, *args, **kwargs)
+    return replace(found, symmetries=tuple(one for one in found.symmetries if one.family not in ABOUT_GRADIENTS))
+
+
+def example_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """The call that was given or, where none was, the first that the model can be run with."""
+    if args or kwargs:
+        return Call(args, kwargs)
+    from conserved.inference.examples import NoExample, example_inputs
+
+    for made, named in example_inputs(model):
+        try:
+            with torch.no_grad():
+                model(*made, **named)
+        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError):
+            continue
+        return Call(made, named)
+    raise NoExample(f"How {type(model).__name__} is called cannot be guessed. Pass example inputs as it is called.")
+
+
+@contextmanager
+def as_a_function(model: nn.Module) -> Iterator[None]:
+    """Within it the model is in evaluation mode and all of its floating-point parameters count as free."""
+    modes = {module: module.training for module in model.modules()}
+    frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    try:
+        model.eval()
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for parameter in frozen:
+            parameter.requires_grad_(False)

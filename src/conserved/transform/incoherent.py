@@ -1,0 +1,65 @@
+"""Random rotations of spaces that allow any: no single channel stays large, so that few bits serve all of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.kind import GeneralLinear
+from conserved.symmetry import Symmetry, Tensors
+from conserved.transform.coupling import keeping_ones
+from conserved.transform.elements import Orthogonal
+from conserved.transform.objectives import Objective, is_matrix
+
+
+def hadamard(n: int, generator: torch.Generator | None = None) -> Float[Tensor, "n n"]:
+    """An orthogonal n × n matrix that spreads every axis over all: a Hadamard matrix with random signs.
+
+    Where n is not a power of two it is the Kronecker product of the largest Hadamard factor and a random rotation.
+    """
+    power = n & -n
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while matrix.shape[0] < power:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)], 0)
+    matrix = matrix / power**0.5
+    rest = n // power
+    if rest > 1:
+        noise = torch.randn(rest, rest, generator=generator, dtype=torch.float64)
+        q, r = torch.linalg.qr(noise)
+        matrix = torch.kron((q * r.diagonal().sign()).contiguous(), matrix)
+    signs = torch.randint(0, 2, (n,), generator=generator).to(torch.float64) * 2 - 1
+    return matrix * signs
+
+
+@dataclass
+class Incoherent(Objective):
+    """Hadamard elements of general linear and orthogonal groups."""
+
+    seed: int = 0
+    folds: Mapping[Symmetry, Tensor] = field(default_factory=dict)
+    """Elements that make gains one, where a space behind them is rotated."""
+    sweeps: int = 1
+
+    def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
+        if symmetry in self.folds:
+            return self.folds[symmetry]
+        if not isinstance(symmetry.kind, GeneralLinear | Orthogonal) or symmetry.n < 2:
+            return None
+        generator = torch.Generator().manual_seed(self.seed + zlib.crc32(symmetry.name.encode()))
+        if symmetry.family == "rotation_about_ones":
+            return keeping_ones(torch.randn(symmetry.n - 1, symmetry.n - 1, generator=generator, dtype=torch.float64))
+        return hadamard(symmetry.n, generator)
+
+    def value(self, symmetry: Symmetry, work: Tensors) -> float:
+        """The largest coherence of a matrix: its largest entry over its root mean square."""
+        found = [0.0]
+        for leg in filter(is_matrix, symmetry.legs):
+            matrix = leg.view.matrix(work[leg.view.parameter])
+            size = float(matrix.square().mean().sqrt())
+            found.append(float(matrix.abs().max()) / size if size else 0.0)
+        return max(found)

@@ -1,0 +1,156 @@
+"""Which layers scale against which: the mappings that quantisers ask for, read off a model's symmetries."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from conserved.kind import GeneralLinear, Scaling
+from conserved.laws import LawSet
+from conserved.symmetry import Leg, Symmetry
+from conserved.transform.activations import activation_sizes
+from conserved.transform.finding import as_a_function, example_call, symmetries_of
+from conserved.transform.objectives import Activation, is_matrix
+
+FORMATS = ("plain", "llmcompressor", "autoround")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapping:
+    """Channels that one layer makes and others read: divide them in the first, multiply them in the others."""
+
+    smooth: tuple[str, ...]
+    """Modules that make the channels: a norm with a gain, or a linear map."""
+    balance: tuple[str, ...]
+    """Modules that read them; all of them, so that nothing is left uncompensated."""
+    channels: int
+    """How many scales there are."""
+    symmetries: tuple[str, ...]
+    """The symmetries it comes from, one for each head where there are heads."""
+    reason: str
+    """Why the function does not see these scales."""
+    one_to_one: bool
+    """Whether reader channel i is maker channel i; not so where heads share their values."""
+
+
+def mappings(
+    model: nn.Module,
+    *args: Any,
+    format: str = "plain",  # noqa: A002
+    laws: LawSet | None = None,
+    **kwargs: Any,
+) -> list[Mapping] | list[dict[str, Any]]:
+    """The layers of a model that can be smoothed, and the layers that have to be balanced for it.
+
+    Args:
+        model: a module of any architecture; one forward pass is run.
+        *args: example inputs, as it is called; they may be left out where the model says how.
+        format: "plain" (a list of `Mapping`), or what `AWQModifier(mappings=…)` of llm-compressor and
+            `AWQConfig(mappings=…)` of auto-round take: dictionaries with smooth_layer and balance_layers, patterns that
+            match all layers which are alike. Mappings that these tools have no form for are left out of theirs.
+        laws: the symmetries, if they are known already.
+        **kwargs: more example inputs, by name.
+
+    """
+    if format not in FORMATS:
+        raise ValueError(f"Unknown format {format!r}; expected one of {', '.join(FORMATS)}.")
+    found = symmetries_of(model, *args, **kwargs) if laws is None else laws
+    with as_a_function(model):
+        sizes = activation_sizes(model, [example_call(model, args, kwargs)])
+    readers = Activation(sizes).readers
+    plain = _merged([_of_one(s, readers(s)) for s in found.symmetries if _scales(s) and readers(s)])
+    if format == "plain":
+        return plain
+    names = [name for name, _ in model.named_modules()]
+    return patterns(
+        [one for one in plain if len(one.smooth) == 1 and one.one_to_one],
+        names,
+        "re:" if format == "llmcompressor" else "",
+    )
+
+
+def _scales(symmetry: Symmetry) -> bool:
+    return symmetry.exact and isinstance(symmetry.kind, Scaling | GeneralLinear)
+
+
+def _of_one(symmetry: Symmetry, readers: Sequence[Leg]) -> Mapping:
+    makers = [leg for leg in symmetry.legs if leg not in readers]
+    smooth, balance = _modules(makers), _modules(readers)
+    copies = max(
+        [sum(leg.view.parameter == name for leg in readers) for name in {leg.view.parameter for leg in readers}]
+    )
+    if not makers:
+        reason = "read from both sides"
+    elif not any(map(is_matrix, makers)):
+        reason = "a gain is multiplied in, channel by channel, and only these maps read it"
+    elif isinstance(symmetry.kind, GeneralLinear):
+        reason = "two linear maps in a row: any invertible matrix may stand between them"
+    else:
+        reason = "what stands between the maps passes a positive scale of every channel on"
+    if copies > 1:
+        reason += f"; each channel is read {copies} times"
+    return Mapping(
+        smooth=smooth,
+        balance=balance,
+        channels=symmetry.n,
+        symmetries=(symmetry.name,),
+        reason=reason,
+        one_to_one=copies == 1 and bool(makers),
+    )
+
+
+def _modules(legs: Iterable[Leg]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(leg.view.parameter.rpartition(".")[0] for leg in legs))
+
+
+def _merged(found: Sequence[Mapping]) -> list[Mapping]:
+    """Heads of one pair of layers are one mapping."""
+    together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Mapping]] = defaultdict(list)
+    for one in found:
+        together[one.smooth, one.balance].append(one)
+    return [
+        Mapping(
+            smooth=smooth,
+            balance=balance,
+            channels=sum(one.channels for one in members),
+            symmetries=tuple(name for one in members for name in one.symmetries),
+            reason=members[0].reason,
+            one_to_one=all(one.one_to_one for one in members),
+        )
+        for (smooth, balance), members in together.items()
+    ]
+
+
+def patterns(plain: Sequence[Mapping], names: Sequence[str], prefix: str) -> list[dict[str, Any]]:
+    """Mappings of layers that are alike as one pattern; numbers are listed where not all layers agree."""
+    groups: dict[tuple[str, tuple[str, ...]], list[Mapping]] = defaultdict(list)
+    for one in plain:
+        groups[_template(one.smooth[0]), tuple(map(_template, one.balance))].append(one)
+    counts: dict[str, int] = defaultdict(int)
+    for name in names:
+        counts[_template(name)] += 1
+    result: list[dict[str, Any]] = []
+    for (smooth, balance), members in groups.items():
+        everywhere = counts[smooth] == len(members)
+        each = [(smooth, balance)] if everywhere else [(m.smooth[0], m.balance) for m in members]
+        result += [
+            {
+                "smooth_layer": prefix + _pattern(name),
+                "balance_layers": [prefix + _pattern(other) for other in dict.fromkeys(others)],
+            }
+            for name, others in each
+        ]
+    return result
+
+
+def _template(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "#", name)
+
+
+def _pattern(template: str) -> str:
+    return "^" + re.escape(template).replace(r"\#", r"\d+") + "$"

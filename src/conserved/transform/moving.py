@@ -1,0 +1,276 @@
+"""Move a model, or a dictionary of weights, along its symmetries: other weights, the same function."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from conserved.laws import LawSet
+from conserved.shared_memory import memory_of, overlapping
+from conserved.symmetry import Symmetry
+from conserved.transform.elements import Unmovable, acted, checked, inverse
+from conserved.view import View, whole
+
+STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Precisions in which weights are numbers and not codes."""
+
+ABOUT_GRADIENTS = ("inert_padding", "unused", "frozen")
+"""Families of laws that say that a gradient is zero; they say nothing about the function."""
+
+ABOUT_LOSS = ("class_shift",)
+"""Families that leave the loss alone and not the outputs."""
+
+Elements = Mapping[Symmetry | str, Tensor] | Mapping[str, Tensor] | Mapping[Symmetry, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moved:
+    """What a move did."""
+
+    moved: tuple[str, ...]
+    """Names of the symmetries, in the order they were applied."""
+    inverse: dict[Symmetry | str, Tensor]
+    """Elements that undo the move, in the order to apply them in."""
+    before: dict[str, Tensor]
+    """The laws of these symmetries before, in float64."""
+    after: dict[str, Tensor]
+    parameters: tuple[str, ...]
+    """Names of the tensors that were written."""
+    notes: tuple[str, ...] = ()
+    """What to know: symmetries up to ε, of the loss alone, assumed."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """The moved weights, where a dictionary was given; tensors that did not move are the ones given."""
+
+    def __str__(self) -> str:
+        text = f"{len(self.moved)} symmetries moved {len(self.parameters)} tensors"
+        return "\n  ".join([text, *self.notes])
+
+
+def move(
+    target: nn.Module | Mapping[str, Tensor] | Weights,
+    elements: Elements,
+    *,
+    laws: LawSet | Iterable[Symmetry] = (),
+    values: bool = True,
+) -> Moved:
+    """Move weights along symmetries, so that the function they compute stays what it is.
+
+    Legs are moved in float64 and rounded once, to the precision they are stored in. Scales that are powers of two are
+    exact, and undone bit for bit. Symmetries that share tensors are written together, once all of them are known to
+    be finite, so that the function is intact whenever something is refused.
+
+    Args:
+        target: a module, moved in place; or a dictionary of tensors, which stays as it is: see `Moved.state`; or a
+            `Checkpoint` of safetensors files.
+        elements: for each symmetry, or its name in `laws`, the group element to move it by
+            (`conserved.transform.elements` lists the form for every kind). They are applied in this order.
+        laws: the symmetries that names are looked up in, as `conserved.recognize` gives them.
+        values: whether to evaluate the laws before and after.
+
+    Returns:
+        A `Moved`: what was done, the laws before and after, the elements that undo it, and what to be aware of.
+
+    """
+    steps = _steps(elements, laws)
+    named = laws.parameters if isinstance(laws, LawSet) else ()
+    tensors = target if isinstance(target, Weights) else Weights(target, named)
+    for symmetry, _ in steps:
+        for name in symmetry.parameters:
+            tensors.movable(name, symmetry)
+    before: dict[str, Tensor] = {}
+    after: dict[str, Tensor] = {}
+    for component in components(steps):
+        _move_together(component, tensors, before, after, values=values)
+    order = [symmetry.name for symmetry, _ in steps]
+    return Moved(
+        moved=tuple(order),
+        inverse={symmetry: inverse(symmetry.kind, element) for symmetry, element in reversed(steps)},
+        before={name: before[name] for name in dict.fromkeys(order) if name in before},
+        after={name: after[name] for name in dict.fromkeys(order) if name in after},
+        parameters=tuple(tensors.written),
+        notes=tuple(notes(symmetry for symmetry, _ in steps)),
+        state=tensors.state,
+    )
+
+
+def _steps(elements: Elements, laws: LawSet | Iterable[Symmetry]) -> list[tuple[Symmetry, Tensor]]:
+    """Symmetries with checked elements; names are looked up."""
+    known = {symmetry.name: symmetry for symmetry in (laws.symmetries if isinstance(laws, LawSet) else laws)}
+    found = []
+    for key, element in elements.items():
+        if isinstance(key, str) and key not in known:
+            listed = ", ".join(list(known)[:3]) + (", …" if len(known) > 3 else "")
+            raise Unmovable(
+                f"There is no symmetry {key!r} among the {len(known)} given"
+                + (f" ({listed})." if known else ". Pass laws=conserved.recognize(model, *inputs).")
+            )
+        symmetry = known[key] if isinstance(key, str) else key
+        found.append((symmetry, checked(symmetry, element)))
+    return found
+
+
+def components(
+    steps: Sequence[tuple[Symmetry, Tensor]],
+) -> Iterator[list[tuple[Symmetry, Tensor]]]:
+    """Steps that share tensors, together; each group by itself leaves the function unchanged."""
+    groups: list[tuple[set[str], list[int]]] = []
+    for place, (symmetry, _) in enumerate(steps):
+        names, members = set(symmetry.parameters), [place]
+        apart = []
+        for group in groups:
+            if names.isdisjoint(group[0]):
+                apart.append(group)
+            else:
+                names |= group[0]
+                members = group[1] + members
+        groups = [*apart, (names, members)]
+    for _, members in sorted(groups, key=lambda group: min(group[1])):
+        yield [steps[place] for place in sorted(members)]
+
+
+def _move_together(
+    steps: Sequence[tuple[Symmetry, Tensor]],
+    tensors: Weights,
+    before: dict[str, Tensor],
+    after: dict[str, Tensor],
+    *,
+    values: bool,
+) -> None:
+    names = dict.fromkeys(name for symmetry, _ in steps for name in symmetry.parameters)
+    work = {name: tensors.read(name) for name in names}
+    with torch.no_grad():
+        if values:
+            before |= {symmetry.name: symmetry.law(work) for symmetry, _ in steps}
+        for symmetry, element in steps:
+            apply(symmetry, element, work)
+        if values:
+            after |= {symmetry.name: symmetry.law(work) for symmetry, _ in steps}
+        tensors.write(work)
+
+
+def apply(symmetry: Symmetry, element: Tensor, work: Mapping[str, Tensor]) -> None:
+    """Move contiguous tensors in place by one element."""
+    for leg in symmetry.legs:
+        tensor = work[leg.view.parameter]
+        write(leg.view, tensor, acted(symmetry, element, leg.view.matrix(tensor, point=True), leg.degree))
+
+
+def write(view: View, tensor: Tensor, matrix: Tensor) -> None:
+    """Make a view of a contiguous tensor see a matrix, in place."""
+    matrix = matrix - view.offset if view.offset else matrix
+    target = view.face(tensor)
+    if view.rows is None:
+        target.copy_(matrix.reshape(target.shape))
+        return
+    rows = target.reshape(-1, view.m).clone()
+    rows[torch.tensor(view.rows, device=rows.device)] = matrix
+    target.copy_(rows.reshape(target.shape))
+
+
+def notes(symmetries: Iterable[Symmetry]) -> list[str]:
+    """What has to be said about moving along these symmetries, one line for each kind of caveat."""
+    several: dict[str, list[str]] = defaultdict(list)
+    for symmetry in symmetries:
+        if not symmetry.exact:
+            several[
+                f"holds up to a norm's ε = {symmetry.epsilon:g}: scaling its input by c changes its output by about "
+                "½ε(1 − c⁻²)/s, with s the mean square of the input"
+            ].append(symmetry.name)
+        if symmetry.family in ABOUT_LOSS:
+            several["leaves the loss unchanged, and not the outputs: logits are shifted"].append(symmetry.name)
+        if symmetry.family in ABOUT_GRADIENTS:
+            several["is about gradients: the function may read these entries for other inputs"].append(symmetry.name)
+        if symmetry.source == "assumed":
+            several["holds on the path that the example inputs took"].append(symmetry.name)
+        if symmetry.source == "probed":
+            several["was found by moving the model and comparing outputs, not by a proof"].append(symmetry.name)
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}."
+        for text, names in several.items()
+    ]
+
+
+class Weights:
+    """The tensors that are moved: a module's own, written in place, or a dictionary, of which a new one is made."""
+
+    def __init__(self, target: nn.Module | Mapping[str, Tensor], known: Iterable[str] = ()) -> None:
+        self._module = isinstance(target, nn.Module)
+        tensors: dict[str, Tensor] = {}
+        tensors.update(target.named_parameters() if isinstance(target, nn.Module) else target)
+        self._tensors = tensors
+        self._shared = overlapping({name: t for name, t in tensors.items() if isinstance(t, Tensor)})
+        self._aliases = {} if self._module else self._tied(frozenset(known))
+        self.state: dict[str, Tensor] = {} if self._module else dict(tensors)
+        self.written: list[str] = []
+
+    def _tied(self, known: frozenset[str]) -> dict[str, list[str]]:
+        """Names in a dictionary that stand for one tensor: the same memory, or an unknown name with equal numbers."""
+        memory: dict[object, str] = {}
+        found: dict[str, list[str]] = defaultdict(list)
+        strangers = [name for name in self._tensors if known and name not in known]
+        alike = Counter((tuple(self._tensors[name].shape), self._tensors[name].dtype) for name in strangers)
+        for name in sorted(self._tensors, key=lambda name: name in strangers):
+            tensor = self._tensors[name]
+            first = memory.setdefault(memory_of(tensor), name)
+            if first != name:
+                found[first].append(name)
+                self._shared = {a: b for a, b in self._shared.items() if {a, b} != {first, name}}
+            elif name not in strangers and alike.get((tuple(tensor.shape), tensor.dtype)):
+                found[name] += [
+                    other
+                    for other in strangers
+                    if self._tensors[other].shape == tensor.shape and torch.equal(self._tensors[other], tensor)
+                ]
+        return {name: list(dict.fromkeys(others)) for name, others in found.items()}
+
+    def movable(self, name: str, symmetry: Symmetry) -> None:
+        """Refuse, by name, what is not there, not a plain number, without values, or partly someone else's memory."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            near = [other for other in self._tensors if other.endswith(name) or name.endswith(other)]
+            hint = f" There is {near[0]}: are the names from a wrapped model?" if near else ""
+            raise Unmovable(f"{symmetry.name} moves {name}, which is not among the {len(self._tensors)} tensors.{hint}")
+        sharded = hasattr(tensor, "full_tensor")
+        plain = type(tensor) in (Tensor, nn.Parameter) or sharded
+        if tensor.dtype not in STORED or not plain:
+            how = str(tensor.dtype) if plain else type(tensor).__name__
+            raise Unmovable(
+                f"{name} is stored as {how}, codes of a quantiser and not numbers that can be scaled. "
+                f"Move the model first and quantise it then, or leave {symmetry.name} out."
+            )
+        if tensor.is_meta:
+            raise Unmovable(f"{name} is on the meta device and has no values. Load the weights first.")
+        if name in self._shared:
+            raise Unmovable(
+                f"{name} shares part of its memory with {self._shared[name]}, so that moving one moves the other. "
+                "Give them memory of their own, or make them one parameter."
+            )
+
+    def read(self, name: str) -> Tensor:
+        """A contiguous copy in float64; of a sharded tensor all of it."""
+        tensor = self._tensors[name].detach()
+        return whole(tensor).to(torch.float64, copy=True, memory_format=torch.contiguous_format)
+
+    def write(self, work: Mapping[str, Tensor]) -> None:
+        """Round and write tensors that belong together, unless one of them left the range of its precision."""
+        rounded = {name: value.to(self._tensors[name].dtype) for name, value in work.items()}
+        for name, value in rounded.items():
+            if not bool(torch.isfinite(value).all()) and bool(torch.isfinite(self.read(name)).all()):
+                raise Unmovable(f"Moving {name} leaves the range of {value.dtype}; nothing of its group was written.")
+        for name, value in rounded.items():
+            former = self._tensors[name]
+            if hasattr(former, "full_tensor"):
+                from torch.distributed.tensor import DTensor, distribute_tensor
+
+                assert isinstance(former, DTensor)
+                value = distribute_tensor(value, former.device_mesh, former.placements)
+            self.written.append(name)
+            if self._module:
+                former.data.copy_(value)
+                continue
+            for alias in (name, *self._aliases.get(name, ())):
+                self.state[alias] = self._tensors[alias] = value

@@ -1,0 +1,231 @@
+"""What a point of the orbit can be chosen for, and the element that brings one symmetry there.
+
+An objective looks at one symmetry at a time, with the weights as they are, and returns the element that is best for
+it. `equalize` goes round all symmetries until nothing moves any more.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.kind import ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
+from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.transform.elements import by_unit, scaled
+
+RANK = 1e-12
+"""Gram matrices whose smallest eigenvalue is below this share of the largest have no balanced point."""
+
+
+class Impossible(Exception):
+    """The objective has no best point on this symmetry's orbit; the message says why."""
+
+
+class Objective(ABC):
+    """Chooses an element for one symmetry."""
+
+    sweeps: int = 50
+    """How often to go round at the most."""
+    settled: float = 1e-9
+    """Elements that differ from the identity by less than this move nothing any more."""
+
+    @abstractmethod
+    def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
+        """The best element at these weights; None where the objective has nothing to say. Raises `Impossible`."""
+
+    @abstractmethod
+    def value(self, symmetry: Symmetry, work: Tensors) -> float:
+        """What is made small."""
+
+
+class Balanced(Objective):
+    r"""All laws zero: the point of the orbit with the smallest norm, which weight decay drives at.
+
+    The squared norm is geodesically convex along the orbit (Kempf and Ness), so going round finds its minimum. For
+    GL(n) with Gram matrices A = Σ₊ ℓℓᵀ and B = Σ₋ ℓℓᵀ, the minimum of tr(gAgᵀ) + tr(g^{-T}Bg^{-1}) has P = gᵀg with
+    PAP = B: the geometric mean of A⁻¹ and B.
+    """
+
+    def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
+        kind = symmetry.kind
+        legs = symmetry.matrices(work)
+        if isinstance(kind, Translation):
+            total = sum(leg.degree * matrix.sum(0) for leg, matrix in zip(symmetry.legs, legs, strict=True))
+            assert isinstance(total, Tensor)
+            return -total / sum(leg.degree**2 * leg.view.n for leg in symmetry.legs)
+        if isinstance(kind, GeneralLinear):
+            return _geometric_mean(symmetry, legs)
+        squares = [by_unit(kind, matrix.square().sum(1), "sum") for matrix in legs]
+        return scaled(symmetry, _least_norm(symmetry, squares))
+
+    def value(self, symmetry: Symmetry, work: Tensors) -> float:
+        """The size of the law against the terms it is made of."""
+        law = symmetry.law(work)
+        size = sum(float(matrix.square().sum()) for matrix in symmetry.matrices(work))
+        return float(torch.linalg.vector_norm(law)) / size if size else 0.0
+
+
+def _geometric_mean(symmetry: Symmetry, legs: list[Tensor]) -> Tensor:
+    n = symmetry.n
+    grams = [torch.zeros(n, n, dtype=torch.float64, device=legs[0].device) for _ in range(2)]
+    for leg, matrix in zip(symmetry.legs, legs, strict=True):
+        grams[leg.degree < 0] += matrix @ matrix.mT
+    plus, minus = grams
+    if not float(plus.trace()) or not float(minus.trace()):
+        raise Impossible("one side is zero, and would shrink the other for ever")
+    values, vectors = torch.linalg.eigh(plus)
+    lowest = [float(v[0] / v[-1]) for v in (values, torch.linalg.eigvalsh(minus))]
+    if min(lowest) < RANK:
+        # Some combination of rows is zero on one side only: the infimum lies outside the orbit. One scale is left.
+        return torch.eye(n, dtype=torch.float64, device=plus.device) * (minus.trace() / plus.trace()) ** 0.25
+    root, inverse_root = ((vectors * values**power) @ vectors.mT for power in (0.5, -0.5))
+    product = inverse_root @ _power(root @ minus @ root, 0.5) @ inverse_root
+    return _power((product + product.mT) / 2, 0.5)
+
+
+def _power(matrix: Float[Tensor, "n n"], exponent: float) -> Float[Tensor, "n n"]:
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    return (vectors * values.clamp_min(torch.finfo(values.dtype).tiny) ** exponent) @ vectors.mT
+
+
+def _least_norm(symmetry: Symmetry, squares: list[Float[Tensor, " units"]]) -> Float[Tensor, " units"]:
+    """s_i that minimise Σ_ℓ s_i^{2d_ℓ}·squares_ℓ; one where a unit is zero on one side."""
+    signs = [leg.degree > 0 for leg in symmetry.legs]
+    if len(set(signs)) == 1:
+        raise Impossible("all legs move the same way, and would shrink for ever")
+    plus, minus = (
+        torch.stack([one for one, sign in zip(squares, signs, strict=True) if sign == side]).sum(0)
+        for side in (True, False)
+    )
+    alive = (plus > 0) & (minus > 0)
+    if not bool(alive.any()):
+        raise Impossible("one side is zero, and would shrink the other for ever")
+    logarithm = torch.where(alive, (minus / plus.clamp_min(1e-300)).clamp_min(1e-300).log() / 4, 0.0)
+    if {abs(leg.degree) for leg in symmetry.legs} != {1}:
+        logarithm = torch.zeros_like(plus)
+        degrees = torch.tensor([float(leg.degree) for leg in symmetry.legs], dtype=torch.float64)[:, None]
+        terms = torch.stack(squares)
+        for _ in range(200):
+            # Newton's method in log s on a convex function, with steps that cannot overshoot.
+            now = terms * torch.exp(2 * degrees * logarithm)
+            slope, curve = (degrees * now).sum(0), (2 * degrees**2 * now).sum(0)
+            step = torch.where(alive, slope / curve.clamp_min(1e-300), 0.0).clamp(-0.5, 0.5)
+            logarithm = logarithm - step
+            if float(step.abs().max()) < 1e-14:
+                break
+    return logarithm.exp()
+
+
+def is_matrix(leg: Leg) -> bool:
+    """Whether the leg lies in a parameter that quantisers store in few bits; gains and biases stay as they are."""
+    return sum(size > 1 for size in leg.view.shape) > 1
+
+
+def _ranges(symmetry: Symmetry, work: Tensors, legs: list[Leg]) -> Float[Tensor, " units"]:
+    """The largest absolute value in every unit, over legs."""
+    found = [
+        by_unit(symmetry.kind, leg.view.matrix(work[leg.view.parameter], point=True).abs().amax(1), "amax")
+        for leg in legs
+    ]
+    return torch.stack(found).amax(0)
+
+
+class Range(Objective):
+    """Equal ranges of the units of a matrix, so that one step of a quantiser serves all of them; no data needed.
+
+    Between two matrices the ranges of unit i become √(r₊r₋) on both sides (cross-layer equalisation). Where one side
+    is only a gain or a bias, which no quantiser rounds, the matrices get equal ranges in all units.
+    """
+
+    sweeps = 20
+    settled = 1e-3
+
+    def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
+        if isinstance(symmetry.kind, Translation | OneScale):
+            return None
+        sides = [
+            [leg for leg in symmetry.legs if is_matrix(leg) and (leg.degree > 0) == side] for side in (True, False)
+        ]
+        if not any(sides):
+            return None
+        degree = float(max(abs(leg.degree) for leg in symmetry.legs))
+        if all(sides):
+            plus, minus = (_ranges(symmetry, work, side) for side in sides)
+            alive = (plus > 0) & (minus > 0)
+            ratio = torch.where(alive, minus / plus.clamp_min(1e-300), 1.0)
+            return scaled(symmetry, ratio ** (0.5 / degree))
+        (legs,) = filter(None, sides)
+        relative = [one / one.max().clamp_min(1e-300) for one in (_ranges(symmetry, work, [leg]) for leg in legs)]
+        share = torch.stack(relative).amax(0)
+        share = torch.where(share > 0, share, 1.0)
+        share = share / share.log().mean().exp()
+        return scaled(symmetry, share ** ((1.0 if not sides[0] else -1.0) / degree))
+
+    def value(self, symmetry: Symmetry, work: Tensors) -> float:
+        """Spread of the units' ranges: the largest mean of squared logarithms over the matrices."""
+        found = [0.0]
+        for leg in filter(is_matrix, symmetry.legs):
+            rows = leg.view.matrix(work[leg.view.parameter], point=True).abs().amax(1)
+            rows = rows[rows > 0]
+            if rows.numel() > 1:
+                found.append(float(rows.log().var(correction=0)))
+        return max(found)
+
+
+@dataclass
+class Activation(Objective):
+    """Scale moved between what a map reads and its weights, channel by channel, as activations ask for it.
+
+    With a_j the size of channel j of a map's input and w_j the range of its weights there, the channel is divided by
+    s_j = a_j^α / w_j^{1−α} and the weights multiplied by it (SmoothQuant, equation 4).
+    """
+
+    statistics: Mapping[str, Tensor]
+    alpha: int | float = 0.5
+    sweeps: int = 1
+    found: dict[str, str] = field(default_factory=dict)
+
+    def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
+        if isinstance(symmetry.kind, Translation | OneScale | ComplexScaling):
+            return None
+        readers = self.readers(symmetry)
+        if not readers or len({leg.degree for leg in readers}) > 1:
+            return None
+        if not isinstance(symmetry.kind, Scaling) and all(leg in readers for leg in symmetry.legs):
+            return None
+        size = torch.stack([self.sizes(leg).amax(1) for leg in readers]).amax(0).to(torch.float64)
+        weight = _ranges(symmetry, work, readers)
+        alive = (size > 0) & (weight > 0)
+        s = torch.where(alive, size.clamp_min(1e-30) ** self.alpha / weight.clamp_min(1e-30) ** (1 - self.alpha), 1.0)
+        s = s.clamp_min(1e-5)
+        return scaled(symmetry, s ** (1 / readers[0].degree))
+
+    def readers(self, symmetry: Symmetry) -> list[Leg]:
+        """Legs along which a parameter was seen to be contracted with activations."""
+        found = []
+        for leg in symmetry.legs:
+            key = f"{leg.view.parameter}"
+            if key in self.statistics and _along(leg, self.statistics[key]):
+                found.append(leg)
+        return found
+
+    def sizes(self, leg: Leg) -> Float[Tensor, "n m"]:
+        """The sizes of the activations that a leg meets, in its own places."""
+        return leg.view.matrix(self.statistics[leg.view.parameter].expand(leg.view.shape))
+
+    def value(self, symmetry: Symmetry, work: Tensors) -> float:
+        """Spread of the sizes of channels; known where readers are."""
+        return 0.0
+
+
+def _along(leg: Leg, statistic: Tensor) -> bool:
+    """Whether the rows of a leg are the channels that a statistic distinguishes."""
+    numbers = torch.arange(statistic.numel(), device=statistic.device).reshape(statistic.shape)
+    seen = leg.view.matrix(numbers.expand(leg.view.shape))
+    rows = seen.amin(1)
+    return bool((rows == seen.amax(1)).all()) and rows.unique().numel() == rows.numel() == leg.view.n
