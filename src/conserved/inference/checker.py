@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,7 @@ def motion(entry: Mapping[str, Any]) -> Motion:
 
 
 def need(holds: bool | np.bool_, why: str) -> None:
+    """Refuse a step that does not follow."""
     if not holds:
         raise Wrong(why)
 
@@ -139,9 +140,11 @@ SEES_EVERYTHING = (
 """Functions that are right only for tensors that do not move."""
 
 
-def apply(step: Mapping[str, Any], motions: Mapping[int, Motion], shapes: Mapping[int, tuple[int, ...]], soft: bool) -> None:
+def apply(
+    step: Mapping[str, Any], motions: Mapping[int, Motion], shapes: Mapping[int, tuple[int, ...]], soft: bool
+) -> None:
     """One step: the motions of its results follow from those of its operands."""
-    name = step["operation"].removeprefix("aten::").rsplit(".", 1)[0].rstrip("_").lstrip("_")
+    name = _name(step)
     results = [motions[n] for n in step["results"]]
     rule = RULES.get(name)
     operands = [motions[n] for n in values_in(step["arguments"])]
@@ -193,51 +196,81 @@ def _operand(step: Mapping[str, Any], motions: Mapping[int, Motion], place: int)
 
 
 @rule(
-    "view", "unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select",
-    "clone", "to_copy", "alias", "split", "split_with_sizes", "unbind", "detach", "contiguous", "flip", "repeat",
+    "view",
+    "unsafe_view",
+    "reshape",
+    "t",
+    "transpose",
+    "permute",
+    "expand",
+    "unsqueeze",
+    "squeeze",
+    "slice",
+    "select",
+    "clone",
+    "to_copy",
+    "alias",
+    "split",
+    "split_with_sizes",
+    "unbind",
+    "detach",
+    "contiguous",
+    "flip",
+    "repeat",
 )
 def _moves(step: Any, motions: Any, shapes: Any, soft: bool) -> None:
     """Entries in new places take their motions along."""
     source = _operand(step, motions, 0)
     assert source is not None
-    name = step["operation"].removeprefix("aten::").rsplit(".", 1)[0].rstrip("_").lstrip("_")
+    name = _name(step)
     if name == "detach":
         need(source.still, "no gradient flows through what moves")
     start = 0
     for number, value in enumerate(step["results"]):
         shape = shapes[value]
-        if name in ("view", "unsafe_view", "reshape", "unsqueeze", "squeeze", "clone", "to_copy", "alias", "detach", "contiguous"):
-            expected = source.moved(lambda x, shape=shape: x.reshape(shape))
-        elif name in ("t", "transpose"):
-            a, b = (_given(step, 1, 0), _given(step, 2, 1)) if source.charge.ndim > 1 else (0, 0)
-            expected = source.moved(lambda x, a=a, b=b: np.swapaxes(x, a, b))
-        elif name == "permute":
-            expected = source.moved(lambda x: x.transpose(_given(step, 1)))
-        elif name == "flip":
-            expected = source.moved(lambda x: np.flip(x, tuple(_given(step, 1))))
-        elif name in ("expand", "repeat"):
+        if name in ("expand", "repeat"):
             expected = _repeated(source, shape, _given(step, 1) if name == "repeat" else None)
-        elif name in ("slice", "select"):
-            axis = _given(step, 1, 0)
-            if name == "select":
-                expected = source.moved(lambda x, axis=axis: np.take(x, _given(step, 2), axis))
-            else:
-                chosen = slice(_given(step, 2), _given(step, 3), _given(step, 4, 1))
-                index = [slice(None)] * source.charge.ndim
-                index[axis] = chosen
-                expected = source.moved(lambda x, index=tuple(index): x[index])
         else:
-            axis = _given(step, 1 if name == "unbind" else 2, 0)
-            if name == "unbind":
-                expected = source.moved(lambda x, axis=axis, number=number: np.take(x, number, axis))
-            else:
-                size = shape[axis]
-                index = [slice(None)] * source.charge.ndim
-                index[axis] = slice(start, start + size)
-                start += size
-                expected = source.moved(lambda x, index=tuple(index): x[index])
+            put = _put(step, source.charge.ndim, shape, number, start)
+            expected = source.moved(put)
+            start += shape[_given(step, 2, 0)] if name.startswith("split") else 0
         _complete(source, expected)
         need(motions[value].zero or alike(expected, motions[value]), "entries are moved otherwise than they are put")
+
+
+def _name(step: Mapping[str, Any]) -> str:
+    """The name of an operation without namespace, overload and marks."""
+    return str(step["operation"]).split("::")[-1].rsplit(".", 1)[0].strip("_")
+
+
+def _put(
+    step: Mapping[str, Any], count: int, shape: tuple[int, ...], number: int, start: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Where an operation puts entries, as a function of arrays with `count` axes."""
+    name = _name(step)
+
+    def take(axis: int, chosen: int | slice, x: np.ndarray) -> np.ndarray:
+        index: list[int | slice] = [slice(None)] * x.ndim
+        index[axis] = chosen
+        return np.asarray(x[tuple(index)])
+
+    if name in ("t", "transpose"):
+        a, b = (_given(step, 1, 0), _given(step, 2, 1)) if count > 1 else (0, 0)
+        return partial(np.swapaxes, axis1=a, axis2=b)
+    if name == "permute":
+        return partial(np.transpose, axes=_given(step, 1))
+    if name == "flip":
+        return partial(np.flip, axis=tuple(_given(step, 1)))
+    if name == "select":
+        return partial(take, _given(step, 1, 0), int(_given(step, 2)))
+    if name == "slice":
+        return partial(take, _given(step, 1, 0), slice(_given(step, 2), _given(step, 3), _given(step, 4, 1)))
+    if name == "unbind":
+        return partial(take, _given(step, 1, 0), number)
+    if name.startswith("split"):
+        axis = _given(step, 2, 0)
+        return partial(take, axis, slice(start, start + shape[axis]))
+    return partial(np.reshape, shape=shape)
 
 
 def _repeated(source: Motion, shape: tuple[int, ...], times: Sequence[int] | None) -> Motion:
@@ -273,8 +306,10 @@ def _contraction(step: Any, motions: Any, shapes: Any, soft: bool) -> None:
 def _contracted(x: Motion, y: Motion, z: Motion) -> None:
     if x.zero or y.zero:
         return
+
     def batched(one: Motion) -> Motion:
         return one if one.charge.ndim == 3 else one.moved(lambda array: array[None])
+
     x, y, z = batched(x), batched(y), batched(z)
     for b in range(x.charge.shape[0]):
         total = x.charge[b][:, :, None] + y.charge[b][None]
@@ -317,7 +352,9 @@ def _sum(step: Any, motions: Any, shapes: Any, soft: bool) -> None:
 def _addmm(step: Any, motions: Any, shapes: Any, soft: bool) -> None:
     """A product of matrices to which something is added that moves as the product does."""
     bias, x, y = (_operand(step, motions, place) for place in range(3))
-    assert bias is not None and x is not None and y is not None
+    assert bias is not None
+    assert x is not None
+    assert y is not None
     out = motions[step["results"][0]]
     _contracted(x, y, out)
     wide = bias.moved(lambda array: np.broadcast_to(array, out.charge.shape))
@@ -352,7 +389,7 @@ def _power(step: Any, motions: Any, shapes: Any, soft: bool) -> None:
     """x^p, and what is homogeneous: p times the charge, no mixing (a change of sign excepted)."""
     x, out = _operand(step, motions, 0), motions[step["results"][0]]
     assert x is not None
-    name = step["operation"].removeprefix("aten::").rsplit(".", 1)[0].rstrip("_")
+    name = _name(step)
     degree = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0}.get(name, 1.0)
     degree = float(_given(step, 1)) if name == "pow" else degree
     need(name == "neg" or not x.row.any(), "it mixes nothing")
@@ -367,7 +404,11 @@ def _reduction(step: Any, motions: Any, shapes: Any, soft: bool) -> None:
     assert x is not None
     axes = _given(step, 1)
     count = x.charge.ndim
-    chosen = tuple(range(count)) if axes in (None, []) else tuple(a % count for a in ([axes] if isinstance(axes, int) else axes))
+    chosen = (
+        tuple(range(count))
+        if axes in (None, [])
+        else tuple(a % count for a in ([axes] if isinstance(axes, int) else axes))
+    )
     for array in (x.charge, x.row.astype(float)):
         first = array
         for axis in chosen:
@@ -406,6 +447,10 @@ def _embedding(step: Any, motions: Any, shapes: Any, soft: bool) -> None:
     need((np.abs(out.charge - table.charge[0]) < CLOSE).all() and (out.row == table.row[0]).all(), "not that row")
 
 
+def _at(index: tuple[slice, ...], x: np.ndarray) -> np.ndarray:
+    return np.asarray(x[index])
+
+
 @rule("cat", "stack")
 def _join(step: Any, motions: Any, shapes: Any, soft: bool) -> None:
     """Tensors side by side keep their motions."""
@@ -419,5 +464,6 @@ def _join(step: Any, motions: Any, shapes: Any, soft: bool) -> None:
         index = [slice(None)] * out.charge.ndim
         index[axis] = slice(start, start + one.charge.shape[axis])
         start += one.charge.shape[axis]
-        there = out.moved(lambda x, index=tuple(index): x[index])
+        chosen = tuple(index)
+        there = out.moved(partial(_at, chosen))
         need(one.zero or alike(one, there), "entries are moved otherwise than they are put")

@@ -201,7 +201,11 @@ class ShiftSpace:
                 rows, weights = self.basis.indices[span][order], self.basis.data[span][order]
                 fields = np.searchsorted(self.starts, rows, side="right") - 1
                 single = np.unique(fields).size == fields.size
-                key = tuple(zip(fields.tolist(), np.round(weights, 9).tolist(), strict=True)) if single else ((-1, column),)
+                key = (
+                    tuple(zip(fields.tolist(), np.round(weights, 9).tolist(), strict=True))
+                    if single
+                    else ((-1, column),)
+                )
                 alike.setdefault(key, []).append((rows, weights))
         yield from alike.values()
 

@@ -8,10 +8,9 @@ translation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
 
 from conserved.inference.engine import Region
 from conserved.inference.roots import combine, mix, shared
@@ -99,9 +98,9 @@ class Assembly:
         many = classes[sizes[inverse] > 1]
         if not many.size:
             return [], np.zeros(0, dtype=np.int64)
-        place = np.full(present.size, -1, dtype=np.int64)
-        place[many] = np.arange(many.size)
-        moved = place[self.classes[:count]]
+        member = np.full(present.size, -1, dtype=np.int64)
+        member[many] = np.arange(many.size)
+        moved = member[self.classes[:count]]
         moved[0] = -1
         holds = ~unsolved(self.engine.charges, moved, self.orientation[:count], many.size)
         groups: dict[int, list[int]] = {}
@@ -280,7 +279,7 @@ class Assembly:
     def _distinct(
         self, z: np.ndarray, factor: np.ndarray, place: np.ndarray, value: np.ndarray, count: int
     ) -> np.ndarray:
-        """The entries of all free charges but those that move parameters exactly as an earlier one, up to a multiple."""
+        """The entries of all free charges but those that move parameters as an earlier one does, up to a multiple."""
         lead = np.ones(count)
         lead[z[::-1]] = value[::-1]
         relative = np.round(value / lead[z] * 5040).astype(np.int64)
@@ -426,7 +425,7 @@ class Assembly:
         return result
 
     def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> Found | None:
-        """Numbers added to single entries of the same parameters with the same weights, as one law if they are slices."""
+        """Numbers added to single entries of the same parameters with the same weights, as one law of slices."""
         legs, parts = [], []
         rows = np.stack([entries for entries, _ in alike], 1) if len({e.size for e, _ in alike}) == 1 else None
         if rows is None or len(alike) < 2:

@@ -72,7 +72,11 @@ def rows_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
         return whole_view(region)
     local = np.unravel_index(places, tuple(region.sets[dim].size for dim in dims))
     index = [region.sets[dim][part] for dim, part in zip(dims, local, strict=True)]
-    moving = [n for n in range(len(dims)) if bool((index[n] != index[n][:1]).any()) or (places.size == 1 and n == len(dims) - 1)]
+    moving = [
+        n
+        for n in range(len(dims))
+        if bool((index[n] != index[n][:1]).any()) or (places.size == 1 and n == len(dims) - 1)
+    ]
     for n, dim in enumerate(dims):
         if n not in moving:
             grid.keep(dim, index[n][:1])

@@ -69,10 +69,12 @@ class _Writer:
             places = view.matrix(torch.arange(flat.size).reshape(view.shape)).numpy()
             scale = self.numbers if len(self.numbers) == places.shape[0] else np.full(places.shape[0], self.numbers[0])
             np.add.at(flat, places, float(leg.degree) * scale[:, None])
-        return {name: flat.reshape(self.program.values[self.program.parameters[name]].shape) for name, flat in found.items()}
+        return {
+            name: flat.reshape(self.program.values[self.program.parameters[name]].shape) for name, flat in found.items()
+        }
 
     def _charges(self) -> np.ndarray:
-        """The charge of every atom: the solution of the program's equations that moves the parameters as the law does."""
+        """The charge of every atom: the solution of the equations that moves the parameters as the law does."""
         solution = self.assembly.charges
         rows, targets = [], []
         for name, regions in self.typing.engine.regions.items():
@@ -86,10 +88,14 @@ class _Writer:
                     total = total + solution.rows(index) * float(one.weight)
                 rows.append(total)
                 known = self.whole.get(name)
-                targets.append(np.zeros(int(np.prod(sizes))) if known is None else known[np.ix_(*region.sets)].reshape(-1))
+                targets.append(
+                    np.zeros(int(np.prod(sizes))) if known is None else known[np.ix_(*region.sets)].reshape(-1)
+                )
         matrix, target = sparse.vstack(rows).tocsr(), np.concatenate(targets)
         coordinates = lsqr(matrix, target, atol=1e-15, btol=1e-15, iter_lim=50_000)[0]
-        if float(np.abs(matrix @ coordinates - target).max(initial=0.0)) > 1e-6 * float(np.abs(target).max(initial=1.0)):
+        if float(np.abs(matrix @ coordinates - target).max(initial=0.0)) > 1e-6 * float(
+            np.abs(target).max(initial=1.0)
+        ):
             raise Unwritten("its motion is not among those that were found")
         return np.asarray(solution.expand @ coordinates)
 
@@ -121,7 +127,10 @@ class _Writer:
                 begins.setdefault(made[0].name, []).extend(operation.results)
             elif not (operation.results and operation.results[0] in self.typing.deferred):
                 steps.append(self._step(operation))
-            values |= {str(v): e if e is not None else {"shape": list(self.program.values[v].shape), "charges": []} for v, e in entries.items()}
+            values |= {
+                str(v): e if e is not None else {"shape": list(self.program.values[v].shape), "charges": []}
+                for v, e in entries.items()
+            }
         for name, value in self.program.parameters.items():
             if str(value) in values:
                 begins.setdefault(name, []).append(value)
@@ -157,7 +166,9 @@ class _Writer:
         known = self.typing.known.get(value)
         entry: dict[str, Any] = {"shape": list(described.shape), "charges": []}
         if isinstance(known, View):
-            if known.offset == 0 and any(leg.view.parameter == known.name and leg.view.offset for leg in self.symmetry.legs):
+            if known.offset == 0 and any(
+                leg.view.parameter == known.name and leg.view.offset for leg in self.symmetry.legs
+            ):
                 return None
             return self._read(known, entry) if known.name in self.whole else None
         if name is not None and name in self.whole:
@@ -214,12 +225,17 @@ class _Writer:
                         inner = np.broadcast_to(np.asarray(part["rows"]["array"])[where], sizes)
                         number = np.broadcast_to(np.asarray(part["copies"]["array"])[where], sizes)
                         outside = np.ravel_multi_index(
-                            tuple(np.indices(sizes)[d] if d not in one.dims else np.zeros(sizes, dtype=np.int64) for d in range(len(sizes))),
+                            tuple(
+                                np.indices(sizes)[d] if d not in one.dims else np.zeros(sizes, dtype=np.int64)
+                                for d in range(len(sizes))
+                            ),
                             sizes,
                         )
                         mixed = inner > 0
                         row[np.ix_(*region.sets)] = np.where(mixed, inner, row[np.ix_(*region.sets)])
-                        copy[np.ix_(*region.sets)] = np.where(mixed, number * int(np.prod(sizes)) + outside, copy[np.ix_(*region.sets)])
+                        copy[np.ix_(*region.sets)] = np.where(
+                            mixed, number * int(np.prod(sizes)) + outside, copy[np.ix_(*region.sets)]
+                        )
             if row[index].any():
                 entry["rows"] = {"axes": axes, "array": row[index].tolist()}
                 entry["copies"] = {"axes": axes, "array": copy[index].tolist()}

@@ -329,7 +329,9 @@ def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -
 def _cat(s: Step) -> Known:
     parts = [ref for ref in s.arg(0) if prod(s.shape(ref)) or len(s.shape(ref)) > 1]
     dim = at(s.arg(1, "dim", 0), len(s.out))
-    return side_by_side(s, [s.shape(ref)[dim] for ref in parts], dim, [s.type(ref, role="bias") for ref in parts], s.out)
+    return side_by_side(
+        s, [s.shape(ref)[dim] for ref in parts], dim, [s.type(ref, role="bias") for ref in parts], s.out
+    )
 
 
 @rule("stack")
@@ -425,9 +427,7 @@ def shared_shift(
             continue
         difference = replace(base, atoms=engine.shifts.fresh(base.atoms.shape), weight=Fraction(1))
         terms = [(f.weight, f.atoms) for f in one]
-        engine.shifts.add(
-            [*terms, (-base.weight, base.atoms), (Fraction(-1), difference.atoms)], origin=engine.origin
-        )
+        engine.shifts.add([*terms, (-base.weight, base.atoms), (Fraction(-1), difference.atoms)], origin=engine.origin)
         apart.append((difference,))
     return first, apart
 
@@ -453,16 +453,15 @@ def _pad(s: Step) -> Known:
     """Zeros on both sides, axis by axis; negative widths cut off instead."""
     if s.arg(2, "value", 0):
         return fix_all(s)
-    known: Known = s.type(s.arg(0))
+    known = s.type(s.arg(0))
     shape = list(s.shape(s.arg(0)))
     widths = s.arg(1)
     for n in range(len(widths) // 2):
         dim, before, after = len(shape) - 1 - n, widths[2 * n], widths[2 * n + 1]
         kept = np.arange(max(0, -before), shape[dim] - max(0, -after))
         if kept.size < shape[dim]:
-            assert isinstance(known, Type)
             known = cut(s, known, dim, kept, shape[dim])
-        sizes = [size for size in (max(0, before), kept.size, max(0, after))]
+        sizes = [max(0, before), kept.size, max(0, after)]
         types = [ZERO, known, ZERO]
         shape[dim] = sum(sizes)
         present = [n for n, size in enumerate(sizes) if size]
