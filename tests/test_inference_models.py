@@ -111,6 +111,27 @@ def test_the_identity_by_its_definition_agrees_with_the_moment_map() -> None:
     assert set(check(spoiled, prepared).wrong) == {symmetry.name for symmetry in spoiled}
 
 
+def test_baselines_of_rotary_laws_pair_the_rows_of_each_plane() -> None:
+    """Whether a view faces planes and members as two axes or as the rows of one."""
+    from conserved import impostors, recognize
+    from conserved.blocks import Attention
+
+    model = Attention(dim=8, heads=2, rotary=True).double()
+    laws = recognize(model, torch.randn(1, 3, 8, dtype=torch.float64)).select(lambda s: s.family == "query_key")
+    assert len(laws) == 2
+    found = impostors(laws)
+    assert {symmetry.family for symmetry in found} == {"not_query_key"}
+    q = dict(model.named_parameters())["q.weight"].detach()
+    k = dict(model.named_parameters())["k.weight"].detach()
+    for head, spoiled in enumerate(found):
+        rows = slice(4 * head, 4 * head + 4)
+        wanted = [
+            sum(float(w[rows][2 * j].square().sum() - w[rows][2 * j + 1].square().sum()) for w in (q, k))
+            for j in range(2)
+        ]
+        assert spoiled.law({"q.weight": q, "k.weight": k}).flatten().tolist() == pytest.approx(wanted)
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("way", ["batched_mm", "grouped_mm"])
 def test_experts_have_their_laws_however_they_are_multiplied(way: str, device: str) -> None:
