@@ -107,7 +107,8 @@ def draw(order: list[str], label: dict[str, str], edges: dict[tuple[str, str], s
     rows: dict[int, list[str]] = defaultdict(list)
     for key in order:
         rows[layer[key]].append(key)
-    x, y = {}, {}
+    x: dict[str, float] = {}
+    y: dict[str, float] = {}
     for depth, members in sorted(rows.items()):
         members.sort(
             key=lambda key: (
