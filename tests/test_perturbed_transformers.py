@@ -49,7 +49,7 @@ CHANGES: list[tuple[str, str, dict[str, Any], dict[str, int]]] = [
     ("branches side by side", "GPT-NeoX", {}, {"bias_shift": 4, "bias_centre": 0}),
     ("branches in a row", "GPT-NeoX", {"use_parallel_residual": False}, {"bias_shift": 0}),
     ("fraction that Llama does not read", "Llama", HALF_TURNED, {"query_key": 1}),
-    ("experts one by one", "Mixtral", {"experts_implementation": "eager"}, {"shift": 4}),
+    ("experts one by one", "Mixtral", {"experts_implementation": "eager"}, {"gated_neurons": 6, "shift": 4}),
     ("four heads on two", "Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}, {"query_key": 2}),
     ("one key head", "Llama", {}, {"query_key": 1, "value_output": 3}),
     ("two key heads", "Llama", {"num_key_value_heads": 2}, {"query_key": 2, "value_output": 6}),
@@ -107,7 +107,7 @@ def test_gains_that_act_as_one_plus_gamma_are_conserved_as_such() -> None:
     attention = "model.layers.0.self_attn"
     planes = [(1 + p[f"{attention}.{n}_norm.weight"]).square().sum() for n in "qk"]
     assert torch.allclose(laws.values()[f"{attention}.query_key_gain"].abs(), (planes[0] - planes[1]).abs()[None])
-    assert "(1 + " in laws["model.norm.gain"].formula()
+    assert "(1 + " in laws["model.norm.gain"].formula
 
 
 def test_fused_and_transposed_projections_are_cut_where_the_heads_are() -> None:

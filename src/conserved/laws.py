@@ -16,7 +16,9 @@ from torch import Tensor
 from conserved import html
 from conserved.backward import coarsest, gradients_of, precision_of
 from conserved.balance import Balance, weigh
+from conserved.baselines import spoiled
 from conserved.batch import Plan
+from conserved.coverage import Coverage
 from conserved.independence import rank_of_gradients
 from conserved.judging import judged, rounding, together
 from conserved.plain_data import text
@@ -24,7 +26,6 @@ from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
 from conserved.table import plain, renderable, rows, totals
 from conserved.verdict import Verdict
-from conserved.view import View
 
 FORMAT = "conserved/laws/1"
 
@@ -52,7 +53,7 @@ class Law:
 
     @property
     def formula(self) -> str:
-        return self.symmetry.formula()
+        return self.symmetry.formula
 
     @property
     def latex(self) -> str:
@@ -195,16 +196,9 @@ class LawSet:
         return self.derivation.explain(self[name])
 
     @property
-    def coverage(self) -> float:
-        """The share of trained parameters that some law spans, by number of entries."""
-        trained = {name: p.numel() for name, p in self.parameters.items() if p.requires_grad}
-        spanned: dict[str, dict[View, int]] = defaultdict(dict)
-        for symmetry in self.symmetries:
-            for leg in symmetry.legs:
-                spanned[leg.view.parameter][leg.view.squeezed()] = leg.view.n * leg.view.m
-        total = sum(trained.values())
-        covered = sum(min(trained[name], sum(views.values())) for name, views in spanned.items() if name in trained)
-        return covered / total if total else 0.0
+    def coverage(self) -> Coverage:
+        """The share of trained parameters that some law spans, by number of entries; `.tree` is the same by module."""
+        return Coverage.of(self.symmetries, self.parameters)
 
     def values(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """h(θ) of every law by name; gradients are not recorded."""
@@ -386,6 +380,19 @@ class LawSet:
         if self.unclaimed:
             parts.append(html.paragraph(f"Nothing is claimed about {len(self.unclaimed)} parameters.", quiet=True))
         return html.panel(*parts)
+
+    def baselines(self) -> LawSet:
+        """Quantities made of the same weights that look like these laws and are not conserved.
+
+        Returns:
+            For every law that has one, a form with a sign or a pairing spoiled (the paper's Appendix E.2); its family
+            is that of the law with `not_` before it. A law's drift is to be compared with its baseline's.
+        """
+        return LawSet(symmetries=spoiled(self.symmetries), parameters=self.parameters)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON; the same as `to_dict`, under the name that all results have for it."""
+        return self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; parameter values are not part of it."""
