@@ -62,7 +62,7 @@ def trained(optimizer: str, rate: float, factor: float | None, steps: int, folde
     model = LlamaForCausalLM(config)
     callback = ConservationCallback(sinks=())
 
-    class Planted(Trainer):
+    class Planted(Trainer):  # type: ignore[misc]
         """A trainer whose backward pass gets one head's keys wrong."""
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
