@@ -78,6 +78,7 @@ DERIVED = (
 UNLOADED = {
     "integrations": {
         "ConservationCallback": "conserved.integrations.trainer.ConservationCallback",
+        "EqualizeCallback": "conserved.integrations.equalizing.EqualizeCallback",
         "LightningConservation": "conserved.integrations.lightning.LightningConservation",
     }
 }

@@ -33,7 +33,7 @@ class Moved:
 
     moved: tuple[str, ...]
     """Names of the symmetries, in the order they were applied."""
-    inverse: dict[Symmetry | str, Tensor]
+    inverse: dict[Symmetry, Tensor]
     """Elements that undo the move, in the order to apply them in."""
     before: dict[str, Tensor]
     """The laws of these symmetries before, in float64."""
