@@ -3,9 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test quick check bench docs clean
 
-demo: $(VENV)/ready
+demo: $(VENV)/core
 	$(BIN)/conserved demo
 
 test: check
@@ -34,9 +34,14 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/natural_attention.py
 	$(BIN)/python benchmarks/vmapped_seeds.py
 
-$(VENV)/ready: pyproject.toml constraints.txt
+# The library alone is what the demonstration needs; everything else is for those who change it.
+$(VENV)/core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "conserved needs Python 3.11 or newer; set PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e .
+	touch $@
+
+$(VENV)/ready: $(VENV)/core
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 

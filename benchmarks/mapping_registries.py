@@ -261,7 +261,9 @@ def compare(architecture: str, tables: dict[str, dict[str, Theirs]]) -> dict[str
                 differences.setdefault(re.sub(r"\.\d+\.", ".N.", smooth), why)
         extra = sorted({re.sub(r"\.\d+\.", ".N.", s) for s in by_smooth if s not in seen})
         row["registries"][registry] = {
-            **{key: counts[key] for key in ("same", "theirs incomplete", "no symmetry", "not there", "not run", "less")},
+            **{
+                key: counts[key] for key in ("same", "theirs incomplete", "no symmetry", "not there", "not run", "less")
+            },
             "more": sum(s not in seen for s in by_smooth),
             "more of": extra,
             "differences": differences,

@@ -390,3 +390,22 @@ def test_the_example_for_contributors_runs() -> None:
 def test_claims_are_loaded_when_they_are_asked_for() -> None:
     code = "import sys, conserved; assert 'conserved.claims' not in sys.modules; conserved.claims.claims"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_laws_read_off_the_operations_hold_for_all_sizes_and_others_are_not_said_to() -> None:
+    proved = {code: ledger.outcome(ledger.claims(code)[0]).verdict.scope for code in ("paper.T4.6", "paper.T4.6.k")}
+    assert proved["paper.T4.6"].startswith("the laws for all sizes, that there are no others at d = 3")
+    # Inference does not see that one active expert leaves the router without a gradient.
+    assert proved["paper.T4.6.k"].startswith("at d = 3")
+
+
+def test_a_quantity_outside_the_span_of_the_typed_laws_is_not_said_to_hold_for_all_sizes() -> None:
+    from conserved.claims import paper_blocks
+    from conserved.claims.certified import certificate, forms_of, typed_laws
+
+    build, shape = paper_blocks.swiglu_network, (5, 3)
+    contents = certificate(build, shape).contents
+    right = forms_of(paper_blocks.neuron_differences, contents.parameters)
+    wrong = forms_of(lambda theta: paper_blocks.neuron_differences(theta, sign=1.0), contents.parameters)
+    assert typed_laws(build, shape, right, contents, "regression") is not None
+    assert typed_laws(build, shape, wrong, contents, "regression") is None

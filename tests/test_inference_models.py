@@ -109,3 +109,64 @@ def test_the_identity_by_its_definition_agrees_with_the_moment_map() -> None:
     spoiled = impostors(laws)
     assert min(residual_by_action(symmetry, prepared, slopes) for symmetry in spoiled) > 1e-4
     assert set(check(spoiled, prepared).wrong) == {symmetry.name for symmetry in spoiled}
+
+
+def test_baselines_of_rotary_laws_pair_the_rows_of_each_plane() -> None:
+    """Whether a view faces planes and members as two axes or as the rows of one."""
+    from conserved import impostors, recognize
+    from conserved.blocks import Attention
+
+    model = Attention(dim=8, heads=2, rotary=True).double()
+    laws = recognize(model, torch.randn(1, 3, 8, dtype=torch.float64)).select(lambda s: s.family == "query_key")
+    assert len(laws) == 2
+    found = impostors(laws)
+    assert {symmetry.family for symmetry in found} == {"not_query_key"}
+    q = dict(model.named_parameters())["q.weight"].detach()
+    k = dict(model.named_parameters())["k.weight"].detach()
+    for head, spoiled in enumerate(found):
+        rows = slice(4 * head, 4 * head + 4)
+        wanted = [
+            sum(float(w[rows][2 * j].square().sum() - w[rows][2 * j + 1].square().sum()) for w in (q, k))
+            for j in range(2)
+        ]
+        assert spoiled.law({"q.weight": q, "k.weight": k}).flatten().tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("way", ["batched_mm", "grouped_mm"])
+def test_experts_have_their_laws_however_they_are_multiplied(way: str, device: str) -> None:
+    import transformers
+
+    from conserved import recognize
+    from hf_zoo import named as family
+
+    mixtral = family("Mixtral")
+    config = mixtral.configured()
+    config._experts_implementation = way
+    with torch.device(device):
+        laws = recognize(transformers.MixtralForCausalLM(config), loss="cross_entropy")
+    assert laws.numbers == mixtral.conserved
+    assert {symmetry.family for symmetry in laws} >= {"gated_neurons", "shift", "stream_scale"}
+    assert not laws.unknown
+
+
+def test_a_model_without_values_that_decides_by_them_is_followed_with_made_up_ones() -> None:
+    from conserved import recognize
+
+    class Chosen(torch.nn.Module):
+        """Rows with a positive sum go through the second map as well."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(3, 4, bias=False)
+            self.second = torch.nn.Linear(4, 2, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            return self.second(h[torch.nonzero(x.sum(-1) > -9)[:, 0]])
+
+    with torch.device("meta"):
+        model = Chosen()
+    laws = recognize(model, torch.empty(5, 3, device="meta"))
+    assert laws.numbers == recognize(Chosen(), torch.ones(5, 3)).numbers == 10
+    assert all(laws.parameters[name] is parameter for name, parameter in model.named_parameters())

@@ -37,9 +37,11 @@ def tiny_text(gate: str = "softmax", steps: int = 8) -> Recipe:
     return replace(recipe, sizes=sizes, examples=4, length=8, steps=steps, seeds=(0, 1))
 
 
-def watched(loss: str) -> Callable[[nn.Module], LawSet]:
+def watched(loss: str, examples: Examples) -> Callable[[nn.Module], LawSet]:
+    inputs = examples.to(torch.device("cpu"), torch.float64).inputs[:2]
+
     def both(model: nn.Module) -> LawSet:
-        laws = recognize(model, loss=loss).select(lambda symmetry: symmetry.exact)
+        laws = recognize(model, inputs, loss=loss).select(lambda symmetry: symmetry.exact)
         return LawSet(symmetries=(*laws, *impostors(laws)), parameters=laws.parameters)
 
     return both
@@ -60,12 +62,16 @@ def test_seeds_trained_together_are_seeds_trained_one_by_one(recipe: Recipe, rat
     kind = "cross_entropy" if examples.loss == "cross_entropy" else "regression"
     for run in found:
         alone = descend(
-            build(recipe, run.seed).double(), objective(examples), watched(kind), step=rate, time=rate * recipe.steps
+            build(recipe, run.seed).double(),
+            objective(examples),
+            watched(kind, examples),
+            step=rate,
+            time=rate * recipe.steps,
         )
         assert run.loss == pytest.approx([alone.losses[step] for step in run.at], rel=1e-12)
         for family, drift in alone.drift.items():
             assert run.quantity(family).drift[-1] == pytest.approx(drift, rel=1e-6, abs=1e-15), family
-        laws = watched(kind)(alone.model)
+        laws = watched(kind, examples)(alone.model)
         start = laws.reference(dict(build(recipe, run.seed).double().named_parameters()))
         by_family, by_block = laws.errors(start, by="family"), laws.errors(start, by="law")
         for family, error in by_family.items():

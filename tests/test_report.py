@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -15,15 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from conserved import audit, recognize
 from conserved.cli import main
-from conserved.report import NotAStore, Unwritable, write_report
+from conserved.lab.figure import line, panels
+from conserved.report import NoSuchRun, NotAStore, Unwritable, write_report
 from conserved.report.claimcards import tally
 from conserved.report.contents import read
+from conserved.report.drawing import drawn
+from conserved.report.ink import colour
 from conserved.report.mathematics import typeset
 from conserved.report.numerals import numeral, without_folders
-from conserved.report.page import Anchors, script_json
-from conserved.report.plot import cleaned_trace, literal
+from conserved.report.page import Anchors
+from conserved.report.scales import scale_of
+from conserved.report.summary import hero, verdict_line
 from conserved.track import RunStore, store_document
 from conserved.track.sinks.digest import digest, spread
 from report_store import IMAGE, LINK, SCRIPT, claim, figure, hostile_store, random_ledger, refuted, watch
@@ -72,7 +79,7 @@ class TestNothingComesFromElsewhere:
         page = page_of(hostile, tmp_path, title=IMAGE, command=SCRIPT)
         assert not page.all("img")
         assert not page.all("iframe")
-        assert len(page.all("script")) == 4, "theme, data, plotly and page"
+        assert len(page.all("script")) == 2, "theme and page"
         assert all(not name.startswith("on") for _, attributes in page.found for name in attributes)
         for text in (IMAGE, SCRIPT, LINK):
             assert text in page.text
@@ -116,37 +123,160 @@ class TestNothingComesFromElsewhere:
 
     def test_every_plot_has_words_and_numbers(self, hostile: Path, tmp_path: Path) -> None:
         page = page_of(hostile, tmp_path)
-        plots = [attributes for _, attributes in page.found if "data-plot" in attributes]
+        plots = [a for _, a in page.found if "data-plot" in a and a["data-plot"] != "the-plot"]
         assert len(plots) >= 10
         assert all(plot["role"] == "img" and plot["aria-label"] for plot in plots)
         assert len([a for a in page.all("details") if a.get("class") == "numbers"]) == len(plots)
 
 
-class TestEscapes:
-    """Text inside scripts and inside plots."""
+def marks(page: Elements, kind: str) -> list[dict[str, str | None]]:
+    return [attributes for tag, attributes in page.found if tag == "path" and attributes.get("class") == kind]
 
-    @pytest.mark.parametrize("text", [IMAGE, SCRIPT, LINK, "&lt;", "\u2028\u2029"])
-    def test_json_in_a_script_is_the_same_data_without_markup(self, text: str) -> None:
-        said = str(script_json({text: [text]}))
-        assert json.loads(said) == {text: [text]}
-        assert said.isascii()
-        assert not set("<>&") & set(said)
 
-    def test_plotly_is_told_to_take_tags_as_text(self) -> None:
-        assert literal(LINK) == "&lt;a href='javascript:hacked()'&gt;layer&lt;/a&gt;"
-        assert literal("R&D <b onclick=x>") == "R&amp;D &lt;b onclick=x&gt;"
-        assert literal("10<sup>-3</sup><br>%{y}<extra></extra>") == "10<sup>-3</sup><br>%{y}<extra></extra>"
+def numbers_in(path: str) -> list[tuple[float, float]]:
+    pairs = re.findall(r"[ML](-?[0-9.]+),(-?[0-9.]+)", path)
+    return [(float(x), float(y)) for x, y in pairs]
 
-    def test_numbers_that_json_cannot_say_are_left_out(self) -> None:
-        found = cleaned_trace({"x": [1, math.nan, math.inf], "y": [True, None, 2.0]})
-        assert found == {"x": [1, None, None], "y": [True, None, 2.0]}
 
-    def test_long_lines_are_thinned_together_and_keep_their_ends(self) -> None:
-        found = cleaned_trace({"x": list(range(100_000)), "y": [2.0 * x for x in range(100_000)], "name": "line"})
-        assert len(found["x"]) == len(found["y"]) == 2000
-        assert (found["x"][0], found["x"][-1]) == (0, 99_999)
-        assert all(y == 2.0 * x for x, y in zip(found["x"], found["y"], strict=True))
-        assert found["name"] == "line"
+class TestDrawing:
+    """Plots are drawn where the numbers say, in SVG that holds nothing but ink."""
+
+    def line(self, trace: dict[str, Any], layout: dict[str, Any] | None = None) -> list[tuple[float, float]]:
+        page = Elements(str(drawn([{"type": "scatter", **trace}], layout or {}, small=False)))
+        path = marks(page, "line")[0]["d"]
+        assert path is not None
+        return numbers_in(path)
+
+    def test_a_line_is_where_its_numbers_are(self) -> None:
+        points = self.line({"mode": "lines", "x": [0, 1, 2, 4], "y": [0.0, 1.0, 2.0, 4.0]})
+        across = [(b[0] - a[0]) for a, b in itertools.pairwise(points)]
+        up = [(a[1] - b[1]) for a, b in itertools.pairwise(points)]
+        assert across == pytest.approx([across[0], across[0], 2 * across[0]], abs=0.3)
+        assert up == pytest.approx([up[0], up[0], 2 * up[0]], abs=0.3), "up is up"
+        assert up[0] > 0
+
+    def test_a_power_law_is_straight_on_logarithmic_axes(self) -> None:
+        log = {"xaxis": {"type": "log"}, "yaxis": {"type": "log"}}
+        points = self.line({"mode": "lines", "x": [1, 10, 100], "y": [1e-9, 1e-7, 1e-5]}, log)
+        slopes = [(a[1] - b[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(points)]
+        assert slopes[0] == pytest.approx(slopes[1], rel=0.01)
+
+    def test_what_has_no_place_leaves_a_gap(self) -> None:
+        trace = {"type": "scatter", "mode": "lines", "x": [1, 2, 3, 4, 5], "y": [1.0, 2.0, None, math.nan, 3.0]}
+        path = marks(Elements(str(drawn([trace], {}, small=False))), "line")[0]["d"]
+        assert path is not None
+        assert path.count("M") == 2
+        on_log = {**trace, "y": [1.0, -2.0, 0.0, 4.0, 8.0]}
+        path = marks(Elements(str(drawn([on_log], {"yaxis": {"type": "log"}}, small=False))), "line")[0]["d"]
+        assert path is not None
+        assert path.count("M") == 2
+
+    def test_bars_are_as_long_as_their_numbers(self) -> None:
+        trace = {"type": "bar", "x": ["a", "b", "c"], "y": [1.0, 2.0, 4.0]}
+        found = [
+            re.findall(r"V([0-9.]+)", str(bar["d"]))
+            for bar in marks(Elements(str(drawn([trace], {}, small=False))), "bar")
+        ]
+        heights = [float(base) - float(top) for top, base in found[:3]]
+        assert heights == pytest.approx([heights[0], 2 * heights[0], 4 * heights[0]], rel=0.02)
+
+    def test_bars_of_two_series_stand_beside_each_other_and_layers_do_not_thin_each_other(self) -> None:
+        both = [{"type": "bar", "name": name, "x": ["a"], "y": [1.0]} for name in "pq"]
+        apart = [{"type": "bar", "name": name, "x": [place], "y": [1.0]} for place, name in enumerate("pq")]
+        widths = []
+        for data in (both, apart):
+            found = marks(Elements(str(drawn(data, {}, small=True))), "bar")[:2]
+            spans = [tuple(map(float, re.findall(r"[MH](-?[0-9.]+)", str(bar["d"]))[:2])) for bar in found]
+            assert spans[0][1] <= spans[1][0] + 0.2
+            widths.append(spans[0][1] - spans[0][0])
+        assert widths[1] > 0
+
+    def test_a_map_has_a_cell_for_every_number(self) -> None:
+        trace = {"type": "heatmap", "z": [[0.0, 0.5], [1.0, None]], "x": [0, 1], "y": ["one", "two"]}
+        page = Elements(str(drawn([trace], {"yaxis": {"type": "category"}}, small=False)))
+        assert len(marks(page, "cell")) == 2 * 3, "wide and narrow"
+        assert "0.5" in page.text
+
+    def test_long_lines_keep_their_extremes(self) -> None:
+        count = 100_000
+        values = [1.0 if place == 54_321 else 0.0 for place in range(count)]
+        points = self.line({"mode": "lines", "x": list(range(count)), "y": values})
+        assert len(points) < 4000
+        assert min(y for _, y in points) < max(y for _, y in points) - 100
+
+    def test_panels_stand_under_each_other_where_there_is_little_room(self) -> None:
+        layout = panels(["left", "right"], x="x", y="y", log=(False, False))
+        data = [line([0.0, 1.0], [0.0, 1.0], name="n", color="#000000", panel=panel) for panel in (1, 2)]
+        wide, narrow = str(drawn(data, layout, small=False)).split('<svg class="narrow"')
+        starts = []
+        for svg in (wide, narrow):
+            frames = marks(Elements(svg if svg is wide else f"<svg {svg}"), "frame")
+            starts.append([numbers_in(str(frame["d"]))[0] for frame in frames])
+        (a, b), (c, d) = starts
+        assert a[1] == b[1]
+        assert b[0] > a[0] + 100
+        assert c[0] == d[0]
+        assert d[1] > c[1] + 100
+
+    @pytest.mark.parametrize("text", [IMAGE, SCRIPT, LINK, '"><b onclick=x>', "a&lt;b"])
+    def test_text_is_text(self, text: str) -> None:
+        trace = {
+            "type": "scatter",
+            "mode": "markers",
+            "name": text,
+            "x": [text, "b"],
+            "y": [1.0, 2.0],
+            "text": [text] * 2,
+        }
+        layout = {"xaxis": {"title": {"text": text}}, "annotations": [{"text": text, "x": 0, "y": 1}]}
+        page = Elements(str(drawn([trace, trace | {"name": "other"}], layout, small=False)))
+        assert {tag for tag, _ in page.found} <= {"svg", "g", "path", "text", "title"}
+        assert all(not name.startswith("on") and name != "href" for _, attributes in page.found for name in attributes)
+        if "onclick" not in text:
+            assert text in page.text
+
+    @pytest.mark.parametrize("value", ["red;background:url(//a.b)", "url(#x)", "expression(1)", 7, None, "var(--x);"])
+    def test_what_is_no_colour_is_not_used(self, value: Any) -> None:
+        assert colour(value, "black") == "black"
+        assert colour("rgba(1,2,3,0.5)", "black") == "rgba(1,2,3,0.5)"
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            [],
+            [{"type": "scatter"}],
+            [{"type": "scatter", "x": [], "y": []}],
+            [{"type": "scatter", "x": [1], "y": [10**400]}],
+            [{"type": "scatter", "x": [1, 2], "y": [5.0, 5.0]}],
+            [{"type": "scatter", "x": ["a"], "y": [None]}],
+            [{"type": "bar", "x": [], "y": []}],
+            [{"type": "heatmap", "z": []}],
+            [{"type": "scatter", "x": "abc", "y": 7}],
+            [{"type": "scatter", "x": [1e300, -1e300], "y": [1e-320, 1e300]}],
+        ],
+        ids=["nothing", "no data", "empty", "huge", "level", "unknown", "no bars", "no map", "nonsense", "extreme"],
+    )
+    @pytest.mark.parametrize("log", [False, True])
+    def test_every_kind_of_data_has_a_drawing(self, data: list[dict[str, Any]], log: bool) -> None:
+        kind = {"type": "log"} if log else {}
+        found = str(drawn(data, {"xaxis": kind, "yaxis": kind}, small=False))
+        assert found.count("<svg") == 2
+        assert "nan" not in found
+        assert "inf" not in found
+
+    @pytest.mark.parametrize(
+        ("values", "layout", "said"),
+        [
+            ([0, 10], {}, ["0", "2", "4", "6", "8", "10"]),
+            ([1e-6, 1.0], {"type": "log"}, ["10⁻⁶", "10⁻⁵", "10⁻⁴", "10⁻³", "10⁻²", "10⁻¹", "1"]),
+            ([0.005, 0.02], {"type": "log"}, ["0.005", "0.01", "0.02"]),
+            ([1, 2], {"tickvals": [1, 2], "ticktext": ["one", "two"]}, ["one", "two"]),
+            (["b", "a"], {}, ["b", "a"]),
+        ],
+        ids=["round", "powers", "few powers", "own", "names"],
+    )
+    def test_ticks(self, values: list[Any], layout: dict[str, Any], said: list[str]) -> None:
+        assert [text for _, text in scale_of(values, layout).ticks(layout)] == said
 
 
 class TestMathematics:
@@ -258,6 +388,7 @@ class TestStores:
         page = page_of(store, tmp_path)
         assert "1 verified, 1 refuted, 1 inconclusive" in page.text
         assert "1 not as recorded" in page.text
+        assert "each as recorded" not in page.text
         assert "recorded as verified" in page.text
         assert "np.linalg.eigvalsh(A @ A.T)" in page.text
         assert len(page.all("math")) == 3
@@ -270,12 +401,59 @@ class TestStores:
         assert "The account closes: in all 5 steps" in page.text
         assert "first order: momentum" in page.text
         assert "Alarms" not in page.text
+        assert "The account of all 5 optimizer steps closes" in page.text
 
     def test_a_spoiled_run_is_refuted_with_its_alarms(self, tmp_path: Path) -> None:
         watch(tmp_path / "store.db", "spoiled", spoil=True)
         page = page_of(tmp_path / "store.db", tmp_path)
         assert "the account does not close" in page.text
+        first = page.text.index("neither the optimizer's doing nor rounding")
+        assert page.text.index("Alarms") < first < page.text.index("What the account leaves over")
         assert "neither the optimizer's doing nor rounding" in page.text
+
+    def test_refuted_claims_as_recorded_have_neither_tick_nor_cross(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        store_document(store, "claim", "note.L10", refuted("note.L10"))
+        page = page_of(store, tmp_path)
+        assert "1 refuted; each as recorded" in page.text
+        tiles = [attributes["class"] for attributes in page.all("li") if "tile" in (attributes.get("class") or "")]
+        assert tiles == ["tile plain"]
+
+    def test_two_runs_are_shown_side_by_side(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        for name, steps in (("one", 3), ("two", 5), ("three", 2)):
+            watch(store, name, steps=steps)
+        contents = write_report(store, tmp_path / "page.html", runs=["one", "two"])
+        assert contents.compared is not None
+        assert [row[:2] for row in contents.compared.table.rows] == [("one", "3"), ("two", "5")]
+        assert {trace["name"] for plot in contents.compared.plots for trace in plot.data} == {"one", "two"}
+        with RunStore(store) as opened:
+            last = opened.errors("two", by="family")[5]
+        heads = contents.compared.table.columns[5:]
+        for head, cell in zip(heads, contents.compared.table.rows[1][5:], strict=True):
+            assert cell == numeral(last[head.removeprefix("error of ")])
+        with pytest.raises(NoSuchRun, match=r"has no run 'four'. It has: one, two, three"):
+            write_report(store, tmp_path / "page.html", runs=["four"])
+
+    def test_the_first_screen_has_a_verdict_with_coverage_and_the_plot_that_matters(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        model = watch(store, "good")
+        laws = recognize(model, torch.randn(2, 6, 8, dtype=torch.float64))
+        model.zero_grad()
+        model(torch.randn(2, 6, 8, dtype=torch.float64)).square().mean().backward()
+        found = audit(model, laws)
+        store_document(store, "audit", "a", found.record() | {"coverage": 0.5})
+        status, text = verdict_line(read(store))
+        assert status == "verified"
+        assert text.startswith(f"All {len(found.rows)} gradient identities hold over 50.0% of the parameters; ")
+        shown = hero(read(store))
+        assert shown is not None
+        assert shown.title == "What the first-order change is due to"
+        watch(store, "bad", spoil=True)
+        shown = hero(read(store))
+        assert shown is not None
+        assert shown.title == "What the account leaves over"
+        assert verdict_line(read(store))[0] == "refuted"
 
     def test_a_damaged_record_is_named_and_does_not_sink_the_rest(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"
@@ -476,7 +654,7 @@ class TestLargeStores:
         text = (tmp_path / "page.html").read_text(encoding="utf-8")
         assert "the first 200 are listed" in text
         assert "4,900 more rows are in the store" in text
-        assert len(text) < 7_000_000
+        assert len(text) < 3_000_000
 
     def test_of_many_runs_the_latest_have_a_section(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"
@@ -551,6 +729,51 @@ class TestCommand:
         assert "conserved.blocks:DecoderLM vocab=20" in page.text
         assert "conserved report store.db -o page.html" in page.text
 
+    def test_a_report_of_one_run_is_small(self, tmp_path: Path) -> None:
+        random_ledger(tmp_path / "store.db", rows=40_000, laws=200)
+        write_report(tmp_path / "store.db", tmp_path / "page.html")
+        assert (tmp_path / "page.html").stat().st_size < 1_500_000
+
+    def test_runs_lists_what_a_store_holds(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store = tmp_path / "store.db"
+        watch(store, "one", steps=3)
+        watch(store, "two", spoil=True)
+        store_document(store, "claim", "c", claim("c"))
+        assert run(monkeypatch, "runs", str(store), "--json") == 0
+        record = json.loads(capsys.readouterr().out)
+        assert [(one["name"], one["steps"], one["alarms"] > 0) for one in record["runs"]] == [
+            ("one", 3, False),
+            ("two", 5, True),
+        ]
+        assert record["records"] == {"claim": 1}
+        assert run(monkeypatch, "runs", str(store)) == 0
+        assert "conserved report" in capsys.readouterr().out
+        (tmp_path / "empty.db").touch()
+        assert run(monkeypatch, "runs", str(tmp_path / "empty.db")) == 0
+        assert "Nothing has been recorded" in capsys.readouterr().out
+        assert run(monkeypatch, "runs", str(tmp_path / "none.db")) == 2
+
+    def test_a_report_can_be_opened_and_a_missing_folder_is_not_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "store.db").touch()
+        opened: list[str] = []
+
+        def no_browser(url: str) -> bool:
+            opened.append(url)
+            return False
+
+        monkeypatch.setattr("webbrowser.open", no_browser)
+        page = tmp_path / "page.html"
+        assert run(monkeypatch, "report", str(tmp_path / "store.db"), "-o", str(page), "--open") == 0
+        assert opened == [page.as_uri()]
+        assert "open the file yourself" in capsys.readouterr().out
+        assert run(monkeypatch, "report", str(tmp_path / "store.db"), "-o", str(tmp_path / "no" / "page.html")) == 2
+        assert "There is no folder" in capsys.readouterr().err
+        assert not (tmp_path / "no").exists()
+
     @pytest.mark.parametrize(
         ("store", "output", "message"),
         [
@@ -586,7 +809,7 @@ class TestCommand:
 
 
 def test_the_library_is_imported_without_what_a_report_needs() -> None:
-    packages = ("jinja2", "plotly", "latex2mathml")
+    packages = ("jinja2", "latex2mathml")
     script = f"import sys, conserved, conserved.cli; print([name for name in {packages} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"

@@ -40,10 +40,9 @@ def _spoiled(symmetry: Symmetry) -> Iterator[Symmetry]:
 
 def _plane_difference(leg: Leg) -> Iterator[Leg]:
     """‖first row of each rotary plane‖² − ‖second row‖²."""
-    plane, member = leg.view.axes
+    rows = tuple(range(leg.view.faced)) if leg.view.rows is None else leg.view.rows
     for which, degree in ((0, 1), (1, -1)):
-        pick = tuple(which if axis == member else chosen for axis, chosen in enumerate(leg.view.pick))
-        yield Leg(replace(leg.view, axes=(plane,), pick=pick), degree)
+        yield Leg(replace(leg.view, rows=rows[which::2]), degree)
 
 
 def _entrywise(leg: Leg) -> Leg:

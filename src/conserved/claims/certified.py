@@ -12,6 +12,9 @@ exactly. They are the orthogonal complement of the gradient fields if (a) as man
 independent, which balls prove, and (b) the solutions are the infinitesimal symmetries, which a symbolic argument shows
 to leave the output alone. Everything is analytic in θ, so the same holds on an open dense set, and for h with a
 continuous gradient that is enough.
+
+*All sizes.* A certificate speaks of one size. Laws that `conserved.recognize` reads off a block's operations follow
+from rules that name no size, so quantities in their span hold for every size; that there are no others does not.
 """
 
 from __future__ import annotations
@@ -125,10 +128,32 @@ def all_laws(
             return laws_hold(build, shape, quantities or _nothing, size=size, witness=witness)
         plural = "" if independent == 1 else "s"
         exactly = f"Exactly {independent} independent law{plural} of" if independent else "No law of"
-        return held(f"{exactly} {found.parameters} parameters.", at_most, listed, scope=f"at {size}")
+        typed = typed_laws(build, shape, forms, contents, loss) if forms else None
+        scope = f"the laws for all sizes, that there are no others at {size}" if typed else f"at {size}"
+        message = f"{exactly} {found.parameters} parameters."
+        return held(message, at_most, listed, scope=scope, beside=(typed,) if typed else ())
     short = independent < found.at_most
     message = "There are more laws than those listed." if short else "Fewer laws exist than are listed."
     return refuted(message, at_most, listed, witness=witness)
+
+
+def typed_laws(
+    build: Build, shape: tuple[int, ...], forms: Sequence[Form], contents: Contents, loss: str
+) -> Evidence | None:
+    """That the forms are combinations of laws read off the block's operations, by rules that name no size; or None."""
+    laws = recognize(build().double(), torch.zeros(shape, dtype=torch.float64), loss=loss)
+    typed = laws.select(lambda symmetry: symmetry.exact and symmetry.source == "typed")
+    if not len(typed):
+        return None
+    read = gradients(
+        forms_of(lambda theta: torch.cat([one.law(theta).flatten() for one in typed]), contents.parameters),
+        contents.theta,
+    )
+    spanned = rank(read)
+    if rank(np.concatenate([read, gradients(forms, contents.theta)])) > spanned:
+        return None
+    what = "independent laws read off the block's operations, by rules that name no size; those listed are among them"
+    return Evidence(what=what, value=spanned, proof=True)
 
 
 def _nothing(theta: Parameters) -> Tensor:

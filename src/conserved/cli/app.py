@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from conserved.printable import printable
 from conserved.terminal import Console
+from conserved.verdict import Status
 from conserved.version import __version__
 
 app = typer.Typer(
@@ -30,10 +32,45 @@ DOES_NOT_HOLD = 1
 BAD_USAGE = 2
 INCONCLUSIVE = 3
 INTERNAL = 70
+INTERRUPTED = 130
+"""Exit codes; what holds, or is answered, is 0. The last is a command stopped from the keyboard, as shells have it."""
 
 
 class Usage(Exception):
     """The command was called with something it cannot use; the message says what to do."""
+
+
+def ended(status: Status) -> None:
+    """Leave with the exit code of a status: 1 for what does not hold, 3 for what is inconclusive."""
+    if status is Status.REFUTED:
+        raise typer.Exit(DOES_NOT_HOLD)
+    if status is Status.INCONCLUSIVE:
+        raise typer.Exit(INCONCLUSIVE)
+
+
+def interrupted(kept: str) -> typer.Exit:
+    """Say what is left of a command that was stopped from the keyboard; to be raised."""
+    Console(stderr=True).print(f"Stopped. {kept}", markup=False, highlight=False, soft_wrap=True)
+    return typer.Exit(INTERRUPTED)
+
+
+def in_a_folder(path: Path) -> None:
+    """Refuse to write into a folder that is not there: it is more often a slip of the finger than a wish."""
+    if not path.parent.is_dir():
+        raise Usage(f"There is no folder {path.parent} to write {path.name} into; make it first, or name another.")
+
+
+def on_device(name: str | None) -> None:
+    """Refuse a device that cannot be used here, in one line."""
+    if name is None:
+        return
+    import torch
+
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        first = str(problem).partition("\n")[0]
+        raise Usage(f"The device {name!r} cannot be used here: {first}") from None
 
 
 def print_json(record: dict[str, Any]) -> None:

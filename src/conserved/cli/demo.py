@@ -1,4 +1,4 @@
-"""Run small versions of everything, and leave a report."""
+"""Tell what the library does in one story, and leave a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
+from conserved.cli.app import AsJson, Usage, app, ended, interrupted, print_json
 from conserved.terminal import Console
 
 
@@ -17,30 +17,37 @@ def demo(
         "conserved-demo"
     ),
     seed: Annotated[int, typer.Option(help="seed of the weights and of the text")] = 0,
-    steps: Annotated[int, typer.Option(min=2, help="steps at the largest step size")] = 60,
+    steps: Annotated[int, typer.Option(min=2, help="steps of training")] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """Run small versions of everything on embedded data; leave a run store and a report."""
+    """A GPT in one file: its laws, a wrong kernel caught, AdamW explained; then a theorem. Leaves a report."""
+    console = Console(stderr=as_json)
+    console.print("loading PyTorch", style="dim")
     from conserved.demo import Occupied, Settings, run
-    from conserved.lab.demo import show
     from conserved.report import NotAStore, Unwritable
     from conserved.track import BrokenStore
 
-    console = Console(stderr=as_json)
     try:
         found = run(folder, Settings(seed=seed, steps=steps), console=console)
     except (Occupied, NotAStore, BrokenStore, Unwritable) as problem:
         raise Usage(str(problem)) from problem
     except OSError as problem:
         raise Usage(f"The demonstration cannot write to {folder}: {problem.strerror or problem}.") from problem
+    except KeyboardInterrupt:
+        raise interrupted(f"What was finished is in {folder / 'store.db'}; run the same command to go on.") from None
     if as_json:
         print_json(found.record())
     else:
-        show(found.order, console)
-        console.rule("What was found")
-        for number, line in enumerate(found.found, 1):
-            console.print(f"{number}. {line}", markup=False, highlight=False)
-        console.print(f"\nreport: {found.report}", style="bold", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"store:  {found.store}", markup=False, highlight=False, soft_wrap=True)
-    if found.status in ("refuted", "inconclusive"):
-        raise typer.Exit(DOES_NOT_HOLD)
+        console.rule(f"{found.seconds:.0f} s")
+        lines = (
+            f"report: {found.report}",
+            "",
+            "What else there is:",
+            f"  conserved laws {folder / 'gpt.py'}:build --inputs tokens:256:2,64    the laws, in formulas",
+            "  conserved claims paper.T4.7                                  the theorem, with its witness",
+            "  conserved claims                                             all that was found in the papers",
+            "  conserved reproduce                                          the papers' figures",
+        )
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    ended(found.status)

@@ -1,8 +1,9 @@
-"""The demonstration: small versions of everything, in one store and one report."""
+"""The demonstration: one story about a model in one file, in one store and one report."""
 
 from __future__ import annotations
 
-from conserved.demo.running import Demo, Occupied, Settings, run
+from conserved.demo.chapters import Settings
+from conserved.demo.running import Demo, Occupied, run
 
 __all__ = ["Demo", "Occupied", "Settings", "run"]
 """`run(folder)` fills `folder/store.db` and writes `folder/report.html`."""

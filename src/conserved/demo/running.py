@@ -1,9 +1,8 @@
-"""Runs all parts of the demonstration into one folder, with progress, and can be run again after an interruption."""
+"""Tells the demonstration's story chapter by chapter: what comes next and how long, then what was found."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from conserved.demo import parts
+from conserved.demo import chapters
+from conserved.demo.chapters import Settings
 from conserved.demo.found import found_lines
-from conserved.lab.demo import Demonstration
-from conserved.lab.figures import CODES
+from conserved.demo.training import Tell, copied
 from conserved.lab.threads import threads
 from conserved.report import write_report
 from conserved.report.contents import check, read
@@ -32,20 +31,6 @@ class Occupied(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How much the demonstration does: steps at the largest step size and under AdamW, which figures and claims."""
-
-    seed: int = 0
-    steps: int = 60
-    watched: int = 200
-    figures: tuple[str, ...] = CODES
-    seeds: int = 5
-    workers: int = min(2, os.cpu_count() or 1)
-    claims: str | None = None
-    claim_seconds: float = 50.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
     """What the demonstration left behind and found."""
 
@@ -53,50 +38,96 @@ class Demo:
     report: Path
     found: tuple[str, ...]
     status: Status
-    order: Demonstration
+    seconds: float
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return self.order.record() | {
+        return {
             "verdict": self.status.value,
             "store": str(self.store),
             "report": str(self.report),
             "found": list(self.found),
+            "seconds": self.seconds,
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """What it does in words, how long that takes on two quiet cores, and the function that does it."""
+
+    title: str
+    seconds: int
+    run: Callable[[Path, Settings, Tell], None]
+
+
+CHAPTERS = (
+    Chapter(
+        title="reading the laws off a GPT in one file",
+        seconds=2,
+        run=lambda store, settings, _: chapters.read_laws(store, settings),
+    ),
+    Chapter(
+        title="training it twice, with a right and with a wrong norm kernel",
+        seconds=12,
+        run=chapters.train_twice,
+    ),
+    Chapter(title="running a theorem of the paper", seconds=4, run=chapters.judge_theorem),
+    Chapter(title="repeating the paper's experiment at three step sizes", seconds=12, run=chapters.repeat_experiment),
+)
+"""The story; a chapter ends with one or two more sentences of `found_lines`."""
+
+
 def run(folder: str | Path, settings: Settings | None = None, *, console: Console | None = None) -> Demo:
-    """Fill `folder/store.db` and write `folder/report.html`.
+    """Fill `folder/store.db` and write `folder/report.html`, beside the model and the kernel that it is about.
 
     A store of an interrupted run with the same settings is filled up; that of a finished one, or of other settings or
     another version, is begun anew. Anything else of that name is left alone and refused.
     """
+    began = time.monotonic()
     chosen = settings or Settings()
     place = Path(folder)
     store = place / "store.db"
     _prepare(store, chosen)
-    with _progress(console, 6) as begin, threads(1):
-        begin("laws of a decoder, and gradient descent at three step sizes")
-        order = parts.compare_steps(store, chosen.seed, chosen.steps)
-        tell = begin("the papers' experiments in small")
-        parts.reproduce_figures(store, chosen.figures, chosen.seeds, chosen.workers, tell)
-        tell = begin("AdamW under a monitor, and attention")
-        parts.watch_training(store, chosen.seed, chosen.watched, tell)
-        begin("a right backward pass and a planted defect")
-        parts.audit_gradients(store, chosen.seed)
-        tell = begin("claims of the sources")
-        parts.judge_claims(store, chosen.claims, chosen.claim_seconds, tell)
-        begin("report")
-        return _finished(store, place / "report.html", order)
+    source, kernel = copied(place)
+    said: list[str] = []
+    with threads(1):
+        left = sum(chapter.seconds for chapter in CHAPTERS)
+        _say(console, f"The model is {source}, the kernel {kernel}. All in all about {left + 3} s on two quiet cores.")
+        for number, chapter in enumerate(CHAPTERS, 1):
+            label = f"{number}/{len(CHAPTERS)} {chapter.title} (about {chapter.seconds} s)"
+            with _working(console, label) as tell:
+                if _done(store, number):
+                    tell("found in the store")
+                else:
+                    chapter.run(store, chosen, tell)
+                    store_document(store, "demo", f"chapter {number}", {"title": chapter.title})
+            said = _tell_new(store, said, console)
+        with _working(console, "writing the report (about 1 s)"):
+            return _finished(store, place / "report.html", time.monotonic() - began)
 
 
-def _finished(store: Path, report: Path, order: Demonstration) -> Demo:
+def _tell_new(store: Path, said: list[str], console: Console | None) -> list[str]:
+    """Print the sentences that have been added since."""
+    with RunStore(store) as opened, opened.snapshot():
+        lines = found_lines(opened)
+    for line in lines:
+        if line not in said:
+            _say(console, f"  ▸ {line}", style="bold")
+    return lines
+
+
+def _done(store: Path, number: int) -> bool:
+    with RunStore(store) as opened, opened.snapshot():
+        return f"chapter {number}" in opened.documents("demo")
+
+
+def _finished(store: Path, report: Path, seconds: float) -> Demo:
     with RunStore(store) as opened, opened.snapshot():
         lines = found_lines(opened)
     status = overall(*(item.status for item in headlines(read(store)) if item.status is not None))
     store_document(store, "demo", "summary", {"headline": lines, "verdict": status.value})
-    write_report(store, report, title="What a small transformer conserves", command="conserved demo")
-    return Demo(store=store, report=report, found=tuple(lines), status=status, order=order)
+    write_report(store, report, title="Two minutes with conserved", command="conserved demo")
+    return Demo(store=store, report=report, found=tuple(lines), status=status, seconds=seconds)
 
 
 def _prepare(store: Path, settings: Settings) -> None:
@@ -116,48 +147,17 @@ def _prepare(store: Path, settings: Settings) -> None:
     store_document(store, "demo", "settings", asked)
 
 
-_SILENCE = 10.0
-"""Seconds after which a part says how far it is, where there is no bar."""
-
-Begin = Callable[[str], parts.Tell]
-"""Begins a part; what it returns says how far it is."""
+def _say(console: Console | None, text: str, style: str = "") -> None:
+    if console is not None:
+        console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
 
 
 @contextmanager
-def _progress(console: Console | None, total: int) -> Iterator[Begin]:
-    """A bar on a terminal, a line for each part elsewhere, nothing without a console."""
+def _working(console: Console | None, label: str) -> Iterator[Tell]:
+    """A line that says what is being done and how far it is; elsewhere than on a terminal, what is done alone."""
     if console is None or not console.is_terminal:
-        count, said = 0, 0.0
-
-        def say(line: str) -> None:
-            nonlocal said
-            said = time.monotonic()
-            if console is not None:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        def begin(what: str) -> parts.Tell:
-            nonlocal count
-            count += 1
-            say(f"{count}/{total} {what}")
-            return lambda detail: say(f"    {detail}") if time.monotonic() - said > _SILENCE else None
-
-        yield begin
+        _say(console, label, style="dim")
+        yield lambda _: None
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        done = -1
-
-        def begin_bar(what: str) -> parts.Tell:
-            nonlocal done
-            done += 1
-            bar.update(task, completed=done, description=what)
-            return lambda detail: bar.update(task, description=f"{what}: {detail}")
-
-        yield begin_bar
+    with console.status(label) as status:
+        yield lambda detail: status.update(f"{label}: {detail}")

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.objective import judged
 
 KEPT = 100_000
@@ -117,6 +118,7 @@ class Recorder(TorchDispatchMode):
         self._numbers: Any = WeakTensorKeyDictionary()
         self._storages: dict[int, _Storage] = {}
         self._keep: list[Any] = []
+        self._made: dict[Ref, Tensor] = {}
         self.modules: list[str] = []
         self.custom: list[str] = []
         self.program.tensors = parameters
@@ -131,9 +133,20 @@ class Recorder(TorchDispatchMode):
                 owners.setdefault(key, name)
             self.program.parameters[name] = self._new(parameter, parameter=name if parameter.requires_grad else None)
 
+    def _once(self, tensor: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """What is made of a tensor, the same whenever it is asked for until somebody writes to the tensor."""
+        key = self._read(tensor)
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = f"{func._schema.name}.{func._overloadname}" if hasattr(func, "_schema") else str(func)
+        applies, parts = DECOMPOSED.get(name.partition(".")[0], (None, None))
+        if applies is not None and parts is not None and applies(*args, **kwargs):
+            with self:
+                return parts(self._once, *args, **kwargs)
         if name.startswith("aten::lift_fresh"):
             # A tensor that was just made from Python numbers.
             self._fixed.add(id(args[0]))

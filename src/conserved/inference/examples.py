@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -19,7 +20,14 @@ class NoExample(ValueError):
 
 
 def example_inputs(model: nn.Module) -> Iterator[Call]:
-    """Calls to try, the most telling first: transformers' configurations, then the first layer that fixes a shape."""
+    """Calls to try, the most telling first.
+
+    Lightning's `example_input_array`, transformers' configurations, then the first layer that fixes a shape.
+    """
+    given = getattr(model, "example_input_array", None)
+    if given is not None:
+        moved = tree_map_only(Tensor, lambda tensor: tensor.to(_device(model)), given)
+        yield ((), moved) if isinstance(moved, dict) else (moved if isinstance(moved, tuple) else (moved,), {})
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "to_dict"):
         yield from _transformers(model, config)

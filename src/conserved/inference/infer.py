@@ -18,7 +18,7 @@ from conserved.inference.examples import NoExample, example_inputs
 from conserved.inference.inert import inert
 from conserved.inference.naming import named
 from conserved.inference.symmetries import Assembly
-from conserved.inference.twin import unsharded
+from conserved.inference.twin import made_up, materialised, unsharded
 from conserved.inference.typing import Typing, typed
 from conserved.laws import Dropped, LawSet
 from conserved.symmetry import Symmetry
@@ -125,9 +125,25 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 def _module(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, Mapping[str, Tensor]]:
     parameters = _parameters(model)
     inner, prefix = unwrapped(model)
+    try:
+        return _call(inner, prefix, parameters, args, kwargs), parameters
+    except Exception:
+        # Without values a program that decides by them cannot be followed: a loop over the experts that were chosen.
+        blank = any(parameter.is_meta for parameter in parameters.values())
+        if not blank or sum(parameter.numel() for parameter in parameters.values()) > LARGE:
+            raise
+        twin = materialised(inner)
+        if twin is None:
+            raise
+        given = {prefix + name: parameter for name, parameter in twin.named_parameters()}
+        args, kwargs = tree_map_only(Tensor, made_up, (args, kwargs))
+        return _call(twin, prefix, given, args, kwargs), parameters
+
+
+def _call(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> Program:
     if not args and not kwargs:
-        return _with_examples(inner, prefix, parameters), parameters
-    return _run(inner, prefix, parameters, args, kwargs), parameters
+        return _with_examples(model, prefix, parameters)
+    return _run(model, prefix, parameters, args, kwargs)
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:

@@ -1,11 +1,13 @@
-"""A sharded model without its sharding: the same modules and parameters, without hooks that gather or scatter."""
+"""Models that stand for others: a sharded one without its sharding, one without values with made-up ones."""
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -35,6 +37,40 @@ def unsharded(model: nn.Module) -> nn.Module:
         return found
 
     return twin(model)
+
+
+def materialised(model: nn.Module) -> nn.Module | None:
+    """A copy of a model on the meta device with random parameters in memory.
+
+    None if it holds integers without values: what they index cannot be made up.
+    """
+    buffers = [buffer for buffer in model.buffers() if buffer.is_meta]
+    if any(not buffer.is_floating_point() for buffer in buffers):
+        return None
+    found = copy.deepcopy(model)
+    filled: dict[int, Tensor] = {}
+    for module in found.modules():
+        for kind in (module._parameters, module._buffers):
+            for name, tensor in kind.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if id(tensor) not in filled:
+                    value = made_up(tensor)
+                    if isinstance(tensor, nn.Parameter):
+                        value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+                    filled[id(tensor)] = value
+                kind[name] = filled[id(tensor)]
+    return found
+
+
+def made_up(tensor: Tensor) -> Tensor:
+    """A tensor without values with random ones; zeros and ones if it holds integers. Others are left as they are."""
+    if not tensor.is_meta:
+        return tensor
+    generator = torch.Generator().manual_seed(tensor.numel())
+    if tensor.is_floating_point():
+        return torch.rand(tensor.shape, generator=generator).to(tensor.dtype) - 0.5
+    return torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.dtype)
 
 
 def _shards(hook: Any) -> bool:

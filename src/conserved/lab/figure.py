@@ -55,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Traces and layout in plotly's JSON format, with a caption, a text for those who cannot see it, and findings.
+    """Traces and layout with plotly's names for things, a caption, a text for those who cannot see it, and findings.
 
     Colours of the background and of text are left to whoever shows it, so that light and dark pages both can.
     """

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conserved.report.lawtables import share
 from conserved.report.plot import Axis, Plot
 from conserved.report.table import Table
 from conserved.verdict import Status
@@ -26,6 +27,10 @@ class AuditSection:
     message: str
     worst: float | None
     precision: str
+    coverage: float | None
+    """The share of trained parameters that tested identities span."""
+    planted: str
+    """The defect that was planted for it, in words."""
     identities: int
     failed: int
     plot: Plot | None
@@ -60,6 +65,8 @@ def audit_section(name: str, content: Mapping[str, Any]) -> AuditSection:
         message=str(content.get("message", "")),
         worst=content.get("worst"),
         precision=str(content.get("precision", "")),
+        coverage=share(content.get("coverage")),
+        planted=str(content.get("planted") or ""),
         identities=len(rows),
         failed=len(failed),
         plot=_residuals(name, rows) if rows else None,
@@ -76,14 +83,14 @@ def audit_section(name: str, content: Mapping[str, Any]) -> AuditSection:
 
 def _failures(failed: Sequence[Mapping[str, Any]]) -> Table:
     return Table.of(
-        ("identity", "residual", "rounding explains", "this suggests", "between"),
+        ("identity", "between", "residual", "rounding explains", "this suggests"),
         [
             (
                 row["name"],
+                ", ".join(row.get("where") or row.get("parameters") or ()),
                 row["residual"],
                 row["tolerance"],
                 " ".join(row.get("suggests") or ()),
-                ", ".join(row.get("parameters") or ()),
             )
             for row in failed
         ],

@@ -6,7 +6,7 @@ import json
 import platform
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from conserved.report.audits import AuditSection, audit_section
 from conserved.report.claimcards import ClaimCard, claim_card
+from conserved.report.comparing import Comparison, comparison
 from conserved.report.heads import AttentionSection, attention_section
 from conserved.report.lawtables import LawSection, law_section
 from conserved.report.plot import Plot, from_document
@@ -30,6 +31,10 @@ MOST_RUNS = 12
 
 class NotAStore(ValueError):
     """The file named as a run store is not one; the message says what it is."""
+
+
+class NoSuchRun(Exception):
+    """A run was asked for that is not in the store; the message says which are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,8 @@ class Contents:
     claims: tuple[ClaimCard, ...]
     audits: tuple[AuditSection, ...]
     attention: tuple[AttentionSection, ...]
+    compared: Comparison | None
+    """The watched runs beside each other, if there are several."""
     trajectories: int
     left_out: tuple[LeftOut, ...]
     versions: tuple[tuple[str, str], ...]
@@ -71,32 +78,63 @@ class Contents:
         return {name: len(getattr(self, name)) for name in names} | {"trajectories": self.trajectories}
 
 
-def read(path: str | Path) -> Contents:
-    """The contents of a store; NotAStore or FileNotFoundError where there is none, BrokenStore where it is damaged."""
+def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
+    """The contents of a store, or of it the `runs` that are named; NoSuchRun if one is not there.
+
+    NotAStore or FileNotFoundError where there is no store, BrokenStore where it is damaged.
+    """
     path = Path(path)
     check(path)
     with undamaged(path), RunStore(path) as store, store.snapshot():
         known = {name for (name,) in store.select("select name from sqlite_master where type = 'table'")}
         left: list[LeftOut] = []
-        runs = store.runs() if "run" in known else []
+        known_runs = store.runs() if "run" in known else []
+        missing = [name for name in runs if name not in known_runs]
+        if missing:
+            raise NoSuchRun(f"{path} has no run {missing[0]!r}. It has: {', '.join(known_runs) or 'none'}.")
+        chosen = list(dict.fromkeys(runs)) or known_runs
         left += [
             LeftOut(kind="run", name=name, reason=f"only the latest {MOST_RUNS} have a section")
-            for name in runs[:-MOST_RUNS]
+            for name in chosen[:-MOST_RUNS]
         ]
+        digests = {name: digest(store, name) for name in chosen[-MOST_RUNS:]}
         return Contents(
             store=path.name,
             written=_written(store, known),
             found=_found(_each(store, "demo", lambda name, content: (name, content), left)),
             laws=_each(store, "laws", law_section, left),
             figures=_each(store, "figure", from_document, left),
-            runs=tuple(_shaped("run", runs[-MOST_RUNS:], lambda name: run_section(digest(store, name)), left)),
+            runs=tuple(_shaped("run", digests, lambda name: run_section(digests[name]), left)),
             claims=_each(store, "claim", claim_card, left),
             audits=_each(store, "audit", audit_section, left),
             attention=_each(store, "attention", attention_section, left),
+            compared=comparison(list(digests.values())) if len(digests) > 1 else None,
             trajectories=len(store.documents_as_text("trajectory")),
             left_out=tuple(left),
             versions=_versions(),
         )
+
+
+def listing(path: str | Path) -> dict[str, Any]:
+    """The runs of a store, oldest first, and how many records of each other kind it holds; plain data."""
+    path = Path(path)
+    check(path)
+    with undamaged(path), RunStore(path) as store, store.snapshot():
+        known = {name for (name,) in store.select("select name from sqlite_master where type = 'table'")}
+        rows = store.select("select id, name, started from run order by started, id") if "run" in known else []
+        count = "select count(*) from {} where run = ?"
+        runs = [
+            {
+                "name": name,
+                "started": float(started),
+                "steps": store.select("select coalesce(max(step), 0) from step where run = ?", number)[0][0],
+                "laws": store.select(count.format("law"), number)[0][0],
+                "alarms": store.select(count.format("alarm"), number)[0][0],
+            }
+            for number, name, started in rows
+        ]
+        kinds = "select kind, count(*) from document group by kind order by kind"
+        return {"runs": runs, "records": dict(store.select(kinds)) if "document" in known else {}}
 
 
 def check(path: Path) -> None:
@@ -156,7 +194,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
     from conserved.version import __version__
 
     found = [("conserved", __version__), ("Python", platform.python_version())]
-    for package in ("torch", "numpy", "plotly"):
+    for package in ("torch", "numpy"):
         try:
             found.append((package, version(package)))
         except PackageNotFoundError:

@@ -21,6 +21,8 @@ class LawSection:
     laws: int
     numbers: int
     independent: int | None
+    coverage: float | None
+    """The share of the model's trained parameters that take part in a law."""
     sentence: str
     table: Table
     dropped: Table
@@ -39,18 +41,19 @@ def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
         laws=len(found),
         numbers=found.numbers,
         independent=independent,
+        coverage=share(content.get("coverage")),
         sentence=totals(found.symmetries, independent),
         table=Table.of(
-            ("law", "where", "numbers", "copies", "group", "holds", "what is conserved"),
+            ("law", "what is conserved", "where", "numbers", "copies", "group", "holds"),
             [
                 (
                     row.family,
+                    row.formula,
                     row.block,
                     row.numbers,
                     row.copies,
                     row.group,
                     "exactly" if row.epsilon == 0 else f"up to ε = {row.epsilon:g}",
-                    row.formula,
                 )
                 for row in folded
             ],
@@ -59,6 +62,12 @@ def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
         unclaimed=Table.of(("parameter",), [(item,) for item in found.unclaimed], 100),
         plot=_numbers_by_family(name, found) if len(found) else None,
     )
+
+
+def share(value: Any) -> float | None:
+    """A share of parameters from a record, which holds the number or what it is made of."""
+    found = value.get("parameters") if isinstance(value, Mapping) else value
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= 1 else None
 
 
 def _numbers_by_family(name: str, found: LawSet) -> Plot:

@@ -9,6 +9,11 @@ from typing import Any
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
+def raised(exponent: int) -> str:
+    """An exponent in small digits."""
+    return str(exponent).translate(_RAISED)
+
+
 def numeral(value: Any, digits: int = 3) -> str:
     """Three significant digits, powers of ten written out, a dash for what is not there; text as it is."""
     if value is None:
@@ -30,7 +35,7 @@ def numeral(value: Any, digits: int = 3) -> str:
         text = f"{value:,.0f}" if "e" in text or abs(value) >= 1000 else text
         return text.replace("-", "−")
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    return f"{mantissa}×10{str(int(exponent)).translate(_RAISED)}".replace("-", "−", 1)
+    return f"{mantissa}×10{raised(int(exponent))}".replace("-", "−", 1)
 
 
 def shown(value: Any, longest: int = 400) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ from conserved.report.claimcards import tally
 from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
 from conserved.report.plot import Plot
-from conserved.report.summary import headlines
+from conserved.report.summary import alarms_first, findings, headlines, hero, verdict_line
 from conserved.report.table import Table
 
 SECTIONS = {
@@ -65,13 +64,27 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
         lstrip_blocks=True,
     )
     anchor = Anchors()
-    for name in ("summary", "figures", "runs", "claims", "audits", "attention", "laws", "provenance", "content"):
+    for name in (
+        "summary",
+        "found",
+        "alarms",
+        "compared",
+        "all-claims",
+        "figures",
+        "runs",
+        "claims",
+        "audits",
+        "attention",
+        "laws",
+        "provenance",
+        "content",
+    ):
         anchor(name)
     environment.filters["numeral"] = numeral
     environment.filters["anchor"] = anchor
     environment.globals["in_numbers"] = in_numbers
-    drawn = {anchor(plot.anchor): plot.specification() for plot in plots(contents)}
-    scripts = {"theme": _source("theme.js"), "plotly": _plotly(), "page": _source("page.js")}
+    environment.tests["phone_table"] = lambda table: len(table.columns) > 2
+    scripts = {"theme": _source("theme.js"), "page": _source("page.js")}
     figures = {
         heading: found
         for section, heading in SECTIONS.items()
@@ -83,13 +96,16 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
         command=command,
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         headlines=headlines(contents),
+        verdict_line=verdict_line(contents),
+        findings=findings(contents),
+        hero=hero(contents),
+        alarms=alarms_first(contents),
         figures=figures,
         codes={card.code for card in contents.claims},
         claims_tally=tally(contents.claims),
         style=Markup(_source("style.css")),
         scripts={name: Markup(text) for name, text in scripts.items()},
         hashes=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),
-        data=script_json(drawn),
     )
 
 
@@ -98,7 +114,8 @@ def plots(contents: Contents) -> Iterator[Plot]:
     yield from contents.figures
     yield from (section.plot for section in contents.laws if section.plot)
     for run in contents.runs:
-        yield from (plot for plot in (run.errors, run.causes, run.readings, *run.ledgers) if plot)
+        yield from (plot for plot in (run.errors, run.causes, run.residuals, run.readings, *run.ledgers) if plot)
+    yield from contents.compared.plots if contents.compared else ()
     yield from (section.plot for section in contents.audits if section.plot)
     for probe in contents.attention:
         yield from probe.plots
@@ -122,12 +139,6 @@ def _flat(values: Any) -> Iterator[float]:
             yield from _flat(value)
     elif isinstance(values, int | float) and not isinstance(values, bool) and abs(values) <= sys.float_info.max:
         yield float(values)
-
-
-def script_json(data: Any) -> Markup:
-    """JSON that cannot end the script element it stands in, nor break a line where JavaScript would not."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def written(text: str, output: str | Path) -> Path:
@@ -163,15 +174,6 @@ def _section(plot: Plot) -> str:
 
 def _source(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8").strip()
-
-
-def _plotly() -> str:
-    """The library as its package brings it, made fit to stand inside a page."""
-    from plotly.offline import get_plotlyjs
-
-    text: str = get_plotlyjs()
-    text = re.sub(r"<(/?script|!--)", r"\\x3c\1", text, flags=re.IGNORECASE)
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _hash(text: str) -> str:

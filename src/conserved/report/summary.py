@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
+from conserved.report.plot import Plot
 from conserved.verdict import Status
+
+MOST_FINDINGS = 4
+"""Sentences of the first screen; a reader who wants more scrolls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,86 @@ def headlines(contents: Contents) -> tuple[Headline, ...]:
     """One for every kind of record that is there."""
     made = (_figures, _runs, _claims, _audits, _attention, _laws)
     return tuple(found for make in made if (found := make(contents)) is not None)
+
+
+def verdict_line(contents: Contents) -> tuple[Status, str]:
+    """The report in one line: what is wrong if anything is, otherwise what was shown and for how much of the model."""
+    found = [item for item in headlines(contents) if item.status is not None]
+    status = overall(*(item.status for item in found if item.status is not None))
+    wrong = [item for item in found if item.status is Status.REFUTED]
+    if wrong:
+        return status, _sentence([f"{item.label.lower()}: {item.figure} {item.sentence}" for item in wrong])
+    parts = [part for part in (_audited(contents), _accounted(contents), _measured(contents)) if part]
+    if not parts:
+        parts = [f"{item.label.lower()}: {item.figure} {item.sentence}" for item in headlines(contents)]
+    return status, _sentence(parts)
+
+
+def _sentence(parts: list[str]) -> str:
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _audited(contents: Contents) -> str:
+    clean = [audit for audit in contents.audits if audit.status is Status.VERIFIED]
+    caught = [audit for audit in contents.audits if audit.expected == Status.REFUTED and audit.as_expected]
+    spans = [audit.coverage for audit in clean if audit.coverage is not None]
+    spans = spans or [section.coverage for section in contents.laws if section.coverage is not None]
+    text = ""
+    if clean:
+        text = f"all {sum(audit.identities for audit in clean):,} gradient identities hold"
+        text += f" over {min(spans):.1%} of the parameters" if spans else ""
+    if caught:
+        planted = f"the planted {_plural('defect', len(caught))} {'is' if len(caught) == 1 else 'are'} caught"
+        text = f"{text}, {planted}" if text else planted
+    return text
+
+
+def _accounted(contents: Contents) -> str:
+    steps = sum(run.steps for run in contents.runs)
+    return f"the account of all {steps:,} optimizer steps closes" if steps else ""
+
+
+def _measured(contents: Contents) -> str:
+    judged = sum(item.holds is not None for plot in contents.figures for item in plot.findings)
+    return f"all {judged} measured statements hold" if judged else ""
+
+
+def findings(contents: Contents) -> tuple[str, ...]:
+    """The sentences of a demonstration, or what was found in every kind of record; four at most."""
+    if contents.found:
+        return contents.found[:MOST_FINDINGS]
+    messages = [f"{run.name}: {run.message}" for run in contents.runs]
+    messages += [f"{audit.name}: {audit.message}" for audit in contents.audits]
+    messages += [f"{section.name}: {section.sentence}." for section in contents.laws]
+    messages += [f"{probe.name}: {probe.message}" for probe in contents.attention]
+    return tuple(messages[:MOST_FINDINGS])
+
+
+def hero(contents: Contents) -> Plot | None:
+    """The one plot for the first screen.
+
+    The residuals of a run with alarms; a figure about audits, as the demonstration has; what moved the laws of the
+    latest run; an audit's residuals; the first figure.
+    """
+    alarmed = [run.residuals for run in contents.runs if run.alarm_count and run.residuals]
+    told = [plot for plot in contents.figures if plot.section == "audit"]
+    causes = [run.causes for run in reversed(contents.runs) if run.causes]
+    failed = [audit.plot for audit in contents.audits if audit.plot and not audit.as_expected]
+    audits = [audit.plot for audit in contents.audits if audit.plot]
+    heads = [plot for probe in contents.attention for plot in probe.plots]
+    numbers = [section.plot for section in contents.laws if section.plot]
+    ranked = [*failed, *alarmed, *told, *causes, *audits, *contents.figures, *heads, *numbers]
+    return replace(ranked[0], anchor="the plot", small=True, layout=_compact(ranked[0].layout)) if ranked else None
+
+
+def _compact(layout: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in layout.items() if key != "height"}
+
+
+def alarms_first(contents: Contents) -> tuple[tuple[str, int, str, str], ...]:
+    """Run, step, law and message of every kind of alarm, for the top of the report."""
+    return tuple((run.name, *alarm) for run in contents.runs for alarm in run.first_alarms)
 
 
 def overall(*statuses: Status) -> Status:
@@ -81,14 +167,16 @@ def _claims(contents: Contents) -> Headline | None:
         return None
     count = Counter(card.status for card in contents.claims)
     listing = ", ".join(f"{count[status]} {status.value}" for status in Status if count[status])
+    listing += "; each as recorded" if all(card.as_recorded for card in contents.claims) else ""
     strange = sum(not card.as_recorded for card in contents.claims)
     return Headline(
         label="Claims",
         figure=f"{len(contents.claims)} judged",
         sentence=listing,
-        status=Status.REFUTED if strange else Status.VERIFIED,
+        # That claims of others are false is a finding of ours: neither a tick nor a cross says that.
+        status=Status.REFUTED if strange else None,
         anchor="claims",
-        said=f"{strange} not as recorded" if strange else "all as recorded",
+        said=f"{strange} not as recorded",
     )
 
 

@@ -33,11 +33,15 @@ class RunSection:
     errors: Plot | None
     ledgers: tuple[Plot, ...]
     causes: Plot | None
+    residuals: Plot | None
+    """How far the account is from closing, step by step, with the alarms."""
     readings: Plot | None
     last: Table | None
     drifts: Table | None
     alarms: Table | None
     alarm_count: int
+    first_alarms: tuple[tuple[int, str, str], ...]
+    """Step, law and message of the first alarm of every code."""
 
 
 def run_section(run: Digest) -> RunSection:
@@ -58,11 +62,15 @@ def run_section(run: Digest) -> RunSection:
         errors=_errors(run) if run.errors else None,
         ledgers=tuple(_ledger(run, family) for family in sorted(drawn)),
         causes=_causes(run) if run.totals else None,
+        residuals=_residuals(run) if run.ledger else None,
         readings=_readings(run) if run.readings else None,
         last=_last(run) if run.ledger else None,
         drifts=_drifts(run) if run.drifts else None,
         alarms=_alarms(run) if run.alarms else None,
         alarm_count=run.alarm_count,
+        first_alarms=tuple(
+            {alarm.code: (alarm.step, alarm.law, alarm.message) for alarm in reversed(run.alarms)}.values()
+        ),
     )
 
 
@@ -150,6 +158,41 @@ def _causes(run: Digest) -> Plot:
             "yaxis": Axis("Σ |first order|", log=True).layout(),
             "hovermode": "x unified",
         },
+    )
+
+
+def _residuals(run: Digest) -> Plot:
+    """The worst law of every step, in units of what rounding explains; alarms are marked."""
+    worst: dict[int, float] = {}
+    for steps in run.ledger.values():
+        for one in steps:
+            worst[one.step] = max(worst.get(one.step, 0.0), abs(one.numbers["excess"]))
+    at = sorted(worst)
+    data = [
+        line("left over, over rounding", at, _positive([worst[step] for step in at])),
+        line("what rounding explains", [at[0], at[-1]], [1.0, 1.0], line={"dash": "dot", "color": "var(--muted)"}),
+    ]
+    alarms = [alarm for alarm in run.alarms if alarm.value > 0]
+    if alarms:
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "alarm",
+                "x": [alarm.step for alarm in alarms],
+                "y": [alarm.value / alarm.limit if alarm.limit > 0 else None for alarm in alarms],
+                "text": [f"{alarm.code} of {alarm.law}" for alarm in alarms],
+                "marker": {"symbol": "x", "size": 10, "color": "var(--refuted)"},
+            }
+        )
+    return Plot(
+        anchor=f"run-{run.name}-residuals",
+        title="What the account leaves over",
+        alt=f"The largest residual of each step over what rounding explains; {run.alarm_count:,} alarms.",
+        caption="For every step the law whose residual is largest, over what rounding explains: above 1 something else "
+        "than the optimizer changed parameters, or gradients are not those of one loss.",
+        data=data,
+        layout={"xaxis": Axis("step").layout(), "yaxis": Axis("residual / rounding", log=True).layout()},
     )
 
 

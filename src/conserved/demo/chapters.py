@@ -1,0 +1,136 @@
+"""The chapters of the demonstration; each puts its records into the store and returns the finding it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conserved.claims.ledger import claims, outcomes
+from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, Task, Tell, trained
+from conserved.lab.figure import PALETTE, Figure, Finding, line, panels
+from conserved.lab.figures import all_figures
+from conserved.lab.places import Here, Processes
+from conserved.lab.recipes import named
+from conserved.lab.sweep import keep, sweep, trainings
+from conserved.track import Monitor, store_document
+
+MODEL = MODEL_FILE
+WATCHED = "AdamW"
+CLEAN = "PyTorch's layer norm"
+PLANTED = f"layer norm of {KERNEL_FILE}"
+DEFECT = "defect"
+THEOREM = "paper.T4.7"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How much the demonstration does: steps of training, which claims, which experiments of the paper, how often."""
+
+    seed: int = 0
+    steps: int = 60
+    claims: tuple[str, ...] = (THEOREM, "paper.T4.5")
+    recipes: tuple[str, ...] = ("bytes", "bytes-sigmoid")
+    seeds: int = 1
+    workers: int = 1
+
+
+def read_laws(store: Path, settings: Settings) -> None:
+    """The laws of a model nobody wrote a line about."""
+    task = Task.of(store.parent, settings.seed, fused=False)
+    laws = task.laws()
+    record = laws.to_dict() | {"parameters": task.size, "coverage": laws.coverage}
+    store_document(store, "laws", MODEL, record)
+
+
+def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
+    """With a right and with a wrong norm kernel: every backward audited, every step of AdamW accounted for."""
+    right = Task.of(store.parent, settings.seed, fused=False)
+    laws = right.laws()
+    config = {"betas": "0.9, 0.95", "seed": settings.seed, "text": "the standard library, as bytes"}
+    with Monitor(right.model, right.optimizer, laws, sinks=store, run=WATCHED, config=config) as monitor:
+        clean = trained(right, laws, settings.steps, lambda said: tell(f"right, {said}"), after=monitor.step)
+    assert clean.first is not None
+    store_document(store, "audit", CLEAN, clean.first.record() | {"coverage": laws.coverage})
+    wrong = Task.of(store.parent, settings.seed, fused=True)
+    laws = wrong.laws()
+    broken = trained(wrong, laws, settings.steps, lambda said: tell(f"wrong, {said}"))
+    assert broken.first is not None
+    planted = f"the norm's gain gets no gradient from the last, incomplete block of rows ({KERNEL_FILE})"
+    found = broken.first.record() | {"expected": "refuted", "planted": planted, "coverage": laws.coverage}
+    store_document(store, "audit", PLANTED, found)
+    losses = {"clean": clean.losses[-1], "planted": broken.losses[-1], "steps": settings.steps}
+    store_document(store, "demo", "losses", losses)
+    store_document(store, "figure", DEFECT, defect_figure(clean, broken).record())
+
+
+def judge_theorem(store: Path, settings: Settings, tell: Tell) -> None:
+    """The paper's theorem on sigmoid gates, and the one on softmax gates that it was modelled on."""
+    chosen = [claim for code in settings.claims for claim in claims(code) if claim.code == code]
+    for found in outcomes(chosen, progress=lambda claim, place, total: tell(f"{claim.code}, {place + 1} of {total}")):
+        store_document(store, "claim", found.claim.code, found.record())
+
+
+def repeat_experiment(store: Path, settings: Settings, tell: Tell) -> None:
+    """Two decoders of the paper's kind, softmax and sigmoid gates, at three step sizes; then their figures."""
+    recipes = [named(name) for name in settings.recipes]
+    place = Processes(settings.workers) if settings.workers > 1 else Here()
+    done = sweep(trainings(recipes, seeds=settings.seeds), store, place, say=tell)
+    if done.failures:
+        listing = "; ".join(f"{failure.task}: {failure.reason}" for failure in done.failures)
+        raise RuntimeError(f"Experiments of the demonstration failed: {listing}")
+    for figure in all_figures(store):
+        keep(store, "figure", figure.code, figure.record())
+
+
+def defect_figure(clean: Course, planted: Course) -> Figure:
+    """Losses on the left, on the right how far the worst gradient identity is beyond what rounding explains."""
+    data = []
+    for name, color, course in ((CLEAN, PALETTE[0], clean), (PLANTED, PALETTE[1], planted)):
+        at = [float(step) for step in range(1, len(course.losses) + 1)]
+        data.append(line(at, course.losses, name=name, color=color))
+        data.append(line(at, _positive(course.excess), name=name, color=color, panel=2, legend=False))
+    steps = len(clean.losses)
+    limit = line(
+        [1.0, float(steps)], [1.0, 1.0], name="what rounding explains", color="#888888", panel=2, dash="dot", width=1.5
+    )
+    layout = panels(["loss", "worst gradient identity"], x="step", y="", log=(False, False))
+    layout["yaxis2"] |= {"type": "log"}
+    layout["yaxis2"]["title"] = {"text": "× what rounding explains"}
+    layout["height"] = 380
+    ends = (clean.losses[-1], planted.losses[-1])
+    findings = (
+        Finding(
+            what="loss with the defect over loss without it, at the end",
+            value=ends[1] / ends[0],
+            expected="about 1: it trains",
+            holds=abs(ends[1] / ends[0] - 1) < 0.1,
+        ),
+        Finding(
+            what="first backward pass with the defect: worst identity over what rounding explains",
+            value=planted.excess[0],
+            expected="above 1: caught",
+            holds=planted.excess[0] > 1,
+        ),
+        Finding(
+            what="without it: the worst of all steps",
+            value=max(clean.excess),
+            expected="at most 1",
+            holds=max(clean.excess) <= 1,
+        ),
+    )
+    return Figure(
+        code=DEFECT,
+        title="A wrong backward that trains, and what gives it away",
+        caption="Left: the loss of the same model, data and seed with a right and with a wrong norm kernel. Right: the "
+        "gradient identity that is furthest off in every backward pass, in units of what rounding explains.",
+        alt=" ".join(f"{one.what}: {one.value:.3g}, expected {one.expected}." for one in findings),
+        data=(*data, limit),
+        layout=layout,
+        findings=findings,
+        section="audit",
+    )
+
+
+def _positive(values: Sequence[float]) -> list[float | None]:
+    return [value if value > 0 else None for value in values]

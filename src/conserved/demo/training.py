@@ -1,0 +1,113 @@
+"""The demonstration's model, loaded from a file in its folder as any user's would be, and how it is trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conserved.audit import Audit, audit
+from conserved.inference import recognize
+from conserved.lab.data.embedded import standard_library
+from conserved.laws import LawSet
+
+MODEL_FILE, KERNEL_FILE = "gpt.py", "fused_norm.py"
+BATCH, LENGTH = 12, 64
+"""768 rows reach every norm: one block of 512, and 256 that fill no block."""
+RATE, DECAY = 3e-3, 0.1
+
+Tell = Callable[[str], None]
+"""Says in a few words how far something is."""
+
+
+def copied(folder: Path) -> tuple[Path, Path]:
+    """The model's and the kernel's source, put into the folder of the demonstration for everyone to read and change."""
+    folder.mkdir(parents=True, exist_ok=True)
+    here = Path(__file__).parent
+    found = tuple(Path(shutil.copyfile(here / name, folder / name)) for name in (MODEL_FILE, KERNEL_FILE))
+    return found[0], found[1]
+
+
+def loaded(path: Path) -> ModuleType:
+    """A Python file as a module."""
+    spec = importlib.util.spec_from_file_location(f"conserved_demo_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Task:
+    """A model, an objective to train it with, and batches of text: the standard library's source, as bytes."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    inputs: Tensor
+    targets: Tensor
+
+    @staticmethod
+    def of(folder: Path, seed: int, *, fused: bool) -> Task:
+        """The model with the weights of a seed, with PyTorch's layer norm or with the fused one that has the defect."""
+        source, kernel = copied(folder)
+        options: dict[str, Any] = {"norm": loaded(kernel).FusedLayerNorm} if fused else {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = loaded(source).build(**options)
+        text = standard_library().examples(64 * BATCH, length=LENGTH, seed=seed)
+        optimizer = model.optimizer(lr=RATE, weight_decay=DECAY)
+        return Task(model=model, optimizer=optimizer, inputs=text.inputs, targets=text.targets)
+
+    @property
+    def size(self) -> int:
+        """How many parameters the model has."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def objective(self, step: int) -> Tensor:
+        """The loss of the batch of a step; the same step has the same batch in every run."""
+        chosen = torch.randint(len(self.inputs), (BATCH,), generator=torch.Generator().manual_seed(step))
+        loss: Tensor = self.model(self.inputs[chosen], self.targets[chosen])[1]
+        return loss
+
+    def laws(self) -> LawSet:
+        """Read off one evaluation of the objective."""
+        return recognize(lambda: self.objective(0), self.model)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Course:
+    """What a training run showed: losses, and for every step the identity that is furthest beyond rounding."""
+
+    losses: list[float] = field(default_factory=list)
+    excess: list[float] = field(default_factory=list)
+    first: Audit | None = None
+    failed: int = 0
+    """Steps in which an identity failed."""
+
+
+def trained(task: Task, laws: LawSet, steps: int, tell: Tell, after: Callable[[], None] = lambda: None) -> Course:
+    """Train, audit every backward pass before the optimizer uses it, and call `after` when it has moved."""
+    course = Course()
+    exact = laws.select(lambda symmetry: symmetry.exact)
+    for step in range(steps):
+        task.optimizer.zero_grad()
+        loss = task.objective(step)
+        loss.backward()
+        found = audit(task.model, exact)
+        course.first = course.first or found
+        course.failed += bool(found.failures)
+        course.losses.append(float(loss.detach()))
+        course.excess.append(max((row.residual / row.tolerance for row in found.rows if row.checked), default=0.0))
+        task.optimizer.step()
+        after()
+        if step % 10 == 0:
+            tell(f"step {step} of {steps}, loss {course.losses[-1]:.2f}")
+    return course

@@ -1,0 +1,151 @@
+"""Axes of a plot: from values to places on paper, and the ticks beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conserved.report.numerals import raised
+
+Tick = tuple[float, str]
+"""A place along the axis, and what is written there."""
+
+_MOST_CATEGORIES = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """One axis: `low` and `high` are in units of the axis, which for a logarithmic one are powers of ten."""
+
+    low: float
+    high: float
+    log: bool = False
+    categories: tuple[str, ...] = ()
+    start: float = 0.0
+    end: float = 1.0
+
+    def raw(self, value: Any) -> float | None:
+        """A value in units of the axis; None for what has no place on it."""
+        if self.categories:
+            place = str(value)
+            return float(self.categories.index(place)) if place in self.categories else _number(value)
+        found = _number(value)
+        if found is None or not self.log:
+            return found
+        return math.log10(found) if found > 0 else None
+
+    def at(self, value: Any) -> float | None:
+        """Where a value is on paper."""
+        found = self.raw(value)
+        return None if found is None else self.along(found)
+
+    def along(self, raw: float) -> float:
+        """Where something in units of the axis is on paper."""
+        return self.start + (raw - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    def inside(self, place: float) -> bool:
+        """Whether a place is on the axis, with a little room for rounding."""
+        first, last = sorted((self.start, self.end))
+        return first - 0.5 <= place <= last + 0.5
+
+    def ticks(self, layout: Mapping[str, Any]) -> list[Tick]:
+        """The layout's own ticks, or round numbers, whole powers of ten, or every category."""
+        own = layout.get("tickvals")
+        if isinstance(own, Sequence) and not isinstance(own, str):
+            texts = layout.get("ticktext") or [_plain(value) for value in own]
+            chosen = [(self.at(value), str(text)) for value, text in zip(own, texts, strict=False)]
+            return [(place, text) for place, text in chosen if place is not None and self.inside(place)]
+        if self.categories:
+            step = -(-len(self.categories) // _MOST_CATEGORIES)
+            return [(self.along(float(n)), text) for n, text in enumerate(self.categories) if n % step == 0]
+        if self.log:
+            shown = _decades(self.low, self.high)
+            text = _power if all(value == round(value) for value in shown) else _between
+            return [(self.along(value), text(value)) for value in shown]
+        return [(self.along(value), _plain(value)) for value in _round_numbers(self.low, self.high)]
+
+
+def scale_of(values: Sequence[Any], layout: Mapping[str, Any], *, zero: bool = False) -> Scale:
+    """An axis that shows all values; `zero` is for bars, which begin there."""
+    kind = layout.get("type")
+    texts = [value for value in values if isinstance(value, str)]
+    if kind == "category" or (kind is None and texts):
+        names = tuple(dict.fromkeys(str(value) for value in values if value is not None))
+        flip = layout.get("autorange") == "reversed"
+        ends = (len(names) - 0.5, -0.5) if flip else (-0.5, max(len(names), 1) - 0.5)
+        return Scale(low=ends[0], high=ends[1], categories=names)
+    log = kind == "log"
+    numbers = [value for one in values if (value := _number(one)) is not None and (value > 0 or not log)]
+    given = layout.get("range")
+    if isinstance(given, Sequence) and len(given) == 2 and all(_number(end) is not None for end in given):
+        return Scale(low=float(given[0]), high=float(given[1]), log=log)
+    if not numbers:
+        return Scale(low=0.0, high=1.0, log=log)
+    if zero or layout.get("rangemode") == "tozero":
+        numbers = numbers if log else [*numbers, 0.0]
+    least, most = float(min(numbers)), float(max(numbers))
+    low, high = (math.log10(least), math.log10(most)) if log else (least, most)
+    if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
+        room = 0.5 if log else max(abs(high) * 0.1, 1e-300)
+        low, high = low - room, high + room
+    room = 0.04 * (high - low)
+    fixed = (zero or layout.get("rangemode") == "tozero") and not log
+    return Scale(
+        low=low if fixed and low == 0 else low - room, high=high if fixed and high == 0 else high + room, log=log
+    )
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _round_numbers(low: float, high: float, about: int = 6) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten between two numbers, about so many."""
+    span = abs(high - low)
+    unit = 10.0 ** math.floor(math.log10(span / about))
+    step = min((unit * times for times in (1, 2, 5, 10)), key=lambda size: abs(span / size - about))
+    first, last = sorted((low, high))
+    start = math.ceil(first / step - 1e-9)
+    return [place * step + 0.0 for place in range(start, math.floor(last / step + 1e-9) + 1)]
+
+
+def _decades(low: float, high: float, most: int = 7) -> list[float]:
+    """Whole powers of ten; where fewer than two fit, 2 and 5 times them as well."""
+    first, last = sorted((low, high))
+    whole = list(range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1))
+    if len(whole) >= 2:
+        step = -(-len(whole) // most)
+        return [float(place) for place in whole if place % step == 0]
+    between = [
+        place + math.log10(times) for place in range(math.floor(first), math.ceil(last) + 1) for times in (1, 2, 5)
+    ]
+    return [value for value in between if first <= value <= last] or [float(place) for place in whole]
+
+
+def _power(exponent: float) -> str:
+    whole = round(exponent)
+    return {0: "1", 1: "10"}.get(whole, f"10{raised(whole)}")
+
+
+def _between(exponent: float) -> str:
+    """A number on a logarithmic axis that shows few powers of ten."""
+    value = 10.0**exponent
+    if 1e-3 <= value < 1e4:
+        return f"{value:.3g}"
+    whole = math.floor(exponent + 1e-9)
+    return f"{value / 10.0**whole:.0f}×10{raised(whole)}"
+
+
+def _plain(value: Any) -> str:
+    if not isinstance(value, int | float):
+        return str(value)
+    text = f"{value:,.0f}" if abs(value) >= 1000 and value == round(value) and abs(value) < 1e7 else f"{value:.6g}"
+    return text.replace("-", "−")

@@ -1,0 +1,252 @@
+"""The kinds of trace a report draws: lines and marks, bars, and maps of numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conserved.report.ink import colour, mark, number, path, plain, polyline, stroke, words
+from conserved.report.numerals import numeral
+from conserved.report.scales import Scale
+
+_MOST_TITLES = 400
+"""Marks that say what they are when pointed at; more are drawn as one."""
+
+_MOST_CELLS = 150
+"""Cells of a map with their number in them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shade:
+    """A trace's colour, and how it looks in the legend."""
+
+    colour: str
+    trace: Mapping[str, Any]
+
+    def sample(self, x: float, y: float) -> str:
+        """A short piece of it."""
+        if self.trace.get("type", "scatter") != "scatter":
+            return path(f"M{number(x + 3)},{number(y - 5)}h13v10h-13Z", f"fill:{self.colour}")
+        drawn = ""
+        if "lines" in str(self.trace.get("mode", "lines")):
+            line = dict(self.trace.get("line") or {})
+            line["width"] = min(float(line.get("width") or 2), 4.0)
+            drawn += path(f"M{number(x)},{number(y)}h19", stroke(line, self.colour))
+        if "markers" in str(self.trace.get("mode", "")):
+            drawn += path(mark(x + 9.5, y, _symbol(self.trace), 8.0), _filled(self.trace, self.colour))
+        return drawn
+
+
+def shades(data: Sequence[Mapping[str, Any]]) -> list[Shade]:
+    """The colour of every trace: its own, or the next of the page's."""
+    found, used = [], 0
+    for trace in data:
+        line, marker = trace.get("line"), trace.get("marker")
+        asked = (line if isinstance(line, Mapping) else {}).get("color")
+        asked = asked or (marker if isinstance(marker, Mapping) else {}).get("color")
+        chosen = colour(asked, "")
+        if not chosen:
+            chosen = f"var(--line-{used % 8 + 1})"
+            used += 1
+        found.append(Shade(colour=chosen, trace=trace))
+    return found
+
+
+def trace_marks(
+    traces: Sequence[tuple[Mapping[str, Any], Shade]], x: Scale, y: Scale, layout: Mapping[str, Any]
+) -> str:
+    """Everything that is drawn in a panel, in the order it is given; bars behind the rest."""
+    bars = [(trace, shade) for trace, shade in traces if trace.get("type") == "bar"]
+    found = [_bars(bars, x, y, layout)] if bars else []
+    for trace, shade in traces:
+        kind = trace.get("type", "scatter")
+        if kind == "scatter":
+            found.append(_scatter(trace, shade.colour, x, y))
+        elif kind == "heatmap":
+            found.append(_heatmap(trace, x, y))
+    return f'<g class="marks">{"".join(found)}</g>'
+
+
+def _places(trace: Mapping[str, Any], x: Scale, y: Scale) -> Iterator[tuple[int, float | None, float | None]]:
+    across, up = trace.get("x"), trace.get("y")
+    up = up if isinstance(up, Sequence) and not isinstance(up, str) else ()
+    across = across if isinstance(across, Sequence) and not isinstance(across, str) else range(len(up))
+    for place, (one, other) in enumerate(zip(across, up, strict=False)):
+        yield place, x.at(one), y.at(other)
+
+
+def _scatter(trace: Mapping[str, Any], shade: str, x: Scale, y: Scale) -> str:
+    places = list(_places(trace, x, y))
+    mode = str(trace.get("mode") or ("lines" if len(places) > 1 else "markers"))
+    name = plain(trace.get("name") or "")
+    found = []
+    if trace.get("fill") == "toself":
+        outline = [(a, b) for _, a, b in places if a is not None and b is not None]
+        fill = colour(trace.get("fillcolor"), shade)
+        found.append(path(polyline([_held(outline, x, y)], closed=True), f"fill:{fill};stroke:none"))
+    elif "lines" in mode:
+        line = trace.get("line") if isinstance(trace.get("line"), Mapping) else {}
+        pieces = [_thinned(piece) for piece in _pieces(places, x, y)]
+        if (line or {}).get("shape") == "hvh":
+            pieces = [_stepped(piece) for piece in pieces]
+        drawn = polyline(pieces)
+        if drawn:
+            found.append(path(drawn, stroke(line, shade, opacity=trace.get("opacity", 1)), kind="line", title=name))
+    if "markers" in mode:
+        found.append(_markers(trace, places, shade, x, y))
+    return "".join(found)
+
+
+def _pieces(
+    places: Sequence[tuple[int, float | None, float | None]], x: Scale, y: Scale
+) -> list[list[tuple[float, float]]]:
+    """Runs of points without a gap, held to the panel: a line that leaves it goes on along its edge."""
+    found: list[list[tuple[float, float]]] = [[]]
+    for _, a, b in places:
+        if a is None or b is None:
+            found.append([])
+        else:
+            found[-1].append((a, b))
+    return [_held(piece, x, y) for piece in found if piece]
+
+
+def _held(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> list[tuple[float, float]]:
+    left, right = sorted((x.start, x.end))
+    top, bottom = sorted((y.start, y.end))
+    return [(min(max(a, left), right), min(max(b, top), bottom)) for a, b in points]
+
+
+def _thinned(points: list[tuple[float, float]], most: int = 700) -> list[tuple[float, float]]:
+    """A long line without what cannot be seen: of the points in a column of pixels the first, extreme and last ones."""
+    if len(points) <= most:
+        return points
+    kept: list[tuple[float, float]] = []
+    column: list[tuple[float, float]] = []
+    for point in [*points, (math.inf, 0.0)]:
+        if column and (math.isinf(point[0]) or int(point[0]) != int(column[0][0])):
+            chosen = {0, len(column) - 1}
+            chosen |= {
+                min(range(len(column)), key=lambda n: column[n][1]),
+                max(range(len(column)), key=lambda n: column[n][1]),
+            }
+            kept += [column[place] for place in sorted(chosen)]
+            column = []
+        column.append(point)
+    return kept
+
+
+def _stepped(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Level at each point, with the steps half way between."""
+    found: list[tuple[float, float]] = []
+    for here, after in zip(points, [*points[1:], points[-1]], strict=True):
+        middle = (here[0] + after[0]) / 2
+        found += [here, (middle, here[1]), (middle, after[1])]
+    return found
+
+
+def _symbol(trace: Mapping[str, Any]) -> str:
+    marker = trace.get("marker")
+    symbol = marker.get("symbol") if isinstance(marker, Mapping) else None
+    return symbol if isinstance(symbol, str) else "circle"
+
+
+def _filled(trace: Mapping[str, Any], shade: str) -> str:
+    if _symbol(trace) == "x":
+        return f"fill:none;stroke:{shade};stroke-width:2"
+    return f"fill:{shade};stroke:none"
+
+
+def _markers(
+    trace: Mapping[str, Any], places: Sequence[tuple[int, float | None, float | None]], shade: str, x: Scale, y: Scale
+) -> str:
+    marker = trace.get("marker")
+    asked = marker.get("size", 6) if isinstance(marker, Mapping) else 6
+    size = float(asked) if isinstance(asked, int | float) and 0 < asked < 40 else 6.0
+    style, symbol = _filled(trace, shade), _symbol(trace)
+    seen = [(n, a, b) for n, a, b in places if a is not None and b is not None and x.inside(a) and y.inside(b)]
+    if len(seen) > _MOST_TITLES:
+        return path("".join(mark(a, b, symbol, size) for _, a, b in seen), style, kind="point")
+    return "".join(path(mark(a, b, symbol, size), style, kind="point", title=_said(trace, n)) for n, a, b in seen)
+
+
+def _said(trace: Mapping[str, Any], place: int, field: str = "y") -> str:
+    """What a mark is, when it is pointed at."""
+    texts, values = trace.get("text"), trace.get(field)
+    own = texts[place] if isinstance(texts, Sequence) and not isinstance(texts, str) and place < len(texts) else ""
+    value = values[place] if isinstance(values, Sequence) and place < len(values) else None
+    label = own or trace.get("name") or ""
+    return f"{plain(label)}: {numeral(value)}" if label else numeral(value)
+
+
+def _bars(bars: Sequence[tuple[Mapping[str, Any], Shade]], x: Scale, y: Scale, layout: Mapping[str, Any]) -> str:
+    flat = bars[0][0].get("orientation") == "h"
+    along, value_axis = (y, x) if flat else (x, y)
+    positions = [{along.raw(one) for one in (trace.get("y" if flat else "x") or ())} for trace, _ in bars]
+    shared = any(a & b for n, a in enumerate(positions) for b in positions[:n])
+    slots = len(bars) if shared and layout.get("barmode") != "overlay" else 1
+    every = sorted(place for place in set().union(*positions) if place is not None)
+    unit = min((b - a for a, b in itertools.pairwise(every)), default=1.0)
+    zero = value_axis.at(0.0)
+    base = zero if zero is not None and value_axis.inside(zero) else value_axis.start
+    found = []
+    for slot, (trace, shade) in enumerate(bars):
+        names, values = trace.get("y" if flat else "x") or (), trace.get("x" if flat else "y") or ()
+        for place, (one, value) in enumerate(zip(names, values, strict=False)):
+            middle, end = along.raw(one), value_axis.at(value)
+            if middle is None or end is None:
+                continue
+            offset = 0.76 * unit * ((slot % slots - (slots - 1) / 2) / slots)
+            half = 0.38 * unit / slots
+            low, high = along.along(middle + offset - half), along.along(middle + offset + half)
+            corners = f"M{number(base)},{number(low)}H{number(end)}V{number(high)}H{number(base)}Z"
+            if not flat:
+                corners = f"M{number(low)},{number(base)}V{number(end)}H{number(high)}V{number(base)}Z"
+            said = _said({**trace, "text": ()}, place, "x" if flat else "y")
+            found.append(path(corners, f"fill:{shade.colour}", kind="bar", title=f"{plain(one)} · {said}"))
+            if flat and trace.get("textposition") == "outside" and place < len(trace.get("text") or ()):
+                found.append(words(end + 5, (low + high) / 2 + 4, trace["text"][place], kind="tick"))
+    return "".join(found)
+
+
+def heat_of(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[list[Any]]]:
+    """Columns, rows and numbers of a map; places are counted where they have no names."""
+    grid = [list(row) for row in trace.get("z") or () if isinstance(row, Sequence) and not isinstance(row, str)]
+    widest = max((len(row) for row in grid), default=0)
+    columns, rows = list(trace.get("x") or range(widest)), list(trace.get("y") or range(len(grid)))
+    return columns, rows, grid
+
+
+def _heatmap(trace: Mapping[str, Any], x: Scale, y: Scale) -> str:
+    columns, rows, grid = heat_of(trace)
+    known = [value for row in grid for value in row if isinstance(value, int | float) and math.isfinite(value)]
+    low = trace.get("zmin", min(known, default=0.0))
+    high = trace.get("zmax", max(known, default=1.0))
+    found = []
+    for name, row in zip(rows, grid, strict=False):
+        up = y.raw(name)
+        for column, value in zip(columns, row, strict=False):
+            across = x.raw(column)
+            if across is None or up is None or not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            left, right = x.along(across - 0.5) + 0.5, x.along(across + 0.5) - 0.5
+            top, bottom = sorted((y.along(up - 0.5), y.along(up + 0.5)))
+            share = min(max((value - low) / ((high - low) or 1.0), 0.0), 1.0)
+            corners = f"M{number(left)},{number(top + 0.5)}H{number(right)}V{number(bottom - 0.5)}H{number(left)}Z"
+            title = f"{plain(name)} · {plain(column)}: {numeral(value)}"
+            found.append(path(corners, f"fill:{_ramp(share)}", kind="cell", title=title))
+            if len(known) <= _MOST_CELLS and right - left > 26:
+                kind = "cell-dark" if share > 0.5 else "cell-light"
+                found.append(
+                    words((left + right) / 2, (top + bottom) / 2 + 4, f"{value:.2g}", anchor="middle", kind=kind)
+                )
+    return "".join(found)
+
+
+def _ramp(share: float) -> str:
+    """The colour of a share, between two steps of the page's ramp."""
+    place = share * 4
+    step = min(int(place), 3)
+    return f"color-mix(in srgb, var(--ramp-{step + 1}) {100 * (place - step):.0f}%, var(--ramp-{step}))"
