@@ -6,15 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Kernels are run by Triton's interpreter, where there is no GPU to compile them for; Triton asks when it is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import jaxtyping
 import pytest
 import torch
 
 from conserved.demo import Demo, Settings
 from conserved.demo import run as run_demo
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
-"""Kernels are run by Triton's interpreter: they are tested where there is no GPU to compile them for."""
 
 torch.set_num_threads(1)
 """The tensors are tiny and the tests run on every core already."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from as_written import import_as_written
 from conserved import Monitor, audit, blocks, fused, recognize
 from conserved.balance import weighed
 from conserved.batch import Plan
@@ -22,18 +21,7 @@ from conserved.symmetry import Leg, Symmetry, Tensors
 from conserved.view import View
 
 pytest.importorskip("triton")
-
-
-def _as_written() -> None:
-    """Import the kernels without the type checks of the tests: Triton reads their source, and finds those in it."""
-    checks = [finder for finder in sys.meta_path if type(finder).__module__.startswith("jaxtyping")]
-    for finder in checks:
-        sys.meta_path.remove(finder)
-    importlib.import_module("conserved.kernels")
-    sys.meta_path[:0] = checks
-
-
-_as_written()
+import_as_written("conserved.kernels")
 
 VIEWS = {
     "rows of a head": View.of("w", (24, 5), grid=(3, 8, 5), axes=1, pick={0: 0}),

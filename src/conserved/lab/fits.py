@@ -39,6 +39,23 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     return float((across * up).sum() / across.square().sum())
 
 
+def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
+    """p of y ∝ x^p with Student's 95 % interval of the fit, as if what it leaves were independent.
+
+    Points of one run are not quite, so the interval says how straight the curve is and not where another seed lies.
+    """
+    points = [(math.log(a), math.log(b)) for a, b in zip(x, y, strict=True) if a > 0 and b > 0 and math.isfinite(b)]
+    value = exponent(x, y)
+    freedom = len(points) - 2
+    if freedom < 1 or not math.isfinite(value):
+        return Interval(value, None, None)
+    across, up = (sum(column) / len(points) for column in zip(*points, strict=True))
+    spread = sum((a - across) ** 2 for a, _ in points)
+    left = sum((b - up - value * (a - across)) ** 2 for a, b in points)
+    reach = (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.0) * math.sqrt(left / freedom / spread)
+    return Interval(value, value - reach, value + reach)
+
+
 def interval(values: Sequence[float]) -> Interval:
     """The mean of the finite values with Student's 95 % interval; they are independent, such as those of seeds."""
     known = [value for value in values if math.isfinite(value)]

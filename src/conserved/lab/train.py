@@ -38,9 +38,13 @@ class Diverged(ArithmeticError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where a run stops or saves: seconds of training, bytes for activations, a file to resume from."""
+    """Where a run stops or saves: seconds of training, bytes for activations, a file to resume from.
+
+    `steps` ends one piece of a long run (`conserved.lab.long`) after so many of them.
+    """
 
     seconds: float = math.inf
+    steps: int | None = None
     memory: int | None = None
     checkpoint: Path | None = None
     every: float = _CHECKPOINT_SECONDS

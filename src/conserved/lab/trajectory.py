@@ -15,7 +15,10 @@ A trajectory is kept in the run store as a document of kind "trajectory" named R
     quantities                one entry per family of quantities:
         {family, role, formula, laws, numbers, linear,
          errors: {block: [equation (10) at each recorded step]}, mean: [over all laws of the family],
-         drift: [‖change‖ over ‖terms‖ of the whole family], bound: [equation (9) in units of `mean`] or null}
+         drift: [‖change‖ over ‖terms‖ of the whole family], bound: [equation (9) in units of `mean`] or null,
+         ledger: null, or for laws of runs that keep the exact account of every step, in units of `drift`:
+             {predicted: [‖Σ τ_i² μ(G_i, G_i)‖], leak: [‖Σ τ_i (μ(θ_i, G_i) + its mirror)‖, zero but for rounding],
+              apart: [‖change − predicted‖], residual: [‖change − predicted − leak‖]}}
 
 `role` is "law" (conserved by gradient flow), "impostor" (a law with a sign or pairing spoiled, Appendix E.2) or "claim"
 (called conserved by a source and not recognised as a law).
@@ -44,6 +47,7 @@ class Quantity:
     mean: tuple[float, ...]
     drift: tuple[float, ...]
     bound: tuple[float, ...] | None
+    ledger: Mapping[str, tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,9 @@ class Trajectory:
                 mean=tuple(item["mean"]),
                 drift=tuple(item["drift"]),
                 bound=None if item["bound"] is None else tuple(item["bound"]),
+                ledger=None
+                if item.get("ledger") is None
+                else {part: tuple(values) for part, values in item["ledger"].items()},
             )
             for item in record["quantities"]
         )

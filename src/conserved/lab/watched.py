@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_map
 
 from conserved.blocks import MixtureOfExperts
 from conserved.impostors import impostors
@@ -41,7 +43,7 @@ class Watched:
             found = self.laws.reference(one, dtype=_PRECISION)
             return dict(found.values), dict(found.scales)
 
-        values, scales = vmap(of_one)(dict(theta))
+        values, scales = _over_seeds(of_one, dict(theta))
         return Reference(values, scales)
 
     def changes(self, reference: Reference, theta: Stacked) -> dict[str, Change]:
@@ -51,7 +53,7 @@ class Watched:
             found = self.laws.changes(Reference(values, scales), one, dtype=_PRECISION)
             return {name: (change.distance, change.size, change.terms) for name, change in found.items()}
 
-        found = vmap(of_one)(dict(theta), dict(reference.values), dict(reference.scales))
+        found = _over_seeds(of_one, dict(theta), dict(reference.values), dict(reference.scales))
         return {name: Change(distance=d, size=s, terms=t) for name, (d, s, t) in found.items()}
 
     def steepness(self, gradients: Stacked) -> dict[str, Tensor]:
@@ -70,7 +72,15 @@ class Watched:
                 for s, value in zip(laws, found, strict=True)
             }
 
-        return dict(vmap(of_one)(dict(gradients)))
+        return dict(_over_seeds(of_one, dict(gradients)))
+
+
+def _over_seeds(of_one: Callable[..., Any], *stacks: dict[str, Tensor]) -> Any:
+    """A function of one model for all of a stack; of a single one as it is, which is faster."""
+    if len(next(iter(stacks[0].values()))) > 1:
+        return vmap(of_one)(*stacks)
+    found = of_one(*({name: tensor[0] for name, tensor in stack.items()} for stack in stacks))
+    return tree_map(lambda tensor: tensor.unsqueeze(0), found)
 
 
 def watch(model: nn.Module, loss: Loss, inputs: Tensor) -> Watched:

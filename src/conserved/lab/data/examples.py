@@ -60,6 +60,10 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
+    def to(self, device: str) -> Images:
+        """On a device."""
+        return Images(name=self.name, pixels=self.pixels.to(device), labels=self.labels.to(device))
+
     def examples(self, count: int, *, size: int, channels: int, classes: int, seed: int = 0) -> Examples:
         """`count` images drawn without repetition, resized, with zero mean and unit variance over all of them."""
         if count > len(self.pixels):

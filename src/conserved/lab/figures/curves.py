@@ -11,8 +11,16 @@ from conserved.lab.exponents import Runs
 from conserved.lab.figure import PALETTE, band, line
 from conserved.lab.trajectory import Quantity, Trajectory
 
-MORE_THAN_ROUNDING = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-1}
-"""By precision of the gradients, relative drift that rounding does not explain."""
+MORE_THAN_ROUNDING = {
+    "float64": 1e-12,
+    "float32": 1e-5,
+    "bfloat16": 1e-1,
+    "double": 1e-12,
+    "single": 1e-5,
+    "pieces": 1e-5,
+    "half": 1e-2,
+}
+"""By precision of the gradients, or by the products of a long run, relative drift that rounding does not explain."""
 
 Curve = list[float | None]
 

@@ -1,0 +1,136 @@
+"""The exact account of a run of gradient descent: what each step adds to every law at second order, and at first.
+
+A step θ' = θ − τG changes a law by Δh = τ² μ(G, G) − τ (μ(θ, G) + μ(G, θ)). The second part is zero for the gradient of
+the model; for a gradient computed with rounding it is not, and its sum is the *leak* of a run. Both sums are kept in
+float64 at every step, so h(θ_k) − h(θ_0) − Σ τ_i² μ(G_i, G_i) − leak is rounding of float64, whatever gradients were
+computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from conserved.batch import Plan
+from conserved.laws import LawSet
+from conserved.symmetry import moment_map
+
+_PRECISION = torch.float64
+
+PARTS = ("predicted", "leak", "apart", "residual")
+
+
+class RunLedger:
+    """Sums over the steps of a run, for all numbers of all laws in a row."""
+
+    def __init__(self, laws: LawSet, theta: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
+        """Laws of parameters and gradients that stay where they are in memory while their values change."""
+        self.laws, self.theta, self.slopes = laws, theta, slopes
+        self.plan = _joined(laws.plan)
+        self.start = self.values()
+        self.second = torch.zeros_like(self.start)
+        self.first = torch.zeros_like(self.start)
+        self.rate = torch.zeros((), dtype=_PRECISION, device=self.start.device)
+        self.places = self._places()
+        self.scales = {
+            family: float(torch.linalg.vector_norm(self._sizes()[places])) for family, places in self.places.items()
+        }
+        self._add: Callable[[], object] | None = None
+
+    def values(self) -> Tensor:
+        """h(θ) of all laws."""
+        return self._vector(self.plan.evaluate(moment_map, self.theta, self.theta, dtype=_PRECISION))
+
+    def _sizes(self) -> Tensor:
+        return torch.cat([s.flatten() for s in self.laws.reference(self.theta, dtype=_PRECISION).scales.values()])
+
+    def _vector(self, found: list[Tensor]) -> Tensor:
+        return torch.cat([s.kind.conserved(value).flatten() for s, value in zip(self.laws, found, strict=True)])
+
+    def _places(self) -> dict[str, Tensor]:
+        """Which numbers belong to each family."""
+        counts = [value.numel() for value in self.laws.values(self.theta, dtype=_PRECISION).values()]
+        listed: dict[str, list[Tensor]] = {}
+        begin = 0
+        for symmetry, count in zip(self.laws, counts, strict=True):
+            listed.setdefault(symmetry.family, []).append(torch.arange(begin, begin + count))
+            begin += count
+        return {family: torch.cat(parts).to(self.start.device) for family, parts in listed.items()}
+
+    def add(self, rate: float) -> None:
+        """Take a step of this size into account, before it is made."""
+        self.rate.fill_(rate)
+        if self._add is None:
+            self._add = self._recorded() if self.start.is_cuda else self._added
+        self._add()
+
+    def _added(self) -> None:
+        evaluate = self.plan.evaluate
+        along = partial(moment_map, point=False)
+        with torch.no_grad():
+            second = evaluate(along, self.slopes, self.slopes, points=(False, False), dtype=_PRECISION)
+            first = evaluate(moment_map, self.theta, self.slopes, points=(True, False), dtype=_PRECISION)
+            self.second += self.rate * self.rate * self._vector(second)
+            self.first -= self.rate * self._mirrored(first)
+
+    def _mirrored(self, first: list[Tensor]) -> Tensor:
+        """μ(θ, G) + μ(G, θ) from μ(θ, G); of a linear law the mirror image is zero."""
+        found = []
+        for symmetry, value in zip(self.laws, first, strict=True):
+            kind = symmetry.kind
+            value = kind.conserved(value)
+            found.append((value if kind.linear else 2 * kind.polar(value)).flatten())
+        return torch.cat(found)
+
+    def _recorded(self) -> Callable[[], object]:
+        """Hundreds of short kernels as one CUDA graph; as they are if they cannot be recorded."""
+        kept = self.second.clone(), self.first.clone()
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(2):
+                self._added()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._added()
+        self.second.copy_(kept[0])
+        self.first.copy_(kept[1])
+        return graph.replay
+
+    def measured(self) -> dict[str, dict[str, float]]:
+        """By family the norm of every part over that of the laws' terms, and of the change itself as "drift"."""
+        change = self.values() - self.start
+        parts = {
+            "drift": change,
+            "predicted": self.second,
+            "leak": self.first,
+            "apart": change - self.second,
+            "residual": change - self.second - self.first,
+        }
+        return {
+            family: {
+                name: float(torch.linalg.vector_norm(part[places])) / (self.scales[family] or 1.0)
+                for name, part in parts.items()
+            }
+            for family, places in self.places.items()
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed run needs."""
+        return {"start": self.start, "second": self.second, "first": self.first}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from sums that were saved."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+
+def _joined(plan: Plan) -> Plan:
+    """The same with all legs of one shape read at once, however large: few kernels count more than a copy here."""
+    alike = tuple((tuple(batch for group in groups for batch in group),) for groups in plan.alike)
+    return replace(plan, alike=alike)
