@@ -60,7 +60,7 @@ def materialised(model: nn.Module) -> nn.Module | None:
                     if isinstance(tensor, nn.Parameter):
                         value = nn.Parameter(value, requires_grad=tensor.requires_grad)
                     filled[id(tensor)] = value
-                kind[name] = filled[id(tensor)]  # type: ignore[assignment]
+                kind[name] = filled[id(tensor)]
     return found
 
 
