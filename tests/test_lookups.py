@@ -51,12 +51,11 @@ def loss_of(model: nn.Module) -> Tensor:
 def test_a_padding_row_that_is_not_zero_and_occurs_refutes_nothing(family: str) -> None:
     model = model_of(family, 0.3)
     laws = recognize(model, loss="cross_entropy")
-    assert any("padding_idx" in item.reason for item in laws.dropped)
+    assert laws.numbers < recognize(model_of(family, 0.0), loss="cross_entropy").numbers
     assert laws.verify(lambda: loss_of(model)).status is not Status.REFUTED
     loss_of(model).backward()
     found = audit(model, laws)
     assert found.failures == ()
-    assert any("padding_idx" in item.reason for item in found.dropped)
 
 
 @pytest.mark.parametrize("family", SIZES)
@@ -89,7 +88,7 @@ class Looked(nn.Module):
     [
         ({}, 10),
         ({"sparse": True}, 10),
-        ({"padding_idx": 2}, 10),
+        ({"padding_idx": 2}, 14),  # the row of padding is still
         ({"max_norm": 1.0}, 0),
         ({"scale_grad_by_freq": True}, 0),
     ],
@@ -112,4 +111,4 @@ def test_a_table_whose_padding_row_was_written_to_loses_its_law() -> None:
     laws = recognize(model)
     with torch.no_grad():
         model.get_parameter("table.0.weight")[2] = 1.0
-    assert laws.numbers > recognize(model).numbers == 0
+    assert laws.numbers > recognize(model).numbers == 4

@@ -17,6 +17,9 @@ from zoo import LAWFUL, Case, ids
 
 Mutants = Iterator[tuple[str, Symmetry]]
 
+STILL = 1e-12
+"""Parameters with no larger gradient do not move, whatever their law: the router of one active expert."""
+
 
 def with_leg(symmetry: Symmetry, place: int, leg: Leg) -> Symmetry:
     legs = (*symmetry.legs[:place], leg, *symmetry.legs[place + 1 :])
@@ -69,10 +72,9 @@ def wrong_pairings(symmetry: Symmetry) -> Mutants:
     if isinstance(symmetry.kind, ComplexScaling) and symmetry.n > 2:
         legs = []
         for leg in symmetry.legs:
-            first, second = sorted(leg.view.axes)
-            grid = list(leg.view.grid)
-            grid[first], grid[second] = grid[second], grid[first]
-            legs.append(Leg(replace(leg.view, grid=tuple(grid), axes=leg.view.axes[::-1]), leg.degree))
+            rows = range(leg.view.faced) if leg.view.rows is None else leg.view.rows
+            other = torch.tensor(list(rows)).unflatten(0, (2, -1)).T.flatten()
+            legs.append(Leg(replace(leg.view, rows=tuple(other.tolist())), leg.degree))
         yield "other pairing", replace(symmetry, legs=tuple(legs))
 
 
@@ -116,7 +118,9 @@ def test_every_mutation_of_every_rule_is_noticed(case: Case) -> None:
         for symmetry in laws
         for rule, mutate in RULES.items()
         for what, mutant in mutate(symmetry)
-        if not makes_no_difference(symmetry, what, laws) and residual(mutant, theta, slopes) < SEEN
+        if not makes_no_difference(symmetry, what, laws)
+        and any(bool(slopes[name].abs().max() > STILL) for name in symmetry.parameters)
+        and residual(mutant, theta, slopes) < SEEN
     ]
     assert survivors == []
 

@@ -195,7 +195,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         if image % patch:
             raise ValueError(f"An image of {image} pixels does not divide into patches of {patch}.")
-        self.patch = patch
+        self.patch, self.image, self.channels = patch, image, channels
         self.embedding = nn.Linear(channels * patch * patch, dim)
         self.positions = _positions(positions, (image // patch) ** 2, dim)
         self.layers = nn.ModuleList(
@@ -218,6 +218,12 @@ class VisionTransformer(nn.Module):
         )
         self.norm = normalization(norm, dim, bias=bias)
         self.head = nn.Linear(dim, classes)
+
+    @property
+    def example_input_array(self) -> Float[Tensor, "batch channels height width"]:
+        """Images of the size it takes, by the name under which Lightning looks for an example."""
+        weight = self.head.weight
+        return torch.zeros(2, self.channels, self.image, self.image, dtype=weight.dtype, device=weight.device)
 
     def patches(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch tokens pixels"]:
         """Non-overlapping patches, row by row."""
