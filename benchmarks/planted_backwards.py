@@ -3,6 +3,10 @@
 Two kinds, in the models' own single precision. After a right backward pass, half of the rows of one parameter's
 gradient are made a tenth too long, for every parameter in turn. And a function with a wrong derivative is put behind
 one module after the other: it passes its input on and makes half of the gradient's channels a tenth too long.
+
+A `Monitor` that was told nothing but the model and its optimizer then watches plain training: it infers the laws at
+the first forward pass, is quiet while the backward pass is right, and has the same functions put behind one module in
+one step each.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from catalogue import Entry, named
-from conserved import LawSet, audit, recognize
+from conserved import LawSet, Monitor, audit, recognize
 from law_checks import scatter, seen_by
 from measure import save
 
@@ -116,6 +120,36 @@ def audited(entry: Entry) -> dict[str, Any]:
     }
 
 
+QUIET_STEPS = 3
+
+
+def monitored(entry: Entry) -> dict[str, Any]:
+    """How many of the wrong functions in one model alarm a monitor, and whether it is quiet before."""
+    torch.manual_seed(0)
+    model, args, kwargs = entry.build()
+    scatter(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor = Monitor(model, optimizer, loss=entry.loss)
+
+    def step() -> int:
+        before = len(monitor.alarms)
+        backward(entry, model, args, kwargs)
+        optimizer.step()
+        monitor.step()
+        monitor.flush()
+        return len(monitor.alarms) - before
+
+    quiet = not sum(step() for _ in range(QUIET_STEPS))
+    inside: dict[str, bool] = {}
+    for name, module in model.named_modules():
+        if name and not list(module.children()) and list(module.parameters()):
+            # One law is told of once: a new monitor for every plant.
+            monitor = Monitor(model, optimizer, monitor.laws)
+            with stretched(module):
+                inside[name] = bool(step())
+    return {"quiet": quiet, "modules": len(inside), "seen": sum(inside.values())}
+
+
 def main() -> None:
     """Audit every model, print a table and save it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -124,13 +158,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows: dict[str, Any] = {}
     table = Table(title="planted wrong backward passes seen by an audit with inferred laws")
-    for heading in ("model", "laws", "clean", "gradients", "functions"):
+    for heading in ("model", "laws", "clean", "gradients", "functions", "quiet", "monitored"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for name in MODELS:
         if options.only not in name:
             continue
         try:
             rows[name] = audited(named(name))
+            rows[name]["monitor"] = monitored(named(name))
         except ImportError as missing:
             print(f"{name}: {missing}")
             continue
@@ -141,6 +176,8 @@ def main() -> None:
             "yes" if r["clean"] else "NO",
             f"{r['gradients_seen']} of {r['gradients']}",
             f"{r['modules_seen']} of {r['modules']}",
+            "yes" if r["monitor"]["quiet"] else "NO",
+            f"{r['monitor']['seen']} of {r['monitor']['modules']}",
         )
         print(json.dumps({name: r}, ensure_ascii=False), flush=True)
     Console(width=110).print(table)

@@ -49,7 +49,7 @@ CHANGES: list[tuple[str, str, dict[str, Any], dict[str, int]]] = [
     ("branches side by side", "GPT-NeoX", {}, {"bias_shift": 4, "bias_centre": 0}),
     ("branches in a row", "GPT-NeoX", {"use_parallel_residual": False}, {"bias_shift": 0}),
     ("fraction that Llama does not read", "Llama", HALF_TURNED, {"query_key": 1}),
-    ("experts one by one", "Mixtral", {"experts_implementation": "eager"}, {"shift": 4}),
+    ("experts one by one", "Mixtral", {"experts_implementation": "eager"}, {"gated_neurons": 6, "shift": 4}),
     ("four heads on two", "Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}, {"query_key": 2}),
     ("one key head", "Llama", {}, {"query_key": 1, "value_output": 3}),
     ("two key heads", "Llama", {"num_key_value_heads": 2}, {"query_key": 2, "value_output": 6}),

@@ -55,8 +55,8 @@ TORCH_CASES: list[Case] = [
     # Two heads of GL(2) twice make 12; the key bias is inert.
     case("attention, packed", lambda: Attending(), 16),
     case("attention, packed, no bias", lambda: Attending(bias=False), 12),
-    case("attention, learned extra key", lambda: Attending(add_bias_kv=True), 16, missed=6),
-    case("attention, extra key of zeros", lambda: Attending(add_zero_attn=True), 12, missed=4),
+    case("attention, learned extra key", lambda: Attending(add_bias_kv=True), 16),
+    case("attention, extra key of zeros", lambda: Attending(add_zero_attn=True), 12),
     case("attention, separate projections", lambda: Crossing(), 16),
     # Attention 16, two norms 8, Σ out_proj.bias − Σ linear2.bias.
     case("encoder layer, norm first", lambda: encoder(norm_first=True, activation="gelu"), 25),

@@ -17,6 +17,7 @@ from conserved import html
 from conserved.backward import coarsest, gradients_of, precision_of
 from conserved.balance import Balance, weigh
 from conserved.batch import Plan
+from conserved.coverage import Coverage
 from conserved.independence import rank_of_gradients
 from conserved.judging import judged, rounding, together
 from conserved.plain_data import text
@@ -24,7 +25,6 @@ from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
 from conserved.table import plain, renderable, rows, totals
 from conserved.verdict import Verdict
-from conserved.view import View
 
 FORMAT = "conserved/laws/1"
 
@@ -195,16 +195,9 @@ class LawSet:
         return self.derivation.explain(self[name])
 
     @property
-    def coverage(self) -> float:
-        """The share of trained parameters that some law spans, by number of entries."""
-        trained = {name: p.numel() for name, p in self.parameters.items() if p.requires_grad}
-        spanned: dict[str, dict[View, int]] = defaultdict(dict)
-        for symmetry in self.symmetries:
-            for leg in symmetry.legs:
-                spanned[leg.view.parameter][leg.view.squeezed()] = leg.view.n * leg.view.m
-        total = sum(trained.values())
-        covered = sum(min(trained[name], sum(views.values())) for name, views in spanned.items() if name in trained)
-        return covered / total if total else 0.0
+    def coverage(self) -> Coverage:
+        """The share of trained parameters that some law spans, by number of entries; `.tree` is the same by module."""
+        return Coverage.of(self.symmetries, self.parameters)
 
     def values(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """h(θ) of every law by name; gradients are not recorded."""

@@ -60,9 +60,14 @@ class Operation:
     custom: str = ""
     """The autograd function in whose forward it ran: its backward is whatever its author wrote."""
 
+    _inputs: list[int] | None = None
+
     def inputs(self) -> list[int]:
         """The values it reads."""
-        return [leaf.value for leaf in tree_flatten((self.args, self.kwargs))[0] if isinstance(leaf, Ref)]
+        if self._inputs is None:
+            leaves = tree_flatten((self.args, self.kwargs))[0]
+            self._inputs = [leaf.value for leaf in leaves if isinstance(leaf, Ref)]
+        return self._inputs
 
 
 @dataclass(slots=True)
@@ -316,12 +321,26 @@ def _storage(tensor: Tensor) -> int | None:
         return None
 
 
+_NOT_THE_USERS = (
+    "/torch/",
+    "/conserved/inference/",
+    "/jaxtyping/",
+    "/beartype/",
+    "<@beartype",
+    "/typeguard/",
+    "/wrapt/",
+    "/functools.py",
+    "/contextlib.py",
+)
+"""Parts of the paths of code that stands between the operation and the line that asked for it."""
+
+
 def _line() -> str:
-    """The innermost line outside PyTorch and this package."""
+    """The innermost line outside PyTorch, this package and wrappers of functions."""
     frame = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
-        if "/torch/" not in path and "/conserved/inference/" not in path:
+        if not any(part in path for part in _NOT_THE_USERS):
             return f"{frame.f_code.co_name} ({path.rpartition('/')[2]}:{frame.f_lineno})"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

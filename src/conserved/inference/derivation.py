@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
+from conserved.inference.capture import Operation
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type
 from conserved.inference.typing import Typing
+from conserved.inference.written import written
 from conserved.symmetry import Symmetry
 
 
@@ -32,18 +35,18 @@ class Derivation:
                 yield name, "it shares its storage with another parameter, so that it is moved by the gradients of both"
                 continue
             reason = self._ending(
+                name,
                 np.unique(
                     np.concatenate(
                         [f.atoms.reshape(-1) for r in regions for f in r.type.factors] or [np.zeros(0, np.int64)]
                     )
-                )
+                ),
             )
             yield name, reason or "nothing about it is free"
 
-    def _ending(self, atoms: np.ndarray) -> str:
-        """The first operation that fixed some of these charges."""
-        solution = self.assembly.charges.expand
-        fixed = atoms[np.diff(solution.indptr)[atoms] == 0] if atoms.size else atoms
+    def _ending(self, parameter: str, atoms: np.ndarray) -> str:
+        """The first operation that fixed some of the charges of a parameter."""
+        fixed = atoms[self.assembly.charges.still(atoms)]
         program = self.typing.program
         for ending in self.typing.engine.endings:
             if not ending.shift and np.isin(fixed, ending.atoms).any():
@@ -51,8 +54,24 @@ class Derivation:
                     return "it makes the output, which a loss may see in any way"
                 operation = program.operations[ending.origin]
                 name = base_name(operation.name).removeprefix("aten::").lstrip("_")
-                where = f" in {operation.module}" if operation.module else ""
-                return f"{name}{where}.{operation.line}" if where else f"{name} in {operation.line}"
+                where = f" in {operation.module}.{operation.line}" if operation.module else f" in {operation.line}"
+                used = program.parameters[parameter] in operation.inputs()
+                frozen = "" if used else self._frozen(operation)
+                return f"{frozen} is frozen ({name}{where})" if frozen else f"{name}{where}"
+        return ""
+
+    def _frozen(self, operation: Operation) -> str:
+        """A parameter that is not trained and goes into an operation, perhaps turned around on the way."""
+        program = self.typing.program
+        names = {value: name for name, value in program.parameters.items()}
+        for value in operation.inputs():
+            while value not in names:
+                maker = program.maker(value)
+                if maker is None or len(maker.inputs()) != 1:
+                    break
+                value = maker.inputs()[0]
+            if value in names and program.values[value].parameter is None:
+                return names[value]
         return ""
 
     def explain(self, symmetry: Symmetry) -> str:
@@ -74,6 +93,10 @@ class Derivation:
                 continue
             lines.append(f"  {what:6s} {name} in {operation.module or 'the program'}, {operation.line}")
         return "\n".join(_folded(lines))
+
+    def written(self, symmetry: Symmetry) -> dict[str, Any]:
+        """The derivation as plain data, for `conserved.inference.checker`."""
+        return written(self.typing, self.assembly, symmetry)
 
     def _atoms(self, symmetry: Symmetry) -> np.ndarray:
         """The atoms that a symmetry moves by."""

@@ -124,7 +124,7 @@ class Engine:
         if not fields:
             return
         system = self.shifts if shift else self.charges
-        groups = _components(fields)
+        groups = components(fields)
         rest: list[tuple[Fraction, Atoms]] = []
         for group in groups:
             if not shift:
@@ -181,18 +181,20 @@ class Engine:
                 self.partition.shatter(atoms)
 
     def uniform(self, fields: Sequence[Field], dims: Sequence[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
-        """Σ fields is the same along `dims` (and along virtual axes in `virtual`); what is left of the fields there."""
+        """Σ fields is the same along `dims` (and along virtual axes in `virtual`); what is left of the fields there.
+
+        Entries that differ along `dims` alone are matched, so that an operation that is linear along the other axes
+        may still mix those; one that is not shatters them itself.
+        """
         gone = set(dims)
         touching = [one for one in fields if one.touches(gone) or any(_has(one, axis) for axis in virtual)]
         result = [one for one in fields if not any(one is other for other in touching)]
-        for group in _components(_cancelled(touching)):
+        for group in components(_cancelled(touching)):
             result += self._level(group, gone, virtual)
         return result
 
     def _level(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual]) -> list[Field]:
         """One group of fields made the same along some axes."""
-        for one in group:
-            self.partition.shatter(one.atoms)
         if len(group) == 1:
             (one,) = group
             array = one.atoms
@@ -203,10 +205,14 @@ class Engine:
             lost = [n for n in range(array.ndim) if n not in order]
             array = array.transpose(order + lost).reshape((*tuple(array.shape[n] for n in order), -1))
             if array.shape[-1] > 1:
+                self.partition.split(array, np.arange(array.shape[-1]), batch=False)
+                self.partition.pair(array[..., 1:], array[..., :1], dual=False)
                 self.charges.add([(Fraction(1), array[..., 1:]), (Fraction(-1), array[..., :1])], origin=self.origin)
                 self.endings.append(Ending(one.atoms, self.origin, False))
             kept_dims = tuple(dim for dim in one.dims if dim not in gone)
             return [Field(kept_dims, array[..., 0], one.weight, kept_virtual)]
+        for one in group:
+            self.partition.shatter(one.atoms)
         axes_v, dims, sizes, counts = _axes(group)
         kept_v = [
             n for n, axis in enumerate(axes_v) if not (gone & set(axis.dims)) and not any(axis.same(v) for v in virtual)
@@ -280,7 +286,7 @@ class Engine:
         seen = [one.atoms for one in type_.shifts] + [one.atoms for one in type_.images]
         self.forgotten += [Ending(atoms, self.origin, True) for atoms in seen]
         touching = [one for one in type_.shifts if one.touches(gone)]
-        for group in _components(_cancelled(touching)):
+        for group in components(_cancelled(touching)):
             axes_v, all_dims, sizes, counts = _axes(group)
             kept_d = [n for n, dim in enumerate(all_dims) if dim not in gone]
             kept_v = [n for n, axis in enumerate(axes_v) if not gone & set(axis.dims)]
@@ -297,7 +303,7 @@ class Engine:
     def net(self, shifts: Sequence[Field]) -> tuple[Field, ...]:
         """Shifts that are added, with one field for each group that shares axes: what cancels here cancels later on."""
         result = []
-        for group in _components(_cancelled(shifts)):
+        for group in components(_cancelled(shifts)):
             if len(group) > 1:
                 virtual, dims, sizes, counts = _axes(group)
                 total = Field(tuple(dims), self.shifts.fresh((*counts, *sizes)), Fraction(1), tuple(virtual))
@@ -356,7 +362,7 @@ class Engine:
         fields = [*left.factors, *right.factors]
         touching = [one for one in fields if one.touches(summed)]
         passing = [one for one in fields if not any(one is t for t in touching)]
-        for group in _components(_cancelled(touching)):
+        for group in components(_cancelled(touching)):
             passing += self._contracted(group, summed, batch)
         left, right = _unseen(left, right, summed), _unseen(right, left, summed)
         images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | mine, summed)
@@ -367,10 +373,14 @@ class Engine:
         pairable = len(group) == 2 and abs(group[0].weight) == abs(group[1].weight)
         if pairable:
             a, b = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
-            pairable = _within(b, a) and set(b.dims) <= summed | batch and set(a.dims) & summed == set(b.dims) & summed
+            pairable = all(_has(a, axis) for axis in b.virtual) and set(a.dims) & summed == set(b.dims) & summed
+            pairable = pairable and prod(sizes) * prod(counts) <= LARGEST
         if pairable:
+            # One matrix acts along the summed axes of both, whatever the place along their other axes.
             self.split_by([a], set(a.dims) - summed, batch=True)
-            self.partition.pair(a.atoms, spread(b, a.dims, (), a.virtual), dual=a.weight == b.weight)
+            self.split_by([b], set(b.dims) - summed, batch=True)
+            left_atoms, right_atoms = (spread(one, dims, sizes, axes_v) for one in (a, b))
+            self.partition.pair(left_atoms, right_atoms, dual=a.weight == b.weight)
         elif len(group) == 1:
             return self.uniform(group, sorted(summed))
         else:
@@ -410,6 +420,11 @@ class Engine:
                     self.zero(region.type)
                     region.type = FIXED
                 return self._read(view, region)
+        return None
+
+    def first_use(self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False) -> Type:
+        """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have."""
+        sets = tuple(distinct(one.atoms) for one in view.coordinates)
         overlapping = [
             region
             for region in self.regions.get(view.name, [])
@@ -422,11 +437,6 @@ class Engine:
                 region.type = FIXED
             self._region(view, sets, FIXED)
             return FIXED
-        return None
-
-    def first_use(self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False) -> Type:
-        """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have."""
-        sets = tuple(distinct(one.atoms) for one in view.coordinates)
         sizes = [one.size for one in sets]
         fields = [self._onto(view, sets, one) for one in factors]
         wide = [dim for dim, size in enumerate(sizes) if size > 1]
@@ -567,7 +577,7 @@ def _cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
     return tuple(found)
 
 
-def _components(fields: Sequence[Field]) -> list[list[Field]]:
+def components(fields: Sequence[Field]) -> list[list[Field]]:
     """Groups of fields that are connected by common axes."""
     groups: list[tuple[set[int], list[Virtual], list[Field]]] = []
     for one in fields:

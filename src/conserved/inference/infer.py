@@ -110,7 +110,10 @@ def _followed(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         return capture(lambda: model(*args[1:], **kwargs), _parameters(module), module), _parameters(module)
     if args and isinstance(args[0], Mapping):
         tensors = {str(name): value for name, value in args[0].items()}
-        trained = {name: value.detach().requires_grad_() for name, value in tensors.items()}
+        trained = {
+            name: value.detach().requires_grad_() if value.is_floating_point() or value.is_complex() else value
+            for name, value in tensors.items()
+        }
         return capture(lambda: model(trained, *args[1:], **kwargs), trained), tensors
     raise TypeError(
         "A function is followed as recognize(closure, model), or as recognize(f, parameters, *inputs) with the "

@@ -77,6 +77,9 @@ def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
 
 def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str, str]:
     """Block, family and part of a symmetry."""
+    if one.family:
+        module, _, leaf = one.legs[0].view.parameter.rpartition(".")
+        return module, one.family, leaf
     if one.kind.linear:
         return _shift(assembly, one)
     makes = [part for part in one.parts if part.region.role in ("map", "bias", "table") and part.factor == 0]
@@ -89,7 +92,9 @@ def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str,
         if not reads and len({part.degree > 0 for part in gains}) == 2:
             return _common(modules), "query_key_gain", ""
         return _module(gains[0].region.name), "gain", ""
-    if len({*modules}) == 1 and isinstance(one.kind, GeneralLinear | ComplexScaling):
+    leaves = {leg.view.parameter.rpartition(".")[2] for leg in one.legs}
+    if len({*modules}) == 1 and leaves <= {"weight", "bias"} and isinstance(one.kind, GeneralLinear | ComplexScaling):
+        # A fused map is part of what computes attention; an attention with parameters of its own is that itself.
         modules = [modules[0].rpartition(".")[0]]
     if isinstance(one.kind, GeneralLinear | ComplexScaling):
         if not reads:
@@ -99,6 +104,8 @@ def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str,
     atoms = [_atoms(part) for part in makes]
     homogeneous = any(marks.homogeneous[a].any() for a in atoms)
     gated = any(marks.gated[a].any() for a in atoms)
+    if not reads and len({leg.degree > 0 for leg in one.legs}) == 1:
+        return _common(modules), "forgotten_scales", ""
     if not reads:
         return _common(modules), "query_key", ""
     family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else "channels"
@@ -145,6 +152,11 @@ def _shift(assembly: Assembly, one: Found) -> tuple[str, str, str]:
             leg.view.n > 1 and leg.view.m > 1 for leg in one.legs
         ):
             return modules[0], "positions", modules[1].rpartition(".")[2] or names[1].rpartition(".")[2]
+        wide = [sum(axis.size > 1 for axis in part.region.sets) for part in one.parts]
+        if len(one.parts) == 2 and min(wide) == 1 < max(wide):
+            return _common(modules), "positions", _leaf(names[wide.index(1)])
+        if len({leg.degree > 0 for leg in one.legs}) == 1 and "softmax" in _forgiving(assembly, one.parts[0]):
+            return _common(modules), "inert_bias", ""
         return _common(modules), "bias_centre" if one.legs[0].view.m == 1 else "bias_shift", ""
     module, leaf = modules[0], names[0].rpartition(".")[2]
     operation = _forgiving(assembly, one.parts[0])
@@ -176,6 +188,12 @@ def _atoms(part: Part) -> np.ndarray:
 
 def _size(part: Part) -> int:
     return part.region.type.factors[part.factor].atoms.size if part.factor >= 0 else 0
+
+
+def _leaf(parameter: str) -> str:
+    """The last part of a parameter's name that tells something."""
+    module, _, leaf = parameter.rpartition(".")
+    return module.rpartition(".")[2] if leaf in ("weight", "bias") and module else leaf
 
 
 def _module(parameter: str) -> str:

@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 
+from conserved.inference.signed_sets import SignedSets
 from conserved.inference.types import Atoms
 
 Labels = np.ndarray
@@ -28,16 +27,33 @@ _LAST = np.uint64(0x94D049BB133111EB)
 def mix(a: Labels) -> Labels:
     """A hash of every entry."""
     with np.errstate(over="ignore"):
-        a = a.astype(np.uint64) + _ODD
-        a = (a ^ (a >> np.uint64(30))) * _MIX
-        a = (a ^ (a >> np.uint64(27))) * _LAST
-        return a ^ (a >> np.uint64(31))
+        a = np.atleast_1d(a).astype(np.uint64)
+        a += _ODD
+        rest = np.empty_like(a)
+        for turn, factor in ((30, _MIX), (27, _LAST), (31, None)):
+            np.right_shift(a, np.uint64(turn), out=rest)
+            a ^= rest
+            if factor is not None:
+                a *= factor
+        return a
 
 
 def combine(a: Labels, b: Labels) -> Labels:
     """A hash of two labels, in order."""
     with np.errstate(over="ignore"):
-        return mix(mix(a) * _MIX + mix(b))
+        found = mix(a)
+        found *= _MIX
+        return mix(found + mix(b))
+
+
+def shared(labels: Labels) -> np.ndarray:
+    """Positions whose label may occur more than once: all that do, and hardly any that do not."""
+    found = np.arange(labels.size)
+    bits = min(24, max(8, int(labels.size).bit_length() + 2))
+    for turn in (64 - bits, 40 - bits // 2, 0):
+        bucket = ((labels[found] >> np.uint64(turn)) & np.uint64((1 << bits) - 1)).astype(np.int64)
+        found = found[np.bincount(bucket, minlength=1 << bits)[bucket] > 1]
+    return found
 
 
 @dataclass(slots=True)
@@ -47,7 +63,14 @@ class Partition:
     labels: Labels = field(default_factory=lambda: np.zeros(1024, dtype=np.uint64))
     spaces: Labels = field(default_factory=lambda: np.zeros(1024, dtype=np.uint64))
     """The same without the splits by products: what belongs to one head, neuron layer or channel axis."""
-    pairs: list[tuple[Atoms, Atoms, bool]] = field(default_factory=list)
+    pairs: SignedSets = field(default_factory=SignedSets)
+    """Atoms that were matched: one moves as the other, or by the inverse transpose."""
+    edges: list[tuple[Atoms, Atoms, bool]] = field(default_factory=list)
+    """The matches one by one."""
+    twisted: list[Atoms] = field(default_factory=list)
+    """Atoms that were matched with their own duals."""
+    fine: Labels = field(default_factory=lambda: np.zeros(1, dtype=np.uint64))
+    """After solving: labels of atoms, apart where the atoms they were matched with are."""
     count: int = 1
 
     def fresh(self, atoms: Atoms, block: int) -> None:
@@ -87,62 +110,103 @@ class Partition:
         """Match atoms position by position; `dual` where one moves by the inverse transpose of the other."""
         a, b = np.broadcast_arrays(left, right)
         a, b = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
-        if not np.array_equal(a, b) or dual:
-            self.pairs.append((a, b, dual))
+        both = (a != 0) & (b != 0)
+        if not both.all():
+            a, b = a[both], b[both]
+        self.edges.append((a, b, dual))
+        self.pairs.grow(self.count)
+        torn = self.pairs.join(a, b, -1 if dual else 1)
+        if torn.size:
+            self.twisted.append(torn)
 
     def solve(self) -> tuple[Atoms, Atoms, Labels, Labels]:
         """For every atom its class, its orientation in it (±1), its block and its space, all labels of classes.
 
         A class whose block label is its own alone is not mixed with anything.
         """
-        count = self.count
-        classes, orientation, twisted = _classes(count, self.pairs)
-        labels = _stable(self.labels[:count].copy(), classes, orientation, twisted, shatter=True)
-        spaces = _stable(self.spaces[:count].copy(), classes, orientation, np.zeros_like(twisted), shatter=False)
-        return classes, orientation, labels, spaces
+        self.pairs.grow(self.count)
+        root, orientation = self.pairs.roots()
+        classes = compact(root)
+        size = int(classes.max(initial=0)) + 1
+        torn = np.zeros(size, dtype=bool)
+        for atoms in self.twisted:
+            torn[classes[atoms]] = True
+        return classes, orientation.astype(np.int64), self._blocks(classes, orientation, torn), self._spaces(classes)
+
+    def _blocks(self, classes: Atoms, orientation: np.ndarray, torn: np.ndarray) -> Labels:
+        """Labels of classes, alike for those whose atoms may be mixed.
+
+        A class with an atom that shares its label with no other cannot be mixed with anything, and then neither can
+        those that only shared a label with it; the few that are left are refined until partners agree.
+        """
+        labels = self.labels[: self.count]
+        alone = torn.copy()
+        while True:
+            open_ = np.flatnonzero(~alone[classes])
+            single = np.ones(open_.size, dtype=bool)
+            single[shared(labels[open_])] = False
+            if not single.any():
+                break
+            alone[classes[open_[single]]] = True
+        result = mix(np.arange(torn.size, dtype=np.uint64) + _ODD)
+        if open_.size:
+            left, renumbered = np.unique(classes[open_], return_inverse=True)
+            self.fine = labels.copy()
+            self.fine[open_] = self._by_partners(labels, open_)
+            result[left] = _stable(self.fine[open_], renumbered, orientation[open_], open_)
+        return result
+
+    def _by_partners(self, labels: Labels, atoms: Atoms) -> Labels:
+        """Labels of these atoms, apart where the atoms they were matched with are."""
+        place = np.full(self.count, -1, dtype=np.int64)
+        place[atoms] = np.arange(atoms.size)
+        ends = [(place[a], place[b], dual) for a, b, dual in self.edges]
+        ends = [(a[a >= 0], b[a >= 0], dual) for a, b, dual in ends]
+        left = np.concatenate([a for a, _, _ in ends]) if ends else place[:0]
+        right = np.concatenate([b for _, b, _ in ends]) if ends else place[:0]
+        kind = np.concatenate([np.full(a.size, int(dual), dtype=np.uint64) for a, _, dual in ends] or [labels[:0]])
+        found = labels[atoms]
+        previous = -1
+        while (count := _count(found)) != previous:
+            previous = count
+            seen = np.zeros(found.size, dtype=np.uint64)
+            with np.errstate(over="ignore"):
+                np.add.at(seen, left, combine(found[right], kind))
+                np.add.at(seen, right, combine(found[left], kind))
+            found = combine(found, seen)
+        return found
+
+    def _spaces(self, classes: Atoms) -> Labels:
+        """For every class a hash of the spaces that its atoms belong to, refined until nothing changes."""
+        labels, size = self.spaces[: self.count], int(classes.max(initial=0)) + 1
+        previous = -1
+        while True:
+            signature = np.zeros(size, dtype=np.uint64)
+            with np.errstate(over="ignore"):
+                np.add.at(signature, classes, _once(classes, labels, size))
+            labels = combine(labels, signature[classes])
+            found = _count(signature)
+            if found == previous:
+                return signature
+            previous = found
 
 
-def _classes(count: int, pairs: list[tuple[Atoms, Atoms, bool]]) -> tuple[Atoms, Atoms, np.ndarray]:
-    """Atoms that pairs connect, and whether each moves along or against its class; twisted ones do both."""
-    if not pairs:
-        return np.arange(count), np.ones(count, dtype=np.int64), np.zeros(count, dtype=bool)
-    left = np.concatenate([a for a, _, _ in pairs])
-    right = np.concatenate([b for _, b, _ in pairs])
-    flip = np.concatenate([np.full(a.size, int(dual)) for a, _, dual in pairs])
-    keep = (left != 0) & (right != 0)
-    left, right, flip = left[keep], right[keep], flip[keep]
-    source = np.concatenate([2 * left, 2 * left + 1])
-    target = np.concatenate([2 * right + flip, 2 * right + 1 - flip])
-    graph = sparse.coo_matrix((np.ones(source.size, dtype=np.int8), (source, target)), (2 * count, 2 * count))
-    label = connected_components(graph, directed=False)[1].astype(np.int64)
-    plus, minus = label[0::2], label[1::2]
-    orientation = np.where(plus <= minus, 1, -1)
-    classes = compact(np.minimum(plus, minus))
-    return classes, orientation, plus == minus
-
-
-def _stable(labels: Labels, classes: Atoms, orientation: Atoms, twisted: np.ndarray, *, shatter: bool) -> Labels:
+def _stable(labels: Labels, classes: Atoms, orientation: np.ndarray, names: Atoms) -> Labels:
     """Labels of classes, refined until atoms of one block have partners in the same blocks."""
-    count = labels.size
     size = int(classes.max(initial=0)) + 1
-    if shatter:
-        alone = twisted.copy()
-        labels[alone] = combine(labels[alone], np.arange(count, dtype=np.uint64)[alone])
     previous = -1
     while True:
-        if shatter:
-            # Two atoms of one block in one class: the class cannot be mixed within the block.
-            key = combine(labels, classes.astype(np.uint64))
-            order = np.argsort(key)
-            equal = key[order][1:] == key[order][:-1]
-            clash = np.zeros(count, dtype=bool)
-            clash[order[1:]] = equal
-            clash[order[:-1]] |= equal
-            labels[clash] = combine(labels[clash], np.arange(count, dtype=np.uint64)[clash])
-        oriented = combine(labels, orientation.astype(np.uint64)) if shatter else labels
+        # Two atoms of one block in one class: the class cannot be mixed within the block.
+        key = combine(labels, classes.astype(np.uint64))
+        order = np.argsort(key)
+        equal = key[order][1:] == key[order][:-1]
+        clash = np.zeros(labels.size, dtype=bool)
+        clash[order[1:]] = equal
+        clash[order[:-1]] |= equal
+        labels[clash] = combine(labels[clash], names[clash].astype(np.uint64))
         signature = np.zeros(size, dtype=np.uint64)
         with np.errstate(over="ignore"):
-            np.add.at(signature, classes, mix(oriented) if shatter else _once(classes, oriented, size))
+            np.add.at(signature, classes, mix(combine(labels, orientation.astype(np.uint64))))
         labels = combine(labels, signature[classes])
         found = _count(labels)
         if found == previous:
@@ -165,8 +229,9 @@ def _count(labels: Labels) -> int:
 
 def _once(classes: Atoms, labels: Labels, size: int) -> Labels:
     """Hashes of labels, with every label counted once in a class."""
-    order = np.lexsort((labels, classes))
-    owner, label = classes[order], labels[order]
-    repeated = np.zeros(labels.size, dtype=bool)
-    repeated[order[1:]] = (owner[1:] == owner[:-1]) & (label[1:] == label[:-1])
-    return np.where(repeated, np.uint64(0), mix(labels))
+    found = mix(labels)
+    several = np.flatnonzero(np.bincount(classes, minlength=size)[classes] > 1)
+    key = combine(labels[several], classes[several].astype(np.uint64))
+    order = np.argsort(key)
+    found[several[order[1:][key[order][1:] == key[order][:-1]]]] = 0
+    return found

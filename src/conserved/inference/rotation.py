@@ -175,9 +175,9 @@ class Rotations:
             sign = self._sign[flat]
             if not sign.any() or not one.dims:
                 continue
-            slot = np.full(self._partner.size, -1, dtype=np.int64)
-            slot[flat] = np.arange(flat.size)
-            source = np.where(sign != 0, slot[self._partner[flat]], 0)
+            order = np.argsort(flat, kind="stable")
+            partner = np.where(sign != 0, self._partner[flat], flat[0])
+            source = order[np.minimum(np.searchsorted(flat[order], partner), flat.size - 1)]
             moved = x.movedim(one.dims, tuple(range(len(one.dims))))
             rows = moved.reshape(flat.size, -1)
             turned = rows[torch.from_numpy(source)] * torch.from_numpy(sign)[:, None]

@@ -16,9 +16,16 @@ import numpy as np
 from scipy import sparse
 
 from conserved.inference.engine import Region
+from conserved.inference.system import Solution
 from conserved.inference.types import Field
 
 EXACT = 1e-9
+
+PARTS = 100_000
+"""Shifts of larger parameters are not looked for in parts of an axis."""
+
+RATIOS = 6
+"""Ratios at which two parameters are tried to move against each other."""
 
 
 @dataclass(slots=True)
@@ -31,6 +38,8 @@ class Unit:
     places: np.ndarray
     """For every member the entries of the field that it moves."""
     start: int
+    keep: tuple[int, int, int] | None = None
+    """An axis of the region of which only a range is moved."""
 
     @property
     def size(self) -> int:
@@ -40,15 +49,16 @@ class Unit:
 class ShiftSpace:
     """The space of free shifts over the entries of all shift fields of all regions."""
 
-    def __init__(self, regions: Sequence[Region], expand: sparse.csr_matrix) -> None:
+    def __init__(self, regions: Sequence[Region], shifts: Solution) -> None:
         self.fields: list[tuple[int, int, Field]] = [
             (number, place, one)
             for number, region in enumerate(regions)
             for place, one in enumerate(region.type.shifts)
+            if not shifts.still(one.atoms.reshape(-1)).all()
         ]
         self.sizes = [one.atoms.size for _, _, one in self.fields]
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
-        blocks = [expand[one.atoms.reshape(-1)] * float(one.weight) for _, _, one in self.fields]
+        blocks = [shifts.rows(one.atoms.reshape(-1)) * float(one.weight) for _, _, one in self.fields]
         space = sparse.vstack(blocks).tocsc() if blocks else sparse.csc_matrix((0, 0))
         space.eliminate_zeros()
         space = space[:, np.flatnonzero(np.diff(space.indptr))]
@@ -114,6 +124,14 @@ class ShiftSpace:
                 kept = [n for n in range(len(shape)) if n not in summed]
                 places = index.transpose([*kept, *summed]).reshape(int(np.prod([shape[n] for n in kept])), -1)
                 yield Unit(region, place, outside | {one.dims[n] for n in summed}, places, int(self.starts[number]))
+        if outside or len(shape) < 2 or one.atoms.size > PARTS:
+            return
+        # The first place along an axis and the others, as a class token and the patches that follow it.
+        for n, dim in enumerate(one.dims):
+            for first, last in ((0, 1), (1, shape[n])):
+                part = np.moveaxis(index, n, -1)[..., first:last]
+                places = part.reshape(-1, last - first)
+                yield Unit(region, place, {dim}, places, int(self.starts[number]), (dim, first, last))
 
     def _vectors(self, family: Sequence[tuple[Unit, float]]) -> sparse.csc_matrix:
         rows, columns, values = [], [], []
@@ -144,34 +162,52 @@ class ShiftSpace:
             for a, b in combinations(by_size[size], 2):
                 if a.region == b.region or (a.region, b.region) not in linked:
                     continue
-                for weight in (-1.0, 1.0):
+                for weight in linked[a.region, b.region]:
                     if self._taken.rank < self.pivots.size and self._holds([(a, 1.0), (b, weight)]):
                         found.append([(a, 1.0), (b, weight)])
                         break
         return found
 
-    def _linked(self) -> set[tuple[int, int]]:
-        """Pairs of regions that one basis vector moves both."""
+    def _linked(self) -> dict[tuple[int, int], list[float]]:
+        """Pairs of regions that one basis vector moves both, with the ratios at which it does."""
         owner = np.repeat([region for region, _, _ in self.fields], self.sizes)
-        found: set[tuple[int, int]] = set()
-        seen: set[tuple[int, ...]] = set()
+        found: dict[tuple[int, int], list[float]] = {}
+        seen: set[bytes] = set()
         for column in range(self.basis.shape[1]):
-            rows = self.basis.indices[self.basis.indptr[column] : self.basis.indptr[column + 1]]
-            regions = tuple(np.unique(owner[rows]).tolist())
-            if regions not in seen:
-                seen.add(regions)
-                found.update((a, b) for a in regions for b in regions)
+            span = slice(self.basis.indptr[column], self.basis.indptr[column + 1])
+            regions, first = np.unique(owner[self.basis.indices[span]], return_index=True)
+            values = self.basis.data[span][first]
+            key = regions.tobytes() + np.round(values, 9).tobytes()
+            if key in seen:
+                continue
+            seen.add(key)
+            for a, x in zip(regions.tolist(), values.tolist(), strict=True):
+                for b, y in zip(regions.tolist(), values.tolist(), strict=True):
+                    ratios = found.setdefault((a, b), [-1.0, 1.0])
+                    if len(ratios) < RATIOS and not any(abs(y / x - one) < EXACT for one in ratios):
+                        ratios.append(y / x)
         return found
 
-    def rest(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """What the families do not span, entry by entry."""
+    def rest(self) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
+        """What the families do not span: entries and weights, those that read alike in one list."""
+        alike: dict[tuple[tuple[int, float], ...], list[tuple[np.ndarray, np.ndarray]]] = {}
         for column in range(self.pivots.size):
             if self._taken.rank >= self.pivots.size:
-                return
+                break
             unit = sparse.csc_matrix(([1.0], ([column], [0])), (self.pivots.size, 1))
             if self._taken.add(unit):
-                rows = self.basis.indices[self.basis.indptr[column] : self.basis.indptr[column + 1]]
-                yield rows, self.basis.data[self.basis.indptr[column] : self.basis.indptr[column + 1]]
+                span = slice(self.basis.indptr[column], self.basis.indptr[column + 1])
+                order = np.argsort(self.basis.indices[span])
+                rows, weights = self.basis.indices[span][order], self.basis.data[span][order]
+                fields = np.searchsorted(self.starts, rows, side="right") - 1
+                single = np.unique(fields).size == fields.size
+                key = (
+                    tuple(zip(fields.tolist(), np.round(weights, 9).tolist(), strict=True))
+                    if single
+                    else ((-1, column),)
+                )
+                alike.setdefault(key, []).append((rows, weights))
+        yield from alike.values()
 
 
 def _echelon(space: sparse.csc_matrix) -> tuple[sparse.csc_matrix, np.ndarray]:

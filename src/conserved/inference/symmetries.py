@@ -8,19 +8,18 @@ translation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
 
 from conserved.inference.engine import Region
-from conserved.inference.roots import combine, mix
+from conserved.inference.roots import combine, mix, shared
 from conserved.inference.rotation import Rotations
 from conserved.inference.shifts import ShiftSpace
-from conserved.inference.system import Solution, _matrix
+from conserved.inference.system import Solution, unsolved
 from conserved.inference.types import Field
 from conserved.inference.typing import Typing
-from conserved.inference.views import Unviewable, columns_view, planes_view, rows_view, whole_view
+from conserved.inference.views import Unviewable, columns_view, entries_view, planes_view, rows_view, whole_view
 from conserved.kind import ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.symmetry import Leg
 from conserved.view import View
@@ -49,7 +48,8 @@ class Found:
     space: int = 0
     batch: bool = False
     """Whether it is one of several heads."""
-    lost: list[str] = field(default_factory=list)
+    family: str = ""
+    """What it is called, if that is known already."""
 
 
 def _simple(value: int | float) -> int | float:
@@ -93,11 +93,16 @@ class Assembly:
             flat = one.atoms.reshape(-1)
             present[self.classes[flat[flat > 0]]] = True
         classes = np.flatnonzero(present)
+        classes = classes[shared(self.blocks[classes])]
         _label, inverse, sizes = np.unique(self.blocks[classes], return_inverse=True, return_counts=True)
         many = classes[sizes[inverse] > 1]
         if not many.size:
             return [], np.zeros(0, dtype=np.int64)
-        holds = self._diagonals(many, count)
+        member = np.full(present.size, -1, dtype=np.int64)
+        member[many] = np.arange(many.size)
+        moved = member[self.classes[:count]]
+        moved[0] = -1
+        holds = ~unsolved(self.engine.charges, moved, self.orientation[:count], many.size)
         groups: dict[int, list[int]] = {}
         for cls, good in zip(many, holds, strict=True):
             groups.setdefault(int(self.blocks[cls]), []).append(int(cls) if good else -1)
@@ -118,7 +123,7 @@ class Assembly:
             inside = np.flatnonzero((group >= 0) & (flat > 0))
             if not inside.size:
                 continue
-            own = self.engine.partition.labels[flat[inside]]
+            own = self.engine.partition.fine[flat[inside]]
             if one.copies is not None:
                 own = combine(own, one.copies.reshape(-1)[inside].astype(np.uint64))
             pair = combine(own, group[inside].astype(np.uint64))
@@ -144,51 +149,33 @@ class Assembly:
             diagonal.append(members)
         return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)
 
-    def _diagonals(self, classes: np.ndarray, count: int) -> np.ndarray:
-        """For each class whether the scale of its atoms alone solves all equations."""
-        place = np.full(int(self.classes.max()) + 1, -1, dtype=np.int64)
-        place[classes] = np.arange(classes.size)
-        atoms = np.flatnonzero(place[self.classes[:count]] >= 0)
-        atoms = atoms[atoms > 0]
-        vectors = sparse.csr_matrix(
-            (self.orientation[atoms].astype(np.int64), (atoms, place[self.classes[atoms]])), (count, classes.size)
-        )
-        self._vectors = vectors
-        residual = _matrix(self.engine.charges.batches, count) @ vectors
-        residual.eliminate_zeros()
-        wrong = np.zeros(classes.size, dtype=bool)
-        wrong[np.unique(residual.tocoo().col)] = True
-        return ~wrong
-
     # --- scalings ---------------------------------------------------------------------------------------------------
 
     def _scalings(self, diagonal: np.ndarray) -> list[Found]:
         """Free charges that are not diagonals of a general linear group."""
-        expand = self.charges.expand
-        columns = np.arange(expand.shape[1])
+        columns = np.arange(self.charges.soft.size)
         if diagonal.size:
-            columns = np.setdiff1d(columns, self._pivots(diagonal))
+            columns = np.delete(columns, self._pivots(diagonal))
         if not columns.size:
             return []
-        renumber = np.full(expand.shape[1], -1, dtype=np.int64)
+        renumber = np.full(self.charges.soft.size, -1, dtype=np.int64)
         renumber[columns] = np.arange(columns.size)
-        z, factor, place, value = self._footprint(expand, renumber)
+        z, factor, place, value = self._footprint(renumber)
         if not z.size:
             return []
-        z, factor, place, value = self._without_uniform(z, factor, place, value)
-        z, factor, place, value = self._distinct(z, factor, place, value, columns.size)
-        order = np.lexsort((place, factor, z))
-        z, factor, place, value = z[order], factor[order], place[order], value[order]
-        scaled = np.round(value * 5040).astype(np.int64)
-        space = self._space_of(z, factor, place, columns.size)
-        with np.errstate(over="ignore"):
-            entry = mix(combine(factor.astype(np.uint64), scaled.astype(np.uint64)))
-            signature = np.zeros(columns.size, dtype=np.uint64)
-            np.add.at(signature, z, entry)
-            signature = combine(signature, space)
-            signature = combine(signature, (self.charges.soft[columns] > 0).astype(np.uint64))
+        keep = self._distinct(z, factor, place, value, columns.size)
+        # Entries come factor by factor and place by place: sorting by charge alone keeps that order.
+        order = np.argsort(z[keep], kind="stable")
+        z, factor, place, value = (array[keep][order] for array in (z, factor, place, value))
         starts = np.searchsorted(z, np.arange(columns.size + 1))
         present = np.flatnonzero(np.diff(starts))
+        space = self._space_of(present, starts, factor, place, columns.size)
+        signature = np.zeros(columns.size, dtype=np.uint64)
+        with np.errstate(over="ignore"):
+            scaled = np.round(value * 5040).astype(np.int64)
+            np.add.at(signature, z, mix(combine(factor.astype(np.uint64), scaled.astype(np.uint64))))
+            signature = combine(signature, space)
+            signature = combine(signature, (self.charges.soft[columns] > 0).astype(np.uint64))
         _label, inverse = np.unique(signature[present], return_inverse=True)
         result: list[Found] = []
         grouped = np.argsort(inverse, kind="stable")
@@ -225,22 +212,25 @@ class Assembly:
 
     def _pivots(self, diagonal: np.ndarray) -> np.ndarray:
         """Columns to leave out so that the others span what is not a diagonal of a general linear group."""
-        expand = self.charges.expand
-        single = np.diff(expand.indptr) == 1
-        holder = np.full(expand.shape[1], -1, dtype=np.int64)
-        atoms = np.flatnonzero(single)
-        atoms = atoms[np.abs(expand.data[expand.indptr[atoms]]) == 1]
-        holder[expand.indices[expand.indptr[atoms]][::-1]] = atoms[::-1]
-        wanted = set(map(int, diagonal))
-        place = {int(c): n for n, c in enumerate(diagonal)}
+        classes = self.charges.classes
+        # A column whose free number is an atom: the coordinate of a motion there is how it moves that atom.
+        single = np.flatnonzero(np.diff(classes.indptr) == 1)
+        single = single[np.abs(classes.data[classes.indptr[single]]) == 1]
+        atom_of = np.full(classes.shape[0], -1, dtype=np.int64)
+        live = np.flatnonzero(self.charges.group >= 0)
+        atom_of[self.charges.group[live][::-1]] = live[::-1]
+        place = np.full(int(self.classes.max()) + 1, -1, dtype=np.int64)
+        place[diagonal] = np.arange(diagonal.size)
+        atoms = atom_of[single]
+        member = place[self.classes[atoms]]
+        column = classes.indices[classes.indptr[single]]
+        turned = self.orientation[atoms] * classes.data[classes.indptr[single]] * self.charges.sign[atoms]
+        chosen = np.flatnonzero(member >= 0)
         coordinates: list[dict[int, float]] = [{} for _ in diagonal]
-        for column, atom in enumerate(holder):
-            if atom >= 0 and int(self.classes[atom]) in wanted:
-                sign = float(expand.data[expand.indptr[atom]])
-                coordinates[place[int(self.classes[atom])]][column] = float(self.orientation[atom]) / sign
+        for m, c, t in zip(member[chosen].tolist(), column[chosen].tolist(), turned[chosen].tolist(), strict=True):
+            coordinates[m][c] = t
         pivots: dict[int, dict[int, float]] = {}
         for vector in coordinates:
-            vector = dict(vector)
             for pivot in [c for c in vector if c in pivots]:
                 factor = vector.get(pivot, 0.0)
                 if factor:
@@ -252,88 +242,70 @@ class Assembly:
                 pivots[pivot] = {c: v / vector[pivot] for c, v in vector.items()}
         return np.array(sorted(pivots), dtype=np.int64)
 
-    def _footprint(self, expand: sparse.csr_matrix, renumber: np.ndarray) -> tuple[np.ndarray, ...]:
-        """For every free charge the places of parameters that it scales: charge, factor, place, power."""
+    def _footprint(self, renumber: np.ndarray) -> tuple[np.ndarray, ...]:
+        """For every free charge the places of parameters that it scales: charge, factor, place, power.
+
+        A charge that scales all places of a factor alike scales the region; such scales of one region add up. Regions
+        are numbered after the factors, and have place 0.
+        """
         zs, factors, places, values = [], [], [], []
-        for number, (_, _, one) in enumerate(self.factors):
+        whole: dict[tuple[int, int], float] = {}
+        for number, (region, _, one) in enumerate(self.factors):
             flat = one.atoms.reshape(-1)
             if not flat.size:
                 continue
-            part = expand[flat].tocoo()
-            keep = renumber[part.col] >= 0
-            zs.append(renumber[part.col[keep]])
-            factors.append(np.full(int(keep.sum()), number))
-            places.append(part.row[keep].astype(np.int64))
-            values.append(part.data[keep] * float(one.weight))
-        if not zs:
-            return (np.zeros(0, dtype=np.int64),) * 4
+            row, z, value = self.charges.entries(flat)
+            z = renumber[z]
+            value = value * float(one.weight)
+            keep = z >= 0
+            for charge in np.unique(z[(row == 0) & keep]):
+                mine = z == charge
+                powers = value[mine]
+                if powers.size == flat.size and float(powers.max() - powers.min()) < 1e-9:
+                    whole[region, int(charge)] = whole.get((region, int(charge)), 0.0) + float(powers[0])
+                    keep &= ~mine
+            if keep.any():
+                zs.append(z[keep])
+                factors.append(np.full(int(keep.sum()), number))
+                places.append(row[keep])
+                values.append(value[keep])
+        common = [(charge, region, power) for (region, charge), power in whole.items() if abs(power) > 1e-9]
+        zs.append(np.array([charge for charge, _, _ in common], dtype=np.int64))
+        factors.append(np.array([len(self.factors) + region for _, region, _ in common], dtype=np.int64))
+        places.append(np.zeros(len(common), dtype=np.int64))
+        values.append(np.array([power for _, _, power in common]))
         return tuple(np.concatenate(parts) for parts in (zs, factors, places, values))
-
-    def _without_uniform(
-        self, z: np.ndarray, factor: np.ndarray, place: np.ndarray, value: np.ndarray
-    ) -> tuple[np.ndarray, ...]:
-        """A charge that scales all places of a factor alike scales the region; such scales of one region add up.
-
-        Regions are numbered after the factors, and have place 0.
-        """
-        total = len(self.factors)
-        sizes = np.array([one.atoms.size for _, _, one in self.factors])
-        owner = np.array([region for region, _, _ in self.factors])
-        pair = z * total + factor
-        keys, inverse, counts = np.unique(pair, return_inverse=True, return_counts=True)
-        low = np.full(keys.size, np.inf)
-        high = np.full(keys.size, -np.inf)
-        np.minimum.at(low, inverse, value)
-        np.maximum.at(high, inverse, value)
-        uniform = (counts == sizes[keys % total]) & (high - low < 1e-9) & ((sizes[keys % total] > 1) | True)
-        single = np.array(
-            [one.atoms.size == 1 and self.regions[r].type.factors.__len__() == 1 for r, _, one in self.factors]
-        )
-        uniform &= ~(single[keys % total] & False)
-        rest = ~uniform[inverse]
-        region_key = (keys[uniform] // total) * len(self.regions) + owner[keys[uniform] % total]
-        unique, where = np.unique(region_key, return_inverse=True)
-        sums = np.zeros(unique.size)
-        np.add.at(sums, where, low[uniform])
-        alive = np.abs(sums) > 1e-9
-        z2, r2 = unique[alive] // len(self.regions), unique[alive] % len(self.regions)
-        return (
-            np.concatenate([z[rest], z2]),
-            np.concatenate([factor[rest], total + r2]),
-            np.concatenate([place[rest], np.zeros(z2.size, dtype=np.int64)]),
-            np.concatenate([value[rest], sums[alive]]),
-        )
 
     def _distinct(
         self, z: np.ndarray, factor: np.ndarray, place: np.ndarray, value: np.ndarray, count: int
-    ) -> tuple[np.ndarray, ...]:
-        """Without free charges that move parameters exactly as another one does, up to a multiple."""
-        order = np.lexsort((place, factor, z))
-        z, factor, place, value = z[order], factor[order], place[order], value[order]
-        starts = np.searchsorted(z, np.arange(count + 1))
+    ) -> np.ndarray:
+        """The entries of all free charges but those that move parameters as an earlier one does, up to a multiple."""
         lead = np.ones(count)
-        has = np.diff(starts) > 0
-        lead[has] = value[starts[:-1][has]]
+        lead[z[::-1]] = value[::-1]
         relative = np.round(value / lead[z] * 5040).astype(np.int64)
         with np.errstate(over="ignore"):
             entry = mix(combine(combine(factor.astype(np.uint64), place.astype(np.uint64)), relative.astype(np.uint64)))
             total = np.zeros(count, dtype=np.uint64)
             np.add.at(total, z, entry)
-        _, first = np.unique(total, return_index=True)
-        keep = np.zeros(count, dtype=bool)
-        keep[first] = True
-        kept = keep[z]
-        return z[kept], factor[kept], place[kept], value[kept]
+        suspect = shared(total)
+        keep = np.ones(count, dtype=bool)
+        keep[suspect] = False
+        keep[suspect[np.unique(total[suspect], return_index=True)[1]]] = True
+        return np.flatnonzero(keep[z])
 
-    def _space_of(self, z: np.ndarray, factor: np.ndarray, place: np.ndarray, count: int) -> np.ndarray:
+    def _space_of(
+        self, charges: np.ndarray, starts: np.ndarray, factor: np.ndarray, place: np.ndarray, count: int
+    ) -> np.ndarray:
         """The space (head, channel axis) that a free charge belongs to: that of its first place."""
         result = np.zeros(count, dtype=np.uint64)
-        charges, entries = np.unique(z, return_index=True)
+        entries = starts[charges]
         numbers = factor[entries]
-        for number in np.unique(numbers[numbers < len(self.factors)]):
-            mine = numbers == number
-            atoms = self.factors[number][2].atoms.reshape(-1)[place[entries[mine]]]
-            result[charges[mine]] = self.spaces[self.classes[atoms]]
+        order = np.argsort(numbers, kind="stable")
+        borders = np.flatnonzero(np.diff(numbers[order])) + 1
+        for mine in np.split(order, borders):
+            if mine.size and numbers[mine[0]] < len(self.factors):
+                atoms = self.factors[numbers[mine[0]]][2].atoms.reshape(-1)[place[entries[mine]]]
+                result[charges[mine]] = self.spaces[self.classes[atoms]]
         return result
 
     def _parts(self, numbers: np.ndarray, powers: np.ndarray, where: np.ndarray) -> tuple[list[Part], list[Part]]:
@@ -378,6 +350,8 @@ class Assembly:
         """The symmetry of free charges that move the same factors of the same parameters."""
         widths = {part.places.shape[1] for part in parts}
         try:
+            if not soft and len(parts) == 1 and not scalar and widths == {1} and _rows(parts[0]).m == 1:
+                return [self._inert(parts[0], space)]
             if parts and not scalar and widths == {1} and not any(_repeats(part) for part in parts):
                 legs = tuple(Leg(_rows(part), part.degree) for part in parts)
                 return [self._signed(Found(Scaling(), legs, parts, soft, space))]
@@ -396,6 +370,12 @@ class Assembly:
             if legs_or_none is not None:
                 result.append(self._signed(Found(OneScale(), legs_or_none, own + scalar, soft, space)))
         return result
+
+    def _inert(self, part: Part, space: int) -> Found:
+        """Entries whose scales are free one by one get no gradient: θ ∂L/∂θ = 0 for each, so each is conserved."""
+        one = part.region.type.factors[part.factor]
+        view = entries_view(part.region, one.dims, np.sort(part.places.reshape(-1)))
+        return Found(Translation(), (Leg(view),), [part], space=space, family="inert")
 
     def _signed(self, found: Found) -> Found:
         """With the first leg moving by a positive power."""
@@ -418,12 +398,12 @@ class Assembly:
 
     def _translations(self) -> list[Found]:
         """Free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
-        space = ShiftSpace(self.regions, self.shifts.expand)
+        space = ShiftSpace(self.regions, self.shifts)
         result = []
         for family in space.families():
             try:
                 legs = tuple(
-                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows)), _simple(weight))
+                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows), unit.keep), _simple(weight))
                     for unit, weight in family
                 )
             except Unviewable as problem:
@@ -433,11 +413,37 @@ class Assembly:
                 Part(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family
             ]
             result.append(self._signed(Found(Translation(), legs, parts)))
-        for places, weights in space.rest():
-            found = self._irregular(space, places, weights)
-            if found is not None:
-                result.append(found)
+        for alike in space.rest():
+            together = self._entries(space, alike)
+            if together is not None:
+                result.append(together)
+                continue
+            for places, weights in alike:
+                found = self._irregular(space, places, weights)
+                if found is not None:
+                    result.append(found)
         return result
+
+    def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> Found | None:
+        """Numbers added to single entries of the same parameters with the same weights, as one law of slices."""
+        legs, parts = [], []
+        rows = np.stack([entries for entries, _ in alike], 1) if len({e.size for e, _ in alike}) == 1 else None
+        if rows is None or len(alike) < 2:
+            return None
+        for row, weight in zip(rows, alike[0][1].tolist(), strict=True):
+            number = int(np.searchsorted(space.starts, row[0], side="right")) - 1
+            region_number, index, one = space.fields[number]
+            region = self.regions[region_number]
+            sizes = [axis.size for axis in region.sets]
+            if set(one.dims) != {dim for dim, size in enumerate(sizes) if size > 1}:
+                return None
+            try:
+                view = entries_view(region, one.dims, row - space.starts[number])
+            except Unviewable:
+                return None
+            legs.append(Leg(view, _simple(weight)))
+            parts.append(Part(region, index, _simple(weight), (row - space.starts[number])[:, None]))
+        return self._signed(Found(Translation(), tuple(legs), parts))
 
     def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> Found | None:
         """A number that is added, with weights, to a list of entries of parameters."""

@@ -2,8 +2,8 @@
 
 Equations come in batches: k arrays of atoms of equal length with one rational weight each, one equation for every
 position, Σ_j w_j q[a_j(p)] = 0. Almost all of them have one term (a charge is zero) or two of equal weight (two charges
-agree up to sign); those are solved by connected components of a graph on signed atoms. Of the others, equations with a
-variable that occurs nowhere else are peeled off, and what is left is eliminated over the rationals.
+agree up to sign); those are solved as they come, by merging sets of atoms. Of the others, equations with a variable
+that occurs nowhere else are peeled off, and what is left is eliminated over the rationals.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from math import lcm
 
 import numpy as np
 from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 
-from conserved.inference.roots import compact
+from conserved.inference.signed_sets import SignedSets
 from conserved.inference.types import Atoms
 
 Row = dict[int, Fraction]
@@ -35,13 +34,54 @@ class Batch:
 
 @dataclass(slots=True)
 class Solution:
-    """Every atom as a combination of free numbers: `expand` has a row for each atom and a column for each of them.
+    """Every atom as a combination of free numbers.
 
-    `soft[z]` is 0 for a solution of all equations; otherwise it needs a normalisation's ε to be as small as that.
+    Atom a is `sign[a]` times the number of its class `group[a]`, or zero if that is −1; `classes` has a row for each
+    class and a column for each free number. `soft[z]` is 0 for a solution of all equations; otherwise it needs a
+    normalisation's ε to be as small as that.
     """
 
-    expand: sparse.csr_matrix
+    group: Atoms
+    sign: np.ndarray
+    classes: sparse.csr_matrix
     soft: np.ndarray
+
+    @property
+    def expand(self) -> sparse.csr_matrix:
+        """A row for each atom."""
+        return self.rows(np.arange(self.group.size))
+
+    def rows(self, atoms: Atoms) -> sparse.csr_matrix:
+        """A row for each of these atoms."""
+        group = self.group[atoms]
+        live = np.flatnonzero(group >= 0)
+        pick = sparse.csr_matrix(
+            (self.sign[atoms[live]].astype(np.float64), (live, group[live])), (atoms.size, self.classes.shape[0])
+        )
+        return (pick @ self.classes).tocsr()
+
+    def entries(self, atoms: Atoms) -> tuple[Atoms, Atoms, np.ndarray]:
+        """The non-zero coefficients of these atoms: position among them, free number, value."""
+        group = self.group[atoms]
+        position = np.flatnonzero(group >= 0)
+        group = group[position]
+        sign = self.sign[atoms[position]].astype(np.float64)
+        start = self.classes.indptr[group]
+        length = self.classes.indptr[group + 1] - start
+        if group.size and int(length.min()) == 1 == int(length.max()):
+            return position, self.classes.indices[start].astype(np.int64), self.classes.data[start] * sign
+        total = int(length.sum())
+        where = np.repeat(start - np.concatenate([[0], np.cumsum(length)[:-1]]), length) + np.arange(total)
+        return (
+            np.repeat(position, length),
+            self.classes.indices[where].astype(np.int64),
+            self.classes.data[where] * np.repeat(sign, length),
+        )
+
+    def still(self, atoms: Atoms) -> np.ndarray:
+        """For each of these atoms whether it is zero in every solution."""
+        group = self.group[atoms]
+        return (group < 0) | (self.classes.indptr[group + 1] == self.classes.indptr[group])
 
 
 @dataclass(slots=True)
@@ -50,6 +90,8 @@ class LinearSystem:
 
     count: int = 1
     batches: list[Batch] = field(default_factory=list)
+    """The equations that are not solved as they come: of more than two terms, of unequal weights, or soft."""
+    sets: SignedSets = field(default_factory=SignedSets)
 
     def fresh(self, shape: Sequence[int]) -> Atoms:
         """New atoms, as many as an array of this shape has entries."""
@@ -63,25 +105,69 @@ class LinearSystem:
         terms = [(weight, atoms) for weight, atoms in terms if weight]
         if not terms:
             return
+        self.sets.grow(self.count)
         arrays = np.broadcast_arrays(*(atoms for _, atoms in terms))
         flat = tuple(np.ascontiguousarray(array).reshape(-1) for array in arrays)
-        self.batches.append(Batch(tuple(weight for weight, _ in terms), flat, soft, origin))
+        weights = tuple(weight for weight, _ in terms)
+        if not soft and len(flat) == 1:
+            self.sets.join(flat[0], np.zeros_like(flat[0]), 1)
+        elif not soft and len(flat) == 2 and abs(weights[0]) == abs(weights[1]):
+            torn = self.sets.join(flat[0], flat[1], -1 if weights[0] == weights[1] else 1)
+            self.sets.join(torn, np.zeros_like(torn), 1)
+        else:
+            self.batches.append(Batch(weights, flat, soft, origin))
 
     def solve(self) -> Solution:
         """All solutions."""
-        hard = [batch for batch in self.batches if not batch.soft]
-        expand = _solve(self.count, hard)
-        soft_rows = [batch for batch in self.batches if batch.soft]
-        if not soft_rows:
-            return Solution(expand, np.zeros(expand.shape[1]))
-        return _with_soft(expand, soft_rows, self.count)
+        self.sets.grow(self.count)
+        group, sign, rows = self._reduced([batch for batch in self.batches if not batch.soft])
+        count = int(group.max(initial=-1)) + 1
+        classes = _eliminate(_distinct(rows), count)
+        solution = Solution(group, sign, classes, np.zeros(classes.shape[1]))
+        soft = [batch for batch in self.batches if batch.soft]
+        return _with_soft(solution, soft) if soft else solution
+
+    def _reduced(self, batches: Sequence[Batch]) -> tuple[Atoms, np.ndarray, sparse.csr_matrix]:
+        """Classes of atoms, and the equations between them of more than two terms or unequal weights."""
+        rows, columns, values, count = _written(batches)
+        while True:
+            root, sign = self.sets.roots()
+            stands = np.flatnonzero(root == np.arange(root.size))
+            number = np.full(root.size, -1, dtype=np.int64)
+            number[stands[1:]] = np.arange(stands.size - 1)
+            group = number[root]
+            live = group[columns] >= 0
+            reduced = sparse.coo_matrix(
+                (values[live] * sign[columns[live]], (rows[live], group[columns[live]])), (count, stands.size - 1)
+            ).tocsr()
+            reduced.eliminate_zeros()
+            length = np.diff(reduced.indptr)
+            ones = reduced.indptr[:-1][length == 1]
+            twos = reduced.indptr[:-1][length == 2]
+            a, b = reduced.data[twos], reduced.data[twos + 1]
+            found = ones.size
+            zero = stands[1 + reduced.indices[ones]]
+            self.sets.join(zero, np.zeros_like(zero), 1)
+            for sign_of_pair in (1, -1):
+                chosen = twos[a == -sign_of_pair * b]
+                found += chosen.size
+                left, right = (stands[1 + reduced.indices[chosen + n]] for n in (0, 1))
+                torn = self.sets.join(left, right, sign_of_pair)
+                self.sets.join(torn, np.zeros_like(torn), 1)
+            if not found:
+                return group, sign, reduced
+            rest = np.zeros(count, dtype=bool)
+            rest[length > 1] = True
+            rest[np.flatnonzero(length == 2)[np.abs(a) == np.abs(b)]] = False
+            keep = rest[rows]
+            rows, columns, values = rows[keep], columns[keep], values[keep]
 
 
-def _matrix(batches: Sequence[Batch], count: int) -> sparse.csr_matrix:
-    """All equations as integer rows over atoms."""
-    rows: list[np.ndarray] = []
-    columns: list[np.ndarray] = []
-    values: list[np.ndarray] = []
+def _written(batches: Sequence[Batch]) -> tuple[Atoms, Atoms, np.ndarray, int]:
+    """All equations as integer coefficients: equation, atom, coefficient, and how many equations there are."""
+    rows: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
+    columns: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
+    values: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     start = 0
     for batch in batches:
         scale = lcm(*(weight.denominator for weight in batch.weights))
@@ -92,75 +178,27 @@ def _matrix(batches: Sequence[Batch], count: int) -> sparse.csr_matrix:
             columns.append(atoms)
             values.append(np.full(size, int(weight * scale), dtype=np.int64))
         start += size
-    if not rows:
-        return sparse.csr_matrix((0, count), dtype=np.int64)
-    found = sparse.coo_matrix((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), (start, count))
-    return found.tocsr()
+    return np.concatenate(rows), np.concatenate(columns), np.concatenate(values), start
 
 
-def _solve(count: int, batches: Sequence[Batch]) -> sparse.csr_matrix:
-    """Solutions of equations without ε: a row for every atom over the free numbers."""
-    system = _matrix(batches, count)
-    # Atom a is sign[a] times the number of its class; class −1 is zero.
-    group = np.arange(count)
-    sign = np.ones(count, dtype=np.int64)
-    group[0] = -1
-    while True:
-        classes = int(group.max(initial=-1)) + 1
-        live = np.flatnonzero(group >= 0)
-        project = sparse.csr_matrix((sign[live], (live, group[live])), (count, classes), dtype=np.int64)
-        reduced = (system @ project).tocsr()
-        reduced.eliminate_zeros()
-        length = np.diff(reduced.indptr)
-        first = reduced.indptr[:-1][length > 0]
-        one = reduced.indices[reduced.indptr[:-1][length == 1]]
-        twos = reduced.indptr[:-1][length == 2]
-        left, right = reduced.indices[twos], reduced.indices[twos + 1]
-        a, b = reduced.data[twos], reduced.data[twos + 1]
-        equal = np.abs(a) == np.abs(b)
-        if not one.size and not equal.any():
-            break
-        left, right, opposite = left[equal], right[equal], (a == b)[equal]
-        group, sign = _merge(group, sign, classes, one, left, right, opposite)
-        system = system[np.flatnonzero(length > 0)] if first.size < length.size else system
-    reduced = _distinct(reduced)
-    expressions = _eliminate(reduced)
-    return (project @ expressions).tocsr()
+def unsolved(system: LinearSystem, group: Atoms, orientation: np.ndarray, count: int) -> np.ndarray:
+    """Which of `count` motions do not solve all equations.
 
-
-def _merge(
-    group: np.ndarray,
-    sign: np.ndarray,
-    classes: int,
-    zero: np.ndarray,
-    left: np.ndarray,
-    right: np.ndarray,
-    opposite: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Classes after some became zero and pairs of others equal or opposite.
-
-    Every class has a node for itself and one for its negative, and zero a node of its own; a class connected with
-    its own negative, or with zero, is zero.
+    Motion g moves the atoms of class g (`group[a]`, −1 for none) by their orientation.
     """
-    nodes = 2 * classes + 1
-    flip = np.where(opposite, 1, 0)
-    sources = [2 * left, 2 * left + 1, 2 * zero, 2 * zero + 1]
-    targets = [2 * right + flip, 2 * right + 1 - flip, np.full(zero.size, nodes - 1), np.full(zero.size, nodes - 1)]
-    s, t = np.concatenate(sources), np.concatenate(targets)
-    graph = sparse.coo_matrix((np.ones(s.size, dtype=np.int8), (s, t)), (nodes, nodes))
-    _, label = connected_components(graph, directed=False)
-    plus, minus = label[0:-1:2], label[1:-1:2]
-    vanishes = (plus == minus) | (plus == label[-1])
-    canonical = np.minimum(plus, minus).astype(np.int64)
-    turned = np.where(plus <= minus, 1, -1)
-    number = np.full(classes, -1, dtype=np.int64)
-    number[~vanishes] = compact(canonical[~vanishes])
-    live = group >= 0
-    new_group = group.copy()
-    new_group[live] = number[group[live]]
-    new_sign = sign.copy()
-    new_sign[live] = sign[live] * turned[group[live]]
-    return new_group, new_sign
+    wrong = np.zeros(count + 1, dtype=bool)
+    root, sign = system.sets.roots()
+    differs = (group != group[root]) | ((group >= 0) & (orientation != sign * orientation[root]))
+    wrong[group[differs]] = True
+    wrong[group[root[differs]]] = True
+    rows, columns, values, equations = _written(system.batches)
+    live = group[columns] >= 0
+    residual = sparse.coo_matrix(
+        (values[live] * orientation[columns[live]], (rows[live], group[columns[live]])), (equations, count)
+    ).tocsr()
+    residual.eliminate_zeros()
+    wrong[residual.indices] = True
+    return wrong[:count]
 
 
 def _distinct(rows: sparse.csr_matrix) -> sparse.csr_matrix:
@@ -181,9 +219,8 @@ def _distinct(rows: sparse.csr_matrix) -> sparse.csr_matrix:
     return rows[kept]
 
 
-def _eliminate(rows: sparse.csr_matrix) -> sparse.csr_matrix:
+def _eliminate(rows: sparse.csr_matrix, variables: int) -> sparse.csr_matrix:
     """Every variable as a combination of free ones, for integer equations of any length."""
-    variables = rows.shape[1]
     pending: dict[int, Row] = {}
     uses: dict[int, set[int]] = {}
     for number in range(rows.shape[0]):
@@ -230,39 +267,43 @@ def _eliminate(rows: sparse.csr_matrix) -> sparse.csr_matrix:
 
 
 def _back_substitute(variables: int, solved: list[tuple[int, Row]]) -> sparse.csr_matrix:
+    """Every variable over the free ones, which are all that were not solved for."""
     pivots = {variable for variable, _ in solved}
-    free = np.array([v for v in range(variables) if v not in pivots], dtype=np.int64)
-    column = {int(v): n for n, v in enumerate(free)}
+    free = np.ones(variables, dtype=bool)
+    free[list(pivots)] = False
+    column = np.cumsum(free) - 1
     final: dict[int, Row] = {}
     for variable, expression in reversed(solved):
         total: Row = {}
         for other, value in expression.items():
-            terms = final.get(other) if other in pivots else {column[other]: Fraction(1)}
-            assert terms is not None
-            for target, weight in terms.items():
+            for target, weight in final[other].items() if other in pivots else ((int(column[other]), Fraction(1)),):
                 total[target] = total.get(target, Fraction(0)) + value * weight
         final[variable] = {target: weight for target, weight in total.items() if weight}
-    rows = [free]
-    columns = [np.arange(free.size)]
-    values = [np.ones(free.size)]
-    for variable, expression in final.items():
-        rows.append(np.full(len(expression), variable))
-        columns.append(np.fromiter(expression, dtype=np.int64, count=len(expression)))
-        values.append(np.array([float(weight) for weight in expression.values()]))
-    return sparse.coo_matrix(
-        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), (variables, free.size)
-    ).tocsr()
+    count = int(free.sum())
+    rows = np.concatenate(
+        [np.flatnonzero(free), np.repeat(np.array(list(final), dtype=np.int64), [len(row) for row in final.values()])]
+    )
+    columns = [*range(count), *(target for row in final.values() for target in row)] if final else np.arange(count)
+    weights = [float(weight) for row in final.values() for weight in row.values()]
+    values = np.concatenate([np.ones(count), np.array(weights, dtype=np.float64)])
+    return sparse.coo_matrix((values, (rows, np.asarray(columns, dtype=np.int64))), (variables, count)).tocsr()
 
 
-def _with_soft(expand: sparse.csr_matrix, batches: Sequence[Batch], count: int) -> Solution:
+def _with_soft(solution: Solution, batches: Sequence[Batch]) -> Solution:
     """Solutions sorted into those that also solve the soft equations and those that need ε to be small.
 
     In coordinates of the free numbers the soft equations are eliminated one by one; each pivot becomes a solution up to
     the ε of the equation, and the others are corrected so that they solve all of them.
     """
-    rows = _matrix(batches, count)
+    expand = solution.classes
+    rows, atoms, values, count = _written(batches)
     epsilon = np.concatenate([np.full(batch.atoms[0].size, batch.soft) for batch in batches])
-    reduced = (rows.astype(np.float64) @ expand).tocsr()
+    live = solution.group[atoms] >= 0
+    rows, atoms, values = rows[live], atoms[live], values[live].astype(np.float64)
+    equations = sparse.coo_matrix(
+        (values * solution.sign[atoms], (rows, solution.group[atoms])), (count, expand.shape[0])
+    ).tocsr()
+    reduced = (equations @ expand).tocsr()
     reduced.data = np.round(reduced.data * 5040) / 5040
     reduced.eliminate_zeros()
     kept: dict[bytes, tuple[Row, float]] = {}
@@ -308,10 +349,7 @@ def _with_soft(expand: sparse.csr_matrix, batches: Sequence[Batch], count: int) 
             rows_of = occurs.indices[occurs.indptr[variable] : occurs.indptr[variable + 1]]
             soft[variable] = max(soft[variable], float(epsilon[rows_of].max(initial=0.0)))
     corrected = _back_substitute(size, solved)
-    free = [v for v in range(size) if v not in pivots]
     chosen = sorted(pivots)
-    exact = expand @ corrected
-    softened = expand[:, chosen]
-    merged = sparse.hstack([exact, softened]).tocsr()
-    flags = np.concatenate([np.zeros(len(free)), soft[chosen]]) if chosen else np.zeros(len(free))
-    return Solution(merged, flags)
+    merged = sparse.hstack([expand @ corrected, expand[:, chosen]]).tocsr()
+    flags = np.concatenate([np.zeros(size - len(chosen)), soft[chosen]])
+    return Solution(solution.group, solution.sign, merged, flags)

@@ -50,7 +50,8 @@ def materialised(model: nn.Module) -> nn.Module | None:
     found = copy.deepcopy(model)
     filled: dict[int, Tensor] = {}
     for module in found.modules():
-        for kind in (module._parameters, module._buffers):
+        kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for kind in kinds:
             for name, tensor in kind.items():
                 if tensor is None or not tensor.is_meta:
                     continue

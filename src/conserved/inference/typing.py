@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from conserved.inference.capture import Operation, Program, Ref
 from conserved.inference.engine import Engine, View
@@ -202,7 +203,7 @@ def _live(program: Program) -> list[int]:
             continue
         for value in operation.inputs():
             dtype = program.values[value].dtype
-            if dtype.is_floating_point or dtype.is_complex:
+            if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
                 needed.add(value)
     return found[::-1]
 

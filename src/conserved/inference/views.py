@@ -72,7 +72,11 @@ def rows_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
         return whole_view(region)
     local = np.unravel_index(places, tuple(region.sets[dim].size for dim in dims))
     index = [region.sets[dim][part] for dim, part in zip(dims, local, strict=True)]
-    moving = [n for n in range(len(dims)) if np.unique(index[n]).size > 1 or (places.size == 1 and n == len(dims) - 1)]
+    moving = [
+        n
+        for n in range(len(dims))
+        if bool((index[n] != index[n][:1]).any()) or (places.size == 1 and n == len(dims) - 1)
+    ]
     for n, dim in enumerate(dims):
         if n not in moving:
             grid.keep(dim, index[n][:1])
@@ -145,9 +149,17 @@ def whole_view(region: Region) -> View:
     return grid.view(faced)
 
 
-def columns_view(region: Region, faced: Sequence[int]) -> View:
-    """The view whose rows run along `faced` and whose columns are all the rest, in order."""
+def columns_view(region: Region, faced: Sequence[int], keep: tuple[int, int, int] | None = None) -> View:
+    """The view whose rows run along `faced` and whose columns are all the rest, in order; of one axis a range only."""
     grid = Grid(region)
+    if keep is not None:
+        dim, first, last = keep
+        grid.keep(dim, region.sets[dim][first:last])
+    return columns_of(grid, faced)
+
+
+def columns_of(grid: Grid, faced: Sequence[int]) -> View:
+    """The same, of what a grid keeps."""
     axes = [axis for dim in faced for axis in grid.axes(dim)]
     if axes:
         return grid.view(axes)
@@ -155,4 +167,16 @@ def columns_view(region: Region, faced: Sequence[int]) -> View:
         1 + place: pick for place, pick in enumerate(p for part in grid.picks for p in part) if pick is not None
     }
     sizes = [size for part in grid.grid for size in part]
-    return View.of(region.name, region.shape, grid=(1, *sizes), axes=(0,), pick=picks, offset=region.offset)
+    return View.of(grid.name, grid.shape, grid=(1, *sizes), axes=(0,), pick=picks, offset=grid.offset)
+
+
+def entries_view(region: Region, dims: Sequence[int], places: np.ndarray) -> View:
+    """The view with one row whose columns are these entries, positions in the region along its axes `dims`."""
+    grid = Grid(region)
+    local = np.unravel_index(places, tuple(region.sets[dim].size for dim in dims))
+    chosen = [np.unique(part) for part in local]
+    if int(np.prod([part.size for part in chosen])) != places.size or bool((np.diff(places) <= 0).any()):
+        raise Unviewable(f"{region.name} is used in pieces that are no slices")
+    for dim, part in zip(dims, chosen, strict=True):
+        grid.keep(dim, region.sets[dim][part])
+    return columns_of(grid, ())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from conserved.inference.moves import broadcast
-from conserved.inference.rules.step import Known, Step, base_name, fix_all, rule
+from conserved.inference.rules.step import Known, Step, base_name, fix_all, number, rule
 from conserved.inference.types import FIXED, ZERO, Type
 
 
@@ -50,12 +51,6 @@ def _zeros(s: Step) -> Known:
     "normal",
     "normal_",
     "uniform_",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
     "argmax",
     "argmin",
     "argsort",
@@ -106,6 +101,17 @@ def constant(s: Step) -> Known | list[Known]:
         return fix_all(s)
     found: list[Known] = [FIXED] * max(1, len(s.operation.results))
     return found
+
+
+@rule("eq", "ne", "lt", "le", "gt", "ge")
+def _compared(s: Step) -> Known:
+    """Which side of a threshold a value is on depends on its scale, unless the threshold is zero."""
+    left, right = s.arg(0), s.arg(1)
+    for value, other in ((left, right), (right, left)):
+        threshold = number(other, s)
+        if threshold is not None and math.isfinite(threshold) and threshold != 0 and s.floating(value):
+            s.engine.zero(s.type(value))
+    return FIXED
 
 
 @rule("copy", "copy_")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from conserved.inference.engine import Engine, View, renumbered, scaled
+from conserved.inference.engine import Engine, View, components, renumbered, scaled
 from conserved.inference.moves import Regroup, Renumber, broadcast
 from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
 from conserved.inference.rules.sums import added, adopt
@@ -82,10 +82,19 @@ def first_contraction(
     else:
         # A charge that all of the partner has can be taken up here, so that what comes out does not have it.
         touching = [one for one in partner.factors if one.touches(axes.summed) or not (one.dims or one.virtual)]
-        foreign = sorted({dim for one in touching for dim in one.dims if dim not in own})
-        strangers = [axis for one in touching for axis in one.virtual if not any(axis.same(v) for v in virtual)]
-        left = engine.uniform(touching, foreign, strangers) if foreign or strangers else touching
-        fields += [one.times(-1) for one in left]
+        for group in components([one for one in touching if one.dims or one.virtual]):
+            foreign = sorted({dim for one in group for dim in one.dims if dim not in own})
+            strangers = [axis for one in group for axis in one.virtual if not any(axis.same(v) for v in virtual)]
+            inner = sorted({dim for one in group for dim in one.dims if dim in own})
+            if len(group) == 1 and inner and foreign and not group[0].virtual:
+                # It takes up what the partner's charges have in common along its own axes; what is left of them (a
+                # scale for every index of the others) goes on into the result.
+                fields.append(engine.fresh(inner, [axes.sizes[dim] for dim in inner]))
+            elif foreign or strangers:
+                fields += [one.times(-1) for one in engine.uniform(group, foreign, strangers)]
+            else:
+                fields += [one.times(-1) for one in group]
+        fields += [one.times(-1) for one in touching if not (one.dims or one.virtual)]
     known = engine.first_use(moved_view, fields, role="map")
     back = {new: old for old, new in enumerate(place.places) if new is not None}
     return renumbered(known, back, max(axes.sizes) + 1)
@@ -173,7 +182,10 @@ def _addmv(s: Step) -> Known:
 
 @rule("convolution", "convolution_overrideable", "_convolution")
 def _convolution(s: Step) -> Known:
-    """A contraction over channels (within groups) that mixes places: nothing may depend on the place."""
+    """A contraction over channels (within groups) that mixes places: nothing may depend on the place.
+
+    An axis along which the kernel has one entry and stays in place is not mixed: what is there may differ.
+    """
     x, w, b = s.arg(0), s.arg(1), s.arg(2)
     transposed, groups = bool(s.arg(6)), int(s.arg(8))
     shape, weight = s.shape(x), s.shape(w)
@@ -184,7 +196,8 @@ def _convolution(s: Step) -> Known:
     known = s.raw(x)
     if isinstance(known, View):
         known = s.type(x)
-    level = Type(tuple(s.engine.uniform(known.factors, places)), known.shifts, known.images, known.zero)
+    mixed = [dim for dim in places if weight[dim] > 1 or shape[dim] != s.out[dim]]
+    level = Type(tuple(s.engine.uniform(known.factors, mixed)), known.shifts, known.images, known.zero)
     # Axes: 0 batch, 1 group, 2 inputs of a group, 3 outputs of a group, 4 the kernel's and the image's places.
     inputs, outputs = shape[1] // groups, s.out[1] // groups
     split_x = Regroup(shape, (shape[0], groups, inputs, *shape[2:]))

@@ -50,7 +50,9 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
         result = place.type(s.type(weight, entries=True))
         s.engine.split_by(result.factors, range(len(s.out)), batch=False)
         result = Type(result.factors, (), s.engine.imaged(result, range(len(s.out))))
-    if bias is not None:
+    zeros = s.constant(bias)
+    # A norm without a bias of its own is given zeros, as a constant that nothing updates.
+    if bias is not None and (zeros is None or bool(zeros.any())):
         known = s.raw(bias)
         if isinstance(known, View):
             fields = [

@@ -14,7 +14,7 @@ import torch
 from conserved.inference.engine import ENTRIES, Engine
 from conserved.inference.moves import Regroup, Renumber, Take, broadcast, permute
 from conserved.inference.rules.step import Known, Step, at, fix_all, moved, rule, wide
-from conserved.inference.types import FIXED, Field, Image, Type, distinct, tidy, without_constant_axes
+from conserved.inference.types import FIXED, ZERO, Field, Image, Type, distinct, tidy, without_constant_axes
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_copy", "_reshape_copy")
@@ -112,8 +112,13 @@ def taken(s: Step, x: Any, dim: int, index: Any) -> Known:
     """Some entries along an axis: those that are taken do not mix with those that are not."""
     size = s.shape(x)[dim]
     known = s.raw(x)
+    return cut(s, known, dim, index, size) if isinstance(known, Type) else moved(known, Take(dim, index))
+
+
+def cut(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
+    """A type of which some entries along an axis are taken."""
     whole = not isinstance(index, int) and len(index) == size and bool((np.asarray(index) == np.arange(size)).all())
-    if isinstance(known, Type) and not whole:
+    if not whole:
         chosen = np.zeros(size, dtype=np.int64)
         chosen[index] = 1
         for one in known.factors:
@@ -121,7 +126,7 @@ def taken(s: Step, x: Any, dim: int, index: Any) -> Known:
                 axis = len(one.virtual) + one.dims.index(dim)
                 keys = chosen.reshape(tuple(-1 if n == axis else 1 for n in range(one.atoms.ndim)))
                 s.engine.partition.split(one.atoms, np.broadcast_to(keys, one.atoms.shape), batch=False)
-    return moved(known, Take(dim, index))
+    return Take(dim, index).type(known)
 
 
 @rule(
@@ -324,7 +329,9 @@ def total_shift(engine: Engine, shifts: Sequence[Field], shape: Sequence[int]) -
 def _cat(s: Step) -> Known:
     parts = [ref for ref in s.arg(0) if prod(s.shape(ref)) or len(s.shape(ref)) > 1]
     dim = at(s.arg(1, "dim", 0), len(s.out))
-    return joined(s, parts, [s.shape(ref)[dim] for ref in parts], dim, [s.type(ref) for ref in parts])
+    return side_by_side(
+        s, [s.shape(ref)[dim] for ref in parts], dim, [s.type(ref, role="bias") for ref in parts], s.out
+    )
 
 
 @rule("stack")
@@ -333,24 +340,26 @@ def _stack(s: Step) -> Known:
     dim = at(s.arg(1, "dim", 0), len(s.out))
     count = len(s.out) - 1
     move = Renumber(tuple(d + (d >= dim) for d in range(count)))
-    return joined(s, parts, [1] * len(parts), dim, [move.type(s.type(ref)) for ref in parts])
+    return side_by_side(s, [1] * len(parts), dim, [move.type(s.type(ref, role="bias")) for ref in parts], s.out)
 
 
-def joined(s: Step, parts: Sequence[Any], sizes: Sequence[int], dim: int, types: Sequence[Type]) -> Type:
-    """Tensors side by side along `dim`."""
+def side_by_side(s: Step, sizes: Sequence[int], dim: int, types: Sequence[Type], out: Sequence[int]) -> Type:
+    """Tensors side by side along `dim`, which together have the shape `out`."""
     engine = s.engine
     types = [unvirtual(engine, one) for one in types]
     if len(types) == 1:
         return types[0]
 
-    def side_by_side(lists: list[Sequence[Field]], wild: list[bool], shift: bool) -> list[Field]:
+    def fields(lists: list[Sequence[Field]], wild: list[bool], shift: bool) -> list[Field]:
         ordered = [sorted(one, key=lambda f: (-len(f.dims), f.dims)) for one in lists]
         found = []
         for rank in range(max((len(one) for one in ordered), default=0)):
             row = [one[rank] if rank < len(one) else None for one in ordered]
             present = [one for one in row if one is not None]
             first = present[0]
-            if len(present) == len(row) and all(
+            # Zeros move with anything: they take on what stands beside them.
+            anything = [one is None and free and not shift for one, free in zip(row, wild, strict=True)]
+            if len(present) + sum(anything) == len(row) and all(
                 dim not in one.dims
                 and one.dims == first.dims
                 and one.weight == first.weight
@@ -363,7 +372,7 @@ def joined(s: Step, parts: Sequence[Any], sizes: Sequence[int], dim: int, types:
             dims = sorted({d for one in present for d in one.dims} | {dim})
             pieces = []
             for one, size, free in zip(row, sizes, wild, strict=True):
-                shape = tuple(size if d == dim else s.out[d] for d in dims)
+                shape = tuple(size if d == dim else out[d] for d in dims)
                 if one is None:
                     if free and not shift:
                         pieces.append(engine.alone(dims, shape).atoms.reshape(shape))
@@ -389,10 +398,38 @@ def joined(s: Step, parts: Sequence[Any], sizes: Sequence[int], dim: int, types:
         return found
 
     wild = [one.zero for one in types]
-    factors = side_by_side([one.factors for one in types], wild, False)
-    shifts = side_by_side([one.shifts for one in types], wild, True)
+    factors = fields([one.factors for one in types], wild, False)
+    common, apart = shared_shift(engine, [one.shifts for one in types], dim)
+    shifts = [*common, *fields(apart, wild, True)]
     images = tuple(replace(one, key=engine.key(), varies=one.varies | {dim}) for type_ in types for one in type_.images)
     return Type(tuple(factors), tuple(shifts), images, all(wild))
+
+
+def shared_shift(
+    engine: Engine, parts: Sequence[Sequence[Field]], dim: int
+) -> tuple[Sequence[Field], list[Sequence[Field]]]:
+    """Shifts of tensors side by side, as one that all have and what it takes to make up each.
+
+    Keys of which one is a parameter move together if that parameter and the others' bias do: that is seen later only
+    if the part in common does not vary along the axis they are joined along.
+    """
+    first = next((one for one in parts if one), None)
+    simple = first is not None and all(
+        len(one) <= 1 and not any(dim in f.dims or f.virtual or f.dims != first[0].dims for f in one) for one in parts
+    )
+    if first is None or not simple or all(one and one[0].atoms is first[0].atoms for one in parts):
+        return (), list(parts)
+    (base,) = first
+    apart: list[Sequence[Field]] = []
+    for one in parts:
+        if one is first:
+            apart.append(())
+            continue
+        difference = replace(base, atoms=engine.shifts.fresh(base.atoms.shape), weight=Fraction(1))
+        terms = [(f.weight, f.atoms) for f in one]
+        engine.shifts.add([*terms, (-base.weight, base.atoms), (Fraction(-1), difference.atoms)], origin=engine.origin)
+        apart.append((difference,))
+    return first, apart
 
 
 def unvirtual(engine: Engine, type_: Type) -> Type:
@@ -413,16 +450,20 @@ def unvirtual(engine: Engine, type_: Type) -> Type:
 
 @rule("constant_pad_nd", "pad")
 def _pad(s: Step) -> Known:
-    value = s.arg(2, "value", 0)
-    x = s.arg(0)
-    if value:
+    """Zeros on both sides, axis by axis; negative widths cut off instead."""
+    if s.arg(2, "value", 0):
         return fix_all(s)
-    type_ = s.type(x)
+    known = s.type(s.arg(0))
+    shape = list(s.shape(s.arg(0)))
     widths = s.arg(1)
-    count = len(s.out)
-    padded = [count - 1 - n // 2 for n in range(len(widths)) if widths[n]]
-    s.engine.steady(Type((), type_.shifts, type_.images)) if type_.shifted else None
-    factors = s.engine.uniform(type_.factors, padded) if any(w > 0 for w in widths) else type_.factors
-    if any(w < 0 for w in widths):
-        factors = s.engine.uniform(type_.factors, padded)
-    return Type(tuple(factors), zero=type_.zero)
+    for n in range(len(widths) // 2):
+        dim, before, after = len(shape) - 1 - n, widths[2 * n], widths[2 * n + 1]
+        kept = np.arange(max(0, -before), shape[dim] - max(0, -after))
+        if kept.size < shape[dim]:
+            known = cut(s, known, dim, kept, shape[dim])
+        sizes = [max(0, before), kept.size, max(0, after)]
+        types = [ZERO, known, ZERO]
+        shape[dim] = sum(sizes)
+        present = [n for n, size in enumerate(sizes) if size]
+        known = side_by_side(s, [sizes[n] for n in present], dim, [types[n] for n in present], shape)
+    return known

@@ -47,7 +47,7 @@ class Step:
             return self.engine.known(found) or found
         return found
 
-    def type(self, ref: Any, *, entries: bool = True) -> Type:
+    def type(self, ref: Any, *, entries: bool = True, role: str = "gain") -> Type:
         """The type; a parameter that is used for the first time here may move entry by entry."""
         found = self.raw(ref)
         if isinstance(found, View):
@@ -58,7 +58,7 @@ class Step:
                 fields = [self.engine.fresh(dims, sizes, virtual, counts)]
             else:
                 fields = [self.engine.fresh((dim,), (size,)) for dim, size in zip(dims, sizes, strict=True)]
-            found = self.engine.first_use(found, fields, role="gain", entries=entries)
+            found = self.engine.first_use(found, fields, role=role, entries=entries)
         return found
 
     def arg(self, place: int, name: str = "", default: Any = None) -> Any:
