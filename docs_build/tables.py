@@ -54,7 +54,7 @@ PAGE = {
     ),
     "The paper's runs to the end": (
         "long_runs.py",
-        "How far, how fast; [what came of them](../lab.md#the-papers-runs-to-the-end).",
+        "How far, how fast; [what came of them](lab.md#the-papers-runs-to-the-end).",
         "long_runs",
     ),
     "Gradients in several arithmetics": (
