@@ -199,7 +199,29 @@ def long_runs(scheme: Scheme) -> Figure:
     return figure
 
 
-FIGURES = {"order_test": order_test, "long_runs": long_runs, "moment_map": moment_map, "architecture": architecture}
+def ranges(scheme: Scheme) -> Figure:
+    """Ranges of the input channels of one weight, sorted, before and after equalising."""
+    found = stored("quantisation")["models"]["vision"]["ranges"]
+    ways = {"as trained": scheme.other, "activation": scheme.exact, "balanced, then range": scheme.law}
+    figure, axes = _figure(scheme, 7.4, 3.2)
+    for way, colour in ways.items():
+        sizes = np.sort(found[way]["rows"])[::-1]
+        axes.plot(np.arange(len(sizes)), sizes / np.median(sizes), color=colour, linewidth=1.8, label=way)
+    axes.set(xlabel="input channels, widest first", ylabel="range over its median")
+    axes.set_ylim(0, None)
+    axes.set_title(f"{found['as trained']['name']} of a vision transformer", color=scheme.text, fontsize=10)
+    axes.grid(True, color=scheme.faint, linewidth=0.6)
+    axes.legend(frameon=False, labelcolor=scheme.text, fontsize=9, loc="lower left")
+    return figure
+
+
+FIGURES = {
+    "ranges": ranges,
+    "order_test": order_test,
+    "long_runs": long_runs,
+    "moment_map": moment_map,
+    "architecture": architecture,
+}
 
 
 def drawn(folder: Path, *names: str) -> list[Path]:

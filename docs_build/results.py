@@ -720,3 +720,159 @@ def claims() -> str:
 
     own, ours = (table(*tally_table(whose)) for whose in ("source", "ours"))
     return f"What the sources state (errors that are one are counted once):\n\n{own}\n\nWhat we state:\n\n{ours}"
+
+
+WAYS = (
+    "as trained",
+    "by hand, α = 0.5",
+    "activation, norms only",
+    "activation",
+    "range",
+    "balanced",
+    "balanced, then range",
+    "incoherent",
+    "incoherent, stream too",
+)
+"""Rows of the tables of quantised models."""
+
+
+def quantised() -> str:
+    """Trained models rounded to few bits, before and after every way of equalising."""
+    record = stored("quantisation")
+    titles = {
+        "decoder": ("A decoder on text", "cross-entropy", 4),
+        "vision": ("A vision transformer on Fashion-MNIST", "cross-entropy", 4),
+        "minilm": ("all-MiniLM-L6-v2", "1 − cosine", 4),
+    }
+    parts = []
+    for name, (title, metric, digits) in titles.items():
+        found = record["models"][name]
+        configs = list(found["rows"]["as trained"])
+        rows = [
+            (way, *(f"{found['rows'][way][config][metric]:.{digits}f}" for config in configs))
+            for way in WAYS
+            if way in found["rows"]
+        ]
+        parts.append(f"**{title}**, {metric}:\n\n{table(('', *configs), rows)}")
+        smooth = [
+            (label, f"{values[metric]:.5f}")
+            for label, values in (
+                ("no smoothing", _inside(found["torchao"]["torchao int8"], "no smoothing")),
+                ("torchao's smoothing", _inside(found["torchao"]["torchao int8"], "torchao's smoothing")),
+                ("ours, activation", found["torchao"]["ours: activation"]),
+                ("ours, incoherent, stream too", found["torchao"]["ours: incoherent, stream too"]),
+            )
+            if isinstance(values, dict)
+        ]
+        if smooth:
+            parts.append("torchao's dynamic int8: " + ", ".join(f"{label} {value}" for label, value in smooth) + ".")
+    return "\n\n".join(parts) + f"\n\n{made_on(record)}"
+
+
+def _inside(found: Any, name: str) -> Any:
+    return found.get(name) if isinstance(found, dict) else None
+
+
+EXPLAINED = ("theirs incomplete", "no symmetry", "not there", "not run")
+"""Differences that are theirs: readers left out, no symmetry, modules that are not there, layers that did not run."""
+
+
+def mapping_table() -> str:
+    """Mappings of the registries against ours, by architecture."""
+    record = stored("mapping_registries")
+    registries = ("llm-compressor AWQ", "llm-compressor SmoothQuant", "auto-round AWQ")
+    rows = []
+    total = [[0, 0, 0, 0] for _ in registries]
+    for row in record["rows"]:
+        cells = []
+        for place, registry in enumerate(registries):
+            found = row["registries"].get(registry)
+            if found is None:
+                cells.append("–")
+                continue
+            numbers = [found["same"], found["more"], found["less"], sum(found[key] for key in EXPLAINED)]
+            total[place] = [a + b for a, b in zip(total[place], numbers, strict=True)]
+            cells.append(" · ".join(map(str, numbers)))
+        rows.append((f"`{row['architecture']}`", *cells))
+    rows.append(("together", *(" · ".join(map(str, numbers)) for numbers in total)))
+    packages = ", ".join(name.removesuffix(".dist-info").replace("-", " ") for name in record["packages"])
+    return f"{table(('same · more · less · explained', *registries), rows)}\n\n{packages}. {made_on(record)}"
+
+
+def mapping_differences() -> str:
+    """Why mappings of the registries differ from ours."""
+    found: dict[str, set[str]] = {}
+    for row in stored("mapping_registries")["rows"]:
+        for registry, numbers in row["registries"].items():
+            for smooth, why in numbers["differences"].items():
+                what = f"{registry}: `{smooth.rpartition('.')[2]}`: {re.sub(r' by [0-9].*', '', why)}"
+                found.setdefault(what, set()).add(row["architecture"])
+    return "\n".join(
+        f"- {what} ({', '.join(f'`{name}`' for name in sorted(names))})" for what, names in sorted(found.items())
+    )
+
+
+def moved_families() -> str:
+    """How far moves changed the outputs of the models of the catalogue."""
+    record = stored("moved_families")
+    rows = [row for row in record["rows"] if "float64" in row]
+    sources = {row["source"] for row in rows}
+    lines = []
+    for key, what in (
+        ("float64", "random elements of all symmetries, float64"),
+        ("float32", "the same in float32"),
+        ("bfloat16", "the same in bfloat16"),
+        ("undone", "weights after the inverse, float64"),
+        *((name, f"equalised: {name}, float64") for name in ("balanced", "range", "activation", "incoherent")),
+        ("identity after", "largest gradient identity after the move"),
+    ):
+        values = sorted(row[key] for row in rows if isinstance(row.get(key), float))
+        lines.append((what, len(values), f"{median(values):.0e}", f"{values[-1]:.0e}"))
+    text = f"{len(rows)} models with symmetries, from {len(sources)} sources."
+    return f"{text}\n\n{table(('', 'models', 'median', 'largest'), lines)}\n\n{made_on(record)}"
+
+
+def billion() -> str:
+    """Equalising a billion parameters, against reading them."""
+    try:
+        record = stored("equalize_billion")
+    except FileNotFoundError:
+        return "*Not measured for this version.*"
+    read = record["rows"]["read"]["seconds"]
+    rows = []
+    for task in ("read", "range", "incoherent", "balanced"):
+        row = record["rows"].get(task)
+        if row is None:
+            continue
+        label = "one read of the weights" if task == "read" else f"equalize, {task}"
+        rows.append((label, seconds(row["seconds"]), number(row["seconds"] / read), f"{row['peak GB']:.1f} GB"))
+    text = f"{size(record['parameters'])} parameters in {record['stored']}"
+    return f"{table((text, 'time', 'of one read', 'peak memory'), rows)}\n\n{made_on(record)}"
+
+
+def barriers() -> str:
+    """The loss barrier between two networks, before and after aligning."""
+    record = stored("aligned_barriers")
+    ways = ("as trained", "weight matching", "align, units only", "align", "balanced, then units")
+    rows = [(row["activation"], row["pair"], *(f"{row[way]:.4f}" for way in ways)) for row in record["rows"]]
+    return f"{table(('activation', 'pair', *ways), rows)}\n\n{made_on(record)}"
+
+
+def lora() -> str:
+    """Adapters with balanced factors, against adapters that are left alone."""
+    record = stored("balanced_adapters")
+    rows = [
+        (
+            f"{optimizer}, {way}",
+            f"{found['loss']:.4f}",
+            f"{found['accuracy']:.3f}",
+            f"{found['imbalance']:.2f}",
+            f"{found['gain']:+.4f} ± {found[name]:.4f}" if way != "left alone" else "",
+            f"{found['better in']} of {record['seeds']}" if way != "left alone" else "",
+        )
+        for name in ("gain's standard error",)
+        for optimizer, ways in record["rows"].items()
+        for way, found in ways.items()
+    ]
+    heads = ("", "held-out loss", "accuracy", "imbalance at the end", "gain in loss", "better in")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
