@@ -109,14 +109,15 @@ def ended_by(laws: LawSet, slot: Slot) -> str:
     fields = [f for region in engine.regions.get(name, []) for f in region.type.factors if axis in f.dims]
     atoms = np.unique(np.concatenate([f.atoms.reshape(-1) for f in fields])) if fields else np.zeros(0, dtype=np.int64)
     if not atoms.size or not atoms.any():
-        return "its channels are entries of the output, the input or a table" if fields else "all its channels move alike"
+        return "its channels are entries of the output or the input" if fields else "all its channels move alike"
     # An atom that equals another one ends where that does.
     roots = engine.charges.sets.find(atoms)[0]
     for ending in engine.endings:
         if ending.shift:
             continue
         theirs = ending.atoms.reshape(-1)
-        if np.isin(theirs, atoms).any() or np.isin(engine.charges.sets.find(np.unique(theirs))[0], roots[roots > 0]).any():
+        equal = engine.charges.sets.find(np.unique(theirs))[0]
+        if np.isin(theirs, atoms).any() or np.isin(equal, roots[roots > 0]).any():
             if not 0 <= ending.origin < len(program.operations):
                 return "the output"
             return base_name(program.operations[ending.origin].name).removeprefix("aten::").lstrip("_")
