@@ -11,6 +11,10 @@ demo: $(VENV)/core
 test: check
 	$(BIN)/pytest -n auto --dist worksteal
 
+# For the inner loop: the tests of what has changed since main, then others, until 40 s are over.
+quick: $(VENV)/ready
+	$(BIN)/python tests/quick.py
+
 check: $(VENV)/ready
 	$(BIN)/ruff check src tests benchmarks docs_build examples
 	$(BIN)/ruff format --check src tests benchmarks docs_build examples

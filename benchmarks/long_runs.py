@@ -35,7 +35,7 @@ from conserved.lab.schedule import Schedule
 from conserved.lab.train import Limits
 from conserved.lab.trajectory import Trajectory
 from conserved.lab.windows import comparison, in_step_size_at, windows
-from measure import commit, save
+from measure import commit, machine, save
 
 MICRO = {"cifar": 5_000, "imagenet": 512, "penn": 192, "wikitext": 48}
 """Examples at a time: the paper's own, where they are accumulated."""
@@ -127,7 +127,8 @@ def tables(options: argparse.Namespace) -> None:
         record: dict[str, Any] = {
             "date": today,
             "commit": commit(),
-            "device": device,
+            "device": device if device != "cpu" else machine()["device"],
+            "threads": machine()["threads"],
             "torch": runs_there[0].pieces[0]["torch"],
             "peak": PEAKS.get(device),
             "runs": [row_of(run) for run in runs_there],

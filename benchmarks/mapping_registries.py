@@ -93,6 +93,9 @@ SMALL = {
 }
 """What a small model of any architecture has, where its config knows the entry."""
 
+CHOSEN = ("num_experts_per_tok", "n_group", "topk_group")
+"""Entries that a router needs, though configs leave them open."""
+
 Theirs = list[tuple[str, list[str]]]
 
 
@@ -152,8 +155,11 @@ def config_of(config: Any) -> Any:
             if name == "layer_types":
                 if getattr(part, name, None) and hasattr(part, "num_hidden_layers"):
                     part.layer_types = part.layer_types[: part.num_hidden_layers]
-            elif getattr(part, name, None) is not None or name in ("pad_token_id",):
+            elif hasattr(part, name) and (getattr(part, name) is not None or name in ("pad_token_id", *CHOSEN)):
                 setattr(part, name, value)
+        rope = getattr(part, "rope_parameters", None)
+        if isinstance(rope, dict) and "mrope_section" in rope:
+            rope["mrope_section"] = [2, 1, 1]
         if getattr(part, "qk_rope_head_dim", None):
             part.head_dim = part.qk_rope_head_dim
         for name in ("mlp_layer_types", "no_rope_layers"):
@@ -255,7 +261,9 @@ def compare(architecture: str, tables: dict[str, dict[str, Theirs]]) -> dict[str
                 differences.setdefault(re.sub(r"\.\d+\.", ".N.", smooth), why)
         extra = sorted({re.sub(r"\.\d+\.", ".N.", s) for s in by_smooth if s not in seen})
         row["registries"][registry] = {
-            **{key: counts[key] for key in ("same", "theirs incomplete", "no symmetry", "not there", "less")},
+            **{
+                key: counts[key] for key in ("same", "theirs incomplete", "no symmetry", "not there", "not run", "less")
+            },
             "more": sum(s not in seen for s in by_smooth),
             "more of": extra,
             "differences": differences,
@@ -297,6 +305,8 @@ def judged(
         if odd:
             return "no symmetry", f"{odd[0].rpartition('.')[2]} is no linear map in this version of the model"
         return "no symmetry", "shapes do not agree, and their tool skips it"
+    if change == 0:
+        return "not run", "these layers do not run on tokens alone"
     if change > 1e-9:
         return "no symmetry", f"carried out, outputs change by {change:.0e}"
     return "less", f"carried out, outputs change by {change:.0e}: a symmetry that was not found"

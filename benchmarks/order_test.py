@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved import LawSet, impostors, recognize
+from conserved import LawSet, recognize
 from conserved.blocks import DecoderLM
 from conserved.lab.data import Examples
 from conserved.lab.data.embedded import standard_library
@@ -49,7 +49,7 @@ def trained(start: nn.Module, text: Examples, step: float) -> tuple[nn.Module, f
 def watched(model: nn.Module) -> LawSet:
     """The exact laws, and the quantities that look like them."""
     found = recognize(model, loss="cross_entropy").select(lambda symmetry: symmetry.exact)
-    return LawSet(symmetries=(*found, *impostors(found)), parameters=found.parameters)
+    return LawSet(symmetries=(*found, *found.baselines()), parameters=found.parameters)
 
 
 def drifts(start: nn.Module, end: nn.Module) -> dict[str, float]:

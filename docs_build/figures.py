@@ -5,6 +5,8 @@ python docs_build/figures.py
 
 from __future__ import annotations
 
+import gzip
+import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import FancyBboxPatch
 
-from results import stored
+from results import RESULTS, stored
 
 ASSETS = Path(__file__).parent.parent / "docs" / "assets"
 
@@ -124,6 +126,12 @@ def _canvas(width: float, height: float) -> Figure:
 def _figure(scheme: Scheme, width: float, height: float) -> tuple[Figure, Any]:
     figure = _canvas(width, height)
     axes = figure.subplots()
+    _plain(axes, scheme)
+    return figure, axes
+
+
+def _plain(axes: Any, scheme: Scheme) -> None:
+    """Two lines and text in the page's colour."""
     axes.patch.set_alpha(0)
     axes.tick_params(colors=scheme.text, labelsize=9)
     for label in (axes.xaxis.label, axes.yaxis.label):
@@ -131,7 +139,6 @@ def _figure(scheme: Scheme, width: float, height: float) -> tuple[Figure, Any]:
     for name, side in axes.spines.items():
         side.set_visible(name in ("left", "bottom"))
         side.set_color(scheme.text)
-    return figure, axes
 
 
 def architecture(scheme: Scheme) -> Figure:
@@ -166,7 +173,55 @@ def architecture(scheme: Scheme) -> Figure:
     return figure
 
 
-FIGURES = {"order_test": order_test, "moment_map": moment_map, "architecture": architecture}
+def long_runs(scheme: Scheme) -> Figure:
+    """Drift against steps to the end of a run: measured, predicted by the ledger, and what rounding leaks."""
+    packed = next(iter(sorted(RESULTS.glob("long_runs_h200_*.trajectories.json.gz"), reverse=True)))
+    runs = [run["trajectory"] for run in json.loads(gzip.decompress(packed.read_bytes()))]
+    figure = _canvas(9.2, 4.2)
+    colours = {"value_output": scheme.law, "gated_neurons": scheme.exact, "query_key": scheme.other}
+    for place, run in enumerate(runs, 1):
+        axes = figure.add_subplot(1, len(runs), place)
+        _plain(axes, scheme)
+        for family, colour in colours.items():
+            quantity = next(one for one in run["quantities"] if one["family"] == family)
+            for values, dash in (
+                (quantity["drift"], "-"),
+                (quantity["ledger"]["predicted"], "--"),
+                (quantity["ledger"]["leak"], ":"),
+            ):
+                axes.plot(run["at"][1:], values[1:], color=colour, linestyle=dash, linewidth=1.5)
+            at = quantity["ledger"]["predicted"]
+            axes.text(run["at"][1] * 1.1, at[1] * 1.5, NAMES[family], color=colour, fontsize=8, va="bottom")
+        done = f"{run['steps']} of {run['planned']} steps"
+        axes.set_title(f"{run['recipe']}, τ = {run['step']:g}, {done}", color=scheme.text, fontsize=10)
+        axes.set(xscale="log", yscale="log", xlabel="step k")
+    figure.axes[0].set_ylabel("relative drift: measured —, predicted – –, leak ⋯")
+    return figure
+
+
+def ranges(scheme: Scheme) -> Figure:
+    """Ranges of the input channels of one weight, sorted, before and after equalising."""
+    found = stored("quantisation")["models"]["vision"]["ranges"]
+    ways = {"as trained": scheme.other, "activation": scheme.exact, "balanced, then range": scheme.law}
+    figure, axes = _figure(scheme, 7.4, 3.2)
+    for way, colour in ways.items():
+        sizes = np.sort(found[way]["rows"])[::-1]
+        axes.plot(np.arange(len(sizes)), sizes / np.median(sizes), color=colour, linewidth=1.8, label=way)
+    axes.set(xlabel="input channels, widest first", ylabel="range over its median")
+    axes.set_ylim(0, None)
+    axes.set_title(f"{found['as trained']['name']} of a vision transformer", color=scheme.text, fontsize=10)
+    axes.grid(True, color=scheme.faint, linewidth=0.6)
+    axes.legend(frameon=False, labelcolor=scheme.text, fontsize=9, loc="lower left")
+    return figure
+
+
+FIGURES = {
+    "ranges": ranges,
+    "order_test": order_test,
+    "long_runs": long_runs,
+    "moment_map": moment_map,
+    "architecture": architecture,
+}
 
 
 def drawn(folder: Path, *names: str) -> list[Path]:

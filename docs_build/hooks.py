@@ -80,6 +80,7 @@ DERIVED = (
 UNLOADED = {
     "integrations": {
         "ConservationCallback": "conserved.integrations.trainer.ConservationCallback",
+        "EqualizeCallback": "conserved.integrations.equalizing.EqualizeCallback",
         "LightningConservation": "conserved.integrations.lightning.LightningConservation",
     }
 }

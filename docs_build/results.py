@@ -324,6 +324,203 @@ def paper_runs() -> str:
     return f"{table(heads, rows)}\n\n{text} {made_on(record)}"
 
 
+LONG = {
+    "query_key": "queries and keys",
+    "value_output": "values and output",
+    "gated_neurons": "SwiGLU neurons",
+    "gain": "norm gains",
+}
+"""Quadratic laws of long runs."""
+
+
+def _fit(found: list[float | None] | None) -> str:
+    """An exponent with its interval."""
+    if found is None or found[0] is None:
+        return "–"
+    value, low, high = found
+    text = f"{value:.2f}"
+    if low is not None and high is not None and high - low >= 0.01:
+        text += f" [{low:.2f}, {high:.2f}]"
+    return text.replace("-", "−")
+
+
+def long_runs() -> str:
+    """How far the paper's runs went, and how fast."""
+    record = stored("long_runs", "h200")
+    rows = []
+    for run in record["runs"]:
+        rate = run["operations_per_second"]
+        share = f"{rate / 1e12:.0f} T, {100 * rate / record['peak']:.0f} %"
+        loss = " → ".join(f"{value:.3f}" for value in run["loss"])
+        steps = f"{run['steps']:,} of {run['planned']:,}"
+        rows.append((run["title"], f"{run['step']:g}", 1, steps, f"{run['seconds']:.0f} s", share, loss))
+    for title, planned in (
+        ("ViT on ImageNet-1K, mini-batches", 6_255),
+        ("decoder on WikiText-103, mini-batches", 15_000),
+    ):
+        rows.append((title, "–", 0, f"0 of {planned:,}", "–", "–", "–"))
+    same = all(one["same"] for one in record["resumed"])
+    text = (
+        f"Data: {', '.join(dict.fromkeys(run['data'] for run in record['runs']))}. Operations are those of the model, "
+        "six per weight and token; as every weight is met in two pieces, the card makes nearly twice as many. Runs "
+        f"interrupted twice {'have the same weights, bit for bit, as' if same else 'DIFFER FROM'} runs that were not "
+        f"({len(record['resumed'])} of {len(record['resumed'])}, small models on the same card)."
+    )
+    heads = ("set-up", "step size", "seeds", "steps", "time", "operations per second, of the peak", "loss")
+    return f"{table(heads, rows)}\n\n{text} {made_on(record)}"
+
+
+def long_arithmetic() -> str:
+    """Speed of a gradient in each arithmetic, and its leak against the drift."""
+    record = stored("long_runs", "h200")
+    names = {"double": "float64", "single": "float32", "pieces": "float32 in pieces", "half": "half precision"}
+    rows = []
+    for one in record["one_step"]:
+        leaks = [
+            number(one["families"][family]["leak"] / one["families"][family]["predicted"], 2)
+            for family in LONG
+            if family in one["families"]
+        ]
+        rate = f"{one['operations_per_second'] / 1e12:.0f} T"
+        rows.append((one["recipe"], names[one["products"]], rate, *leaks))
+    heads = ("set-up", "gradients in", "operations per second", *(f"leak / drift: {name}" for name in LONG.values()))
+    return (
+        f"{table(heads, rows)}\n\nAfter three steps on one accumulated batch, the middle step size. {made_on(record)}"
+    )
+
+
+def long_ledger() -> str:
+    """Measured against predicted drift at the end of long runs."""
+    record = stored("long_runs", "h200")
+    rows = []
+    for row in record["laws"]:
+        if row["family"] in LONG and row["role"] == "law":
+            found = row["comparison"]
+            rows.append(
+                (
+                    row["recipe"],
+                    LONG[row["family"]],
+                    number(row["drift"]),
+                    number(row["predicted"]),
+                    number(found["leak"]),
+                    number(found["worst"]),
+                    number(found["residual"]),
+                    f"{found['shrunk']:.2f}",
+                )
+            )
+    heads = (
+        "set-up",
+        "law",
+        "drift",
+        "Σ τ² μ(G, G)",
+        "leak / that",
+        "largest relative difference",
+        "not explained",
+        "drift per Σ τ², end / start",
+    )
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
+def long_windows() -> str:
+    """Exponents by window of the runs at full size."""
+    record = stored("long_runs", "h200")
+    rows = []
+    for row in record["laws"]:
+        if row["family"] in LONG and row["role"] == "law":
+            rows += [
+                (
+                    row["recipe"],
+                    LONG[row["family"]],
+                    f"{window['window']}, {window['from']} to {window['to']}",
+                    _fit(window["in_k"]),
+                    _fit(window["in_squares"]),
+                    _fit(window["predicted_in_squares"]),
+                )
+                for window in row["windows"]
+            ]
+    heads = ("set-up", "law", "steps", "exponent in k", "in Σ τ²", "of Σ τ² μ(G, G) in Σ τ²")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
+def long_steps() -> str:
+    """Exponents in the step size early, in the middle and late, of small set-ups in float64."""
+    record = stored("long_runs")
+    runs = {row["recipe"]: row for row in record["runs"]}
+    rows = []
+    for row in record["step_sizes"]:
+        if row["family"] in (*LONG, "claimed_shift") and row["role"] in ("law", "claim"):
+            steps = f"{runs[row['recipe']]['steps']:,}"
+            name = LONG.get(row["family"], "Σ Wᵢ of the sigmoid gate")
+            rows.append(
+                (
+                    row["recipe"],
+                    name,
+                    steps,
+                    *(_fit([row["in_step"][w][0], None, None]) for w in ("early", "middle", "late")),
+                )
+            )
+    worst = max(row["comparison"]["worst"] for row in record["laws"] if row["family"] in LONG and "comparison" in row)
+    linear = max(row["drift"] for row in record["laws"] if row["linear"] and row["role"] == "law")
+    heads = ("set-up", "law", "steps", "exponent in τ at a tenth", "at half", "at the end")
+    text = (
+        f"Step sizes 0.005, 0.01 and 0.02, falling linearly, one seed. Σ τ² μ(G, G) and the drift differ by at most "
+        f"{number(worst)} of it at any recorded step; linear laws move by at most {number(linear)}."
+    )
+    return f"{table(heads, rows)}\n\n{text} {made_on(record)}"
+
+
+def long_same() -> str:
+    """What the paper shows beside what the long runs show."""
+    record, small = stored("long_runs", "h200"), stored("long_runs")
+    runs = {run["recipe"]: run for run in record["runs"]}
+    laws = {(row["recipe"], row["family"]): row for row in record["laws"]}
+    images = [laws["cifar", family] for family in ("query_key", "gated_neurons", "value_output")]
+    rotary, gate, penn = laws["penn", "query_key"], laws["penn", "shift"], runs["penn"]
+    spoiled = [laws["cifar", f"not_{row['family']}"]["drift"] for row in images]
+    share = span([row["error"] / row["bound"] for row in images])
+    early, late = (span([row["windows"][place]["in_squares"][0] for row in images]) for place in (0, -1))
+    straight = span([window["predicted_in_squares"][0] for window in rotary["windows"]], 3)
+    sigmoid = sorted(row["drift"] for row in small["laws"] if row["family"] == "claimed_shift")
+    exact = max(row["drift"] for row in small["laws"] if row["family"] == "shift")
+    went = f"{penn['steps']} of {penn['planned']} steps, recorded to {penn['recorded_to']}"
+    rows = [
+        (
+            "Figure 3(a, b): attention and SwiGLU laws within O(τ²k), CIFAR-10, 300 full-batch steps",
+            f"{share} of the bound (9) at the end; exponent in Σ τ² {early} early, {late} late",
+            "as a bound, yes; as a rate, early only",
+        ),
+        (
+            "Figure 3(c): the rotary law, Penn Treebank, 300 full-batch steps",
+            f"predicted drift with exponent {straight} in Σ τ² ({went}); measured, the leak of half precision is "
+            f"{number(rotary['comparison']['leak'])} times as large",
+            "the law, yes; not measurable in this arithmetic",
+        ),
+        (
+            "Figures 2(d), 3(d): the softmax gate's Σ Wᵢ drifts as O(τ²k)",
+            f"no second-order part; {number(gate['drift'])} at Penn-size, the rounding of a float32 router; at most "
+            f"{number(exact)} in float64",
+            "no",
+        ),
+        (
+            "Figure 4: Σ Wᵢ of the sigmoid gate is conserved up to O(τ²k)",
+            f"drifts at first order: {', '.join(map(number, sigmoid))} at three step sizes (small set-up, 300 steps); "
+            "`figure4` has the order test",
+            "no",
+        ),
+        (
+            "Figure 5: laws against other quantities",
+            f"laws {span([row['drift'] for row in images])}, with one sign spoiled {span(spoiled)}, CIFAR-size",
+            "yes",
+        ),
+        (
+            "Figure 2(a–c): mini-batches, ImageNet-1K and WikiText-103, to the end",
+            "not run at full size; small set-ups above",
+            "not shown",
+        ),
+    ]
+    return table(("what the paper shows", "what we get", "same?"), rows)
+
+
 def seeds_together() -> str:
     """Stacked seeds against one after another."""
     record = stored("vmapped_seeds", "h200")
@@ -523,3 +720,159 @@ def claims() -> str:
 
     own, ours = (table(*tally_table(whose)) for whose in ("source", "ours"))
     return f"What the sources state (errors that are one are counted once):\n\n{own}\n\nWhat we state:\n\n{ours}"
+
+
+WAYS = (
+    "as trained",
+    "by hand, α = 0.5",
+    "activation, norms only",
+    "activation",
+    "range",
+    "balanced",
+    "balanced, then range",
+    "incoherent",
+    "incoherent, stream too",
+)
+"""Rows of the tables of quantised models."""
+
+
+def quantised() -> str:
+    """Trained models rounded to few bits, before and after every way of equalising."""
+    record = stored("quantisation")
+    titles = {
+        "decoder": ("A decoder on text", "cross-entropy", 4),
+        "vision": ("A vision transformer on Fashion-MNIST", "cross-entropy", 4),
+        "minilm": ("all-MiniLM-L6-v2", "1 − cosine", 4),
+    }
+    parts = []
+    for name, (title, metric, digits) in titles.items():
+        found = record["models"][name]
+        configs = list(found["rows"]["as trained"])
+        rows = [
+            (way, *(f"{found['rows'][way][config][metric]:.{digits}f}" for config in configs))
+            for way in WAYS
+            if way in found["rows"]
+        ]
+        parts.append(f"**{title}**, {metric}:\n\n{table(('', *configs), rows)}")
+        smooth = [
+            (label, f"{values[metric]:.5f}")
+            for label, values in (
+                ("no smoothing", _inside(found["torchao"]["torchao int8"], "no smoothing")),
+                ("torchao's smoothing", _inside(found["torchao"]["torchao int8"], "torchao's smoothing")),
+                ("ours, activation", found["torchao"]["ours: activation"]),
+                ("ours, incoherent, stream too", found["torchao"]["ours: incoherent, stream too"]),
+            )
+            if isinstance(values, dict)
+        ]
+        if smooth:
+            parts.append("torchao's dynamic int8: " + ", ".join(f"{label} {value}" for label, value in smooth) + ".")
+    return "\n\n".join(parts) + f"\n\n{made_on(record)}"
+
+
+def _inside(found: Any, name: str) -> Any:
+    return found.get(name) if isinstance(found, dict) else None
+
+
+EXPLAINED = ("theirs incomplete", "no symmetry", "not there", "not run")
+"""Differences that are theirs: readers left out, no symmetry, modules that are not there, layers that did not run."""
+
+
+def mapping_table() -> str:
+    """Mappings of the registries against ours, by architecture."""
+    record = stored("mapping_registries")
+    registries = ("llm-compressor AWQ", "llm-compressor SmoothQuant", "auto-round AWQ")
+    rows = []
+    total = [[0, 0, 0, 0] for _ in registries]
+    for row in record["rows"]:
+        cells = []
+        for place, registry in enumerate(registries):
+            found = row["registries"].get(registry)
+            if found is None:
+                cells.append("–")
+                continue
+            numbers = [found["same"], found["more"], found["less"], sum(found[key] for key in EXPLAINED)]
+            total[place] = [a + b for a, b in zip(total[place], numbers, strict=True)]
+            cells.append(" · ".join(map(str, numbers)))
+        rows.append((f"`{row['architecture']}`", *cells))
+    rows.append(("together", *(" · ".join(map(str, numbers)) for numbers in total)))
+    packages = ", ".join(name.removesuffix(".dist-info").replace("-", " ") for name in record["packages"])
+    return f"{table(('same · more · less · explained', *registries), rows)}\n\n{packages}. {made_on(record)}"
+
+
+def mapping_differences() -> str:
+    """Why mappings of the registries differ from ours."""
+    found: dict[str, set[str]] = {}
+    for row in stored("mapping_registries")["rows"]:
+        for registry, numbers in row["registries"].items():
+            for smooth, why in numbers["differences"].items():
+                what = f"{registry}: `{smooth.rpartition('.')[2]}`: {re.sub(r' by [0-9].*', '', why)}"
+                found.setdefault(what, set()).add(row["architecture"])
+    return "\n".join(
+        f"- {what} ({', '.join(f'`{name}`' for name in sorted(names))})" for what, names in sorted(found.items())
+    )
+
+
+def moved_families() -> str:
+    """How far moves changed the outputs of the models of the catalogue."""
+    record = stored("moved_families")
+    rows = [row for row in record["rows"] if "float64" in row]
+    sources = {row["source"] for row in rows}
+    lines = []
+    for key, what in (
+        ("float64", "random elements of all symmetries, float64"),
+        ("float32", "the same in float32"),
+        ("bfloat16", "the same in bfloat16"),
+        ("undone", "weights after the inverse, float64"),
+        *((name, f"equalised: {name}, float64") for name in ("balanced", "range", "activation", "incoherent")),
+        ("identity after", "largest gradient identity after the move"),
+    ):
+        values = sorted(row[key] for row in rows if isinstance(row.get(key), float))
+        lines.append((what, len(values), f"{median(values):.0e}", f"{values[-1]:.0e}"))
+    text = f"{len(rows)} models with symmetries, from {len(sources)} sources."
+    return f"{text}\n\n{table(('', 'models', 'median', 'largest'), lines)}\n\n{made_on(record)}"
+
+
+def billion() -> str:
+    """Equalising a billion parameters, against reading them."""
+    try:
+        record = stored("equalize_billion")
+    except FileNotFoundError:
+        return "*Not measured for this version.*"
+    read = record["rows"]["read"]["seconds"]
+    rows = []
+    for task in ("read", "range", "incoherent", "balanced"):
+        row = record["rows"].get(task)
+        if row is None:
+            continue
+        label = "one read of the weights" if task == "read" else f"equalize, {task}"
+        rows.append((label, seconds(row["seconds"]), number(row["seconds"] / read), f"{row['peak GB']:.1f} GB"))
+    text = f"{size(record['parameters'])} parameters in {record['stored']}"
+    return f"{table((text, 'time', 'of one read', 'peak memory'), rows)}\n\n{made_on(record)}"
+
+
+def barriers() -> str:
+    """The loss barrier between two networks, before and after aligning."""
+    record = stored("aligned_barriers")
+    ways = ("as trained", "weight matching", "align, units only", "align", "balanced, then units")
+    rows = [(row["activation"], row["pair"], *(f"{row[way]:.4f}" for way in ways)) for row in record["rows"]]
+    return f"{table(('activation', 'pair', *ways), rows)}\n\n{made_on(record)}"
+
+
+def lora() -> str:
+    """Adapters with balanced factors, against adapters that are left alone."""
+    record = stored("balanced_adapters")
+    rows = [
+        (
+            f"{optimizer}, {way}",
+            f"{found['loss']:.4f}",
+            f"{found['accuracy']:.3f}",
+            f"{found['imbalance']:.2f}",
+            f"{found['gain']:+.4f} ± {found[name]:.4f}" if way != "left alone" else "",
+            f"{found['better in']} of {record['seeds']}" if way != "left alone" else "",
+        )
+        for name in ("gain's standard error",)
+        for optimizer, ways in record["rows"].items()
+        for way, found in ways.items()
+    ]
+    heads = ("", "held-out loss", "accuracy", "imbalance at the end", "gain in loss", "better in")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"

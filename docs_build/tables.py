@@ -52,6 +52,16 @@ PAGE = {
         "drift grows more slowly than with k τ²; full batches and texts show the exponents 1 and 2.",
         "paper_runs",
     ),
+    "The paper's runs to the end": (
+        "long_runs.py",
+        "How far, how fast; [what came of them](lab.md#the-papers-runs-to-the-end).",
+        "long_runs",
+    ),
+    "Gradients in several arithmetics": (
+        "long_runs.py",
+        "A law's drift is of second order in the step; rounding leaks at first order.",
+        "long_arithmetic",
+    ),
     "Seeds together": (
         "vmapped_seeds.py",
         "The CIFAR-sized vision transformer in float32: stacked seeds pay while a step is short.",

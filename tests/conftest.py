@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,8 +22,21 @@ torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--sources FOLDER`: where the five documents are, to check the fingerprints of all passages against them."""
+    """`--quick SECONDS`: skip what is not begun by then.
+
+    `--sources FOLDER`: where the five documents are, to check the fingerprints of all passages against them."""
+    parser.addoption("--quick", type=float, default=None, help="begin no test after so many seconds")
     parser.addoption("--sources", default=None, help="folder with the text files of the five source documents")
+
+
+_BEGAN = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Out of time, if it was limited."""
+    seconds = item.config.getoption("--quick")
+    if seconds is not None and time.monotonic() - _BEGAN > seconds:
+        pytest.skip(f"not begun within {seconds:g} s")
 
 
 @contextmanager

@@ -384,7 +384,7 @@ def test_assert_gradients_conserve_fails_where_nothing_is_tested() -> None:
 def test_a_hook_audits_every_so_many_steps_and_raises_before_anything_moves() -> None:
     model = decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch = conserved.audit_every(optimizer, model, every=2, loss="cross_entropy")
+    watch = conserved.AuditHook(model, optimizer, every=2, loss="cross_entropy")
     for _ in range(4):
         optimizer.zero_grad()
         loss_of(model).backward()
@@ -406,7 +406,7 @@ def test_a_hook_audits_every_so_many_steps_and_raises_before_anything_moves() ->
 def test_a_hook_can_log_instead(caplog: pytest.LogCaptureFixture) -> None:
     model = decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    conserved.audit_every(optimizer, model, every=1, on_failure="log")
+    conserved.AuditHook(model, optimizer, every=1, on_failure="log")
     loss_of(model).backward()
     model.layers[0].attention.v.weight.grad *= 2  # type: ignore[index, union-attr]
     with caplog.at_level(logging.ERROR, logger="conserved.audit"):
@@ -418,7 +418,7 @@ def test_a_hook_can_log_instead(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_hook_notices_autocast_that_accumulation_and_clipping_hide() -> None:
     model = decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch = conserved.audit_every(optimizer, model)
+    watch = conserved.AuditHook(model, optimizer)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = loss_of(model)
     loss.backward()
@@ -433,14 +433,14 @@ def test_a_hook_notices_autocast_that_accumulation_and_clipping_hide() -> None:
 def test_a_hook_refuses_bad_arguments(arguments: dict[str, Any]) -> None:
     model = decoder()
     with pytest.raises(ValueError, match=r"every must|on_failure is"):
-        conserved.audit_every(torch.optim.SGD(model.parameters(), lr=0.1), model, **arguments)
+        conserved.AuditHook(model, torch.optim.SGD(model.parameters(), lr=0.1), **arguments)
 
 
 def test_an_update_that_is_smaller_than_the_spacing_of_bfloat16_does_not_land() -> None:
     for dtype, lands in ((torch.bfloat16, False), (torch.float32, True)):
         model = backward(decoder(dtype))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        with conserved.landing(model) as update:
+        with conserved.check_update(model) as update:
             optimizer.step()
             optimizer.zero_grad()
         assert update.ok is lands
@@ -448,11 +448,11 @@ def test_an_update_that_is_smaller_than_the_spacing_of_bfloat16_does_not_land() 
 
 
 def test_without_gradients_nothing_is_said_about_landing() -> None:
-    with conserved.landing(decoder()) as update:
+    with conserved.check_update(decoder()) as update:
         pass
     assert update.verdict == Verdict.INCONCLUSIVE
 
 
 def test_without_processes_nothing_is_said_about_replicas() -> None:
-    found = conserved.replicas(backward(decoder()))
+    found = conserved.check_replicas(backward(decoder()))
     assert found.verdict == Verdict.INCONCLUSIVE

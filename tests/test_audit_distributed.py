@@ -52,7 +52,7 @@ def data_parallel(rank: int) -> None:
     found = audit(model)
     assert found.ok, found.summary()
     assert len(found.rows) == len(recognize(block()))
-    assert conserved.replicas(model).ok
+    assert conserved.check_replicas(model).ok
     agree([row.residual for row in found.rows])
 
 
@@ -62,7 +62,7 @@ def missing_all_reduce(rank: int) -> None:
     with model.no_sync():
         model(data(rank)).sin().mean().backward()
     assert audit(model).ok
-    found = conserved.replicas(model)
+    found = conserved.check_replicas(model)
     assert not found.ok
     assert {row.what for row in found.rows if row.spread > 0} == {"gradient"}
     assert "not reduced" in found.summary()
@@ -74,10 +74,10 @@ def different_parameters(rank: int) -> None:
     if rank:
         with torch.no_grad():
             next(iter(model.parameters()))[0] += 1e-6
-    found = conserved.replicas(model)
+    found = conserved.check_replicas(model)
     assert not found.ok
     assert found.rows[0].what == "parameter"
-    assert conserved.replicas(model, tolerance=1e-3).ok
+    assert conserved.check_replicas(model, tolerance=1e-3).ok
 
 
 def fully_sharded(rank: int) -> None:
@@ -130,7 +130,7 @@ def tensor_parallel(rank: int, *, reduced: bool = True) -> None:
     assert found.ranks == WORLD
     assert found["gain"].ok is reduced, found.summary()
     assert found["1.gated_neurons"].ok
-    assert conserved.replicas(model).ok is reduced
+    assert conserved.check_replicas(model).ok is reduced
     agree([row.residual for row in found.rows])
     # Each process's own half of the neurons would satisfy the identity of the neurons but not that of the gain.
     assert model[1].up.weight.placements == (Shard(0),)  # type: ignore[union-attr]
@@ -165,7 +165,7 @@ def low_rank_factor_not_reduced(rank: int) -> None:
     found = audit(model)
     assert not found.ok
     assert found.failures[0].family == "linear_pair"
-    disagreeing = [row.name for row in conserved.replicas(model).rows if row.spread > 0]
+    disagreeing = [row.name for row in conserved.check_replicas(model).rows if row.spread > 0]
     assert disagreeing == ["up.weight"]
 
 

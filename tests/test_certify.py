@@ -201,7 +201,7 @@ class TestNothingFalse:
         assert found.verdict == Verdict.INCONCLUSIVE
         assert "kink" in found.verdict.message
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(
         name=st.sampled_from(["attention", "linear pair", "SwiGLU", "softmax mixture", "ReLU FFN"]),
         bits=st.integers(2, 128),

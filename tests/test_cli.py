@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import conserved
+from conserved import Verdict
 from conserved.cli import main
 
 MODEL = """
@@ -301,3 +307,112 @@ class TestAttention:
     ) -> None:
         assert self.run(monkeypatch, *arguments) == 2
         assert message in capsys.readouterr().err
+
+
+class TestExitCodesAndMistakes:
+    """What a command answers when it cannot say yes."""
+
+    FUNCTION = "import torch\nfrom torch import nn\ndef build(): return nn.Linear(3, 3)\n"
+
+    def test_inconclusive_has_a_code_of_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "m.py").write_text(self.FUNCTION)
+        target = f"{tmp_path / 'm.py'}:build"
+        unknown = Verdict(status=Verdict.INCONCLUSIVE, message="not clear")
+        found = dataclasses.replace(conserved.discover(torch.nn.Linear(3, 3), torch.zeros(2, 3)), verdict=unknown)
+        monkeypatch.setattr(conserved, "discover", lambda *_, **__: found)
+        assert run(monkeypatch, "discover", target, "--inputs", "2,3") == 3
+        assert run(monkeypatch, "--help") == 0
+        assert "3 inconclusive" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("command", ["discover", "audit", "check"])
+    def test_a_device_that_is_not_there_is_one_line(
+        self, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+        (tmp_path / "m.py").write_text(self.FUNCTION)
+        inputs = "x:fp32:2,3" if command == "check" else "2,3"
+        target = f"{tmp_path / 'm.py'}:build"
+        assert run(monkeypatch, command, target, "--inputs", inputs, "--device", "cuda") == 2
+        error = capsys.readouterr().err
+        assert "The device 'cuda' cannot be used here" in error
+        assert len(error.strip().splitlines()) == 1
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("laws", "conserved.blocks:Attention", "dim=4", "heads=2", "--store", "{}/no/s.db"),
+            ("certify", "conserved.blocks:Attention", "dim=4", "heads=2", "--inputs", "3,4", "-o", "{}/no/c.json"),
+            ("claims", "note.L10", "--store", "{}/no/s.db"),
+            ("reproduce", "figure1", "--store", "{}/no/s.db"),
+        ],
+        ids=lambda words: words[0],
+    )
+    def test_a_missing_folder_is_not_made(
+        self,
+        words: tuple[str, ...],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        assert run(monkeypatch, *(word.format(tmp_path) for word in words)) == 2
+        assert "There is no folder" in capsys.readouterr().err
+        assert not (tmp_path / "no").exists()
+
+    def test_stopping_a_command_is_said_in_one_line(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def stop(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(conserved, "discover", stop)
+        words = ("discover", "conserved.blocks:Attention", "dim=4", "heads=2", "--inputs", "3,4")
+        assert run(monkeypatch, *words) == 130
+        assert capsys.readouterr().err.strip() == "Stopped. Nothing was written."
+
+    def test_a_large_count_says_how_large_before_it_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from conserved.discover import rank
+
+        assert rank.announcement(1000, torch.device("cpu")) == ""
+        said = rank.announcement(32_768, torch.device("cpu"))
+        assert "32,768 parameters" in said
+        assert "GB and about" in said
+        heard: list[str] = []
+        monkeypatch.setattr(rank, "_LARGE", 10)
+        conserved.discover(torch.nn.Linear(3, 4), torch.zeros(2, 3), progress=heard.append)
+        assert heard[0].startswith("counting the laws of 16 parameters")
+
+
+class TestCompletion:
+    """What the shell offers after a tab."""
+
+    @pytest.mark.parametrize(
+        ("words", "offered"),
+        [
+            ("claims paper.T4.7", ["paper.T4.7"]),
+            ("reproduce rel", ["relu-attention"]),
+            ("laws x:y --loss c", ["cross_entropy"]),
+            ("audit x:y --device cu", ["cuda", "cuda:0"]),
+            ("audit x:y --autocast b", ["bfloat16"]),
+            ("ru", ["runs"]),
+        ],
+    )
+    def test_claims_figures_and_values(self, words: str, offered: list[str]) -> None:
+        asked = {
+            "_CONSERVED_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"conserved {words}",
+            "COMP_CWORD": str(len(words.split())),
+        }
+        program = "import sys; sys.argv = ['conserved']; from conserved.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | asked, timeout=60
+        )
+        assert [word for word in offered if word not in done.stdout.split()] == []
+
+    def test_the_figures_offered_are_those_there_are(self) -> None:
+        from conserved.cli.reproduce import FIGURES
+        from conserved.lab.figures import CODES
+
+        assert FIGURES == CODES

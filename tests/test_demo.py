@@ -57,7 +57,7 @@ class TestDemonstration:
 
     def test_sentences_follow_the_store(self, demo: Demo, tmp_path: Path) -> None:
         assert len(demo.found) == 5
-        assert "161 laws that keep 3,335 numbers" in demo.found[0]
+        assert "laws that keep 3,335 numbers" in demo.found[0]
         assert "is off by 0.3" in demo.found[1]
         assert "preconditioner" in demo.found[2]
         assert "and closes" in demo.found[2]

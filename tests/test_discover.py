@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved import Discovery, LawSet, Verdict, blocks, discover, find_laws
+from conserved import Discovery, LawSet, Verdict, blocks, discover
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
-from conserved.discover import Unsuitable
+from conserved.discover import Unsuitable, find_laws
 from conserved.discover.fields import bracket_field, draw_words, one_of
 from conserved.discover.fields import vectors as bracket_vectors
 from conserved.discover.function import function_of, written_out
@@ -226,7 +226,7 @@ def test_functions_no_recogniser_knows(other: Other) -> None:
 
 
 def test_heads_rotary_planes_and_degrees_are_found_and_named() -> None:
-    attention = {s.formula() for s in find_laws(named("attention").model(), vectors(4))}
+    attention = {s.formula for s in find_laws(named("attention").model(), vectors(4))}
     assert "q.weight[0:2]·q.weight[0:2]ᵀ − k.weight[0:2]·k.weight[0:2]ᵀ" in attention
     (rotary,) = [s for s in find_laws(Attention(4, 1, rotary="half"), vectors(4)) if s.kind.code == "complex_scaling"]
     assert [leg.view.rows for leg in rotary.legs] == [(0, 2, 1, 3)] * 2
@@ -243,7 +243,7 @@ def test_a_callable_with_named_tensors() -> None:
     params = {"a": torch.tensor([1.5]), "b": torch.tensor([0.5])}
     found = discover(f, torch.zeros(1), params=params)
     assert (found.parameters, found.count, found.complete) == (2, 1, True)
-    assert [s.formula() for s in found.laws] == ["‖a[i]‖² − ‖b[i]‖²"]
+    assert [s.formula for s in found.laws] == ["‖a[i]‖² − ‖b[i]‖²"]
 
 
 def test_outputs_and_inputs_of_other_shapes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from flow import follow
 from tolerances import FLOW
 
 DIM = 3
-GROUPS, EACH = 20, 10
+GROUPS, EACH = int(os.environ.get("CONSERVED_GRAMMAR_GROUPS", "4")), 10
+"""A seeded sample; the whole campaign has 20 groups."""
 
 
 @dataclass(frozen=True)

@@ -99,27 +99,27 @@ def test_every_model_by_hand_runs_and_has_gradients() -> None:
 
 def test_the_identity_by_its_definition_agrees_with_the_moment_map() -> None:
     """The slope of the loss along the orbit, without the moment map, for the laws of a block and for spoiled ones."""
-    from conserved import impostors, recognize
+    from conserved import recognize
 
     prepared = named("attention, rotary (blocks)").subject()
     slopes = gradients(prepared)
     laws = recognize(prepared.model)
     assert len(laws) > 0
     assert max(residual_by_action(symmetry, prepared, slopes) for symmetry in laws) < 1e-8
-    spoiled = impostors(laws)
+    spoiled = laws.baselines()
     assert min(residual_by_action(symmetry, prepared, slopes) for symmetry in spoiled) > 1e-4
     assert set(check(spoiled, prepared).wrong) == {symmetry.name for symmetry in spoiled}
 
 
 def test_baselines_of_rotary_laws_pair_the_rows_of_each_plane() -> None:
     """Whether a view faces planes and members as two axes or as the rows of one."""
-    from conserved import impostors, recognize
+    from conserved import recognize
     from conserved.blocks import Attention
 
     model = Attention(dim=8, heads=2, rotary=True).double()
     laws = recognize(model, torch.randn(1, 3, 8, dtype=torch.float64)).select(lambda s: s.family == "query_key")
     assert len(laws) == 2
-    found = impostors(laws)
+    found = laws.baselines()
     assert {symmetry.family for symmetry in found} == {"not_query_key"}
     q = dict(model.named_parameters())["q.weight"].detach()
     k = dict(model.named_parameters())["k.weight"].detach()

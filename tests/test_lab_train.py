@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conserved import LawSet, Monitor, impostors, recognize
+from conserved import LawSet, Monitor, recognize
 from conserved.lab.checkpoint import Foreign
 from conserved.lab.data import Examples
 from conserved.lab.memory import bytes_kept, micro_batch
@@ -42,7 +42,7 @@ def watched(loss: str, examples: Examples) -> Callable[[nn.Module], LawSet]:
 
     def both(model: nn.Module) -> LawSet:
         laws = recognize(model, inputs, loss=loss).select(lambda symmetry: symmetry.exact)
-        return LawSet(symmetries=(*laws, *impostors(laws)), parameters=laws.parameters)
+        return LawSet(symmetries=(*laws, *laws.baselines()), parameters=laws.parameters)
 
     return both
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +18,15 @@ from conserved.symmetry import moment_map
 from tolerances import AGREE
 from training import OPTIMIZERS, decoder, exact_text_loss, stepping, train, vision
 
-STEPS = 500
+STEPS = int(os.environ.get("CONSERVED_LEDGER_STEPS", "100"))
+"""A long run is 500; what a ledger misses in a step it misses in the first of them."""
 ADDS_UP = 1e-12
 """|observed − accounted| over the size of a law's terms, in float64."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["decoder", "vision"])
-def test_the_ledger_adds_up_over_500_steps_of_every_optimizer(kind: str) -> None:
+def test_the_ledger_adds_up_over_many_steps_of_every_optimizer(kind: str) -> None:
     here = Path(__file__).parent
     done = subprocess.run(
         [sys.executable, str(here / "ledger_run.py"), kind, str(STEPS)], capture_output=True, text=True, check=True

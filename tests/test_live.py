@@ -105,7 +105,7 @@ class TestAudit:
     def test_the_hook_infers_from_the_first_batch_and_sees_a_wrong_gradient(self) -> None:
         model = Pair()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        watch = conserved.audit_every(optimizer, model, every=1)
+        watch = conserved.AuditHook(model, optimizer, every=1)
         loss_of(model).backward()
         optimizer.step()
         assert watch.last is not None

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conserved import Monitor, Symmetry, blocks, impostors, recognize
+from conserved import Monitor, Symmetry, blocks, recognize
 from conserved.track import GENERIC, Entry, ParameterStep, PrecisionChanged, StepMissed, Update, register_rule, rule_of
 from conserved.track.combination import Combination
 from conserved.track.record import By
@@ -151,7 +151,7 @@ def test_impostors_are_watched_on_request_and_drift_to_first_order() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     monitor = Monitor(model, optimizer, impostors=True)
     train(model, optimizer, exact_text_loss, 3, after=lambda _: monitor.step())
-    false = {symmetry.name for symmetry in impostors(recognize(model))}
+    false = {symmetry.name for symmetry in recognize(model).baselines()}
     assert false
     for entry in monitor.ledger():
         assert abs(entry.residual) < 1e-13

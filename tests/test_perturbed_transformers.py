@@ -107,7 +107,7 @@ def test_gains_that_act_as_one_plus_gamma_are_conserved_as_such() -> None:
     attention = "model.layers.0.self_attn"
     planes = [(1 + p[f"{attention}.{n}_norm.weight"]).square().sum() for n in "qk"]
     assert torch.allclose(laws.values()[f"{attention}.query_key_gain"].abs(), (planes[0] - planes[1]).abs()[None])
-    assert "(1 + " in laws["model.norm.gain"].formula()
+    assert "(1 + " in laws["model.norm.gain"].formula
 
 
 def test_fused_and_transposed_projections_are_cut_where_the_heads_are() -> None:

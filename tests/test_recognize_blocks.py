@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from conserved import LawSet, impostors
+from conserved import LawSet
 from conserved.lab.fits import exponent
 from flow import follow
 from reference.descent import descend
@@ -95,7 +95,7 @@ def test_laws_are_constant_along_the_gradient_flow(case: Case) -> None:
 def watched(case: Case) -> Callable[[nn.Module], LawSet]:
     def both(model: nn.Module) -> LawSet:
         laws = case.laws(model)
-        return LawSet(symmetries=(*laws, *impostors(laws)), parameters=laws.parameters)
+        return LawSet(symmetries=(*laws, *laws.baselines()), parameters=laws.parameters)
 
     return both
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conserved import Verdict, certify, discover, find_laws
+from conserved import Verdict, certify, discover
+from conserved.discover import find_laws
 from conserved.discover.charges import null_space, sparse_basis
 from conserved.discover.layout import view_of, views_of
 from storage import LAYOUTS, grouped, stacked, tied

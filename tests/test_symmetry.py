@@ -204,14 +204,14 @@ def test_laws_read_as_formulas(
 ) -> None:
     legs = [View.of(name, shape, **options) for name, shape, options in views]  # type: ignore[arg-type]
     symmetry = Symmetry(block="", family="f", kind=kind, legs=(Leg(legs[0]), Leg(legs[1], -1)))
-    assert symmetry.formula() == text
+    assert symmetry.formula == text
     assert symmetry.latex() == latex
 
 
 def test_degrees_show_in_the_formula() -> None:
     legs = (Leg(View.of("a", (2, 2)), -2), Leg(View.of("b", (2, 2)), 1))
     symmetry = Symmetry(block="", family="f", kind=Scaling(), legs=legs)
-    assert symmetry.formula() == "−2·‖a[i,:]‖² + ‖b[i,:]‖²"
+    assert symmetry.formula == "−2·‖a[i,:]‖² + ‖b[i,:]‖²"
     assert "a (−2)" in repr(symmetry)
 
 

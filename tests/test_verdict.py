@@ -34,11 +34,11 @@ def test_a_verdict_is_compared_with_a_status_and_is_never_a_bare_bool() -> None:
         bool(verdict)
 
 
-def test_verdicts_with_different_evidence_differ() -> None:
+def test_verdicts_of_one_status_are_equal_and_their_evidence_tells_them_apart() -> None:
     first = Verdict(status=Verdict.VERIFIED, message="yes", evidence=(MEASURED,))
     second = Verdict(status=Verdict.VERIFIED, message="yes", evidence=(PROOF,))
-    assert first != second
-    assert first == Verdict(status=Verdict.VERIFIED, message="yes", evidence=(MEASURED,))
+    assert first == second == Verdict.VERIFIED, "as each of them equals its status"
+    assert first.evidence != second.evidence
 
 
 def test_a_verdict_prints_its_evidence_and_witness() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,19 @@ from conserved.version import __version__
 
 if TYPE_CHECKING:
     from conserved import attention, blocks, claims, integrations, lab, report, testing, track, transform
-    from conserved.audit import Audit, Gauge, GradientsDoNotConserve, audit, audit_every, gauge, landing, replicas
+    from conserved.audit import (
+        Audit,
+        AuditHook,
+        Gauge,
+        GradientsDoNotConserve,
+        audit,
+        check_replicas,
+        check_update,
+        gauge,
+    )
     from conserved.auditing import Check, Probe, Uncheckable, check, probe
     from conserved.certify import Certificate, certify
-    from conserved.discover import Discovery, discover, find_laws
-    from conserved.impostors import impostors
+    from conserved.discover import Discovery, discover
     from conserved.inference import Component, recognize, register, register_operator
     from conserved.laws import Dropped, Law, LawSet, Reference
     from conserved.symmetry import Kind, Leg, Symmetry, View
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Audit",
+    "AuditHook",
     "Certificate",
     "Check",
     "Component",
@@ -46,23 +56,20 @@ __all__ = [
     "__version__",
     "attention",
     "audit",
-    "audit_every",
     "blocks",
     "certify",
     "check",
+    "check_replicas",
+    "check_update",
     "claims",
     "discover",
-    "find_laws",
     "gauge",
-    "impostors",
     "integrations",
     "lab",
-    "landing",
     "probe",
     "recognize",
     "register",
     "register_operator",
-    "replicas",
     "report",
     "testing",
     "track",
@@ -70,7 +77,10 @@ __all__ = [
 ]
 
 _PARTS = {
-    "audit": "Audit Gauge GradientsDoNotConserve audit audit_every gauge landing replicas",
+    "audit": (
+        "Audit AuditHook Gauge GradientsDoNotConserve audit check_replicas check_update gauge "
+        "audit_every landing replicas"
+    ),
     "auditing": "Check Probe Uncheckable check probe",
     "certify": "Certificate certify",
     "discover": "Discovery discover find_laws",
@@ -87,6 +97,16 @@ answers `--help` and completes words without waiting for PyTorch."""
 _HOMES = {name: part for part, names in _PARTS.items() for name in names.split()}
 
 
+_RENAMED = {
+    "audit_every": "conserved.AuditHook(model, optimizer, every=…)",
+    "find_laws": "conserved.discover(…, count=False)",
+    "impostors": "laws.baselines()",
+    "landing": "conserved.check_update",
+    "replicas": "conserved.check_replicas",
+}
+"""Names of the first release, and what to write instead; they go with the next one."""
+
+
 class _Package(ModuleType):
     """Some parts have the name of their main function (audit, certify, discover, impostors); importing a
     part would put the module in the place of the function, whichever was asked for first."""
@@ -99,6 +119,10 @@ class _Package(ModuleType):
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         found = getattr(importlib.import_module(f"conserved.{_HOMES[name]}"), name)
+        if name in _RENAMED:
+            message = f"conserved.{name} goes with the next release: use {_RENAMED[name]}."
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            return found
     elif name in __all__:
         found = importlib.import_module(f"conserved.{name}")
     else:

@@ -1,4 +1,4 @@
-"""One backward pass: its gradients, and the coarsest precision it runs in, which identities can be held against.
+"""Runs one backward pass and determines its coarsest precision, which sets the tolerance of gradient identities.
 
 Models are not computed in the precision of their parameters throughout: libraries run norms and routers in float32
 inside a float64 model, and autocast runs products in half precision. The graph of a loss knows.

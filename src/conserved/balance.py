@@ -27,7 +27,7 @@ from conserved.symmetry import Symmetry, Tensors
 from conserved.view import whole
 
 _NOISE = {torch.float16: 1 / 16, torch.bfloat16: 1 / 16}
-"""The share of rounding of all gradients together that one gradient may be made of: all of it, unless that is much."""
+"""By precision, the largest share of the total rounding error that one gradient may account for; 1 if not listed."""
 
 _GRAINS = (None, torch.float16, torch.bfloat16)
 """Finest first."""

@@ -126,7 +126,7 @@ class Plan:
         points: tuple[bool, bool] | None = None,
         dtype: torch.dtype | None = None,
     ) -> list[Tensor]:
-        """`form` of every symmetry, in their order.
+        """Evaluate the bilinear form `form` for every symmetry, in the order of the symmetries.
 
         `points` says which of A and B are parameters and not directions; by default A is, and B if it is A.
         """

@@ -22,7 +22,7 @@ _FRACTION_BITS = 23
 
 
 def grain(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:
-    """The half precision that at least half of some float32 gradients, of which these are entries, come from.
+    """The half precision that at least half of these float32 gradients were computed in, judged by samples of entries.
 
     One coarse gradient among fine ones is no sign of autocast but a defect, and must not loosen what it is held to.
     """

@@ -1,58 +1,10 @@
-"""Quantities that look like laws and are not: the baselines of the paper's Appendix E.2.
-
-They are forms of the same legs with a sign or a pairing spoiled, so they cost the same and are measured the same way.
-Under gradient descent at a fixed flow time a law's drift vanishes with the step size; an impostor's does not.
-"""
+"""`impostors(laws)`: the baselines of a law set, under their first name; they are `laws.baselines()`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
-from conserved.kind import ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
 from conserved.laws import LawSet
-from conserved.symmetry import Leg, Symmetry
 
 
 def impostors(laws: LawSet) -> LawSet:
-    """One spoiled form for every law that has one."""
-    forms = tuple(form for symmetry in laws for form in _spoiled(symmetry))
-    return LawSet(symmetries=forms, parameters=laws.parameters)
-
-
-def _spoiled(symmetry: Symmetry) -> Iterator[Symmetry]:
-    legs: tuple[Leg, ...] = ()
-    kind = symmetry.kind
-    plus = [leg for leg in symmetry.legs if leg.degree > 0]
-    minus = [leg for leg in symmetry.legs if leg.degree < 0]
-    if isinstance(kind, GeneralLinear | OneScale) and plus and minus:
-        legs = tuple(replace(leg, degree=abs(leg.degree)) for leg in symmetry.legs)
-    elif isinstance(kind, ComplexScaling):
-        kind = Scaling()
-        legs = tuple(leg for one in symmetry.legs for leg in _plane_difference(one))
-    elif isinstance(kind, Scaling) and plus and minus and plus[0].view.m == minus[0].view.m:
-        legs = tuple(_entrywise(leg) for leg in (plus[0], minus[0]))
-    elif isinstance(kind, Translation) and len(symmetry.legs) == 1 and symmetry.n > 1:
-        legs = (_first_row(symmetry.legs[0]),)
-    if legs:
-        yield replace(symmetry, kind=kind, legs=legs, family=f"not_{symmetry.family}", epsilon=0.0)
-
-
-def _plane_difference(leg: Leg) -> Iterator[Leg]:
-    """‖first row of each rotary plane‖² − ‖second row‖²."""
-    rows = tuple(range(leg.view.faced)) if leg.view.rows is None else leg.view.rows
-    for which, degree in ((0, 1), (1, -1)):
-        yield Leg(replace(leg.view, rows=rows[which::2]), degree)
-
-
-def _entrywise(leg: Leg) -> Leg:
-    """Every entry a row of its own, in the order of the view."""
-    view = leg.view
-    return Leg(replace(view, axes=view.axes + view.rest), leg.degree)
-
-
-def _first_row(leg: Leg) -> Leg:
-    """The first of the rows whose sum is conserved."""
-    view = leg.view
-    pick = tuple((0, 1) if axis in view.axes else chosen for axis, chosen in enumerate(view.pick))
-    return Leg(replace(view, pick=pick), leg.degree)
+    """One spoiled form for every law that has one; see `LawSet.baselines`."""
+    return laws.baselines()

@@ -16,6 +16,7 @@ from torch import Tensor
 from conserved import html
 from conserved.backward import coarsest, gradients_of, precision_of
 from conserved.balance import Balance, weigh
+from conserved.baselines import spoiled
 from conserved.batch import Plan
 from conserved.coverage import Coverage
 from conserved.independence import rank_of_gradients
@@ -52,7 +53,7 @@ class Law:
 
     @property
     def formula(self) -> str:
-        return self.symmetry.formula()
+        return self.symmetry.formula
 
     @property
     def latex(self) -> str:
@@ -379,6 +380,19 @@ class LawSet:
         if self.unclaimed:
             parts.append(html.paragraph(f"Nothing is claimed about {len(self.unclaimed)} parameters.", quiet=True))
         return html.panel(*parts)
+
+    def baselines(self) -> LawSet:
+        """Quantities made of the same weights that look like these laws and are not conserved.
+
+        Returns:
+            For every law that has one, a form with a sign or a pairing spoiled (the paper's Appendix E.2); its family
+            is that of the law with `not_` before it. A law's drift is to be compared with its baseline's.
+        """
+        return LawSet(symmetries=spoiled(self.symmetries), parameters=self.parameters)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON; the same as `to_dict`, under the name that all results have for it."""
+        return self.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; parameter values are not part of it."""

@@ -1,4 +1,4 @@
-"""Legs of many layers that look alike, as one stack of matrices that is never put together in memory.
+"""Reads the same leg of many layers as one batch of matrices, without copying them into one tensor.
 
 A view of a contiguous tensor is described by an offset and by the stride of each of its axes. Where parameters of many
 layers have the same shape and are seen through the same view, one description serves all of them, and what tells them
@@ -21,7 +21,7 @@ Axis = tuple[int, int]
 """Size and stride, in entries."""
 
 Axes = tuple[Axis, Axis]
-"""An outer and an inner axis that are gone through as one; (1, 0) stands for none."""
+"""(size, stride) of an outer and an inner axis that are iterated as a single axis; (1, 0) means no axis."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ Types = tuple[torch.dtype, torch.dtype]
 """Of a parameter and of its gradient."""
 
 _NORM_ROWS = 256
-"""Rows that a gradient is cut into at the most where nothing but its norm is taken."""
+"""Maximum row count when only the norm of a gradient is needed."""
 
 _COLUMNS = 1024
 """Columns that one program goes through where rows lie next to each other and many fit into a tile."""
@@ -160,7 +160,7 @@ class _Sparse:
         self._parts: list[tuple[NDArray[Any], ...]] = []
 
     def more(self, count: int) -> Integers:
-        """That many rows more, by their numbers."""
+        """Append `count` rows and return their indices."""
         self.height += count
         return np.arange(self.height - count, self.height)
 
@@ -188,7 +188,7 @@ class _Sparse:
 
 
 class _Drafting:
-    """Works out where everything goes."""
+    """Assigns rows and columns of the output matrices to symmetries and their legs."""
 
     def __init__(self, plan: Plan, outline: _Outline, types: tuple[Types, ...]) -> None:
         self._plan, self._outline = plan, outline
@@ -199,7 +199,7 @@ class _Drafting:
         self._terms, self._moments = _Sparse(), _Sparse()
         self._of_moments, self._of_terms = _Sparse(), _Sparse()
         self._programs: list[tuple[Integers, _Reading, float]] = []
-        """Symmetries, what they are made of, and how much its squares weigh in their scales."""
+        """Per group of symmetries: indices, how legs are read, and the weight of squared entries in the scale."""
         self._rows = 0
         self._drafts: dict[tuple[Types, Tile], Draft] = defaultdict(Draft)
         self._known: dict[tuple[str, RowProduct, float], _Reading] = {}

@@ -16,6 +16,7 @@ of f, and U the update of any optimizer, θ' = θ − U:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,6 +126,15 @@ class Leg:
     def __str__(self) -> str:
         sign = "+" if self.degree > 0 else "−"
         return f"{self.view} ({sign})" if abs(self.degree) == 1 else f"{self.view} ({sign}{abs(self.degree):g})"
+
+
+class Formula(str):
+    """A law as text. Calling it is how formulas were asked for before they were properties."""
+
+    def __call__(self) -> str:
+        """The text itself."""
+        warnings.warn("formula is a property now: leave out the parentheses.", DeprecationWarning, stacklevel=2)
+        return str(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -271,8 +281,12 @@ class Symmetry:
         """A random group element near the identity, in float64."""
         return self.kind.element(self.n, self.m, spread=spread, generator=generator)
 
-    def formula(self, *, latex: bool = False) -> str:
-        """The law as a formula, in plain text or LaTeX."""
+    @property
+    def formula(self) -> Formula:
+        """The law as a formula in plain text."""
+        return Formula(self._written(latex=False))
+
+    def _written(self, *, latex: bool) -> str:
         pieces: list[str] = []
         for leg in self.legs:
             term = self.kind.term(leg.view, latex=latex)
@@ -284,7 +298,7 @@ class Symmetry:
 
     def latex(self) -> str:
         """The law as LaTeX."""
-        return self.formula(latex=True)
+        return self._written(latex=True)
 
     def __repr__(self) -> str:
         legs = ", ".join(map(str, self.legs))

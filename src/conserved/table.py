@@ -147,7 +147,7 @@ def _span(values: list[int]) -> str:
 
 def _short(symmetry: Symmetry) -> str:
     """The formula with parameter names as seen from the block, and long sums cut."""
-    text = symmetry.formula()
+    text = str(symmetry.formula)
     if symmetry.block:
         for prefix in (symmetry.block, symmetry.block.rpartition(".")[0]):
             # A layer's number is not taken from its path: "0.norm" would not say whose norm it is.

@@ -66,7 +66,8 @@ class Witness:
 class Verdict:
     """A status with its evidence, a sentence that says what to make of it, and a witness if it is a refutation.
 
-    A verdict equals its status: `verdict == Verdict.REFUTED`. `PROVED` is refused without a proof among the evidence.
+    A verdict equals its status, `verdict == Verdict.REFUTED`, and so every verdict of that status; what else they
+    say is in `record()`. `PROVED` is refused without a proof among the evidence.
     `scope` says for which sizes it is proved ("all sizes", "at d = 3 and 4 neurons"). `parts` are the verdicts on the
     single statements that one on many is made of, by name.
     """
@@ -110,12 +111,7 @@ class Verdict:
         if isinstance(other, Status):
             return self.status is other
         if isinstance(other, Verdict):
-            return (self.status, self.message, self.evidence, self.witness) == (
-                other.status,
-                other.message,
-                other.evidence,
-                other.witness,
-            )
+            return self.status is other.status
         return NotImplemented
 
     def __hash__(self) -> int:

@@ -39,7 +39,7 @@ def listed(
         g, k = places[place]
         if encloses_zero(enclosure(groups[g][k], sampled)):
             kept.setdefault(g, []).append(groups[g][k])
-    return [kept[g] for g in sorted(kept, key=lambda g: exact[g].formula())]
+    return [kept[g] for g in sorted(kept, key=lambda g: exact[g].formula)]
 
 
 def _gradient(form: Form, theta: tuple[float, ...]) -> Array:

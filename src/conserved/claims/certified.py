@@ -47,7 +47,7 @@ Constraints = Callable[[Parameters, Parameters], Tensor]
 
 
 @cache
-def certificate(build: Build, shape: tuple[int, ...], loss: str = "regression") -> Certificate:
+def certificate(build: Build, shape: tuple[int, ...], loss: str = "any") -> Certificate:
     """The certificate of a block; made once for all claims about it."""
     return certify(build().double(), torch.zeros(shape, dtype=torch.float64), loss=loss)
 
@@ -110,7 +110,7 @@ def all_laws(
     quantities: Quantities | None,
     *,
     size: str,
-    loss: str = "regression",
+    loss: str = "any",
     witness: Witness | None = None,
 ) -> Verdict:
     """Whether the quantities are all laws there are: as many independent ones as the certificate allows."""

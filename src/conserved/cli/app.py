@@ -9,16 +9,30 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from conserved.printable import printable
 from conserved.terminal import Console
 from conserved.verdict import Status
 from conserved.version import __version__
 
+
+class _Commands(TyperGroup):
+    """The commands; one that is stopped from the keyboard says that nothing of it is left, unless it says more."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise interrupted("Nothing was written.") from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="conserved",
     help="Find, prove, watch and use the quantities that neural-network training conserves.",
-    epilog="Begin with: conserved laws conserved.blocks:Attention dim=4 heads=2",
+    epilog="Begin with: conserved demo. Exit codes: 0 holds (or is answered), 1 does not, 2 bad usage, 3 inconclusive.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -27,6 +41,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 LOSSES = ("any", "regression", "cross_entropy")
 """Those of `conserved.recognize`, said here so that `--help` need not load it; a test holds the two equal."""
+
+Loss = Annotated[
+    str,
+    typer.Option(
+        help=f"what the model is trained with: {' or '.join(LOSSES)}",
+        autocompletion=lambda incomplete: [name for name in LOSSES if name.startswith(incomplete)],
+    ),
+]
+
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="where to compute, such as cuda",
+        autocompletion=lambda incomplete: [name for name in DEVICES if name.startswith(incomplete)],
+    ),
+]
+
+DEVICES = ("cpu", "cuda", "cuda:0", "mps")
 
 DOES_NOT_HOLD = 1
 BAD_USAGE = 2
@@ -38,6 +70,12 @@ INTERRUPTED = 130
 
 class Usage(Exception):
     """The command was called with something it cannot use; the message says what to do."""
+
+
+def known_loss(loss: str) -> None:
+    """Refuse a loss that has no name here."""
+    if loss not in LOSSES:
+        raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
 
 
 def ended(status: Status) -> None:

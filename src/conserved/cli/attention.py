@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json, progress
+from conserved.cli.app import AsJson, Usage, app, ended, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
-from conserved.cli.storing import Store, store_record
+from conserved.cli.storing import Store, can_store, store_record
 from conserved.terminal import Console
 
 
@@ -25,6 +25,7 @@ def attention(
     as_json: AsJson = False,
 ) -> None:
     """Describe the attention of a model on an input: the energy field of every head, key coherence, entropy."""
+    can_store(store)
     import torch
 
     from conserved import configured
@@ -53,5 +54,4 @@ def attention(
         Console().print(found.renderable())
         if table is not None:
             Console().print(table.renderable())
-    if not found.verdict.holds:
-        raise typer.Exit(DOES_NOT_HOLD)
+    ended(found.verdict.status)

@@ -6,10 +6,22 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import DOES_NOT_HOLD, LOSSES, AsJson, Usage, app, print_json
+from conserved.cli.app import (
+    DOES_NOT_HOLD,
+    INCONCLUSIVE,
+    AsJson,
+    Device,
+    Loss,
+    Usage,
+    app,
+    known_loss,
+    on_device,
+    print_json,
+)
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
-from conserved.cli.storing import Store, store_record
+from conserved.cli.storing import Store, can_store, store_record
 from conserved.terminal import Console
+from conserved.verdict import Status
 
 
 @app.command()
@@ -17,18 +29,25 @@ def audit(
     target: Target,
     options: Options = None,
     inputs: InputShape = None,
-    loss: Annotated[str, typer.Option(help=f"what the model is trained with: {' or '.join(LOSSES)}")] = "any",
-    autocast: Annotated[str | None, typer.Option(help="compute under autocast in bfloat16 or float16")] = None,
-    device: Annotated[str | None, typer.Option(help="where to compute, such as cuda")] = None,
+    loss: Loss = "any",
+    autocast: Annotated[
+        str | None,
+        typer.Option(
+            help="compute under autocast in bfloat16 or float16",
+            autocompletion=lambda incomplete: [n for n in ("bfloat16", "float16") if n.startswith(incomplete)],
+        ),
+    ] = None,
+    device: Device = None,
     seed: Annotated[int, typer.Option(help="seed of inputs and targets", min=0)] = 0,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one backward pass of a model on random data and check it: gradient identities and the softmax gauge."""
+    can_store(store)
     from conserved.audit.trial import AUTOCAST, trial
 
-    if loss not in LOSSES:
-        raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
+    on_device(device)
+    known_loss(loss)
     if autocast is not None and autocast not in AUTOCAST:
         raise Usage(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
     model = load_model(target, options or [])
@@ -42,4 +61,6 @@ def audit(
     else:
         Console().print(found.summary(), markup=False, highlight=False, soft_wrap=True)
     if not found.ok:
-        raise typer.Exit(DOES_NOT_HOLD)
+        parts = (found.audit.verdict, *(() if found.gauge is None else (found.gauge.verdict,)))
+        refuted = any(part.status is Status.REFUTED for part in parts)
+        raise typer.Exit(DOES_NOT_HOLD if refuted else INCONCLUSIVE)

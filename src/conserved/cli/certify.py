@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 import conserved
-from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json, progress
+from conserved.cli.app import (
+    DOES_NOT_HOLD,
+    AsJson,
+    Loss,
+    Usage,
+    app,
+    ended,
+    in_a_folder,
+    known_loss,
+    print_json,
+    progress,
+)
 from conserved.cli.models import InputShape, Options, inputs_of, load_model
 from conserved.terminal import Console
 
@@ -18,7 +29,7 @@ def certify(
     target: Annotated[str | None, typer.Argument(help="as for discover", metavar="MODEL")] = None,
     options: Options = None,
     inputs: InputShape = None,
-    loss: Annotated[str, typer.Option(help="regression or cross_entropy")] = "regression",
+    loss: Loss = "any",
     class_axis: Annotated[int, typer.Option(help="axis of the outputs that cross_entropy runs over")] = -1,
     bits: Annotated[int, typer.Option(min=2, max=4096, help="precision to begin with")] = 128,
     seed: Annotated[int, typer.Option(help="seed of all samples", min=0)] = 0,
@@ -31,6 +42,9 @@ def certify(
 
     if (check is None) == (target is None):
         raise Usage("Name a model to certify, or a file with --check FILE.")
+    known_loss(loss)
+    if output is not None:
+        in_a_folder(output)
     say = progress()
     if check is not None:
         try:
@@ -56,5 +70,6 @@ def certify(
         if output is not None:
             message = f"Written to {output}; check it with: conserved certify --check {output}"
             Console().print(message, markup=False, highlight=False, soft_wrap=True)
+    ended(certificate.verdict.status)
     if not certificate.complete:
         raise typer.Exit(DOES_NOT_HOLD)

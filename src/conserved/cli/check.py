@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from conserved.cli.app import DOES_NOT_HOLD, INCONCLUSIVE, AsJson, Usage, app, print_json, progress
+from conserved.cli.app import DOES_NOT_HOLD, INCONCLUSIVE, AsJson, Device, Usage, app, on_device, print_json, progress
 from conserved.cli.models import load_named, options_of
 
 _DTYPES = {
@@ -36,7 +36,7 @@ def check(
     causal: Annotated[
         bool, typer.Option("--causal", help="call the function with causal=True or is_causal=True")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="where to compute, such as cuda")] = None,
+    device: Device = None,
     seconds: Annotated[float, typer.Option(help="time after which no further test is begun", min=1.0)] = 120.0,
     seed: Annotated[int, typer.Option(help="seed of inputs", min=0)] = 0,
     compiled: Annotated[
@@ -55,6 +55,7 @@ def check(
     given = options_of([word for word in words if not _is_input(word)])
     if not shapes:
         raise Usage("Say what the function takes: --inputs q:bf16:2,8,512,64 k:bf16:2,8,512,64 and so on.")
+    on_device(device)
     function = load_named(target, "function")
     if not callable(function):
         raise Usage(f"{target} is a {type(function).__name__}, not a function.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from conserved.cli.app import DOES_NOT_HOLD, AsJson, Usage, app, print_json
+from conserved.cli.app import DOES_NOT_HOLD, INTERRUPTED, AsJson, Usage, app, in_a_folder, print_json
 from conserved.terminal import Console
 from conserved.verdict import Status
 
@@ -28,14 +29,22 @@ STYLES = {
     Status.ANSWERED: "bold magenta",
 }
 
-INTERRUPTED = 130
-"""The exit code of a command that was stopped from the keyboard, as shells have it."""
+
+def _codes(incomplete: str) -> list[str]:
+    """Codes of claims for the shell, from the recorded verdicts: the claims themselves take a second to load."""
+    from importlib.resources import files
+
+    known = json.loads(files("conserved").joinpath("claims", "recorded.json").read_text(encoding="utf-8"))
+    return sorted(code for code in known if code.startswith(incomplete))
 
 
 @app.command()
 def claims(
     pattern: Annotated[
-        str | None, typer.Argument(help="a code (note.L10), the beginning of codes (paper.T4), or *.corrected")
+        str | None,
+        typer.Argument(
+            help="a code (note.L10), the beginning of codes (paper.T4), or *.corrected", autocompletion=_codes
+        ),
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the claims without running them.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a verdict is not the recorded one.")] = False,
@@ -52,6 +61,8 @@ def claims(
     if listing:
         _list(chosen, as_json)
         return
+    if store is not None:
+        in_a_folder(store)
     found: list[Any] = []
     interrupted = False
     with _progress(len(chosen)) as tell:
@@ -86,6 +97,7 @@ def claims(
             console.print(_table(found))
         if interrupted:
             line = f"Interrupted: {len(chosen) - len(found)} of {len(chosen)} claims were not run."
+            line += f" The others are in {store}." if store is not None and found else ""
             console.print(Text(line, style="yellow"), soft_wrap=True)
         for outcome in broken:
             console.print(Text(f"{outcome.claim.code} did not come to an end: {outcome.failure}", style="red"))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import conserved
-from conserved.cli.app import DOES_NOT_HOLD, AsJson, app, print_json, progress
+from conserved.cli.app import AsJson, Device, Loss, app, ended, known_loss, on_device, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
 from conserved.terminal import Console
 
@@ -18,16 +18,18 @@ def discover(
     target: Target,
     options: Options = None,
     inputs: InputShape = None,
-    loss: Annotated[str, typer.Option(help="regression or cross_entropy")] = "regression",
+    loss: Loss = "any",
     class_axis: Annotated[int, typer.Option(help="axis of the outputs that cross_entropy runs over")] = -1,
     depth: Annotated[int | None, typer.Option(min=0, help="how deep brackets are nested")] = None,
     seed: Annotated[int, typer.Option(help="seed of all samples")] = 0,
-    device: Annotated[str | None, typer.Option(help="where to compute, such as cuda")] = None,
+    device: Device = None,
     count_only: Annotated[bool, typer.Option("--count-only", help="Do not look for formulas.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the conservation laws of any model, and find them, knowing nothing of its architecture."""
+    known_loss(loss)
+    on_device(device)
     model = load_model(target, options or [])
     found = conserved.discover(
         model,
@@ -46,5 +48,4 @@ def discover(
         sys.stdout.write(found.latex() + "\n")
     else:
         Console().print(found.summary(), markup=False, highlight=False)
-    if not found.verdict.holds:
-        raise typer.Exit(DOES_NOT_HOLD)
+    ended(found.verdict.status)

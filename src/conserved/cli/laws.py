@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import LOSSES, AsJson, Usage, app, print_json
+from conserved.cli.app import AsJson, Loss, Usage, app, known_loss, print_json
 from conserved.cli.models import InputShape, Options, Target, call_of, load_model
-from conserved.cli.storing import Store, store_record
+from conserved.cli.storing import Store, can_store, store_record
 from conserved.terminal import Console
 
 
@@ -18,17 +18,17 @@ def laws(
     target: Target,
     options: Options = None,
     inputs: InputShape = None,
-    loss: Annotated[str, typer.Option(help=f"what the model is trained with: {' or '.join(LOSSES)}")] = "any",
+    loss: Loss = "any",
     latex: Annotated[bool, typer.Option("--latex", help="Print each law as a line of LaTeX.")] = False,
     store: Store = None,
     as_json: AsJson = False,
 ) -> None:
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
+    can_store(store)
     from conserved.inference import NoExample, recognize
     from conserved.table import renderable
 
-    if loss not in LOSSES:
-        raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
+    known_loss(loss)
     model = load_model(target, options or [], weights=False)
     args, kwargs = call_of(model, target, inputs) if inputs is not None else ((), {})
     try:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from conserved import html
 from conserved.discover.function import Function, Inputs, Loss, function_of
-from conserved.discover.rank import LEAST_GAP, Closure, Progress, closure, refuse_too_large
+from conserved.discover.rank import LEAST_GAP, Closure, Progress, announcement, closure, refuse_too_large
 from conserved.discover.search import search
 from conserved.laws import LawSet
 from conserved.verdict import Evidence, Verdict
@@ -99,36 +99,87 @@ class Discovery:
         }
 
 
+@overload
 def discover(
     f: nn.Module | Callable[..., Any],
     inputs: Inputs,
     *,
-    loss: Loss = "regression",
+    loss: Loss = ...,
+    depth: int | None = ...,
+    seed: int = ...,
+    device: torch.device | str | None = ...,
+    params: Mapping[str, Tensor] | None = ...,
+    count: Literal[True] = ...,
+    forms: bool = ...,
+    progress: Progress | None = ...,
+    class_axis: int = ...,
+) -> Discovery: ...
+
+
+@overload
+def discover(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss = ...,
+    seed: int = ...,
+    device: torch.device | str | None = ...,
+    params: Mapping[str, Tensor] | None = ...,
+    count: Literal[False],
+    progress: Progress | None = ...,
+    class_axis: int = ...,
+) -> LawSet: ...
+
+
+def discover(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss = "any",
     depth: int | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     params: Mapping[str, Tensor] | None = None,
+    count: bool = True,
     forms: bool = True,
     progress: Progress | None = None,
     class_axis: int = -1,
-) -> Discovery:
+) -> Discovery | LawSet:
     """Count the conservation laws of any differentiable function, and find them.
 
-    `f` is a module, or a callable f(params, x) with `params=` its tensors. `inputs` draws one input from a generator,
-    or is an example whose shapes and types are imitated. `loss` says where output gradients live: "regression",
-    "cross_entropy", or a loss(output, target). `depth` fixes how deep brackets are nested; by default they are added
-    until a further level brings nothing new. `forms=False` only counts. `class_axis` is the axis of the outputs that
-    cross-entropy runs over, for one input, without a batch: the last for (tokens, classes), 0 for (classes, positions).
+    Args:
+        f: a module, or a callable f(params, x) with `params=` its tensors.
+        inputs: draws one input from a generator, or is an example whose shapes and types are imitated.
+        loss: where output gradients live: "any", "cross_entropy", or a function of (output, target).
+        depth: how deep brackets are nested; by default until a further level brings nothing new.
+        seed: of all samples.
+        device: where to compute.
+        params: the tensors of a callable.
+        count: False looks for formulas only, which needs a few gradients instead of a square matrix of the size of the
+            parameters, so that layers of real width can be studied too.
+        forms: False only counts.
+        progress: is told in words what is being done.
+        class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch: the last for
+            (tokens, classes), 0 for (classes, positions).
+
+    Returns:
+        The count, the laws and what is known about both; with `count=False` the laws alone.
     """
+    if not count:
+        return find_laws(
+            f, inputs, loss=loss, seed=seed, device=device, params=params, progress=progress, class_axis=class_axis
+        )
     say = progress or (lambda message: None)
     function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
     refuse_too_large(function.size, function.device)
+    if progress is not None and (announced := announcement(function.size, function.device)):
+        say(announced)
     generator = torch.Generator().manual_seed(seed)
     first = closure(function, depth=depth, generator=generator, progress=say, point="first point: ")
     reached = len(first.ranks) - 1
     second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
-    count = function.size - first.rank
-    found = search(function, generator, say) if forms and count > 0 else ()
+    free = function.size - first.rank
+    found = search(function, generator, say) if forms and free > 0 else ()
     laws = LawSet(symmetries=found, parameters=function.split(first.theta))
     explained = laws.independent(exact=True)
     everything = laws.independent()
@@ -149,7 +200,7 @@ def find_laws(
     f: nn.Module | Callable[..., Any],
     inputs: Inputs,
     *,
-    loss: Loss = "regression",
+    loss: Loss = "any",
     seed: int = 0,
     device: torch.device | str | None = None,
     params: Mapping[str, Tensor] | None = None,

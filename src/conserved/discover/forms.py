@@ -23,7 +23,7 @@ from conserved.symmetry import Leg, Symmetry
 from conserved.view import View
 
 LegType = tuple[str, int, float]
-"""Parameter, axis and coefficient: what the legs of one relation have that an index is added to."""
+"""Parameter, axis and coefficient shared by the legs of one relation, which differ in their index along the axis."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from conserved.shared_memory import memory_of, overlapping, tensors_of
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
-"""Where output gradients live: "regression" (everywhere), "cross_entropy" (sum zero), or those of a loss(z, y)."""
+"""Where output gradients live: "any" (or "regression"), "cross_entropy" (sum zero), or those of a loss(z, y)."""
 
 Inputs = Callable[[torch.Generator], Any] | Tensor | tuple[Any, ...] | Mapping[str, Any]
 """A function from a generator to one input, or an example whose shapes and types are imitated."""
@@ -101,10 +101,9 @@ def function_of(
     class_axis: int = -1,
 ) -> Function:
     """Check what was given and bring it into the form of a `Function`."""
-    if not callable(loss) and loss not in ("regression", "cross_entropy"):
-        raise Unsuitable(
-            f"Unknown loss {loss!r}; expected regression, cross_entropy or a function of (output, target)."
-        )
+    if not callable(loss) and loss not in ("any", "regression", "cross_entropy"):
+        raise Unsuitable(f"Unknown loss {loss!r}; expected any, cross_entropy or a function of (output, target).")
+    loss = "regression" if loss == "any" else loss
     sample = imitating(inputs)
     if isinstance(f, nn.Module):
         if params is not None:

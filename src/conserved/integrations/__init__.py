@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from conserved.integrations.equalizing import EqualizeCallback
     from conserved.integrations.lightning import LightningConservation
     from conserved.integrations.trainer import ConservationCallback
 
-__all__ = ["ConservationCallback", "LightningConservation"]
+__all__ = ["ConservationCallback", "EqualizeCallback", "LightningConservation"]
 
 
 def __getattr__(name: str) -> object:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> object:
         from conserved.integrations.trainer import ConservationCallback
 
         return ConservationCallback
+    if name == "EqualizeCallback":
+        from conserved.integrations.equalizing import EqualizeCallback
+
+        return EqualizeCallback
     if name == "LightningConservation":
         from conserved.integrations.lightning import LightningConservation
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from conserved.blocks import DecoderLM, MixtureOfExperts, SwiGLU, VisionTransformer
 from conserved.blocks.attention import rotate
 from conserved.blocks.transformer import TransformerBlock
+from conserved.lab.pieces import stretch
 
 _WEIGHTS, _INPUTS = 16.0, 4.0
 """Powers of two that bring weights and inputs into the range of half precision."""
@@ -47,9 +48,6 @@ class _Kernels:
 
 
 KERNELS = _Kernels()
-
-_STRETCH = 2048
-"""Tokens at most that are summed in one go."""
 
 
 @torch.library.custom_op("conserved::wide_product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
@@ -155,11 +153,6 @@ def two_pieces(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 def _twice(x: Tensor) -> Tensor:
     return torch.cat((x, x), 1)
-
-
-def stretch(tokens: int) -> int:
-    """The largest divisor of a number of tokens that is at most 2048."""
-    return next(size for size in range(min(tokens, _STRETCH), 0, -1) if tokens % size == 0)
 
 
 def _over_tokens(slopes: Tensor, inputs: Tensor, shift: Tensor) -> Tensor:

@@ -193,7 +193,7 @@ class Recording:
         return Quantity(
             family=family,
             role=role,
-            formula=symmetries[0].formula(),
+            formula=symmetries[0].formula,
             laws=int(weights.sum()),
             numbers=sum(symmetry.numbers for symmetry in symmetries),
             linear=linear,

@@ -427,7 +427,7 @@ class Monitor:
         header = Run(
             name=self._run,
             laws=self._names,
-            formulas=tuple(symmetry.formula() for symmetry in self.laws),
+            formulas=tuple(symmetry.formula for symmetry in self.laws),
             config=self._config,
             step=step,
             reference=self.reference.values,

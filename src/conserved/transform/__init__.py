@@ -10,6 +10,7 @@ from conserved.transform.equalizing import OBJECTIVES, Equalized, equalize
 from conserved.transform.finding import symmetries_of
 from conserved.transform.mapping import FORMATS, Mapping, mappings
 from conserved.transform.moving import Moved, move
+from conserved.transform.training import EqualizeEvery
 
 __all__ = [
     "FORMATS",
@@ -17,6 +18,7 @@ __all__ = [
     "Aligned",
     "Call",
     "Checkpoint",
+    "EqualizeEvery",
     "Equalized",
     "Exchange",
     "Fingerprint",

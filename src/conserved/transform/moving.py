@@ -33,7 +33,7 @@ class Moved:
 
     moved: tuple[str, ...]
     """Names of the symmetries, in the order they were applied."""
-    inverse: dict[Symmetry | str, Tensor]
+    inverse: dict[Symmetry, Tensor]
     """Elements that undo the move, in the order to apply them in."""
     before: dict[str, Tensor]
     """The laws of these symmetries before, in float64."""
@@ -46,7 +46,8 @@ class Moved:
     """The moved weights, where a dictionary was given; tensors that did not move are the ones given."""
 
     def __str__(self) -> str:
-        text = f"{len(self.moved)} symmetries moved {len(self.parameters)} tensors"
+        count = len(self.moved)
+        text = f"{count} {'symmetry' if count == 1 else 'symmetries'} moved {len(self.parameters)} tensors"
         return "\n  ".join([text, *self.notes])
 
 

@@ -1,0 +1,115 @@
+"""Audits every backward pass of whatever models are called; what the pytest plugin puts around a test."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conserved.audit import Audit, audit
+from conserved.inference import FirstCall
+from conserved.laws import LawSet
+
+
+class BackwardAudits:
+    """A context in which every backward pass is audited; one that breaks a gradient identity raises AssertionError.
+
+    Laws are inferred from the first call of every outermost module. What a backward pass adds to gradients is audited,
+    so that accumulating them, and steps of an optimizer between, do no harm. Parameters without a gradient are no
+    failure: tests differentiate parts of models.
+
+    Args:
+        loss: what models are trained with, as for `conserved.recognize`.
+    """
+
+    def __init__(self, loss: str = "any") -> None:
+        self.loss = loss
+        self.audits: list[Audit] = []
+        """All audits, in order."""
+        self.skipped: dict[str, str] = {}
+        """Models that could not be audited, by the name of their class, and why."""
+        self._calls: weakref.WeakKeyDictionary[nn.Module, FirstCall] = weakref.WeakKeyDictionary()
+        self._laws: weakref.WeakKeyDictionary[nn.Module, LawSet | None] = weakref.WeakKeyDictionary()
+        self._depth = 0
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> BackwardAudits:
+        call, backward = nn.Module.__call__, torch.autograd.backward
+
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._depth == 0 and torch.is_grad_enabled():
+                self._see(module)
+            self._depth += 1
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        def audited(*args: Any, **kwargs: Any) -> None:
+            __tracebackhide__ = True
+            with self._gradients_of_this_pass():
+                backward(*args, **kwargs)
+
+        self._replace(nn.Module, "__call__", watched)
+        self._replace(torch.autograd, "backward", audited)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._undo:
+            owner, name, was = self._undo.pop()
+            setattr(owner, name, was)
+        for first in self._calls.values():
+            first.close()
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        self._undo.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+    def _see(self, module: nn.Module) -> None:
+        """Remember how a model is called, the first time it is."""
+        trained = any(p.requires_grad and p.is_floating_point() for p in module.parameters())
+        if trained and module not in self._calls:
+            self._calls[module] = FirstCall(module, loss=self.loss)
+
+    @contextmanager
+    def _gradients_of_this_pass(self) -> Iterator[None]:
+        """Run a backward pass with empty gradients, audit what it leaves, then add what was there before."""
+        __tracebackhide__ = True
+        models = list(self._calls)
+        before: dict[Tensor, Tensor] = {}
+        for model in models:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    before[parameter], parameter.grad = parameter.grad, None
+        try:
+            yield
+            for model in models:
+                self._audit(model)
+        finally:
+            for held, gradient in before.items():
+                # In place, as autograd itself accumulates: whoever holds the tensor sees the sum.
+                if held.grad is not None:
+                    gradient += held.grad
+                held.grad = gradient
+
+    def _audit(self, model: nn.Module) -> None:
+        __tracebackhide__ = True
+        if all(parameter.grad is None for parameter in model.parameters()):
+            return
+        if model not in self._laws:
+            try:
+                self._laws[model] = self._calls[model].laws()
+            except (RuntimeError, TypeError, ValueError, NotImplementedError, LookupError) as problem:
+                self._laws[model] = None
+                self.skipped[type(model).__name__] = str(problem).partition("\n")[0]
+        laws = self._laws[model]
+        if laws is None or not len(laws):
+            return
+        found = audit(model, laws)
+        self.audits.append(found)
+        if found.failures or any(item.trouble == "not finite" for item in found.findings):
+            raise AssertionError(f"A backward pass of {type(model).__name__} is wrong.\n{found.summary()}")

@@ -1,0 +1,95 @@
+"""Names a PyTorch user guesses, and those of the first release, which warn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import conserved
+from conserved import AuditHook, Evidence, LawSet, Status, Verdict, discover, recognize
+from conserved.blocks import Attention, DecoderLM, FeedForward
+
+OLD = ("audit_every", "find_laws", "impostors", "landing", "replicas")
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_names_of_the_first_release_work_and_warn(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"conserved.{name} goes with the next release: use "):
+        assert callable(getattr(conserved, name))
+    assert name not in conserved.__all__
+
+
+def test_a_hook_takes_the_model_first_and_catches_a_wrong_gradient() -> None:
+    torch.manual_seed(0)
+    model = DecoderLM(vocab=16, dim=8, depth=1, heads=2, hidden=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens = torch.randint(16, (2, 6))
+
+    def step(spoil: bool) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        if spoil:
+            gradient = model.get_parameter("layers.0.attention.q.weight").grad
+            assert gradient is not None
+            gradient *= 2
+        optimizer.step()
+
+    with AuditHook(model, optimizer, every=1) as hook:
+        step(spoil=False)
+        assert hook.audits == 1
+        assert hook.last is not None
+        assert hook.last.ok
+        assert hook.laws is not None
+        with pytest.raises(conserved.GradientsDoNotConserve):
+            step(spoil=True)
+    step(spoil=True)
+    assert hook.audits == 2, "nothing is audited once the hook is removed"
+
+
+def test_discover_without_counting_gives_the_laws_alone() -> None:
+    model, x = FeedForward(3, 4, activation="relu"), torch.zeros(5, 3)
+    found = discover(model, x, count=False)
+    assert isinstance(found, LawSet)
+    assert [s.formula for s in found] == [s.formula for s in discover(model, x).laws]
+
+
+def test_any_loss_is_regression() -> None:
+    model, x = Attention(4, 2), torch.zeros(5, 4)
+    assert discover(model, x, loss="any").count == discover(model, x, loss="regression").count == 12
+
+
+def test_baselines_are_of_the_laws_families_and_are_not_laws() -> None:
+    torch.manual_seed(0)
+    model = Attention(8, 2).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    laws = recognize(model, x)
+    baselines = laws.baselines()
+    assert {s.family for s in baselines} == {f"not_{s.family}" for s in laws}
+    model(x).square().mean().backward()
+    theta = {name: p.detach() for name, p in model.named_parameters()}
+    slopes = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert max(float(s.identity(theta, slopes).abs().max()) for s in laws) < 1e-12
+    assert min(float(s.identity(theta, slopes).abs().max()) for s in baselines) > 1e-6
+
+
+def test_formulas_are_properties_and_calling_them_warns() -> None:
+    (symmetry,) = (s for s in recognize(FeedForward(3, 4, activation="relu"), torch.zeros(5, 3)))
+    assert isinstance(symmetry.formula, str)
+    with pytest.warns(DeprecationWarning, match="property"):
+        assert symmetry.formula() == symmetry.formula
+
+
+def test_a_law_set_has_a_record_as_all_results_do() -> None:
+    laws = recognize(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.zeros(5, 3))
+    assert laws.record() == laws.to_dict()
+
+
+def test_equality_of_verdicts_and_statuses_is_transitive() -> None:
+    one = Verdict(status=Status.VERIFIED, message="one", evidence=(Evidence(what="a"),))
+    other = Verdict(status=Status.VERIFIED, message="other", evidence=(Evidence(what="b"),))
+    assert one == Status.VERIFIED == other
+    assert one == other
+    assert hash(one) == hash(other) == hash(Status.VERIFIED)
+    assert one != Status.REFUTED

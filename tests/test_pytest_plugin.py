@@ -1,0 +1,124 @@
+"""The pytest plugin: a marker, an option and a fixture that audit every backward pass of a test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conserved.integrations.backward_audits import BackwardAudits
+
+MODEL = """
+import pytest, torch
+from torch import nn
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w.T
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        return dy @ w, 0.5 * dy.T @ x
+
+class Net(nn.Module):
+    def __init__(self, wrong):
+        super().__init__()
+        self.a, self.b, self.wrong = nn.Linear(4, 6, bias=False), nn.Linear(6, 3, bias=False), wrong
+    def forward(self, x):
+        h = torch.relu(Halved.apply(x, self.a.weight) if self.wrong else self.a(x))
+        return self.b(h)
+
+def step(wrong):
+    torch.manual_seed(0)
+    Net(wrong)(torch.randn(5, 4)).square().sum().backward()
+"""
+
+TESTS = (
+    MODEL
+    + """
+@pytest.mark.conserved
+def test_right(): step(False)
+
+@pytest.mark.conserved
+def test_wrong(): step(True)
+
+def test_unmarked(): step(True)
+
+def test_fixture(conserved_audits):
+    step(False)
+    assert len(conserved_audits.audits) == 1
+"""
+)
+
+
+def pytest_on(folder: Path, *options: str) -> str:
+    (folder / "test_models.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conserved_pytest", "-p", "no:cacheprovider", *options]
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=300, cwd=folder)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_marker_fails_the_test_whose_backward_is_wrong_and_the_option_all_of_them(tmp_path: Path) -> None:
+    said = pytest_on(tmp_path, "--strict-markers")
+    assert "1 failed, 3 passed" in said
+    assert "FAILED test_models.py::test_wrong" in said
+    assert "A backward pass of Net is wrong" in said
+    said = pytest_on(tmp_path, "--conserved")
+    assert "2 failed, 2 passed" in said
+    assert "FAILED test_models.py::test_unmarked" in said
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x)))
+
+
+def test_gradients_accumulate_as_without_it_and_steps_between_do_no_harm() -> None:
+    found: list[list[Tensor]] = []
+    for watch in (False, True):
+        torch.manual_seed(0)
+        model, audits = Net(), BackwardAudits()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        if watch:
+            audits.__enter__()
+        for _ in range(3):
+            model(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+        if watch:
+            audits.__exit__()
+            assert len(audits.audits) == 3
+            assert all(one.ok for one in audits.audits)
+        found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    for with_audits, without in zip(*found, strict=True):
+        torch.testing.assert_close(with_audits, without)
+
+
+def test_everything_is_as_before_afterwards() -> None:
+    before = nn.Module.__call__, torch.autograd.backward
+    with BackwardAudits():
+        assert nn.Module.__call__ is not before[0]
+    assert (nn.Module.__call__, torch.autograd.backward) == before
+
+
+def test_a_model_nothing_is_known_of_is_no_failure() -> None:
+    with BackwardAudits() as audits:
+        model = nn.Sequential(nn.Linear(3, 3), nn.GELU())
+        model(torch.ones(2, 3)).sum().backward()
+    assert audits.audits == [] or all(not one.failures for one in audits.audits)
+
+
+def test_the_plugin_imports_neither_the_package_nor_torch() -> None:
+    script = "import sys, conserved_pytest; print([n for n in ('torch', 'conserved') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
