@@ -2,7 +2,8 @@
 
 Its dependency graph says which channels of which layers have to be pruned together; a law says which entries of which
 parameters move together. A group whose layers are the legs of our symmetries is the same space read in another way.
-Where a group has no law, the space is there and the operation that ends its scaling is named.
+Where a group has no law, or laws of a part of it, every layer that is left over has the operation named that ties its
+channels together or ends their scaling: Torch-Pruning follows channels through norms and activations, where laws end.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from catalogue import Entry, entries
 from conserved import LawSet, recognize
+from conserved.inference.derivation import Derivation
+from conserved.inference.rules import base_name
 from measure import RESULTS, commit, machine
 
 Slot = tuple[str, int]
@@ -75,7 +79,7 @@ def spaces_of(laws: LawSet) -> dict[str, frozenset[Slot]]:
     """The slots of every symmetry that acts on an axis: its legs as parameters and axes."""
     found = {}
     for symmetry in laws:
-        if symmetry.kind.linear:
+        if symmetry.kind.linear or symmetry.kind.code == "one_scale":
             continue
         slots = frozenset((leg.view.parameter, axis) for leg in symmetry.legs for axis in faced(leg.view))
         found[symmetry.name] = slots
@@ -96,6 +100,30 @@ def faced(view: Any) -> set[int]:
     return {owner[place] for place in view.axes}
 
 
+def ended_by(laws: LawSet, slot: Slot) -> str:
+    """The operation that ties the channels of a parameter along an axis together, or ends their scaling."""
+    derivation = laws.derivation
+    assert isinstance(derivation, Derivation)
+    name, axis = slot
+    program, engine = derivation.typing.program, derivation.typing.engine
+    fields = [f for region in engine.regions.get(name, []) for f in region.type.factors if axis in f.dims]
+    atoms = np.unique(np.concatenate([f.atoms.reshape(-1) for f in fields])) if fields else np.zeros(0, dtype=np.int64)
+    if not atoms.size or not atoms.any():
+        return "its channels are entries of the output or the input" if fields else "all its channels move alike"
+    # An atom that equals another one ends where that does.
+    roots = engine.charges.sets.find(atoms)[0]
+    for ending in engine.endings:
+        if ending.shift:
+            continue
+        theirs = ending.atoms.reshape(-1)
+        equal = engine.charges.sets.find(np.unique(theirs))[0]
+        if np.isin(theirs, atoms).any() or np.isin(equal, roots[roots > 0]).any():
+            if not 0 <= ending.origin < len(program.operations):
+                return "the output"
+            return base_name(program.operations[ending.origin].name).removeprefix("aten::").lstrip("_")
+    return ""
+
+
 def compared(entry: Entry) -> dict[str, Any]:
     """How each of its groups stands to ours, and what is ours alone."""
     model, args, kwargs = entry.build()
@@ -106,7 +134,6 @@ def compared(entry: Entry) -> dict[str, Any]:
     model, args, kwargs = entry.build()
     laws = recognize(model, *args, loss=entry.loss, **kwargs)
     spaces = spaces_of(laws)
-    reasons = {d.name: d.reason for d in laws.dropped}
     rows = []
     met: set[str] = set()
     for group in groups:
@@ -120,14 +147,15 @@ def compared(entry: Entry) -> dict[str, Any]:
             how = "in part"
         else:
             how = "no law"
-        ended = sorted({reasons[name] for name in reasons if any(slot[0] in name for slot in group.slots)})
+        left = {slot: ended_by(laws, slot) for slot in group.slots - covered}
         rows.append(
             {
                 "slots": sorted(f"{name}:{axis}" for name, axis in group.slots),
                 "channels": group.channels,
                 "how": how,
                 "symmetries": sorted(touching)[:6],
-                "reasons": ended[:3],
+                "left": dict(Counter(left.values())),
+                "unexplained": sorted(f"{name}:{axis}" for (name, axis), reason in left.items() if not reason),
             }
         )
     alone = sorted(name for name in spaces if name not in met)
@@ -143,7 +171,7 @@ def main() -> None:
     """Compare on every model that both can read, print a table and save it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
-    parser.add_argument("--file", type=Path, default=RESULTS / "torch_pruning_cpu_2026-11-16.json")
+    parser.add_argument("--file", type=Path, default=RESULTS / "coupled_channels_cpu_2026-11-16.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows: dict[str, Any] = {}
@@ -162,8 +190,10 @@ def main() -> None:
         totals: Counter[str] = Counter()
         for one in rows.values():
             totals.update(one.get("how", {}))
+        groups = [group for r in rows.values() for group in r.get("groups", [])]
         summary = {
             "models": sum("how" in r for r in rows.values()),
+            "groups_with_a_layer_unexplained": sum(bool(group["unexplained"]) for group in groups),
             "unread": sum("unread" in r for r in rows.values()),
         }
         record = {"commit": commit(), **machine(), "summary": summary | {"groups": dict(totals)}, "rows": rows}
