@@ -4,7 +4,7 @@ is a law.
 
 from conserved.inference.examples import NoExample
 from conserved.inference.infer import recognize
-from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model
+from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model, run_as_written
 from conserved.inference.retired import Component, register
 from conserved.inference.rules import RULES, Step, rule
 
@@ -23,4 +23,5 @@ __all__ = [
     "register",
     "register_operator",
     "rule",
+    "run_as_written",
 ]

@@ -61,9 +61,9 @@ class FirstCall:
         if _WAITING.get(self.model) is self:
             del _WAITING[self.model]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients, or made to infer laws, are not those of training."""
+        run_as_written()
         if not torch.is_grad_enabled() or being_followed():
             return
         self._handle.remove()
@@ -74,6 +74,15 @@ class FirstCall:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies of the model, and files it is saved in, get a hook that does nothing."""
         return _idle, ()
+
+
+def run_as_written() -> None:
+    """At the beginning of a hook: torch.compile leaves it out of what it compiles.
+
+    Its decorator `torch.compiler.disable` does the same and imports the compiler, which takes seconds.
+    """
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break()
 
 
 def _idle() -> Callable[..., None]:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from conserved import html
 from conserved.alarm import Alarm, grouped
 from conserved.audit import Audit, GradientsDoNotConserve
-from conserved.inference import FirstCall, being_followed
+from conserved.inference import FirstCall, being_followed, run_as_written
 from conserved.laws import LawSet, Reference
 from conserved.symmetry import Symmetry, Tensors
 from conserved.track.alarms import STANDARD, Growth, Watchman
@@ -200,8 +200,8 @@ class Monitor:
         self._hooks.append(self._called.register_forward_pre_hook(self._count_pass))
         self._audits.arm()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _count_pass(self, module: nn.Module, args: Any) -> None:
+        run_as_written()
         if torch.is_grad_enabled() and not being_followed():
             self._audits.passes += 1
 
