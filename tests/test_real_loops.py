@@ -290,3 +290,33 @@ def test_groups_added_during_training_are_followed() -> None:
     optimizer.add_param_group({"params": [extra], "lr": 0.01})
     train(model, optimizer, exact_text_loss, 2, after=lambda _: monitor.step())
     assert worst(monitor) < EXACT
+
+
+def test_laws_that_become_known_inside_a_step_are_watched_from_the_next_one_on() -> None:
+    class Two(torch.nn.Module):
+        """Called with two tensors, which nobody can guess."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(4, 2, bias=False)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.second(self.first(x) + self.first(y))
+
+    torch.manual_seed(0)
+    model = Two().double()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    monitor = Monitor(model, optimizer)
+    x, y = torch.randn(2, 5, 3, dtype=torch.float64)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x, y).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+        monitor.step()
+    assert [record.step for record in monitor.records] == [2, 3]
+    assert worst(monitor) < EXACT

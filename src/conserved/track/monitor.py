@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from conserved import html
 from conserved.alarm import Alarm, grouped
 from conserved.audit import Audit, GradientsDoNotConserve
-from conserved.inference import FirstCall, being_followed, run_as_written
+from conserved.inference import FirstCall, NoExample, being_followed, run_as_written
 from conserved.laws import LawSet, Reference
 from conserved.symmetry import Symmetry, Tensors
 from conserved.track.alarms import STANDARD, Growth, Watchman
@@ -140,6 +141,10 @@ class Monitor:
         self._unstepped: tuple[int, int] | None = None
         self._hooks: list[Any] = []
         self._looked = False
+        self._within: Optimizer | None = None
+        """Whose step is running, if it began before the laws were known."""
+        self._skip = False
+        """Whether the laws became known inside the last step, which cannot be accounted for then."""
         self._called = model
         self.records: deque[StepRecord] = deque(maxlen=keep)
         self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
@@ -152,6 +157,8 @@ class Monitor:
         if laws is None:
             self._first = FirstCall(model, self.model, loss=loss)
             self._first.came.append(lambda: self._infer(running=True))
+            self._hooks += [one.register_step_pre_hook(self._before_first_step) for one in self._optimizers]
+            self._hooks += [one.register_step_post_hook(self._after_first_step) for one in self._optimizers]
         else:
             self._watch_laws(laws)
 
@@ -160,6 +167,30 @@ class Monitor:
         if self._first is not None:
             self.watch(self._first.laws())
             self._audits.passes += running
+
+    def _before_first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """A step that computes its gradients itself runs the first forward pass when it is too late to copy weights."""
+        if self._first is None:
+            return
+        self._within = optimizer
+        with suppress(NoExample):
+            self._infer()
+            self._within = None
+
+    def _after_first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._within is not None and self._first is None:
+            LOGGER.warning("The laws became known inside the first step, which is not accounted for.")
+            self._skip = True
+            self._take_reference()
+        self._within = None
+
+    def _take_reference(self) -> None:
+        """The laws as they are now are what drift is counted from."""
+        self.reference = _on_host(self.laws.reference(dtype=self._dtype))
+        accounts = self._laws_now()
+        self._scales = self._measured(accounts)
+        self._running = [begun(account) for account in accounts]
+        self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
 
     def __getattr__(self, name: str) -> Any:
         """What depends on the laws is there from the first forward pass on; asked for before, they are inferred now."""
@@ -185,15 +216,13 @@ class Monitor:
             sampled=self._sampled,
         )
         self._ledger = Ledger(self.laws.symmetries, self._theta, dtype=dtype)
-        self.reference = _on_host(self.laws.reference(dtype=dtype))
-        accounts = self._laws_now()
-        self._scales = self._measured(accounts)
-        self._running = [begun(account) for account in accounts]
-        self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
+        self._take_reference()
         self._momenta = momenta(self._lawful, self._theta, self._watch, dtype)
         self._names = tuple(_law_name(symmetry) for symmetry in self.laws)
         self._transfer = Transfer(self._names, [place for shelf in self._ledger.shelves for place in shelf.places])
         self._config |= {"optimizer": self._watch.rules}
+        if self._within is not None:
+            self._watch.begin(self._within)
         compiled = hasattr(self._called, "_orig_mod") or getattr(self._called, "_compiled_call_impl", None) is not None
         self._audits = Audits(self.model, optimizers, found, compiled=compiled, **self._audit_options)
         self._hooks += [one.register_step_pre_hook(self._before_optimizer) for one in optimizers]
@@ -264,8 +293,9 @@ class Monitor:
         self._watch.check()
         self._unstepped = None if self._watch.stepped else self._gradient_mark()
         self.count += 1
-        if self.count % self.every == 0:
+        if self.count % self.every == 0 and not self._skip:
             self._account()
+        self._skip = False
         self._unclipped = None
         self._looked = False
         self._watch.clear()

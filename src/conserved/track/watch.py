@@ -86,9 +86,14 @@ class OptimizerWatch:
         self._place: dict[str, tuple[_Watched, int]] = {}
         self._find_places()
         self._handles = []
+        self._starts = {id(watched.optimizer): self._starting(watched) for watched in self._watched}
         for watched in self._watched:
-            self._handles.append(watched.optimizer.register_step_pre_hook(self._starting(watched)))
+            self._handles.append(watched.optimizer.register_step_pre_hook(self._starts[id(watched.optimizer)]))
             self._handles.append(watched.optimizer.register_step_post_hook(self._ended(watched)))
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """A step of this optimizer had begun before it was watched."""
+        self._starts[id(optimizer)](optimizer, (), {})
 
     def close(self) -> None:
         """Take the hooks away."""
