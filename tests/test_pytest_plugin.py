@@ -59,7 +59,7 @@ def test_fixture(conserved_audits):
 
 def pytest_on(folder: Path, *options: str) -> str:
     (folder / "test_models.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "conserved_pytest", "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=300, cwd=folder)
     return done.stdout + done.stderr
 

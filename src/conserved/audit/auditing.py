@@ -228,7 +228,7 @@ def _judged(
     late = _lost_since(backward, [symmetries[place] for place in broken])
     broken = [place for place in broken if symmetries[place].name not in late]
     statuses |= {place: Status.INCONCLUSIVE for place in doubtful if symmetries[place].name in late}
-    residuals = _above_noise(backward, settled, broken, used)
+    limits = _with_noise(backward, settled, broken, used)
     statuses |= {place: Status.VERIFIED for place in broken if residuals[place] <= limits[place]}
     broken = [place for place in broken if not residuals[place] <= limits[place]]
     doubtful = [place for place in doubtful if statuses[place] is not Status.VERIFIED]
@@ -322,16 +322,16 @@ def _by_family(
     return found
 
 
-def _above_noise(
+def _with_noise(
     backward: _Backward, settled: _Settled, broken: Sequence[int], used: torch.dtype
 ) -> NDArray[np.float64]:
-    """Residuals, with those of broken identities held against the noise of all gradients together as well.
+    """Limits, those of broken identities with the noise of all gradients together added.
 
     Where softmax is saturated or has one key to attend to, gradients are differences of equal numbers: what is left of
     them is rounding of the numbers, not of the difference. Rounding of the largest gradients is taken to reach every
     other one; a wrong gradient of a millionth of them is not seen.
     """
-    found = settled.residuals.copy()
+    found = settled.limits.copy()
     lengths = settled.balance.norms
     everything = float(np.linalg.norm(lengths)) if len(lengths) and np.isfinite(lengths).all() else 0.0
     kind = coarsest(used, torch.float32)
@@ -343,7 +343,7 @@ def _above_noise(
         sizes = [float(matrix.norm()) for matrix in symmetry.matrices(backward.points)]
         floor = share * everything * float(np.linalg.norm(sizes))
         scale = settled.balance.scales[place]
-        found[place] *= scale / math.hypot(scale, floor) if scale else 1.0
+        found[place] *= math.hypot(scale, floor) / scale if scale else 1.0
     return found
 
 
