@@ -333,7 +333,7 @@ def _with_noise(
     """
     found = settled.limits.copy()
     lengths = settled.balance.norms
-    everything = float(np.linalg.norm(lengths)) if len(lengths) and np.isfinite(lengths).all() else 0.0
+    everything = math.hypot(*map(float, lengths)) if np.isfinite(lengths).all() else 0.0
     kind = coarsest(used, torch.float32)
     share = torch.finfo(kind).eps / TOLERANCE[kind] * (_FAINT if kind in HALF else 1.0)
     for place in broken:
@@ -341,7 +341,7 @@ def _with_noise(
         if symmetry.kind.linear or not everything:
             continue
         sizes = [float(matrix.norm()) for matrix in symmetry.matrices(backward.points)]
-        floor = share * everything * float(np.linalg.norm(sizes))
+        floor = share * everything * math.hypot(*sizes)
         scale = settled.balance.scales[place]
         found[place] *= math.hypot(scale, floor) / scale if scale else 1.0
     return found
