@@ -127,7 +127,7 @@ class Gauge:
             value, scale = sizes.unbind(-1)
             used = self.precision or coarsest(precision, torch.float32)
             share = torch.finfo(used).eps / TOLERANCE[used] * (1 / 64 if used in HALF else 1.0)
-            scale = torch.hypot(scale, torch.where(scale == 0, 0.0, share * largest))
+            scale = torch.hypot(scale, (scale != 0) * torch.tensor(share * largest, dtype=torch.float64))
             residuals = torch.where(scale == 0, torch.zeros_like(value), value / scale)
             where = residuals.nan_to_num(nan=float("inf")).argmax(0)
             for head, sequence in enumerate(where.tolist()):

@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.objective import judged
+from conserved.shared_memory import overlapping
 
 AUTOGRAD = "autograd::"
 """Before the name of an autograd function that computes outside PyTorch, where it stands as one operation."""
@@ -116,6 +117,11 @@ class _Storage:
     writes: int = 0
 
 
+def shared_among(parameters: Mapping[str, Tensor]) -> list[str]:
+    """The trained parameters that have entries in common with others: steps of one move the other."""
+    return list(overlapping({name: one.detach() for name, one in parameters.items() if one.requires_grad}))
+
+
 class Recorder(TorchDispatchMode):
     """Records what runs below autograd."""
 
@@ -137,15 +143,10 @@ class Recorder(TorchDispatchMode):
         self.modules: list[str] = []
         self.custom: list[str] = []
         self.program.tensors = parameters
-        owners: dict[int, str] = {}
+        self.program.shared = shared_among(parameters)
         for name, parameter in parameters.items():
-            key = parameter.untyped_storage()._cdata
-            if parameter.requires_grad:
-                if getattr(parameter, "_backward_hooks", None):
-                    self.program.hooked.append(name)
-                if key in owners and parameter.numel():
-                    self.program.shared += [owners[key], name]
-                owners.setdefault(key, name)
+            if parameter.requires_grad and getattr(parameter, "_backward_hooks", None):
+                self.program.hooked.append(name)
             self.program.parameters[name] = self._new(parameter, parameter=name if parameter.requires_grad else None)
 
     def _once(self, tensor: Tensor, make: Callable[[], Tensor]) -> Tensor:

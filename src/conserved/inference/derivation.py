@@ -39,7 +39,7 @@ class Derivation:
             if name in moved:
                 continue
             if name in shared:
-                yield name, "it shares its storage with another parameter, so that it is moved by the gradients of both"
+                yield name, "it shares memory with another parameter, so that steps of one move the other"
                 continue
             reason = self._ending(
                 name,

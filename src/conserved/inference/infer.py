@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from conserved.inference.capture import Program, capture
+from conserved.inference.capture import Program, capture, shared_among
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExample, example_inputs
 from conserved.inference.inert import inert
@@ -256,11 +256,13 @@ def _on_meta(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], ar
     buffers = {name: blank(buffer) for name, buffer in model.named_buffers()}
     args, kwargs = tree_map_only(Tensor, lambda t: t if t.is_meta else blank(t), (args, kwargs))
     with torch.device("meta"):
-        return capture(
+        program = capture(
             lambda: functional_call(model, {**everything, **buffers}, args, kwargs, tie_weights=False),
             {prefix + name: value for name, value in named_parameters.items()},
             model,
         )
+    program.shared = shared_among(parameters)
+    return program
 
 
 def closure(loss_fn: Callable[[], Tensor], model: nn.Module) -> LawSet:
