@@ -74,7 +74,7 @@ def summary(monitor: Monitor) -> dict[str, Any]:
     return {
         "entries": [[e.step, e.law, e.observed, e.first_order, e.second_order] for e in monitor.ledger()],
         "residual": max(abs(entry.residual) for entry in monitor.ledger()),
-        "alarms": sorted([alarm.step, alarm.law] for alarm in monitor.alarms),
+        "alarms": sorted([alarm.step, law] for alarm in monitor.alarms for law in (alarm.laws or (alarm.law,))),
         "errors": monitor.errors(),
     }
 

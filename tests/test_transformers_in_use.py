@@ -27,7 +27,7 @@ def names(laws: LawSet) -> list[str]:
 
 
 def with_zero_padding(model: nn.Module) -> nn.Module:
-    """A model whose padding rows are zero, as they are in every fresh one and taken to be where there are no values."""
+    """A model whose padding rows are zero, as they are in every fresh one."""
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             module.weight.data[module.padding_idx] = 0
@@ -41,7 +41,9 @@ class TestWithoutWeights:
             options = {"add_pooling_layer": False} if family.model in ("BertModel", "ViTModel") else {}
             empty = getattr(transformers, family.model)(family.configured(), **options)
         laws = family.laws(generic_epsilon(empty))
-        assert names(laws) == names(family.laws(with_zero_padding(family.build())))
+        # Whether a padding row is zero cannot be seen: a law that needs it is not listed.
+        generic, zero = (set(names(family.laws(one))) for one in (family.build(), with_zero_padding(family.build())))
+        assert generic <= set(names(laws)) <= zero
         assert str(laws.numbers) in laws.summary().replace(",", "")
 
     def test_evaluating_says_that_there_are_no_weights(self) -> None:
@@ -228,7 +230,7 @@ def test_a_trained_model_passes_on_real_sentences(minilm: Path) -> None:
     # Six layers of twelve heads: query/key and value/output of each; inert key biases; neurons of GELU have no law.
     families = {symmetry.family for symmetry in laws}
     # The trained padding row is not zero, so nothing that moves the whole table of tokens is a law.
-    assert families == {"query_key", "value_output", "inert_bias", "inert_padding", "centre", "sum_scale"}
+    assert families == {"query_key", "value_output", "inert_bias", "inert_padding", "centre", "sum_scale", "positions"}
     assert sum(symmetry.family == "query_key" for symmetry in laws) == 72
 
     def loss() -> Tensor:

@@ -246,7 +246,8 @@ def _on_meta(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], ar
     def blank(tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
-    if any(hasattr(parameter, "full_tensor") for parameter in parameters.values()):
+    sharded = any(hasattr(parameter, "full_tensor") for parameter in parameters.values())
+    if sharded or any("_hf_hook" in vars(module) for module in model.modules()):
         model = unsharded(model)
     named_parameters = {
         name: blank(parameter).requires_grad_(parameter.requires_grad) for name, parameter in model.named_parameters()

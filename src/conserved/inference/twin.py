@@ -28,6 +28,10 @@ def unsharded(model: nn.Module) -> nn.Module:
             cls = next(base for base in cls.__bases__ if base.__name__ != "FSDPModule")
         found = made[id(module)] = cls.__new__(cls)
         vars(found).update(vars(module))
+        if "_hf_hook" in vars(found):
+            # Accelerate puts a forward of its own in the place of the class's, which fetches weights from elsewhere.
+            for name in ("forward", "_hf_hook", "_old_forward"):
+                vars(found).pop(name, None)
         found._parameters = dict(module._parameters)
         found._buffers = dict(module._buffers)
         found._modules = {name: child if child is None else twin(child) for name, child in module._modules.items()}
