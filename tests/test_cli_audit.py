@@ -65,7 +65,7 @@ def test_a_broken_model_exits_with_one_and_says_where(
     record = json.loads(capsys.readouterr().out)
     assert record["ok"] is False
     assert {row["family"] for row in record["rows"] if not row["ok"]} == {"query_key"}
-    assert "times 2" in record["rows"][0]["suggests"][0]
+    assert any("times 2" in one for one in record["rows"][0]["suggests"])
     assert record["gauge"]["ok"] is True
 
 
@@ -81,7 +81,7 @@ def test_tokens_cross_entropy_and_autocast(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_a_model_without_laws_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     target = ("torch.nn:Linear", "in_features=3", "out_features=2")
-    assert run(monkeypatch, "audit", *target, "--inputs", "4,3") == 1
+    assert run(monkeypatch, "audit", *target, "--inputs", "4,3") == 3
 
 
 @pytest.mark.parametrize(

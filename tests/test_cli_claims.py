@@ -111,7 +111,7 @@ def test_the_list_runs_nothing(monkeypatch: Patch, capsys: Printed) -> None:
 
 
 def test_outcomes_are_kept_in_a_store(monkeypatch: Patch, tmp_path: Path, capsys: Printed) -> None:
-    store = tmp_path / "kept" / "store.db"
+    store = tmp_path / "store.db"
     assert run(monkeypatch, "claims", "*.L10*", "--store", str(store)) == 0
     capsys.readouterr()
     with RunStore(store) as kept:
