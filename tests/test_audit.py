@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conserved
-from conserved import Symmetry, Verdict, audit, blocks, gauge, recognize
+from conserved import Status, Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.audit import Audit
 from conserved.balance import weighed
 from conserved.batch import Plan
@@ -481,3 +481,17 @@ def test_without_gradients_nothing_is_said_about_landing() -> None:
 def test_without_processes_nothing_is_said_about_replicas() -> None:
     found = conserved.check_replicas(backward(decoder()))
     assert found.verdict == Verdict.INCONCLUSIVE
+
+
+def test_a_wrong_gradient_that_drowns_in_the_noise_of_the_others_is_not_called_right() -> None:
+    """Gradients of queries and keys a hundred-millionth of the others: nothing can be said of them, so nothing is."""
+    model = blocks.Attention(16, 2)
+    with torch.no_grad():
+        model.q.weight.mul_(1e-5)
+        model.k.weight.mul_(1e-5)
+    model(torch.randn(24, 16)).sin().mean().backward()
+    model.k.weight.grad = torch.zeros_like(model.k.weight)
+    found = audit(model)
+    assert not found.conclusive
+    assert found.coverage.parameters < 1
+    assert all(found[f"query_key[{head}]"].status is not Status.VERIFIED for head in range(2))

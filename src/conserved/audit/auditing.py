@@ -232,9 +232,10 @@ def _judged(
     broken = [place for place in broken if symmetries[place].name not in late]
     statuses |= {place: Status.INCONCLUSIVE for place in doubtful if symmetries[place].name in late}
     limits = _with_noise(backward, settled, broken, used)
-    statuses |= {place: Status.VERIFIED for place in broken if residuals[place] <= limits[place]}
-    broken = [place for place in broken if not residuals[place] <= limits[place]]
-    doubtful = [place for place in doubtful if statuses[place] is not Status.VERIFIED]
+    # What drowns in the noise of the others is neither right nor wrong, and nothing it spans counts as tested.
+    drowned = {place for place in broken if residuals[place] <= limits[place]}
+    statuses |= dict.fromkeys(drowned, Status.INCONCLUSIVE)
+    broken = [place for place in broken if place not in drowned]
     excess = np.where(np.isnan(residuals), np.inf, residuals / limits)
     failed = [symmetries[place] for place in broken]
     untrue = _untrue(backward, failed)
@@ -293,7 +294,7 @@ def _judged(
         nearly=int(settled.nearly.sum()),
         unknown=backward.laws.unknown,
     )
-    held = frozenset(symmetries[int(place)].name for place in places) - frozenset(late)
+    held = frozenset(symmetries[place].name for place in places.tolist() if place not in drowned) - frozenset(late)
     return Audit(
         verdict=verdict,
         failures=tuple(failures),
