@@ -392,14 +392,14 @@ def test_claims_are_loaded_when_they_are_asked_for() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_laws_read_off_the_operations_hold_for_all_sizes_and_others_are_not_said_to() -> None:
+def test_laws_read_off_the_operations_say_so_and_others_do_not() -> None:
     proved = {code: ledger.outcome(ledger.claims(code)[0]).verdict.scope for code in ("paper.T4.6", "paper.T4.6.k")}
-    assert proved["paper.T4.6"].startswith("the laws for all sizes, that there are no others at d = 3")
+    assert proved["paper.T4.6"].startswith("the laws by rules that name no size, that there are no others at d = 3")
     # Inference does not see that one active expert leaves the router without a gradient.
     assert proved["paper.T4.6.k"].startswith("at d = 3")
 
 
-def test_a_quantity_outside_the_span_of_the_typed_laws_is_not_said_to_hold_for_all_sizes() -> None:
+def test_a_quantity_outside_the_span_of_the_typed_laws_is_not_said_to_be_among_them() -> None:
     from conserved.claims import paper_blocks
     from conserved.claims.certified import certificate, forms_of, typed_laws
 

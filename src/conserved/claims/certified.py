@@ -14,7 +14,7 @@ to leave the output alone. Everything is analytic in θ, so the same holds on an
 continuous gradient that is enough.
 
 *All sizes.* A certificate speaks of one size. Laws that `conserved.recognize` reads off a block's operations follow
-from rules that name no size, so quantities in their span hold for every size; that there are no others does not.
+from rules that name no size; they were read off at this size, and that is what the verdict says of them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def all_laws(
         plural = "" if independent == 1 else "s"
         exactly = f"Exactly {independent} independent law{plural} of" if independent else "No law of"
         typed = typed_laws(build, shape, forms, contents, loss) if forms else None
-        scope = f"the laws for all sizes, that there are no others at {size}" if typed else f"at {size}"
+        scope = f"the laws by rules that name no size, that there are no others at {size}" if typed else f"at {size}"
         message = f"{exactly} {found.parameters} parameters."
         return held(message, at_most, listed, scope=scope, beside=(typed,) if typed else ())
     short = independent < found.at_most
