@@ -84,7 +84,9 @@ def trained_alike(family: Family, dtype: torch.dtype = torch.float32) -> tuple[n
 
 
 class TestWrapped:
+    @pytest.mark.filterwarnings("ignore")  # those of the compiler about its own parts
     def test_a_compiled_model_has_the_same_laws_and_they_hold(self) -> None:
+        torch._dynamo.reset()  # what other tests compiled in this process
         family = named("Llama")
         model, x = trained_alike(family)
         compiled: Any = torch.compile(model, backend="aot_eager")

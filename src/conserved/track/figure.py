@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,15 @@ from conserved.track.record import StepRecord
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 
+_PAGES = (".html",)
 _PICTURES = (".png", ".svg", ".pdf")
+_UNDATED = {"Date": None}
+_WHY = "Drawing a run"
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>A run, drawn by conserved</title>
+<style>body {{ margin: 1em auto; max-width: 72em }} svg {{ width: 100%; height: auto }}</style></head>
+<body><svg role="img" aria-label="Loss, drift, causes and audits over steps, with a mark for every alarm"{picture}</body></html>
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,51 +66,25 @@ def panels(records: Sequence[StepRecord], audits: Sequence[AuditEntry]) -> list[
 def draw(
     records: Sequence[StepRecord], audits: Sequence[AuditEntry], alarms: Sequence[Alarm], path: str | Path | None
 ) -> Any:
-    """A plotly figure, or the path it was written to: .html as a page that needs no network, .png, .svg or .pdf."""
-    chosen = panels(records, audits)
+    """A figure that notebooks show, or the path it was written to: a page that needs no network, or a picture."""
     if path is None:
-        return _plotly(chosen, alarms)
+        return _drawn(panels(records, audits), alarms)
     path = Path(path)
-    if path.suffix == ".html":
-        path.write_text(_plotly(chosen, alarms).to_html(include_plotlyjs=True, full_html=True), encoding="utf-8")
+    if path.suffix not in _PAGES + _PICTURES:
+        raise ValueError(f"A figure is written as {', '.join(_PAGES + _PICTURES)}; got {path.name!r}.")
+    figure = _drawn(panels(records, audits), alarms)
+    if path.suffix in _PICTURES:
+        figure.savefig(path, metadata=_UNDATED if path.suffix == ".svg" else None)
         return path
-    if path.suffix not in _PICTURES:
-        raise ValueError(f"A figure is written as .html, {', '.join(_PICTURES)}; got {path.name!r}.")
-    return _matplotlib(chosen, alarms, path)
+    picture = StringIO()
+    with require("matplotlib", _WHY).rc_context({"svg.fonttype": "none"}):
+        figure.savefig(picture, format="svg", metadata=_UNDATED)
+    path.write_text(_PAGE.format(picture=picture.getvalue().partition("<svg")[2]), encoding="utf-8")
+    return path
 
 
-def _plotly(chosen: Sequence[Panel], alarms: Sequence[Alarm]) -> Any:
-    subplots: Any = require("plotly.subplots", "Drawing a run")
-    figure = subplots.make_subplots(
-        rows=len(chosen), cols=1, shared_xaxes=True, subplot_titles=[one.title for one in chosen], vertical_spacing=0.08
-    )
-    for row, panel in enumerate(chosen, 1):
-        for name, points in panel.series.items():
-            x, y = [step for step, _ in points], [value for _, value in points]
-            mode = "lines+markers" if len(points) < 30 else "lines"
-            figure.add_scatter(x=x, y=y, name=name, mode=mode, row=row, col=1, legendgroup=panel.title)
-        figure.update_yaxes(type="log" if panel.log else "linear", row=row, col=1)
-        if panel.limit is not None:
-            figure.add_hline(y=panel.limit, line_dash="dot", row=row, col=1)
-        for alarm in alarms:
-            figure.add_vline(x=alarm.step, line_color="crimson", line_width=1, row=row, col=1)
-    for alarm in alarms:
-        figure.add_annotation(
-            x=alarm.step,
-            y=1.02,
-            yref="paper",
-            text=f"{alarm.code}: {alarm.law}",
-            showarrow=False,
-            font={"color": "crimson"},
-            xanchor="left",
-        )
-    figure.update_xaxes(title_text="step", row=len(chosen), col=1)
-    return figure.update_layout(height=260 * len(chosen) + 80, template="plotly_white")
-
-
-def _matplotlib(chosen: Sequence[Panel], alarms: Sequence[Alarm], path: Path) -> Path:
-    require("matplotlib", "Drawing a run as a picture")
-    figures: Any = require("matplotlib.figure", "Drawing a run as a picture")
+def _drawn(chosen: Sequence[Panel], alarms: Sequence[Alarm]) -> Any:
+    figures: Any = require("matplotlib.figure", _WHY)
     figure = figures.Figure(figsize=(9, 2.4 * len(chosen)), layout="constrained")
     axes = figure.subplots(len(chosen), 1, sharex=True, squeeze=False)[:, 0]
     for axis, panel in zip(axes, chosen, strict=True):
@@ -125,5 +108,4 @@ def _matplotlib(chosen: Sequence[Panel], alarms: Sequence[Alarm], path: Path) ->
             fontsize="x-small",
         )
     axes[-1].set_xlabel("step")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return path
+    return figure

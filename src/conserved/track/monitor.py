@@ -368,8 +368,8 @@ class Monitor:
     def plot(self, path: str | Path | None = None) -> Any:
         """The records in memory as a figure: loss, drift, causes and audits, with a mark for every alarm.
 
-        Without a path a plotly figure, which notebooks show; with one, it is written as .html (a page that needs no
-        network), .png, .svg or .pdf, and the path is returned.
+        Without a path a figure of matplotlib, which notebooks show; with one, it is written as .html (a page that needs
+        no network), .png, .svg or .pdf, and the path is returned.
         """
         from conserved.track.figure import draw
 
