@@ -22,7 +22,8 @@ _WHY = "Drawing a run"
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>A run, drawn by conserved</title>
 <style>body {{ margin: 1em auto; max-width: 72em }} svg {{ width: 100%; height: auto }}</style></head>
-<body><svg role="img" aria-label="Loss, drift, causes and audits over steps, with a mark for every alarm"{picture}</body></html>
+<body><svg role="img" aria-label="Loss, drift, causes and audits over steps, with a mark for every alarm"{picture}
+</body></html>
 """
 
 
