@@ -21,7 +21,7 @@ import torch
 from conserved import recognize
 from conserved.discover.function import Unsuitable
 from conserved.discover.rank import LEAST_GAP
-from law_checks import check, count, drifts, subject
+from law_checks import check, count, drifts, subject, undefined
 from measure import RESULTS, commit, machine
 from program_grammar import PRODUCTIONS, build, compose
 
@@ -60,6 +60,9 @@ def inferred(seed: int) -> dict[str, Any]:
     theta = {name: p.detach() for name, p in prepared.model.named_parameters()}
     record["independent"] = laws.independent(theta) if len(laws) else 0
     record["unknown"] = sorted(map(str, dict(getattr(laws, "unknown", {}) or {})))
+    if undefined(prepared):
+        # A program whose loss is NaN has no gradients that an identity could be about.
+        return record | {"undefined": True, "worst": 0.0}
     found = check(laws, prepared)
     record["worst"] = found.worst
     wrong = dict(found.wrong)
@@ -85,6 +88,7 @@ def summary(rows: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
         "programs": len(rows),
         "productions": len(PRODUCTIONS),
         "errors": {seed: r["error"] for seed, r in rows.items() if "error" in r},
+        "undefined": [seed for seed, r in good.items() if "undefined" in r],
         "wrong": {seed: r["wrong"] for seed, r in good.items() if "wrong" in r},
         "laws": sum(r["independent"] for r in good.values()),
         "worst_residual": max((r["worst"] for r in good.values() if "wrong" not in r), default=0.0),

@@ -8,26 +8,39 @@ from typing import Any
 import numpy as np
 
 from conserved.inference.capture import Operation
+from conserved.inference.checker import Report, check
 from conserved.inference.engine import View
 from conserved.inference.rules import Known, base_name
 from conserved.inference.softened import Forgets, Forgetting, counted
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type
 from conserved.inference.typing import Typing
-from conserved.inference.written import written
+from conserved.inference.written import Unwritten, written, written_law, written_program
+from conserved.kind import ComplexScaling
 from conserved.symmetry import Symmetry
+from conserved.verdict import Evidence, Verdict
 
 
 class Derivation:
     """The typing of a program, to be asked about its laws."""
 
-    def __init__(self, typing: Typing, assembly: Assembly, symmetries: Iterable[Symmetry] = ()) -> None:
+    def __init__(
+        self,
+        typing: Typing,
+        assembly: Assembly,
+        symmetries: Iterable[Symmetry] = (),
+        *,
+        classes: int | None = None,
+    ) -> None:
         self.typing = typing
         self.assembly = assembly
+        self.classes = classes
         self._symmetries = tuple(symmetries)
         self.call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
         """The arguments the program was followed with, to run it again with moved parameters."""
         self._forgets: Forgets | None = None
+        self._program: dict[str, Any] | None = None
+        self._reports: dict[str, Report] = {}
         self._places: dict[str, frozenset[str]] | None = None
 
     def dropped(self, kept: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
@@ -158,7 +171,44 @@ class Derivation:
 
     def written(self, symmetry: Symmetry) -> dict[str, Any]:
         """The derivation as plain data, for `conserved.inference.checker`."""
-        return written(self.typing, self.assembly, symmetry)
+        return written(self.typing, self.assembly, symmetry, self._written_program())
+
+    def _written_program(self) -> dict[str, Any]:
+        if self._program is None:
+            self._program = written_program(self.typing, self.classes)
+        return self._program
+
+    def checked(self, symmetry: Symmetry) -> Report:
+        """What the checker says of a law: the program is followed with its parameters moved, step by step.
+
+        Raises:
+            Unwritten: for models too large to be written out.
+        """
+        if symmetry.name not in self._reports:
+            self._reports[symmetry.name] = check({"law": written_law(symmetry), "program": self._written_program()})
+        return self._reports[symmetry.name]
+
+    def proof(self, symmetry: Symmetry) -> Verdict:
+        """What is known of a law by its derivation: PROVED if every step follows, else what it is and why."""
+        if symmetry.source == "assumed":
+            return _open(
+                "It is assumed: it passes through an autograd function whose backward is its author's own, or the "
+                "program decided by numbers it read out of its inputs."
+            )
+        try:
+            report = self.checked(symmetry)
+        except Unwritten as problem:
+            return _open(f"Read off the program, and not checked: {problem}.")
+        if not report.ok:
+            reason = (report.wrong + report.unchecked)[0]
+            return _open(f"Read off the program; its derivation is not checked beyond {reason}.")
+        parts = [] if symmetry.exact else [f"with ε of {symmetry.epsilon:g} taken for zero"]
+        parts.append("at this size" if report.sized else "by rules that name no size")
+        message = "Every step of its derivation follows, and no output moves."
+        if isinstance(symmetry.kind, ComplexScaling):
+            message += " That its planes may also be turned was decided on random numbers."
+        evidence = Evidence(what="operations it passes through, each checked", value=report.steps, proof=True)
+        return Verdict(status=Verdict.PROVED, message=message, evidence=(evidence,), scope=", ".join(parts))
 
     def _atoms(self, symmetry: Symmetry) -> np.ndarray:
         """The atoms that a symmetry moves by."""
@@ -178,6 +228,10 @@ class Derivation:
         return isinstance(known, Type) and any(
             np.isin(one.atoms, atoms).any() for one in (*known.factors, *known.shifts)
         )
+
+
+def _open(message: str) -> Verdict:
+    return Verdict(status=Verdict.INCONCLUSIVE, message=message)
 
 
 class _Owners:
