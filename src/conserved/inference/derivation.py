@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ class Derivation:
         self._places: dict[str, frozenset[str]] | None = None
 
     def dropped(self, kept: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
-        """Parameters no law moves, each with the operation that ended its symmetries."""
+        """What is no law: parameters that none moves, then spaces of others, each with the operation that ended it."""
         moved = {name for symmetry in kept for name in symmetry.parameters}
         program = self.typing.program
         shared = set(program.shared)
@@ -63,6 +64,38 @@ class Derivation:
                 ),
             )
             yield name, reason or "nothing about it is free"
+        yield from self._almost(moved - shared)
+
+    def _almost(self, moved: set[str]) -> Iterator[tuple[str, str]]:
+        """Spaces of parameters that keep another law, each with the operation that ended it; layers are told once."""
+        engine, program = self.typing.engine, self.typing.program
+        if engine.charges.count > MOST_ATOMS:
+            return
+        first = np.full(engine.charges.count, -1, dtype=np.int64)
+        for number in range(len(engine.endings) - 1, -1, -1):
+            if not engine.endings[number].shift:
+                first[engine.endings[number].atoms.reshape(-1)] = number
+        found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        for name in engine.regions:
+            for region in engine.regions[name] if name in moved else ():
+                for place, one in enumerate(region.type.factors):
+                    atoms = np.unique(one.atoms)
+                    if atoms.size < 2 or not self.assembly.charges.still(atoms).all():
+                        continue
+                    numbers = first[atoms[first[atoms] >= 0]]
+                    ending = engine.endings[int(numbers.min())] if numbers.size else None
+                    if ending is None or not 0 <= ending.origin < len(program.operations):
+                        continue
+                    side = "" if region.role != "map" else ", outputs" if place == 0 else ", inputs"
+                    reason = self._said(program.operations[ending.origin])
+                    found.setdefault((_layers(name) + side, _layers(reason)), set()).add((name + side, reason))
+        for (name, reason), alike in found.items():
+            yield next(iter(alike)) if len(alike) == 1 else (f"{name} ({len(alike)} of them)", reason)
+
+    def _said(self, operation: Operation) -> str:
+        """An operation and where it stands."""
+        name = base_name(operation.name).removeprefix("aten::").lstrip("_")
+        return f"{name} in {operation.module}.{operation.line}" if operation.module else f"{name} in {operation.line}"
 
     def _ending(self, parameter: str, atoms: np.ndarray) -> str:
         """The first operation that fixed some of the charges of a parameter."""
@@ -73,11 +106,9 @@ class Derivation:
                 if ending.origin >= len(program.operations) or ending.origin < 0:
                     return "it makes the output, which a loss may see in any way"
                 operation = program.operations[ending.origin]
-                name = base_name(operation.name).removeprefix("aten::").lstrip("_")
-                where = f" in {operation.module}.{operation.line}" if operation.module else f" in {operation.line}"
                 used = program.parameters[parameter] in operation.inputs()
                 frozen = "" if used else self._frozen(operation)
-                return f"{frozen} is frozen ({name}{where})" if frozen else f"{name}{where}"
+                return f"{frozen} is frozen ({self._said(operation)})" if frozen else self._said(operation)
         return ""
 
     def _frozen(self, operation: Operation) -> str:
@@ -228,6 +259,15 @@ class Derivation:
         return isinstance(known, Type) and any(
             np.isin(one.atoms, atoms).any() for one in (*known.factors, *known.shifts)
         )
+
+
+MOST_ATOMS = 3_000_000
+"""Models with more unknown charges than this are told of parameters without a law only."""
+
+
+def _layers(text: str) -> str:
+    """A name with the numbers of layers left open."""
+    return re.sub(r"(?<=\.)\d+(?=[.\s]|$)", "*", text)
 
 
 def _open(message: str) -> Verdict:
