@@ -57,7 +57,8 @@ def certify(
     """Prove how many conservation laws a function has at most, and that those found are laws.
 
     `f`, `inputs`, `loss`, `seed`, `params` and `class_axis` are as for `discover`. `laws` are the laws to list, by
-    default those that inference reads off the function, and where these are not all, those that `find_laws` finds. Balls have `bits` bits, and more where that does not decide.
+    default those that inference reads off the function, and where these are not all, those that `find_laws` finds.
+    Balls have `bits` bits, and more where that does not decide.
     """
     say = progress or (lambda message: None)
     if not isinstance(loss, str):

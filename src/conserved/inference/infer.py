@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -60,8 +58,7 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
-    with _no_garbage():
-        program, parameters = _followed(model, args, kwargs)
+    program, parameters = _followed(model, args, kwargs)
     classes = -1 if loss == "cross_entropy" else None
     found = laws_of(program, parameters, classes=classes)
     assert isinstance(found.derivation, Derivation)
@@ -88,23 +85,6 @@ def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
     """The laws of a captured program."""
-    with _no_garbage():
-        return _laws_of(program, parameters, classes)
-
-
-@contextlib.contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Nothing here makes cycles, and looking for them among millions of objects takes a fifth of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-def _laws_of(program: Program, parameters: Mapping[str, Tensor], classes: int | None) -> LawSet:
     typing = typed(program, classes)
     assembly = Assembly(typing)
     symmetries = named(assembly, assembly.found()) + inert(typing)
