@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from conserved.laws import LawSet
     from conserved.symmetry import Symmetry
-    from conserved.transform import Checkpoint, Moved
+    from conserved.transform import Checkpoint, MovedWeights
 
 Folder = Annotated[Path, typer.Argument(help="folder with config.json and safetensors files", metavar="FOLDER")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="folder to write the moved checkpoint to")]
@@ -134,7 +134,7 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     import torch
 
     from conserved.kind import Translation
-    from conserved.transform.elements import scaled, shape_of
+    from conserved.transform.elements import element_shape, scaling_element
 
     name, separator, number = text.rpartition("=")
     try:
@@ -149,10 +149,10 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     result = {}
     for s in found:
         if isinstance(s.kind, Translation):
-            result[s.name] = torch.full(shape_of(s), value, dtype=torch.float64)
+            result[s.name] = torch.full(element_shape(s), value, dtype=torch.float64)
         else:
-            units = shape_of(s)[0] if shape_of(s) else 1
-            result[s.name] = scaled(s, torch.full((units,), value, dtype=torch.float64))
+            units = element_shape(s)[0] if element_shape(s) else 1
+            result[s.name] = scaling_element(s, torch.full((units,), value, dtype=torch.float64))
     return result
 
 
@@ -168,7 +168,7 @@ def _elements(path: Path) -> dict[str, Tensor]:
         raise Usage(f"{path} cannot be read: {problem}") from problem
 
 
-def _told(moved: Moved, weights: Checkpoint, record: dict[str, Any], *, dry: bool, as_json: bool) -> None:
+def _told(moved: MovedWeights, weights: Checkpoint, record: dict[str, Any], *, dry: bool, as_json: bool) -> None:
     """What was done, or would be."""
     changed = sorted(set(weights.written))
     if as_json:

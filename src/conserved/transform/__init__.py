@@ -9,7 +9,7 @@ from conserved.transform.elements import Exchange, Orthogonal, Unmovable
 from conserved.transform.equalizing import OBJECTIVES, Equalized, equalize
 from conserved.transform.finding import symmetries_of
 from conserved.transform.mapping import FORMATS, Mapping, mappings
-from conserved.transform.moving import Moved, move
+from conserved.transform.moving import MovedWeights, move
 from conserved.transform.training import EqualizeEvery
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "Exchange",
     "Fingerprint",
     "Mapping",
-    "Moved",
+    "MovedWeights",
     "Orthogonal",
     "Unmovable",
     "activation_sizes",

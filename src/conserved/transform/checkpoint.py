@@ -106,8 +106,9 @@ class Checkpoint(Weights):
         self.read_bytes += place.size
         return torch.frombuffer(data, dtype=TYPES[place.code]).reshape(place.shape)
 
-    def read(self, name: str) -> Tensor:
-        return self.stored(name).to(torch.float64)
+    def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
+        found = self.stored(name)
+        return found.to(torch.promote_types(found.dtype, least))
 
     def write(self, work: Mapping[str, Tensor]) -> None:
         rounded = {name: tensor.to(TYPES[self._place(name).code]).contiguous() for name, tensor in work.items()}

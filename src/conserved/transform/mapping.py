@@ -15,7 +15,8 @@ from conserved.laws import LawSet
 from conserved.symmetry import Leg, Symmetry
 from conserved.transform.activations import activation_sizes
 from conserved.transform.finding import as_a_function, example_call, symmetries_of
-from conserved.transform.objectives import Activation, is_matrix
+from conserved.transform.objectives import is_matrix
+from conserved.transform.smoothing import readers
 
 FORMATS = ("plain", "llmcompressor", "autoround")
 
@@ -62,8 +63,8 @@ def mappings(
     found = symmetries_of(model, *args, **kwargs) if laws is None else laws
     with as_a_function(model):
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
-    readers = Activation(sizes).readers
-    plain = _merged([_of_one(s, readers(s)) for s in found.symmetries if _scales(s) and readers(s)])
+    scalable = [(s, readers(s, sizes)) for s in found.symmetries if _scales(s)]
+    plain = _merged([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
     if format == "plain":
         return plain
     names = [name for name, _ in model.named_modules()]
@@ -78,11 +79,11 @@ def _scales(symmetry: Symmetry) -> bool:
     return symmetry.exact and isinstance(symmetry.kind, Scaling | GeneralLinear)
 
 
-def _of_one(symmetry: Symmetry, readers: Sequence[Leg]) -> Mapping:
-    makers = [leg for leg in symmetry.legs if leg not in readers]
-    smooth, balance = _modules(makers), _modules(readers)
+def _of_one(symmetry: Symmetry, reading: Sequence[Leg]) -> Mapping:
+    makers = [leg for leg in symmetry.legs if leg not in reading]
+    smooth, balance = _modules(makers), _modules(reading)
     copies = max(
-        [sum(leg.view.parameter == name for leg in readers) for name in {leg.view.parameter for leg in readers}]
+        [sum(leg.view.parameter == name for leg in reading) for name in {leg.view.parameter for leg in reading}]
     )
     if not makers:
         reason = "read from both sides"
