@@ -26,7 +26,7 @@ import transformers
 from torch import Tensor, nn
 
 import float64
-from conserved.transform import Mapping, mappings, symmetries_of
+from conserved.transform import LayerMapping, mappings, symmetries_of
 from measure import save
 
 SMALL = {
@@ -239,7 +239,7 @@ def compare(architecture: str, tables: dict[str, dict[str, Theirs]]) -> dict[str
     model, inputs = build(architecture)
     with float64.kept():
         laws = symmetries_of(model, **inputs, use_cache=False)
-        ours = [m for m in mappings(model, laws=laws, **inputs, use_cache=False) if isinstance(m, Mapping)]
+        ours = [m for m in mappings(model, laws=laws, **inputs, use_cache=False) if isinstance(m, LayerMapping)]
     by_smooth: dict[str, set[str]] = defaultdict(set)
     for one in ours:
         for smooth in one.smooth:

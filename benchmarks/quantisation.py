@@ -199,8 +199,8 @@ def decoder(options: argparse.Namespace) -> Case:
     for _ in range(options.steps):
         starts = torch.randint(0, len(tokens) - 65, (16,))
         batch = torch.stack([tokens[s : s + 65] for s in starts])
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        guessed = model(input_ids=batch[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(guessed.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -346,7 +346,7 @@ def equalised(model: nn.Module, laws: LawSet, inputs: dict[str, Any], batches: l
         if part == "incoherent, stream too":
             equalize(moved, objective="incoherent", **inputs)
         elif part.startswith("activation"):
-            options = {
+            options: Any = {
                 "activation, gains": {"spaces": "gains"},
                 "activation, all": {"spaces": "all"},
                 "activation": {},

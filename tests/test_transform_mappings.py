@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from conserved.transform import Mapping, mappings
+from conserved.transform import LayerMapping, mappings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,8 +27,8 @@ SMALL: dict[str, Any] = {
 
 def plain(model: nn.Module) -> dict[str, set[str]]:
     found = mappings(model)
-    assert all(isinstance(one, Mapping) and one.reason for one in found)
-    return {one.smooth[0]: set(one.balance) for one in found if isinstance(one, Mapping)}
+    assert all(isinstance(one, LayerMapping) and one.reason for one in found)
+    return {one.smooth[0]: set(one.balance) for one in found if isinstance(one, LayerMapping)}
 
 
 def test_a_llama_has_the_four_mappings_of_the_registries_and_its_head() -> None:
@@ -87,7 +87,7 @@ class Odd(nn.Module):
 
 def test_a_model_that_is_in_no_registry() -> None:
     found = mappings(Odd(), torch.randn(2, 8))
-    listed = {one.smooth: one.balance for one in found if isinstance(one, Mapping)}
+    listed = {one.smooth: one.balance for one in found if isinstance(one, LayerMapping)}
     assert listed == {("norm",): ("a", "b"), ("a",): ("out",)}
 
 

@@ -22,7 +22,7 @@ FORMATS = ("plain", "llmcompressor", "autoround")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mapping:
+class LayerMapping:
     """Channels that one layer makes and others read: divide them in the first, multiply them in the others."""
 
     smooth: tuple[str, ...]
@@ -45,13 +45,13 @@ def mappings(
     format: str = "plain",  # noqa: A002
     laws: LawSet | None = None,
     **kwargs: Any,
-) -> list[Mapping] | list[dict[str, Any]]:
+) -> list[LayerMapping] | list[dict[str, Any]]:
     """The layers of a model that can be smoothed, and the layers that have to be balanced for it.
 
     Args:
         model: a module of any architecture; one forward pass is run.
         *args: example inputs, as it is called; they may be left out where the model says how.
-        format: "plain" (a list of `Mapping`), or what `AWQModifier(mappings=…)` of llm-compressor and
+        format: "plain" (a list of `LayerMapping`), or what `AWQModifier(mappings=…)` of llm-compressor and
             `AWQConfig(mappings=…)` of auto-round take: dictionaries with smooth_layer and balance_layers, patterns that
             match all layers which are alike. Mappings that these tools have no form for are left out of theirs.
         laws: the symmetries, if they are known already.
@@ -79,7 +79,7 @@ def _scales(symmetry: Symmetry) -> bool:
     return symmetry.exact and isinstance(symmetry.kind, Scaling | GeneralLinear)
 
 
-def _of_one(symmetry: Symmetry, reading: Sequence[Leg]) -> Mapping:
+def _of_one(symmetry: Symmetry, reading: Sequence[Leg]) -> LayerMapping:
     makers = [leg for leg in symmetry.legs if leg not in reading]
     smooth, balance = _modules(makers), _modules(reading)
     copies = max(
@@ -95,7 +95,7 @@ def _of_one(symmetry: Symmetry, reading: Sequence[Leg]) -> Mapping:
         reason = "what stands between the maps passes a positive scale of every channel on"
     if copies > 1:
         reason += f"; each channel is read {copies} times"
-    return Mapping(
+    return LayerMapping(
         smooth=smooth,
         balance=balance,
         channels=symmetry.n,
@@ -109,13 +109,13 @@ def _modules(legs: Iterable[Leg]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(leg.view.parameter.rpartition(".")[0] for leg in legs))
 
 
-def _merged(found: Sequence[Mapping]) -> list[Mapping]:
+def _merged(found: Sequence[LayerMapping]) -> list[LayerMapping]:
     """Heads of one pair of layers are one mapping."""
-    together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Mapping]] = defaultdict(list)
+    together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
     for one in found:
         together[one.smooth, one.balance].append(one)
     return [
-        Mapping(
+        LayerMapping(
             smooth=smooth,
             balance=balance,
             channels=sum(one.channels for one in members),
@@ -127,9 +127,9 @@ def _merged(found: Sequence[Mapping]) -> list[Mapping]:
     ]
 
 
-def patterns(plain: Sequence[Mapping], names: Sequence[str], prefix: str) -> list[dict[str, Any]]:
+def patterns(plain: Sequence[LayerMapping], names: Sequence[str], prefix: str) -> list[dict[str, Any]]:
     """Mappings of layers that are alike as one pattern; numbers are listed where not all layers agree."""
-    groups: dict[tuple[str, tuple[str, ...]], list[Mapping]] = defaultdict(list)
+    groups: dict[tuple[str, tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
     for one in plain:
         groups[_template(one.smooth[0]), tuple(map(_template, one.balance))].append(one)
     counts: dict[str, int] = defaultdict(int)

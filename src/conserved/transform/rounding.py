@@ -48,7 +48,7 @@ class Noise:
         if rounded == "both":
             return self.tensor + self.inputs < (other.tensor + other.inputs) * (1 - 1e-3)
         pairs = list(zip(astuple(self), astuple(other), strict=True))[: 2 if rounded == "weights" else 3]
-        return all(a <= b * (1 + 1e-9) for a, b in pairs) and any(a < b * (1 - 1e-3) for a, b in pairs)
+        return all(a <= b * (1 + 1e-9) for a, b in pairs) and any(a < b * (1 - 1e-2) for a, b in pairs)
 
 
 def reader_noise(name: str, weight: Float[Tensor, "..."], sizes: ChannelSizes) -> Noise:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -48,8 +47,6 @@ class Activation(Objective):
 
     def __post_init__(self) -> None:
         check_smoothing(self.alpha, self.statistic, self.spaces, self.rounded)
-        moving = {key: {n: t.clone() for n, t in getattr(self.sizes, key).items()} for key in _MOVING}
-        self.sizes = replace(self.sizes, **moving)
 
     def rank(self, symmetry: Symmetry) -> int:
         """Gains come first: what the weights behind them read is then as it will be."""
@@ -127,10 +124,10 @@ class Activation(Objective):
                 write(replace(leg.view, offset=0.0), whole, leg.view.matrix(whole) * factor)
                 kept = [slice(None) if extent > 1 else slice(0, 1) for extent in found[key][name].shape]
                 found[key][name] = whole[tuple(kept)]
-        return replace(self.sizes, **found)
+        return ChannelSizes(outputs=self.sizes.outputs, **found)
 
 
-_MOVING: dict[str, Any] = {"largest": 1, "mean": 1, "squares": 2}
+_MOVING: dict[str, int] = {"largest": 1, "mean": 1, "squares": 2}
 """Statistics that scale with their channels, and by which power."""
 
 
