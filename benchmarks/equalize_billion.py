@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -107,32 +106,13 @@ def worked(folder: Path, task: str) -> None:
     print(json.dumps(record))
 
 
-def commanded(folder: Path, objective: str) -> dict[str, Any]:
-    """The command that a person types, as a whole."""
-    out = folder.parent / "out"
-    words = [sys.executable, "-m", "conserved", "equalize", str(folder), "-o", str(out), "--objective", objective]
-    begun = time.perf_counter()
-    child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(child.pid, 0)
-    seconds = time.perf_counter() - begun
-    shutil.rmtree(out, ignore_errors=True)
-    processor = round(used.ru_utime + used.ru_stime, 2)
-    return {
-        "seconds": round(seconds, 2),
-        "processor seconds": processor,
-        "peak GB": round(used.ru_maxrss * 1024 / 1e9, 2),
-        "exit": status,
-    }
-
-
 TASKS = (
     "imports",
     "read",
     "files range",
-    "files balanced",
     "files incoherent",
     "memory range",
-    "memory balanced",
+    "files balanced",
 )
 
 
@@ -141,7 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=20)
-    parser.add_argument("--task", default="")
+    parser.add_argument("--task", default="", help="run one in this process")
+    parser.add_argument("--tasks", default="", help="those to run, with semicolons in between")
     options = parser.parse_args()
     if options.task and options.task != "write":
         worked(options.folder / "in", options.task)
@@ -155,13 +136,11 @@ def main() -> None:
     made = subprocess.run([*own, "write"], capture_output=True, text=True, check=True)
     count = int(made.stdout.splitlines()[-1])
     rows: dict[str, Any] = {}
-    for task in TASKS:
+    for task in TASKS if not options.tasks else options.tasks.split(";"):
         done = subprocess.run([*own, task], capture_output=True, text=True, check=False)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         rows[task] = json.loads(lines[-1]) if lines else {"failed": done.stderr[-300:]}
         print(task, rows[task], flush=True)
-    rows["command range"] = commanded(options.folder / "in", "range")
-    print("command range", rows["command range"], flush=True)
     shutil.rmtree(options.folder)
     print(save("equalize_billion", {"parameters": count, "stored": "bfloat16", "rows": rows}))
 

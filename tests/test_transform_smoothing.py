@@ -155,8 +155,9 @@ def test_each_expert_is_measured_on_its_own_tokens() -> None:
 )
 def test_unknown_words_are_refused_before_the_model_runs(option: str, value: str, said: str) -> None:
     model, x = gated()
+    unknown: dict[str, Any] = {option: value}
     with pytest.raises(ValueError, match=said):
-        equalize(model, x, objective="activation", batches=iter([1 / 1]), **{option: value})
+        equalize(model, x, objective="activation", batches=["the model would fail on this"], **unknown)
 
 
 def test_the_function_stays() -> None:

@@ -53,12 +53,12 @@ class Checkpoint(Weights):
         self.folder, self.into = Path(folder), None if into is None else Path(into)
         self._places: dict[str, _Place] = {}
         for file in _files(self.folder):
-            found = _header(file)
-            twice = next((name for name in found if name in self._places), None)
+            places = _header(file)
+            twice = next((name for name in places if name in self._places), None)
             if twice is not None:
                 both = f"{self._places[twice].file.name} and {file.name}"
                 raise Unmovable(f"{twice} is in {both}, and it is not said which is loaded. Remove one of the files.")
-            self._places |= found
+            self._places |= places
         if self.into is not None:
             _copied(self.folder, self.into)
         self._names = {name: found for name in known if (found := self._found(name)) is not None}
