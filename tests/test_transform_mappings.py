@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from conserved.transform import LayerMapping, mappings
+from test_transform_checkpoint import IDS, experts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -83,6 +84,14 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
         return self.out(self.a(y) * torch.sigmoid(self.b(y)))
+
+
+@pytest.mark.parametrize("how", ["eager", "batched_mm", "grouped_mm"])
+def test_experts_read_what_their_router_reads_however_they_are_computed(how: str) -> None:
+    model = experts("Qwen3Moe", how)
+    listed = {one.smooth: set(one.balance) for one in mappings(model, IDS) if isinstance(one, LayerMapping)}
+    layer = "model.layers.0"
+    assert listed[f"{layer}.post_attention_layernorm",] == {f"{layer}.mlp.gate", f"{layer}.mlp.experts"}
 
 
 def test_a_model_that_is_in_no_registry() -> None:

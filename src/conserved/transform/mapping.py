@@ -16,7 +16,7 @@ from conserved.symmetry import Leg, Symmetry
 from conserved.transform.activations import activation_sizes
 from conserved.transform.finding import as_a_function, example_call, symmetries_of
 from conserved.transform.objectives import is_matrix
-from conserved.transform.smoothing import readers
+from conserved.transform.smoothing import makers, readers, reading_side
 
 FORMATS = ("plain", "llmcompressor", "autoround")
 
@@ -79,15 +79,15 @@ def _scales(symmetry: Symmetry) -> bool:
     return symmetry.exact and isinstance(symmetry.kind, Scaling | GeneralLinear)
 
 
-def _of_one(symmetry: Symmetry, reading: Sequence[Leg]) -> LayerMapping:
-    makers = [leg for leg in symmetry.legs if leg not in reading]
-    smooth, balance = _modules(makers), _modules(reading)
+def _of_one(symmetry: Symmetry, seen: Sequence[Leg]) -> LayerMapping:
+    reading, making = reading_side(symmetry, seen), makers(symmetry, seen)
+    smooth, balance = _modules(making), _modules(reading)
     copies = max(
         [sum(leg.view.parameter == name for leg in reading) for name in {leg.view.parameter for leg in reading}]
     )
-    if not makers:
+    if not making:
         reason = "read from both sides"
-    elif not any(map(is_matrix, makers)):
+    elif not any(map(is_matrix, making)):
         reason = "a gain is multiplied in, channel by channel, and only these maps read it"
     elif isinstance(symmetry.kind, GeneralLinear):
         reason = "two linear maps in a row: any invertible matrix may stand between them"
@@ -101,7 +101,7 @@ def _of_one(symmetry: Symmetry, reading: Sequence[Leg]) -> LayerMapping:
         channels=symmetry.n,
         symmetries=(symmetry.name,),
         reason=reason,
-        one_to_one=copies == 1 and bool(makers),
+        one_to_one=copies == 1 and bool(making),
     )
 
 

@@ -90,7 +90,7 @@ class Activation(Objective):
         """The scales of legs of degree one that SmoothQuant asks for."""
         table = self.sizes.largest if self.statistic == "max" else self.sizes.mean
         size = torch.stack([_rows(leg, table).amax(1) for leg in reading]).amax(0)
-        weight = ranges(symmetry, work, reading)
+        weight = ranges(symmetry, work, reading_side(symmetry, reading))
         alive = (size > 0) & (weight > 0)
         s = torch.where(alive, size.clamp_min(1e-30) ** self.alpha / weight.clamp_min(1e-30) ** (1 - self.alpha), 1.0)
         return s.clamp_min(1e-5) ** (1 / reading[0].degree)
@@ -156,8 +156,18 @@ def readers(symmetry: Symmetry, sizes: Mapping[str, Tensor]) -> list[Leg]:
     return [leg for leg in symmetry.legs if leg.view.parameter in sizes and _along(leg, sizes[leg.view.parameter])]
 
 
-def makers(symmetry: Symmetry, reading: Sequence[Leg]) -> list[Leg]:
+def reading_side(symmetry: Symmetry, seen: Sequence[Leg]) -> list[Leg]:
+    """All legs that read a space, given some that were seen to: weights that move as these do.
+
+    A weight that is copied before it is used, as experts are that tokens gather, is not seen to be read.
+    """
+    signs = {leg.degree > 0 for leg in seen}
+    return [leg for leg in symmetry.legs if leg in seen or (signs == {leg.degree > 0} and is_matrix(leg))]
+
+
+def makers(symmetry: Symmetry, seen: Sequence[Leg]) -> list[Leg]:
     """The other legs."""
+    reading = reading_side(symmetry, seen)
     return [leg for leg in symmetry.legs if leg not in reading]
 
 
