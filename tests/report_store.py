@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conserved import Monitor, audit, recognize
+from conserved import Monitor, MonitorConfig, audit, recognize
 from conserved.attention import probe
 from conserved.blocks import Attention
 from conserved.track import SQLite, store_document
@@ -89,7 +89,9 @@ def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False) -> nn.Mo
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     config = {"data": "/srv/secret/place/text.txt", "note": SCRIPT}
-    with Monitor(model, optimizer, sinks=path, run=run, config=config, gauges={IMAGE: lambda: 1.0}) as monitor:
+    with Monitor(
+        model, optimizer, sinks=path, run=run, config=MonitorConfig(notes=config, gauges={IMAGE: lambda: 1.0})
+    ) as monitor:
         for step in range(steps):
             optimizer.zero_grad()
             model(x).square().mean().backward()

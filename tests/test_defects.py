@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved import Monitor
+from conserved import Monitor, MonitorConfig
 from conserved.track import Growth, rule_of
 from training import decoder, exact_text_loss, muon_and_adamw, sentences, text_loss, train
 
@@ -141,7 +141,7 @@ def test_a_wrong_learning_rate_on_one_matrix() -> None:
     model = decoder().double()
     optimizer = Mistaken(model.parameters(), lr=0.05)
     rule = rule_of(torch.optim.SGD(model.parameters(), lr=0.05))
-    monitor = Monitor(model, optimizer, rule=rule, loss="cross_entropy")
+    monitor = Monitor(model, optimizer, config=MonitorConfig(rule=rule), loss="cross_entropy")
     train(model, optimizer, exact_text_loss, STEPS, after=lambda _: monitor.step())
     assert broken(monitor) == {WHEN: touching(monitor, QUERY)}
 

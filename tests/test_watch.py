@@ -283,6 +283,17 @@ def test_a_store_keeps_details_at_a_decreasing_rate_and_totals_of_every_step(tmp
         assert "total/cause/preconditioner" in store.totals("one")[7]
 
 
+def test_how_large_a_store_will_be_is_told_at_the_start_and_a_large_one_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conserved.track.monitor._LARGE", 3e8)
+    with caplog.at_level(logging.INFO, "conserved"):
+        run(steps=2, monitor={"sinks": SQLite(tmp_path / "small.db")})
+        run(steps=2, monitor={"sinks": SQLite(tmp_path / "large.db", detail=None)})
+    small, large = (one for one in caplog.records if "MB for 100,000 steps" in one.getMessage())
+    assert (small.levelno, large.levelno) == (logging.INFO, logging.WARNING)
+
+
 @pytest.mark.parametrize("ending", ["html", "png"])
 def test_a_run_is_drawn_with_its_alarms(tmp_path: Path, ending: str) -> None:
     _, monitor = run(factor=2.0)
