@@ -131,7 +131,7 @@ def hostile_store(path: Path) -> Path:
     assert key.grad is not None
     key.grad[:2] *= 0.5
     laws = recognize(model)
-    store_document(path, "laws", LINK, laws.to_dict() | {"independent": laws.independent()})
+    store_document(path, "laws", LINK, laws.record() | {"independent": laws.independent()})
     store_document(path, "audit", IMAGE, audit(model).record())
     store_document(path, "attention", IMAGE, probe(model, x).record())
     texts = {

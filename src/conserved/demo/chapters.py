@@ -39,7 +39,7 @@ def read_laws(store: Path, settings: Settings) -> None:
     """The laws of a model nobody wrote a line about."""
     task = Task.of(store.parent, settings.seed, fused=False)
     laws = task.laws()
-    record = laws.to_dict() | {"parameters": task.size, "coverage": laws.coverage}
+    record = laws.record() | {"parameters": task.size, "coverage": laws.coverage}
     store_document(store, "laws", MODEL, record)
 
 
