@@ -641,7 +641,7 @@ def _law_name(symmetry: Symmetry) -> LawName:
 
 
 def _writes() -> bool:
-    """One process of several writes."""
+    """Whether this process writes to sinks and logs: of several, only the first does."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
