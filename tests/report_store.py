@@ -82,8 +82,11 @@ def figure(code: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False) -> nn.Module:
-    """A short run under a Monitor; `spoil` writes to a parameter behind the optimizer's back, which raises alarms."""
+def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False, wrong: bool = False) -> nn.Module:
+    """A short run under a Monitor; `spoil` writes to a parameter behind the optimizer's back, which raises alarms.
+
+    `wrong` multiplies one gradient by two.
+    """
     torch.manual_seed(0)
     model = Hostile().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -95,6 +98,10 @@ def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False) -> nn.Mo
         for step in range(steps):
             optimizer.zero_grad()
             model(x).square().mean().backward()
+            if wrong:
+                gradient = next(model.parameters()).grad
+                assert gradient is not None
+                gradient *= 2
             optimizer.step()
             if spoil and step == 2:
                 with torch.no_grad():

@@ -43,6 +43,7 @@ from conserved.track.theory import (
 )
 from conserved.track.transfer import Transfer
 from conserved.track.watch import OptimizerWatch
+from conserved.verdict import Status
 
 LOGGER = logging.getLogger("conserved")
 
@@ -115,8 +116,8 @@ class Monitor:
             sinks: where records go: sinks, or paths of stores.
             where: which laws are watched, by patterns of their names or a function.
             loss: what the model is trained with, where laws are inferred; as for `conserved.recognize`.
-            audit: "auto" audits as often as takes at most the share `budget` of the time of a step, and at least every
-                hundred steps; a number fixes how often, None does without.
+            audit: "auto" audits as often as takes at most the share `budget` of the time of a step (and three seconds
+                in all), and at least every hundred steps; a number fixes how often, None does without.
             budget: the share of the time of a step that audits may take.
             stop: whether a step whose gradients are refuted is not taken: GradientsDoNotConserve is raised before it.
             run: the name of the run in its sinks.
@@ -384,10 +385,11 @@ class Monitor:
         last = self.last_audit
         if last is not None:
             entry = self.audits[-1]
-            open_ = sum(not one.conclusive for one in self.audits)
+            refuted = sum(one.status == Status.REFUTED for one in self.audits)
+            left_open = sum(not one.conclusive and one.status != Status.REFUTED for one in self.audits)
             lines.append(
-                f"{len(self.audits)} audits, {open_} of them not conclusive; the last in step {entry.step}: "
-                f"{last.badge}, largest residual {entry.excess:.2g} of what rounding explains"
+                f"{len(self.audits)} audits, {refuted} refuted, {left_open} not conclusive; the last in step "
+                f"{entry.step}: {last.badge}, largest residual {entry.excess:.2g} of what rounding explains"
             )
             lines += [f"  {text}" for text in last.coverage.lines()]
         if self.records:
