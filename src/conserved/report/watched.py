@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conserved.alarm import Alarm
 from conserved.report.numerals import numeral, shown, without_folders
 from conserved.report.plot import Axis, Plot, line
 from conserved.report.table import Table
@@ -73,7 +74,9 @@ def run_section(run: Digest) -> RunSection:
         alarms=_alarms(run) if run.alarms else None,
         alarm_count=run.alarm_count,
         first_alarms=tuple(
-            {alarm.code: (alarm.step, alarm.law, alarm.message) for alarm in reversed(run.alarms)}.values()
+            {
+                alarm.code: (alarm.step, alarm.law, alarm.message) for alarm in reversed(_unexplained(run.alarms))
+            }.values()
         ),
     )
 
@@ -88,11 +91,17 @@ _TROUBLES = {
 """What alarms of a code mean; any other is one of the account."""
 
 
+def _unexplained(alarms: Sequence[Alarm]) -> list[Alarm]:
+    """All but those of the account in steps whose gradients are wrong: one defect is one alarm."""
+    wrong = {alarm.step for alarm in alarms if alarm.code == "gradient"}
+    return [alarm for alarm in alarms if alarm.code not in ("residual", "leak") or alarm.step not in wrong]
+
+
 def _trouble(run: Digest) -> str:
     if run.not_finite:
         return "the run has diverged"
     first: dict[str, int] = {}
-    for alarm in run.alarms:
+    for alarm in _unexplained(run.alarms):
         first.setdefault(_TROUBLES.get(alarm.code, "the account does not close"), alarm.step)
     if not first and run.worst is not None and run.worst[0] > 1:
         first["the account does not close"] = run.worst[2]
