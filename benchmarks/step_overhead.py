@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from conserved import Monitor, blocks, recognize
+from conserved import Monitor, MonitorConfig, blocks, recognize
 from conserved.track import GENERIC, SQLite
 from measure import save, side_by_side
 
@@ -92,13 +92,12 @@ class Run:
         self.worked.append(time.process_time() - began)
 
 
-def watched(run: Run, **options: Any) -> Monitor:
+def watched(run: Run, *, causes: bool = True) -> Monitor:
     """Every law, every step, into a run store."""
     store = os.path.join(tempfile.mkdtemp(), "runs.db")
     precision = torch.bfloat16 if run.device.type == "cuda" else None
-    return Monitor(
-        run.model, run.optimizer, loss="cross_entropy", sinks=SQLite(store), precision=precision, keep=10, **options
-    )
+    config = MonitorConfig(precision=precision, keep=10, causes=causes)
+    return Monitor(run.model, run.optimizer, loss="cross_entropy", sinks=SQLite(store), config=config)
 
 
 def copied(run: Run) -> Callable[[], object]:

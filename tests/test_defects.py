@@ -226,8 +226,10 @@ def test_a_reading_that_grows_raises_an_alarm() -> None:
     monitor = Monitor(
         model,
         optimizer,
-        gauges={"coherence": lambda: next(values), "logit": lambda: torch.tensor(2.0)},
-        alarms=[Growth(reading="coherence", factor=2.0), Growth(reading="absent", factor=1.0)],
+        config=MonitorConfig(
+            gauges={"coherence": lambda: next(values), "logit": lambda: torch.tensor(2.0)},
+            alarms=[Growth(reading="coherence", factor=2.0), Growth(reading="absent", factor=1.0)],
+        ),
     )
     train(model, optimizer, text_loss, 4, after=lambda _: monitor.step())
     (alarm,) = monitor.alarms
