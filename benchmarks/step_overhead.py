@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from conserved import Monitor, MonitorConfig, blocks, recognize
-from conserved.track import GENERIC, SQLite
+from conserved.track import GENERIC, Rule, SQLite
 from measure import save, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -92,11 +92,11 @@ class Run:
         self.worked.append(time.process_time() - began)
 
 
-def watched(run: Run, *, causes: bool = True) -> Monitor:
+def watched(run: Run, *, causes: bool = True, rule: Rule | None = None) -> Monitor:
     """Every law, every step, into a run store."""
     store = os.path.join(tempfile.mkdtemp(), "runs.db")
     precision = torch.bfloat16 if run.device.type == "cuda" else None
-    config = MonitorConfig(precision=precision, keep=10, causes=causes)
+    config = MonitorConfig(precision=precision, keep=10, causes=causes, rule=rule)
     return Monitor(run.model, run.optimizer, loss="cross_entropy", sinks=SQLite(store), config=config)
 
 
