@@ -167,9 +167,9 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
         return Run(twin, OPTIMIZERS[name](twin), batch, shape["vocab"])
 
     monitors: dict[str, Monitor] = {}
-    for way, chosen in (("monitor", {}), ("monitor, causes together", {"causes": False})):
+    for way, causes in (("monitor", True), ("monitor, causes together", False)):
         runs[way] = another()
-        monitors[way] = watched(runs[way], **chosen)
+        monitors[way] = watched(runs[way], causes=causes)
         runs[way].after = monitors[way].step
     if name == "SGD":
         runs["generic rule"] = another()
