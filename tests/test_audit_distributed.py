@@ -140,7 +140,7 @@ def _chain_laws(model: nn.Module) -> conserved.LawSet:
     """The neurons' law, and the gain against the columns that read it."""
     found = recognize(block())
     known = [s for s in found if s.name in ("norm2.gain", "feedforward.gated_neurons")]
-    text = [s.to_dict() for s in known]
+    text = [s.record() for s in known]
     for item in text:
         item["block"] = "1" if item["family"] == "gated_neurons" else ""
         for leg in item["legs"]:
