@@ -87,7 +87,7 @@ def run_outside(sink: str, **environment: str) -> None:
     """These tools start services of their own; a process of its own keeps them out of the tests."""
     script = OFFLINE.format(here=str(Path(__file__).parent), sink=sink)
     done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
