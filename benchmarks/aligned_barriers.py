@@ -144,7 +144,7 @@ def decoders(steps: int, pairs: int) -> list[dict[str, Any]]:
         for one in even:
             equalize(one, laws=laws)
         align(even[0], even[1], laws=laws, exchanges=units)
-        row["balanced, then units"] = barrier(even[0], even[1], x, y)
+        row["balanced, then align"] = barrier(even[0], even[1], x, y)
         rows.append(row)
         print(row, flush=True)
     return rows

@@ -871,12 +871,12 @@ def billion() -> str:
 def barriers() -> str:
     """The loss barrier between two networks, before and after aligning."""
     record = stored("aligned_barriers")
-    ways = ("as trained", "weight matching", "align, units only", "align", "balanced, then units")
+    ways = ("as trained", "weight matching", "align, units only", "align", "balanced, then units", "balanced, then align")
     rows = [
         (
             row["activation"],
             row["pair"],
-            *(f"{row[way]:.4f}" for way in ways),
+            *(f"{row[way]:.4f}" if way in row else "–" for way in ways),
             f"{row['distance before']:.1f} → {row['distance after']:.1f}",
         )
         for row in record["rows"]
