@@ -871,7 +871,8 @@ def billion() -> str:
 def barriers() -> str:
     """The loss barrier between two networks, before and after aligning."""
     record = stored("aligned_barriers")
-    ways = ("as trained", "weight matching", "align, units only", "align", "balanced, then units", "balanced, then align")
+    first = ("as trained", "weight matching", "align, units only", "align")
+    ways = (*first, "balanced, then units", "balanced, then align")
     rows = [
         (
             row["activation"],
