@@ -751,7 +751,7 @@ def quantised() -> str:
         found = record["models"][name]
         configs = [config for config in found["rows"]["as trained"] if config != "float32"]
         rows = [
-            (way, *(f"{factor * found['rows'][way][config][metric]:.2f}" for config in configs))
+            (way, *(f"{factor * found['rows'][way][config][metric]:.1f}" for config in configs))
             for way in WAYS
             if way in found["rows"]
         ]
@@ -774,7 +774,8 @@ def quantised() -> str:
         ]
         if smooth:
             parts.append("torchao's dynamic int8: " + ", ".join(f"{label} {value}" for label, value in smooth) + ".")
-    return "\n\n".join(parts) + f"\n\n{made_on(record)}"
+    earlier = "".join(f" {what.capitalize()} at commit {at}." for what, at in record.get("earlier", {}).items())
+    return "\n\n".join(parts) + f"\n\n{made_on(record)}{earlier}"
 
 
 def _inside(found: Any, name: str) -> Any:
