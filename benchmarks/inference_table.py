@@ -65,7 +65,7 @@ def row(entry: Entry, counts: dict[str, Any]) -> dict[str, Any]:
         record["independent"] = record["independent_exact"] = None
     if record["counted"] not in (None, record["independent"]):
         # The count is of one point: laws of degree one and two are counted over many, which see both sides of kinks.
-        again = quadratic_laws(subject, laws)
+        again = quadratic_laws(entry.subject(), laws)
         record["degree_two"], record["degree_two_missing"] = again.count, again.missing
         record["reason"] = reason(entry.name, record)
     record["coverage"] = coverage(laws, subject.theta)

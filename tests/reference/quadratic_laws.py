@@ -67,7 +67,8 @@ def quadratic_laws(subject: Subject, laws: LawSet | None = None, *, seed: int = 
     off = torch.as_tensor((first != second).astype(float))
     system = torch.cat([points[:, first] * fields[:, second] + off * points[:, second] * fields[:, first], fields], 1)
     scale = system.norm(dim=0)
-    scale = torch.where(scale > 0, scale, 1.0)
+    # A column that is rounding (an entry without a gradient) must not be blown up to one that counts.
+    scale = torch.where(scale > 1e-12 * scale.max(), scale, scale.max())
     values, vectors = torch.linalg.eigh(((system / scale).mT @ (system / scale)) / len(system))
     # A Gram matrix squares singular values: null vectors are looked for among the small ones and checked on the rows.
     some = vectors[:, values < 1e-10 * values[-1]].mT
