@@ -34,8 +34,8 @@ REASONS: dict[str, str] = {
         "axes are known along which a shift varies, not its parts; 2 more at the counted point alone"
     ),
     "glom-pytorch": (
-        "biases and maps of several levels that are averaged: one common factor is looked for along stacked "
-        "levels, not one for each"
+        "two shifts of one bias against another, lost where contributions are stacked and summed, and the mixing of "
+        "the two channels of the first level, of which the scalings are found: joined levels keep scalings only"
     ),
     "halonet-pytorch": (
         "rows of the tables of relative positions that no pair of places reads, and shifts of the other rows: "

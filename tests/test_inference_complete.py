@@ -134,6 +134,21 @@ PROGRAMS = [
         loss="cross_entropy",
     ),
     program("a bias, the norm by hand", lambda x, w, b: hand_norm(F.linear(x, w, b)), (4, 3), (4,), x=VECTORS, laws=5),
+    # Values of two layers that are mixed share one space.
+    program(
+        "mixed maps",
+        lambda x, a, b, c: F.linear(torch.lerp(F.linear(x, a), F.linear(x.tanh(), b), 0.3), c),
+        *((2, 3), (2, 3), (2, 2)),
+        x=VECTORS,
+        laws=3,
+    ),
+    program(
+        "maps mixed by a learned share",
+        lambda x, a, b, c, w: F.linear(torch.lerp(F.linear(x, a), F.linear(x.tanh(), b), F.linear(x, w).sigmoid()), c),
+        *((2, 3), (2, 3), (2, 2), (1, 3)),
+        x=VECTORS,
+        laws=3,
+    ),
     program(
         "quotients of all pairs",
         lambda x, w: (F.linear(x, w).unsqueeze(-1) / F.linear(x, w).unsqueeze(-2)).tanh(),

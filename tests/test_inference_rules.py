@@ -55,6 +55,8 @@ OPERATORS = [
     op("add", lambda x, y: x + y, (2, 3), (3,)),
     op("sub", lambda x, y: x - 2 * y, (2, 3), (2, 1)),
     op("add a number", lambda x, y: x * y + 1.5, (2, 3), (2, 3)),
+    op("lerp", lambda x, y: torch.lerp(x, y, 0.3), (2, 3), (2, 3)),
+    op("lerp by a share of its own", lambda x, y, w: torch.lerp(x, y, w), (2, 3), (2, 3), (2, 1)),
     op("neg", lambda x: -x, (3,)),
     op("relu", torch.relu, (2, 3)),
     op("leaky relu", F.leaky_relu, (2, 3)),

@@ -215,9 +215,22 @@ def _maximum(s: Step) -> Known:
     return result
 
 
-@rule("lerp")
+@rule("lerp", "lerp_")
 def _lerp(s: Step) -> Known:
-    return fix_all(s)
+    """x + w (y − x): both must move alike, by whatever share they are mixed."""
+    left, right, share = s.arg(0), s.arg(1), s.arg(2, "weight")
+    count = len(s.out)
+    x, y = aligned(s, left, count), aligned(s, right, count)
+    value = number(share, s)
+    if value is not None:
+        return added(s.engine, scaled(s.engine, x, 1 - value), scaled(s.engine, y, value))
+    s.engine.zero(s.type(share))
+    varies = [{dim + count - len(s.shape(ref)) for dim in wide(s.shape(ref))} for ref in (left, right, share)]
+    return added(
+        s.engine,
+        s.engine.multiply(x, FIXED, (varies[0], varies[2])),
+        s.engine.multiply(y, FIXED, (varies[1], varies[2])),
+    )
 
 
 @rule("tril", "triu")
