@@ -31,10 +31,22 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 BY_NAME = {case.name: case for case in CASES}
 
 
+def short(case: Case) -> Callable[[torch.Generator], Tensor]:
+    """One image, or three tokens or vectors, where the case has more: the fields span the same space."""
+
+    def sample(generator: torch.Generator) -> Tensor:
+        x = case.sample(generator)
+        if x.ndim == 2:
+            return x[:3] if x.is_floating_point() else x[:1, :3]
+        return x[:1]
+
+    return sample
+
+
 @cache
 def certified(name: str) -> Certificate:
     case = BY_NAME[name]
-    return conserved.certify(case.model(), case.sample, loss=case.loss)
+    return conserved.certify(case.model(), short(case), loss=case.loss)
 
 
 class TestCompleteness:
@@ -70,7 +82,7 @@ class TestCompleteness:
     def test_with_the_usual_epsilon_only_the_exact_laws_are_counted(
         self, build: Callable[[], nn.Module], laws: int
     ) -> None:
-        found = conserved.certify(build().double(), torch.zeros(5, 4))
+        found = conserved.certify(build().double(), torch.zeros(3, 4))
         assert (found.at_most, found.found, found.verdict.status) == (laws, laws, Status.PROVED)
 
     @pytest.mark.slow
@@ -84,7 +96,7 @@ class TestCompleteness:
     )
     def test_a_stack_of_two_blocks_is_complete_too(self, block: Callable[[], nn.Module], dim: int, laws: int) -> None:
         stack = nn.Sequential(block(), block()).double()
-        found = conserved.certify(stack, torch.zeros(4, dim))
+        found = conserved.certify(stack, torch.zeros(3, dim))
         assert (found.at_most, found.found, found.verdict.status) == (laws, laws, Status.PROVED)
 
     def test_laws_can_come_from_the_recognisers(self) -> None:

@@ -25,7 +25,7 @@ def test_the_function_stays_and_the_move_can_be_undone(name: str, objective: str
     laws = symmetries_of(case.model, *case.args, **case.kwargs)
     batch = case.kwargs or case.args
     before, start = outputs(case.model, case.args, case.kwargs), copy.deepcopy(case.model.state_dict())
-    done = equalize(case.model, laws=laws, objective=objective, batches=[batch])
+    done = equalize(case.model, laws=laws, objective=objective, batches=[batch], spaces="all")
     assert done.moved.moved or objective == "incoherent"
     assert difference(before, outputs(case.model, case.args, case.kwargs)) < 1e-10
     move(case.model, done.moved.inverse)

@@ -56,8 +56,6 @@ def typed(program: Program, classes: int | None = None, *, judged: bool = True) 
             continue
         known[value] = engine.parameter(name, program.values[value].shape)
     shared = set(program.shared)
-    for name in program.hooked:
-        known.pop(program.parameters[name], None)
     typing.deferred = _summed_products(typing)
     for number in typing.live:
         engine.origin = number
@@ -142,9 +140,9 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     hooked = any(number in program.hooked_values for number in operation.results)
     for number, type_ in zip(operation.results, results, strict=False):
         if hooked and isinstance(type_, Type):
-            # A hook changes the gradient here: only what does not move keeps its identity.
-            typing.engine.zero(type_)
-            continue
+            # A hook may change the gradient here: what passes through is assumed, as through a function of its author.
+            typing.assumed.setdefault("a hook", []).extend(field.atoms for field in type_.factors)
+            typing.engine.steady(type_)
         dtype = program.values[number].dtype
         if (dtype.is_floating_point or dtype.is_complex) and (
             isinstance(type_, View) or type_.zero or type_.centred or not type_.fixed

@@ -30,6 +30,9 @@ LOGGER = logging.getLogger("conserved")
 BUDGET = 0.01
 """Share of the time of a step that audits may take, on average."""
 
+GRACE = 3.0
+"""Seconds that audits may take in a run beyond their budget: short runs of small models are audited at every step."""
+
 AT_LEAST = 100
 """Steps between two audits at the most, whatever they cost."""
 
@@ -74,8 +77,9 @@ class AuditEntry:
 class Audits:
     """Audits the gradients of a run just before an optimizer uses them.
 
-    With `every="auto"`, as often as `budget` allows, judged by the time steps and audits took so far, and at least
-    every `AT_LEAST` steps. The first step is always audited, and the first after anything that `expect` is told of.
+    With `every="auto"`, at every step until audits have taken `GRACE` seconds; from then on as often as `budget`
+    allows, judged by the time steps and audits took so far, and at least every `AT_LEAST` steps. The first step is
+    always audited, and the first after anything that `expect` is told of.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class Audits:
         self._costs: deque[float] = deque(maxlen=_TIMES)
         self._steps: deque[float] = deque(maxlen=_TIMES)
         self._began: float | None = None
-        self._spent = 0.0
+        self._spent, self._total = 0.0, 0.0
         self.passes = 0
         """Forward passes since the last step."""
 
@@ -162,6 +166,7 @@ class Audits:
             return None
         found = self._audited(step, passes)
         self._spent = time.perf_counter() - now
+        self._total += self._spent
         if self._why or len(self.series) < 2:
             # The first audit of its kind compiles what later ones reuse.
             self._costs.clear()
@@ -203,9 +208,9 @@ class Audits:
         if isinstance(self.every, int):
             return self.every
         cost, step = median(self._costs), median(self._steps) if self._steps else 0.0
-        wanted = AT_LEAST if not step and len(self.series) > 1 else 1
-        wanted = wanted if not step else math.ceil(cost / (self.budget * step))
-        wanted = min(max(wanted, 1), AT_LEAST)
+        wanted = 1
+        if self._total > GRACE and len(self.series) > 1:
+            wanted = min(max(math.ceil(cost / (self.budget * step)) if step else AT_LEAST, 1), AT_LEAST)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
             agreed = torch.tensor([wanted], device=device)

@@ -95,7 +95,7 @@ class _Read:
 
 
 def _side_by_side(held: Sequence[_Sums]) -> list[_Sums]:
-    """Batches of the same legs as one, so that what follows is done once for all of them."""
+    """Merge batches that have the same legs, so that later operations run once for all of them."""
     if len(held) == 1 or len({(len(one.plus), len(one.minus)) for one in held}) > 1:
         return list(held)
 
