@@ -13,7 +13,7 @@ import torch
 from conserved.inference.capture import Ref
 from conserved.inference.engine import Engine, View, scaled
 from conserved.inference.moves import broadcast
-from conserved.inference.rules.step import Known, Step, base_name, fix_all, norm_like, number, rule, wide
+from conserved.inference.rules.step import Known, Step, base_name, norm_like, number, rule, wide
 from conserved.inference.types import FIXED, Field, Image, Type
 
 
