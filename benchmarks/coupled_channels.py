@@ -134,8 +134,8 @@ def ended_by(laws: LawSet, slot: Slot) -> str:
             operation = program.operations[number]
             kind = base_name(operation.name).removeprefix("aten::")
             known = [derivation.typing.known.get(value) for value in operation.inputs()]
-            theirs = [f.atoms for one in known if isinstance(one, Type) for f in one.factors]
-            if kind in SUMS and any(np.isin(part, atoms).any() for part in theirs):
+            moved = [f.atoms for one in known if isinstance(one, Type) for f in one.factors]
+            if kind in SUMS and any(np.isin(part, atoms).any() for part in moved):
                 return f"{kind}, to channels that do not move"
     return ""
 

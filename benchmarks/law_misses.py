@@ -62,8 +62,8 @@ REASONS: dict[str, str] = {
         "vector of ones, not along an axis; the other 8 are neurons that do not switch at the counted point"
     ),
     "torch-geometric TransformerConv": (
-        "key biases and mixing along value channels: a softmax over neighbours in scatter operations "
-        "(maximum, exponential, sum, quotient), each of which sees the shift and keeps channels apart"
+        "four key biases, and four value biases against those of the skip: a softmax over neighbours in scatter "
+        "operations (maximum, exponential, sum, quotient), each of which sees the shift"
     ),
     "x-transformers, T5 bias, scale norm": (
         "56 numbers of buckets that sequences of four tokens do not reach: longer ones would"
