@@ -151,6 +151,13 @@ class Audits:
             self._armed.close()
         self._armed = None
 
+    def forget(self) -> None:
+        """Nothing used the gradients of the passes so far: what was seen of them does not belong to the next step."""
+        self.passes = 0
+        if self._armed is not None:
+            self.disarm()
+            self.arm()
+
     def before_step(self, step: int) -> Audit | None:
         """The audit of the gradients that step number `step` is about to use, if it is time for one."""
         now = time.perf_counter()
@@ -193,6 +200,8 @@ class Audits:
         began = time.perf_counter()
         try:
             found = audit(self._model, self._laws, precision=used, accumulated=passes, gauge=gauge)
+            if found.gauge is not None and _of_another_pass(found):
+                found = audit(self._model, self._laws, precision=used, accumulated=passes)
         except ValueError as problem:
             # No backward pass was made; or the model is no longer the one whose laws these are.
             if any(p.grad is not None for p in self._model.parameters() if p.requires_grad):
@@ -225,6 +234,13 @@ class Audits:
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         )
+
+
+def _of_another_pass(found: Audit) -> bool:
+    """Whether attention saw gradients that are not finite, and parameters have none: a step that was skipped."""
+    assert found.gauge is not None
+    infinite = any(not math.isfinite(row.residual) for row in found.gauge.rows)
+    return infinite and all(item.trouble != "not finite" for item in found.findings)
 
 
 def _entry(found: Audit, step: int, seconds: float, why: str) -> AuditEntry:

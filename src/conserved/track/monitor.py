@@ -141,7 +141,9 @@ class Monitor:
         self._audit_options: dict[str, Any] = {"every": audit, "budget": budget, "precision": precision}
         self._stop = stop
         self._readings: dict[str, Tensor | float] = {}
-        self._unstepped: tuple[int, int] | None = None
+        self._unstepped: tuple[int, int, int] | None = None
+        self._passes = 0
+        """Forward passes so far."""
         self._hooks: list[Any] = []
         self._looked = False
         self._within: Optimizer | None = None
@@ -236,6 +238,7 @@ class Monitor:
         run_as_written()
         if torch.is_grad_enabled() and not being_followed():
             self._audits.passes += 1
+            self._passes += 1
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer is about to use the gradients: audit them, once for all optimizers of a step."""
@@ -265,10 +268,10 @@ class Monitor:
             self._alarms.at_once((alarm,))
         self._unstepped = None
 
-    def _gradient_mark(self) -> tuple[int, int] | None:
-        """Which gradients there are: another backward pass makes others, or writes to them."""
+    def _gradient_mark(self) -> tuple[int, int, int] | None:
+        """Which gradients there are: another pass makes others, maybe in the same place, or writes to them."""
         first = next((p.grad for p in self._theta.values() if p.grad is not None), None)
-        return None if first is None else (id(first), first._version)
+        return None if first is None else (id(first), first._version, self._passes)
 
     def watch(self, laws: LawSet) -> None:
         """Take these laws, in a monitor that waits for the first forward pass to infer them; the reference is now."""
@@ -292,6 +295,8 @@ class Monitor:
             self._readings["loss"] = loss.detach() if isinstance(loss, Tensor) else float(loss)
         self._watch.check()
         self._unstepped = None if self._watch.stepped else self._gradient_mark()
+        if not self._watch.stepped:
+            self._audits.forget()
         self.count += 1
         if self.count % self.every == 0 and not self._skip:
             self._account()
