@@ -172,13 +172,7 @@ def config_of(config: Any) -> Any:
 
 
 def resolved(theirs: Theirs, names: list[str]) -> list[tuple[str, frozenset[str], list[str]]]:
-    """Their patterns on a model: what is smoothed, what is balanced, and which patterns found nothing."""
-
-    def matching(pattern: str, pool: list[str]) -> list[str]:
-        if pattern.startswith("re:"):
-            return [name for name in pool if re.match(pattern[3:], name)]
-        return [name for name in pool if re.search(pattern, name)]
-
+    """Their patterns on a model: what is smoothed, what is balanced, and the patterns of what is balanced."""
     blocks: dict[str, list[str]] = defaultdict(list)
     for name in names:
         found = re.match(r"(.*?\.\d+)\.", name)
@@ -194,8 +188,15 @@ def resolved(theirs: Theirs, names: list[str]) -> list[tuple[str, frozenset[str]
                 )
                 each = {pattern: matching(pattern, near) for pattern in balance}
                 readers = frozenset(n for found in each.values() for n in found) - {one}
-                result.append((one, readers, [pattern for pattern, found in each.items() if not found]))
+                result.append((one, readers, balance))
     return result
+
+
+def matching(pattern: str, pool: list[str]) -> list[str]:
+    """The names that a pattern of theirs means."""
+    if pattern.startswith("re:"):
+        return [name for name in pool if re.match(pattern[3:], name)]
+    return [name for name in pool if re.search(pattern, name)]
 
 
 def outputs(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -262,8 +263,9 @@ def compare(architecture: str, tables: dict[str, dict[str, Theirs]]) -> dict[str
         counts: Counter[str] = Counter()
         differences: dict[str, str] = {}
         seen = set()
-        for smooth, balance, lost in resolved(table[architecture], names):
-            balance, mine = _aliased(balance, lost, by_smooth.get(smooth, set()))
+        for smooth, found, patterns in resolved(table[architecture], names):
+            mine = by_smooth.get(smooth, set())
+            balance = found | _stacked(patterns, mine)
             seen.add(smooth)
             what, why = judged(model, inputs, smooth, balance, mine, by_smooth)
             counts[what] += 1
@@ -305,12 +307,14 @@ def _towers(model: nn.Module, by_smooth: dict[str, set[str]]) -> list[str]:
     return found
 
 
-def _aliased(balance: frozenset[str], lost: list[str], mine: set[str]) -> tuple[frozenset[str], set[str]]:
-    """Experts that are one stacked parameter here are single modules in their patterns."""
-    fused = {name for name in mine if name.endswith("experts")}
-    if fused and any("expert" in pattern or "gate_proj" in pattern or "up_proj" in pattern for pattern in lost):
-        return balance | fused, mine
-    return balance, mine
+def _stacked(patterns: list[str], mine: set[str]) -> set[str]:
+    """Experts that are one stacked parameter here, of which their patterns would find the single modules."""
+    return {
+        name
+        for name in mine
+        if name.endswith("experts")
+        and all(any(matching(p, [f"{name}.0.{part}"]) for p in patterns) for part in ("gate_proj", "up_proj"))
+    }
 
 
 def judged(

@@ -31,22 +31,10 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 BY_NAME = {case.name: case for case in CASES}
 
 
-def short(case: Case) -> Callable[[torch.Generator], Tensor]:
-    """One image, or three tokens or vectors, where the case has more: the fields span the same space."""
-
-    def sample(generator: torch.Generator) -> Tensor:
-        x = case.sample(generator)
-        if x.ndim == 2:
-            return x[:3] if x.is_floating_point() else x[:1, :3]
-        return x[:1]
-
-    return sample
-
-
 @cache
 def certified(name: str) -> Certificate:
     case = BY_NAME[name]
-    return conserved.certify(case.model(), short(case), loss=case.loss)
+    return conserved.certify(case.model(), case.short_sample, loss=case.loss)
 
 
 class TestCompleteness:

@@ -184,6 +184,13 @@ def test_a_large_channel_of_a_head_is_spread_over_all() -> None:
     assert done.after["linear_pair"] < 0.7 * done.before["linear_pair"]
 
 
+def test_what_was_done_is_said_in_lines() -> None:
+    model: Any = nn.Sequential(nn.RMSNorm(6), nn.Linear(6, 6), nn.Linear(6, 4))
+    lines = str(equalize(model, torch.randn(3, 6), objective="incoherent")).splitlines()
+    assert lines[0].startswith("incoherent: 1 symmetry moved 3 tensors; objective ")
+    assert lines[1] == "  1 left alone (0.gain): the objective has nothing to say about it"
+
+
 def test_bad_usage_says_what_to_do() -> None:
     model, x = mlp()
     with pytest.raises(ValueError, match="balanced, range, activation, incoherent"):

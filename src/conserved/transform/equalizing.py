@@ -53,13 +53,15 @@ class Equalized:
 
     def __str__(self) -> str:
         worst = [max(values.values(), default=0.0) for values in (self.before, self.after)]
-        text = f"{self.objective}: {self.moved}; objective {worst[0]:.3g} → {worst[1]:.3g} at worst"
+        text = f"{self.objective}: {self.moved.count}; objective {worst[0]:.3g} → {worst[1]:.3g} at worst"
         reasons: dict[str, list[str]] = {}
         for name, why in self.skipped.items():
             reasons.setdefault(why, []).append(name)
-        return "\n  ".join(
-            [text, *(f"{len(names)} left alone ({names[0]}, …): {why}" for why, names in reasons.items())]
-        )
+        left = [
+            f"{len(names)} left alone ({names[0]}{', …' if len(names) > 1 else ''}): {why}"
+            for why, names in reasons.items()
+        ]
+        return "\n  ".join([text, *self.moved.notes, *left])
 
 
 def equalize(

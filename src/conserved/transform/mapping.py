@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,16 +128,16 @@ def _merged(found: Sequence[LayerMapping]) -> list[LayerMapping]:
 
 
 def patterns(plain: Sequence[LayerMapping], names: Sequence[str], prefix: str) -> list[dict[str, Any]]:
-    """Mappings of layers that are alike as one pattern; numbers are listed where not all layers agree."""
+    """Mappings of layers that are alike as one pattern, where it finds them and no other modules; or one for each."""
     groups: dict[tuple[str, tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
     for one in plain:
         groups[_template(one.smooth[0]), tuple(map(_template, one.balance))].append(one)
-    counts: dict[str, int] = defaultdict(int)
-    for name in names:
-        counts[_template(name)] += 1
+    counts = Counter(map(_template, names))
     result: list[dict[str, Any]] = []
     for (smooth, balance), members in groups.items():
-        everywhere = counts[smooth] == len(members)
+        meant = {name for one in members for name in (*one.smooth, *one.balance)}
+        numbers = Counter(map(_template, meant))
+        everywhere = all(counts[each] == numbers[each] for each in (smooth, *balance))
         each = [(smooth, balance)] if everywhere else [(m.smooth[0], m.balance) for m in members]
         result += [
             {

@@ -45,10 +45,14 @@ class MovedWeights:
     state: dict[str, Tensor] = field(default_factory=dict)
     """The moved weights, where a dictionary was given; tensors that did not move are the ones given."""
 
+    @property
+    def count(self) -> str:
+        """How many symmetries moved how many tensors, in words."""
+        several = len(self.moved), len(self.parameters)
+        return f"{several[0]} {'symmetry' if several[0] == 1 else 'symmetries'} moved {several[1]} tensors"
+
     def __str__(self) -> str:
-        count = len(self.moved)
-        text = f"{count} {'symmetry' if count == 1 else 'symmetries'} moved {len(self.parameters)} tensors"
-        return "\n  ".join([text, *self.notes])
+        return "\n  ".join([self.count, *self.notes])
 
 
 def move(
