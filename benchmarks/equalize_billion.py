@@ -48,15 +48,19 @@ def written(folder: Path, layers: int) -> int:
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     shard: dict[str, torch.Tensor] = {}
+    places: dict[str, str] = {}
     count = number = 0
     for name, parameter in model.named_parameters():
         spread = torch.randn(parameter.shape[0], 1).exp() if parameter.ndim > 1 else torch.ones(1)
         shard[name] = (0.02 * spread * torch.randn(parameter.shape) + (parameter.ndim == 1)).to(torch.bfloat16)
+        places[name] = f"model-{number}.safetensors"
         count += parameter.numel()
         if sum(t.numel() for t in shard.values()) > 150_000_000:
             save_file(shard, folder / f"model-{number}.safetensors")
             shard, number = {}, number + 1
     save_file(shard, folder / f"model-{number}.safetensors")
+    index = {"metadata": {"total_size": 2 * count}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return count
 
 

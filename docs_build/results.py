@@ -847,7 +847,7 @@ def billion() -> str:
         record = stored("equalize_billion")
     except FileNotFoundError:
         return "*Not measured for this version.*"
-    read = record["rows"]["read"]["seconds"]
+    read = record["rows"]["read"]["processor seconds"]
     rows = []
     for task, row in record["rows"].items():
         if "seconds" not in row or task == "imports":
@@ -860,13 +860,14 @@ def billion() -> str:
                 seconds(row["seconds"]),
                 seconds(row["processor seconds"]),
                 seconds(row.get("equalising", row.get("reading", 0.0))),
-                number(row["seconds"] / read),
+                number(row["processor seconds"] / read),
                 f"{row['peak GB']:.1f} GB",
             )
         )
     text = f"{size(record['parameters'])} parameters in {record['stored']}"
-    heads = (text, "time", "processor time", "of it moving", "times one read", "peak memory")
-    return f"{table(heads, rows)}\n\n{made_on(record)}"
+    heads = (text, "time", "processor time", "time moving", "processor time of reads", "peak memory")
+    load = f" {record['load'].capitalize()}." if "load" in record else ""
+    return f"{table(heads, rows)}\n\n{made_on(record)}{load}"
 
 
 def barriers() -> str:
