@@ -112,7 +112,6 @@ PROGRAMS = [
         laws=2,
     ),
     # Every row has a length and a sum of its own that no norm sees.
-    program("a norm after a table", lambda x, e: F.layer_norm(F.embedding(x, e), (4,)), (5, 4), x=TOKENS, laws=10),
     program("a table added to", lambda x, e, b: hand_norm(F.embedding(x, e) + b), (5, 4), (4,), x=TOKENS, laws=10),
     program("a table and a map", lambda x, e, w: F.linear(F.embedding(x, e), w), (5, 4), (2, 4), x=TOKENS, laws=10),
     # What a norm centres has no part along a row's sum: its readers do not see that either, unless a gain comes first.
