@@ -338,7 +338,7 @@ def test_a_shift_that_ends_in_a_function_with_a_backward_of_its_own_is_not_prove
             self.router, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(SoftmaxWithoutCorrection.apply(self.router(x)).tanh())  # type: ignore[no-untyped-call]
+            return self.head(SoftmaxWithoutCorrection.apply(self.router(x)).tanh())
 
     model, x = Router(), torch.randn(6, 4)
     laws = recognize(model, x)
