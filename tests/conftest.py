@@ -20,6 +20,7 @@ import torch
 from hypothesis import settings
 
 import typed_calls
+import zero_tangents
 from made_once import made_once
 from wheel_environment import Environment, build, copy_of_repository, install
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 # Before anything of the package is imported.
 typed_calls.install()
+zero_tangents.install()
 
 # How long an example takes says something about the machine.
 settings.register_profile("any machine", deadline=None)
