@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +37,14 @@ def stored(store: Path) -> dict[str, dict[str, Any]]:
 
 
 def count(store: Path) -> int:
-    return len(stored(store)) if store.exists() else 0
+    """How many trajectories a store holds; none while another process is only beginning to make it."""
+    if not store.exists():
+        return 0
+    with closing(sqlite3.connect(store, timeout=60)) as db:
+        if not db.execute("select 1 from sqlite_master where name = 'document'").fetchone():
+            return 0
+        found: int = db.execute("select count(*) from document where kind = ?", (KIND,)).fetchone()[0]
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +66,7 @@ def test_a_sweep_killed_three_times_at_random_ends_with_exactly_its_thirty_resul
         enough = seen + chance.randint(1, 6)
         running = subprocess.Popen(command)
         while running.poll() is None and count(store) < enough:
-            time.sleep(chance.uniform(0.0, 0.02))
+            time.sleep(chance.uniform(0.0, 0.05))
         running.send_signal(signal.SIGKILL)
         running.wait()
         seen = count(store)

@@ -24,7 +24,7 @@ def test_the_ledger_adds_up_over_many_steps_of_every_optimizer(
     kind: str, case: OptimizerCase, request: pytest.FixtureRequest
 ) -> None:
     """A ledger that misses a part of a step misses it in the first ones; with `--whole` the run is one of 500."""
-    steps = 500 if request.config.getoption("--whole") else 30
+    steps = 500 if request.config.getoption("--whole") else 12
     build, loss = MODELS[kind]
     model = build().double()
     optimizers = case.build(model)

@@ -92,11 +92,14 @@ def test_the_generic_rule_finds_the_same_totals(case: OptimizerCase) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("case", OPTIMIZERS, ids=ids)
-def test_rounding_explains_the_residual_in_low_precision(case: OptimizerCase, dtype: torch.dtype) -> None:
+def test_rounding_explains_the_residual_in_low_precision(
+    case: OptimizerCase, dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    steps = 25 if request.config.getoption("--whole") else 10
     model = decoder().to(dtype)
     optimizers = case.build(model)
     monitor = Monitor(model, optimizers, loss="cross_entropy")
-    train(model, optimizers, text_loss, 25, after=lambda _: monitor.step())
+    train(model, optimizers, text_loss, steps, after=lambda _: monitor.step())
     assert max(entry.excess for entry in monitor.ledger()) <= 1
     assert not monitor.alarms
 

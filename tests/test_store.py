@@ -21,7 +21,6 @@ from conserved.track.sinks.jsonl import lines
 from training import decoder, exact_text_loss, train
 
 HERE = Path(__file__).parent
-KILLS = 50
 
 
 def watched(path: Path, *, run: str = "one", steps: int = 4, where: str = "layers.0.*") -> Monitor:
@@ -194,10 +193,16 @@ def check_killed(store: Path, handed: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
-def test_killing_the_process_at_random_loses_at_most_the_step_in_flight(tmp_path: Path) -> None:
-    """Fifty processes, each killed at a random moment and followed by one that goes on from the last checkpoint."""
+def test_killing_the_process_at_random_loses_at_most_the_step_in_flight(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Processes, each killed at a random moment and followed by one that goes on from the last checkpoint.
+
+    There are sixteen, and with `--whole` fifty.
+    """
+    kills = 50 if request.config.getoption("--whole") else 16
     store, checkpoint = tmp_path / "runs.db", tmp_path / "checkpoint.pt"
-    script = FORKED.format(here=str(HERE), kills=KILLS, store=str(store), checkpoint=str(checkpoint))
+    script = FORKED.format(here=str(HERE), kills=kills, store=str(store), checkpoint=str(checkpoint))
     survived, furthest = 0, 0
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
@@ -205,7 +210,7 @@ def test_killing_the_process_at_random_loses_at_most_the_step_in_flight(tmp_path
             survived += 1
             furthest = max(furthest, check_killed(store, int(line)))
     assert driver.returncode == 0
-    assert survived == KILLS
+    assert survived == kills
     assert furthest > 10, "runs went on from their checkpoints"
     with RunStore(store) as opened:
         assert max(abs(entry.residual) for entry in opened.entries("killed")) < 1e-13

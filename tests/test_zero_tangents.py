@@ -42,7 +42,7 @@ def test_types_are_those_of_tensors_with_data(one: torch.dtype, other: torch.dty
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="broadcast|must match"):
+    with pytest.raises(RuntimeError, match=r"broadcast|must match"):
         torch.mul(*_without_data(torch.ones(3), torch.ones(4)))
 
 

@@ -167,6 +167,8 @@ def _taken(numbers: Numbers, node: Node, inputs: list[Value]) -> Value:
         flat = np.concatenate([*(_whole(item).ravel() for item in inputs), np.zeros(1, np.int64)])
         return flat[places].reshape(node.shape)
     jets = [_real(item) for item in inputs]
+    if len(jets) == 1 and (places.size == 0 or int(places.min()) >= 0):
+        return jets[0].map(lambda part: part.ravel()[places].reshape(node.shape))
     zero = numbers.zeros((1,))
     parts = {}
     for key in {key for jet in jets for key in jet.parts}:

@@ -29,7 +29,8 @@ from conserved.certify.program import Node
 Polynomial = dict[tuple[int, ...], flint.fmpq]
 """Coefficients by monomial; a monomial is the sorted tuple of its letters, each as often as its power."""
 
-_ONE: Polynomial = {(): flint.fmpq(1)}
+_UNIT = flint.fmpq(1)
+_ONE: Polynomial = {(): _UNIT}
 _MINUS_INFINITY = 0
 """The letter of −∞, which masks put into scores; its exponential is 0."""
 _TWO_OVER_ROOT_PI = 1
@@ -79,6 +80,16 @@ class Symbol:
             if len(monomial) == 1 and coefficient == 1:
                 return monomial[0]
         return None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a number or a letter."""
+        if not self.above:
+            return True
+        if self.below is not _ONE or len(self.above) != 1:
+            return False
+        ((monomial, coefficient),) = self.above.items()
+        return not monomial or (len(monomial) == 1 and coefficient == 1)
 
     def __add__(self, other: Symbol) -> Symbol:
         if not self.above:
@@ -150,6 +161,8 @@ class Symbols(Numbers):
     roots: dict[int, Symbol] = field(default_factory=dict)
     """Letters that are square roots, and of what."""
     known: dict[Any, Symbol] = field(default_factory=dict)
+    _numbers: dict[float | Fraction, Symbol] = field(default_factory=dict)
+    """Numbers that were met: a constant of a program has few different entries."""
 
     def fresh(self) -> Symbol:
         """A new letter."""
@@ -158,7 +171,7 @@ class Symbols(Numbers):
 
     def spell(self, letter: int) -> Symbol:
         """A letter as a symbol."""
-        return Symbol({(letter,): flint.fmpq(1)}, _ONE, self.budget)
+        return Symbol({(letter,): _UNIT}, _ONE, self.budget)
 
     def fresh_array(self, shape: tuple[int, ...]) -> Array:
         """New letters."""
@@ -168,10 +181,15 @@ class Symbols(Numbers):
         return _objects([self._number(v) for v in values], shape)
 
     def _number(self, value: float | int | Fraction) -> Symbol:
-        if value == float("-inf"):
-            return self.spell(_MINUS_INFINITY)
-        exact = Fraction(value)
-        return self._constant(flint.fmpq(exact.numerator, exact.denominator))
+        found = self._numbers.get(value)
+        if found is None:
+            if value == float("-inf"):
+                found = self.spell(_MINUS_INFINITY)
+            else:
+                exact = Fraction(value)
+                found = self._constant(flint.fmpq(exact.numerator, exact.denominator))
+            self._numbers[value] = found
+        return found
 
     def _constant(self, exact: flint.fmpq) -> Symbol:
         return Symbol({(): exact} if exact else {}, _ONE, self.budget)
@@ -222,8 +240,8 @@ class Symbols(Numbers):
         settled, rates = [], []
         zero = self._number(0)
         for v, rate in zip(flat, slopes, strict=True):
-            still = rate is None or self.is_zero(rate)
-            if v.number is None and v.letter is None:
+            still = rate is None or not rate.above or self.is_zero(rate)
+            if not v.plain:
                 if still:
                     v = self.fresh()
                 elif self.coarse and (factor := _ratio(rate, v)) is not None:

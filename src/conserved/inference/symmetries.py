@@ -67,7 +67,7 @@ class Assembly:
         self.engine = typing.engine
         self.regions = [region for regions in self.engine.regions.values() for region in regions if regions]
         self.charges: Solution = self.engine.charges.solve()
-        self.shifts: Solution = self.engine.shifts.solve()
+        self.shifts: Solution = self.engine.shifts.solve(joined=True)
         self.classes, self.orientation, self.blocks, self.spaces = self.engine.partition.solve()
         self.unviewable: list[str] = []
         self.parts: dict[str, list[Part]] = {}

@@ -123,17 +123,22 @@ class LinearSystem:
         else:
             self.batches.append(Batch(weights, flat, soft, origin))
 
-    def solve(self) -> Solution:
-        """All solutions."""
+    def solve(self, *, joined: bool = False) -> Solution:
+        """All solutions.
+
+        Args:
+            joined: Whether equations of three terms that differ in one are used to merge unknowns first. Of large
+                tensors this leaves few equations; which unknowns stay free is then another choice.
+        """
         self.sets.grow(self.count)
-        group, sign, rows = self._reduced([batch for batch in self.batches if not batch.soft])
+        group, sign, rows = self._reduced([batch for batch in self.batches if not batch.soft], joined=joined)
         count = int(group.max(initial=-1)) + 1
         classes = _eliminate(_distinct(rows), count)
         solution = Solution(group, sign, classes, np.zeros(classes.shape[1]))
         soft = [batch for batch in self.batches if batch.soft]
         return _with_soft(solution, soft) if soft else solution
 
-    def _reduced(self, batches: Sequence[Batch]) -> tuple[Atoms, np.ndarray, sparse.csr_matrix]:
+    def _reduced(self, batches: Sequence[Batch], *, joined: bool) -> tuple[Atoms, np.ndarray, sparse.csr_matrix]:
         """Classes of atoms, and the equations between them of more than two terms or unequal weights."""
         rows, columns, values, count = _written(batches)
         while True:
@@ -160,7 +165,8 @@ class LinearSystem:
                 left, right = (stands[1 + reduced.indices[chosen + n]] for n in (0, 1))
                 torn = self.sets.join(left, right, sign_of_pair)
                 self.sets.join(torn, np.zeros_like(torn), 1)
-            found += self._joined(stands, reduced, reduced.indptr[:-1][length == 3])
+            if joined:
+                found += self._joined(stands, reduced, reduced.indptr[:-1][length == 3])
             if not found:
                 return group, sign, reduced
             rest = np.zeros(count, dtype=bool)
