@@ -97,14 +97,19 @@ def checked(symmetry: Symmetry, element: Tensor) -> Tensor:
     """The element in the precision it acts in, or a sentence saying why it is none of this symmetry."""
     kind, n, m = symmetry.kind, symmetry.n, symmetry.m
     shape = element_shape(symmetry)
-    element = torch.as_tensor(element).detach()
+    try:
+        element = torch.as_tensor(element).detach()
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise Unmovable(f"The element for {symmetry.name} is no tensor of numbers: {problem}.") from problem
     if tuple(element.shape) != shape:
         raise Unmovable(
             f"{symmetry.name} is {kind.group(n, m)}: its elements have shape {shape}; got {tuple(element.shape)}."
         )
     if isinstance(kind, Exchange):
-        order = element.long()
-        if not torch.equal(order.sort().values.cpu(), torch.arange(n)):
+        order = element.real.long()
+        if not torch.equal(order.to(element.dtype), element) or not torch.equal(
+            order.sort().values.cpu(), torch.arange(n)
+        ):
             raise Unmovable(f"{symmetry.name} exchanges {n} units: an element lists each of 0 … {n - 1} once.")
         return order
     if element.is_complex() != isinstance(kind, ComplexScaling) and element.is_complex():

@@ -89,6 +89,8 @@ def _geometric_mean(symmetry: Symmetry, legs: list[Tensor]) -> Tensor:
     for leg, matrix in zip(symmetry.legs, legs, strict=True):
         grams[leg.degree < 0] += matrix @ matrix.mT
     plus, minus = grams
+    if not bool(torch.isfinite(plus + minus).all()):
+        raise Impossible("some of its weights, or their squares, are not finite")
     if not float(plus.trace()) or not float(minus.trace()):
         raise Impossible("one side is zero, and would shrink the other for ever")
     values, vectors = torch.linalg.eigh(plus)
@@ -115,6 +117,8 @@ def _least_norm(symmetry: Symmetry, squares: list[Float[Tensor, " units"]]) -> F
         torch.stack([one for one, sign in zip(squares, signs, strict=True) if sign == side]).sum(0)
         for side in (True, False)
     )
+    if not bool(torch.isfinite(plus + minus).all()):
+        raise Impossible("some of its weights, or their squares, are not finite")
     alive = (plus > 0) & (minus > 0)
     if not bool(alive.any()):
         raise Impossible("one side is zero, and would shrink the other for ever")
@@ -177,8 +181,9 @@ class Range(Objective):
         if all(sides):
             plus, minus = (ranges(symmetry, work, side) for side in sides)
             alive = (plus > 0) & (minus > 0)
-            ratio = torch.where(alive, minus / plus.clamp_min(1e-300), 1.0)
-            return scaling_element(symmetry, ratio ** (0.5 / degree))
+            # Roots before the quotient, which may leave the range where its root does not.
+            roots = (torch.where(alive, side, 1.0) ** (0.5 / degree) for side in (minus, plus))
+            return scaling_element(symmetry, next(roots) / next(roots))
         (legs,) = filter(None, sides)
         relative = [one / one.max().clamp_min(1e-300) for one in (ranges(symmetry, work, [leg]) for leg in legs)]
         share = torch.stack(relative).amax(0)
