@@ -135,14 +135,15 @@ def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | No
             weights.movable(name, next(s for s in laws.symmetries if name in s.parameters))
     except Unmovable:
         weights.written += moved
-        if weights.into is not None:
-            for file in weights.into.glob("*.safetensors*"):
+        if weights.staging is not None:
+            for file in weights.staging.glob("*.safetensors*"):
                 file.unlink()
             library: Any = model
-            library.save_pretrained(weights.into)
-        return found
-    own = dict(model.named_parameters())
-    weights.write({name: own[name].detach() for name in moved})
+            library.save_pretrained(weights.staging)
+    else:
+        own = dict(model.named_parameters())
+        weights.write({name: own[name].detach() for name in moved})
+    weights.finish()
     return found
 
 

@@ -124,6 +124,7 @@ def equalize(
         _together([symmetry for symmetry, _ in group], chooser, weights, skipped)
         for group in sharing_tensors([(symmetry, torch.empty(0)) for symmetry in usable])
     ]
+    weights.finish()
     totals = {symmetry: element for group in groups for symmetry, element in group.elements.items()}
     moved = MovedWeights(
         moved=tuple(symmetry.name for symmetry in totals),

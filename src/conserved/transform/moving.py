@@ -91,6 +91,7 @@ def move(
     after: dict[str, Tensor] = {}
     for component in sharing_tensors(steps):
         _move_together(component, tensors, before, after, values=values)
+    tensors.finish()
     order = [symmetry.name for symmetry, _ in steps]
     return MovedWeights(
         moved=tuple(order),
@@ -271,6 +272,9 @@ class Weights:
         dtype = torch.promote_types(tensor.dtype, least)
         return whole(tensor).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
+    def finish(self) -> None:
+        """Told when all has been written."""
+
     def rounded(self, name: str, moved: Tensor, dtype: torch.dtype) -> Tensor:
         """A moved tensor in the precision it is stored in; refused if numbers left its range, above or below."""
         found = moved.to(dtype)
@@ -306,4 +310,4 @@ class Weights:
                 former.data.copy_(value)
                 continue
             for alias in (name, *self._aliases.get(name, ())):
-                self.state[alias] = self._tensors[alias] = value
+                self.state[alias] = self._tensors[alias] = value.to(former.device)
