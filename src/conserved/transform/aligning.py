@@ -100,7 +100,7 @@ def align(
     with torch.no_grad():
         found = _gone_round(goal, start, every, [])
         if continuous and distance(goal, found.work) > 1e-6 * before:
-            # Going round may end where no single symmetry helps. Two checkpoints of one orbit meet at its representative.
+            # Going round may end where no single symmetry helps; two checkpoints of one orbit have one representative.
             (_, there), (middle, steps) = (representative(weights, exact, swaps) for weights in (goal, start))
             back = [(s, inverse(s.kind, element)) for s, element in reversed(there)]
             work = {name: middle[name].clone() for name in names}

@@ -17,8 +17,7 @@ from conserved.transform.coupling import exchanges as equal_units
 from conserved.transform.elements import Exchange, inverse
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import symmetries_of
-from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on
-from conserved.transform.objectives import Balanced
+from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on, is_plain
 from conserved.view import whole
 
 DIGITS = 4
@@ -53,9 +52,17 @@ def canonical(
     """
     exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
     tensors = dict(target.named_parameters()) if isinstance(target, nn.Module) else dict(target)
-    numbers = {n: t for n, t in tensors.items() if isinstance(t, Tensor) and t.dtype in STORED}
-    state, _ = representative({n: whole(t.detach()).double() for n, t in numbers.items()}, exact, swaps)
+    weights = Weights(tensors)
+    for symmetry in (*exact, *swaps):
+        for name in symmetry.parameters:
+            weights.movable(name, symmetry)
+    state, _ = representative({n: whole(t.detach()).double() for n, t in tensors.items() if _counts(t)}, exact, swaps)
     return {**tensors, **state}
+
+
+def _counts(tensor: object) -> bool:
+    """Whether something in a dictionary of weights is numbers that can be computed with."""
+    return isinstance(tensor, Tensor) and is_plain(tensor) and tensor.dtype in STORED and bool(tensor.numel())
 
 
 def found_symmetries(
@@ -76,17 +83,11 @@ def found_symmetries(
     return exact, list(exchanges or ())
 
 
-class _Settled(Balanced):
-    """Balanced to the end, so that checkpoints of one orbit meet."""
-
-    sweeps = 5000
-
-
 def representative(
     state: Tensors, exact: Sequence[Symmetry], swaps: Sequence[Symmetry]
 ) -> tuple[dict[str, Tensor], list[tuple[Symmetry, Tensor]]]:
     """Weights in float64 at the point of their orbit that does not depend on where they were, and the way there."""
-    balanced = equalize(state, laws=exact, objective=_Settled()).moved
+    balanced = equalize(state, laws=exact).moved
     steps = [(s, inverse(s.kind, element)) for s, element in reversed(list(balanced.inverse.items()))]
     weights = Weights(balanced.state)
     work = {name: weights.read(name).cpu() for symmetry in (*exact, *swaps) for name in symmetry.parameters}
@@ -174,6 +175,6 @@ def fingerprint(
     """What identifies a checkpoint wherever on its orbit it is; takes what `canonical` does."""
     found = {}
     for name, tensor in canonical(target, *args, laws=laws, exchanges=exchanges, **kwargs).items():
-        if isinstance(tensor, Tensor) and tensor.dtype in STORED and tensor.numel():
+        if _counts(tensor):
             found[name] = (float(tensor.norm()), float(tensor.pow(4).sum() ** 0.25), float(tensor.abs().max()))
     return Fingerprint(numbers=found)

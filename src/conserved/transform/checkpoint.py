@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -125,7 +126,7 @@ class Checkpoint(Weights):
 
     def write(self, work: Mapping[str, Tensor]) -> None:
         if self.into is not None and self.staging is None:
-            raise Unmovable(f"{self.into} is complete; open it as a checkpoint of its own to move it further.")
+            raise Unmovable(f"{self.into} has been written; open it as a checkpoint of its own to move it further.")
         rounded = {name: self.rounded(name, tensor, TYPES[self._place(name).code]) for name, tensor in work.items()}
         for name, tensor in rounded.items():
             targets = [self._names.get(name, name), *self._tied_copies(name)]
@@ -138,18 +139,21 @@ class Checkpoint(Weights):
                     file.seek(place.start)
                     file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
-    def finish(self) -> None:
-        """Give the folder its name: all of it has been written."""
+    @contextmanager
+    def complete(self) -> Iterator[None]:
         if self.into is None or self.staging is None:
+            yield
             return
         try:
+            yield
             if self.into.exists():
                 self.into.rmdir()
             self.staging.rename(self.into)
         except OSError as problem:
             raise Unmovable(f"{self.into} cannot be written to: {problem}.") from problem
-        self._tidy.detach()
-        self.staging = None
+        finally:
+            self._tidy()
+            self.staging = None
 
     def _tied_copies(self, name: str) -> list[str]:
         place = self._place(name)
@@ -165,7 +169,9 @@ def _files(folder: Path) -> list[Path]:
     """The files that hold the weights: those that the index lists, if there is one."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise Unmovable(f"There are no safetensors files in {folder}.")
+        pickled = next(iter(sorted(folder.glob("*.bin"))), None)
+        hint = "" if pickled is None else f" {pickled.name} is not read: load the model and save it as safetensors."
+        raise Unmovable(f"There are no safetensors files in {folder}.{hint}")
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if not indices:
         return files

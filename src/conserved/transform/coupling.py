@@ -26,7 +26,7 @@ from conserved.symmetry import Leg, Symmetry, Tensors
 from conserved.transform.activations import Call, call_with
 from conserved.transform.elements import Exchange, Orthogonal, acted
 from conserved.transform.finding import as_a_function, example_call
-from conserved.transform.moving import ABOUT_GRADIENTS, act_on, write
+from conserved.transform.moving import ABOUT_GRADIENTS, STORED, act_on, is_plain, write
 from conserved.transform.objectives import is_matrix
 
 SAME = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -105,7 +105,14 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
         finally:
             for name in still:
                 parameters[name].requires_grad_(True)
-    return [s for s in found if isinstance(s.kind, Scaling | GeneralLinear | ComplexScaling)]
+    return [
+        s for s in found if isinstance(s.kind, Scaling | GeneralLinear | ComplexScaling) and _movable(s, parameters)
+    ]
+
+
+def _movable(symmetry: Symmetry, tensors: Tensors) -> bool:
+    """Whether all that a symmetry moves is plain numbers."""
+    return all(is_plain(tensors[name]) and tensors[name].dtype in STORED for name in symmetry.parameters)
 
 
 def output_vector(model: nn.Module, call: Call) -> Tensor:
@@ -167,7 +174,7 @@ def holds(
             change, seen = (float((_outputs_at(model, call, at) - before).norm()) for at in (together, alone))
             if not change <= SAME.get(dtype, 0.05) * float(before.norm()):
                 return False
-            if not 0 < seen or change > SEEN.get(dtype, 0.1) * seen:
+            if not seen > 0 or change > SEEN.get(dtype, 0.1) * seen:
                 return False
     return True
 
@@ -191,7 +198,8 @@ def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs
         for s in candidates(model, call)
         if s.n > 1
     ]
-    found = _joined(units) + _heads(laws)
+    own = dict(model.named_parameters())
+    found = _joined(units) + [one for one in _heads(laws) if _movable(one, own)]
     return _numbered([s for s in found if holds(model, call, s, _cycles(s.n))])
 
 
@@ -284,6 +292,8 @@ def foldable(laws: LawSet, tensors: Tensors) -> dict[Symmetry, Tensor]:
     for symmetry in laws.symmetries:
         gain = symmetry.legs[0]
         if symmetry.family != "gain" or not symmetry.exact or is_matrix(gain) or gain.degree != 1:
+            continue
+        if not _movable(symmetry, tensors):
             continue
         values = gain.view.matrix(tensors[gain.view.parameter].detach(), point=True)[:, 0].double()
         if bool((values > 0).all()):

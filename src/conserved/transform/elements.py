@@ -163,7 +163,7 @@ def inverse(kind: Kind, element: Tensor) -> Tensor:
 def acted(symmetry: Symmetry, element: Tensor, matrix: Float[Tensor, "n m"], degree: Degree) -> Float[Tensor, "n m"]:
     """One leg moved; a matrix that is diagonal, or orthogonal, never meets a solver."""
     if isinstance(symmetry.kind, GeneralLinear) and degree < 0:
-        return torch.linalg.inv(element).mT @ matrix
+        return torch.linalg.inv(element).mT.to(matrix.device) @ matrix
     return symmetry.kind.act(element.to(matrix.device), matrix, degree)
 
 

@@ -120,11 +120,11 @@ def equalize(
     )
     named = laws.parameters if isinstance(laws, LawSet) else ()
     weights = target if isinstance(target, Weights) else Weights(target, named)
-    groups = [
-        _together([symmetry for symmetry, _ in group], chooser, weights, skipped)
-        for group in sharing_tensors([(symmetry, torch.empty(0)) for symmetry in usable])
-    ]
-    weights.finish()
+    with weights.complete():
+        groups = [
+            _together([symmetry for symmetry, _ in group], chooser, weights, skipped)
+            for group in sharing_tensors([(symmetry, torch.empty(0)) for symmetry in usable])
+        ]
     totals = {symmetry: element for group in groups for symmetry, element in group.elements.items()}
     moved = MovedWeights(
         moved=tuple(symmetry.name for symmetry in totals),

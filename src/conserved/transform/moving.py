@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -84,14 +85,14 @@ def move(
     steps = _steps(elements, laws)
     named = laws.parameters if isinstance(laws, LawSet) else ()
     tensors = target if isinstance(target, Weights) else Weights(target, named)
-    for symmetry, _ in steps:
-        for name in symmetry.parameters:
-            tensors.movable(name, symmetry)
     before: dict[str, Tensor] = {}
     after: dict[str, Tensor] = {}
-    for component in sharing_tensors(steps):
-        _move_together(component, tensors, before, after, values=values)
-    tensors.finish()
+    with tensors.complete():
+        for symmetry, _ in steps:
+            for name in symmetry.parameters:
+                tensors.movable(name, symmetry)
+        for component in sharing_tensors(steps):
+            _move_together(component, tensors, before, after, values=values)
     order = [symmetry.name for symmetry, _ in steps]
     return MovedWeights(
         moved=tuple(order),
@@ -209,6 +210,11 @@ def notes(symmetries: Iterable[Symmetry]) -> list[str]:
     ]
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is its own numbers, perhaps in shards, and no code of a quantiser's."""
+    return type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "full_tensor")
+
+
 class Weights:
     """The tensors that are moved: a module's own, written in place, or a dictionary, of which a new one is made."""
 
@@ -250,10 +256,13 @@ class Weights:
             near = [other for other in self._tensors if other.endswith(name) or name.endswith(other)]
             hint = f" There is {near[0]}: are the names from a wrapped model?" if near else ""
             raise Unmovable(f"{symmetry.name} moves {name}, which is not among the {len(self._tensors)} tensors.{hint}")
-        sharded = hasattr(tensor, "full_tensor")
-        plain = type(tensor) in (Tensor, nn.Parameter) or sharded
-        if tensor.dtype not in STORED or not plain:
-            how = str(tensor.dtype) if plain else type(tensor).__name__
+        shapes = {leg.view.shape for leg in symmetry.legs if leg.view.parameter == name} - {tuple(tensor.shape)}
+        if is_plain(tensor) and shapes:
+            raise Unmovable(
+                f"{name} has shape {tuple(tensor.shape)}, and {shapes.pop()} in the model that {symmetry.name} is of."
+            )
+        if tensor.dtype not in STORED or not is_plain(tensor):
+            how = str(tensor.dtype) if is_plain(tensor) else type(tensor).__name__
             raise Unmovable(
                 f"{name} is stored as {how}, codes of a quantiser and not numbers that can be scaled. "
                 f"Move the model first and quantise it then, or leave {symmetry.name} out."
@@ -272,8 +281,10 @@ class Weights:
         dtype = torch.promote_types(tensor.dtype, least)
         return whole(tensor).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
-    def finish(self) -> None:
-        """Told when all has been written."""
+    @contextmanager
+    def complete(self) -> Iterator[None]:
+        """Within it tensors are written; those that are kept elsewhere appear at its end, or not at all."""
+        yield
 
     def rounded(self, name: str, moved: Tensor, dtype: torch.dtype) -> Tensor:
         """A moved tensor in the precision it is stored in; refused if numbers left its range, above or below."""

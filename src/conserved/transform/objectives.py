@@ -64,6 +64,8 @@ class Balanced(Objective):
     PAP = B: the geometric mean of A⁻¹ and B.
     """
 
+    sweeps = 1000
+
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
         kind = symmetry.kind
         legs = symmetry.matrices(work)
@@ -126,6 +128,7 @@ def _least_norm(symmetry: Symmetry, squares: list[Float[Tensor, " units"]]) -> F
     if {abs(leg.degree) for leg in symmetry.legs} != {1}:
         logarithm = torch.zeros_like(plus)
         degrees = torch.tensor([float(leg.degree) for leg in symmetry.legs], dtype=torch.float64)[:, None]
+        degrees = degrees.to(plus.device)
         terms = torch.stack(squares)
         for _ in range(200):
             # Newton's method in log s on a convex function, with steps that cannot overshoot.

@@ -97,7 +97,7 @@ def carry(
             if key in FIRST or isinstance(symmetry.kind, Exchange):
                 moved = acted(symmetry, element, matrix, -leg.degree)
             else:
-                moved = _squares(symmetry, element, -leg.degree) @ matrix
+                moved = _squares(symmetry, element, -leg.degree).to(matrix.device) @ matrix
             whole = value.detach().double().contiguous()
             write_direction(leg.view, whole, moved)
             value.copy_(whole)
