@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conserved.batch import Plan
 from torch import Tensor, nn
 
 import conserved
 from conserved import Status, Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.audit import Audit
 from conserved.balance import weighed
-from conserved.batch import Plan
 from conserved.grain import grain
 from conserved.testing import assert_gradients_conserve
 from reference import moment_map as naive

@@ -7,21 +7,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conserved.batch import Plan
+from conserved.launches import Launch, Tile
+from conserved.sheaf import Layout, RowProduct, Sheaf
+from conserved.survey import _OUTLINES, surveyed
 from torch import Tensor, nn
 
 from as_written import import_as_written
 from conserved import Monitor, audit, blocks, fused, recognize
 from conserved.balance import weighed
-from conserved.batch import Plan
-from conserved.kind import KINDS, Kind
-from conserved.launches import Launch, Tile
-from conserved.sheaf import Layout, RowProduct, Sheaf
-from conserved.survey import _OUTLINES, surveyed
-from conserved.symmetry import Leg, Symmetry, Tensors
-from conserved.view import View
+from conserved.symmetry import KINDS, Kind, Leg, Symmetry, Tensors, View
 
 pytest.importorskip("triton")
-import_as_written("conserved.kernels")
+import_as_written("conserved.moment.kernels")
 
 VIEWS = {
     "rows of a head": View.of("w", (24, 5), grid=(3, 8, 5), axes=1, pick={0: 0}),

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from conserved import Monitor, grams, recognize
-from conserved.kind import KINDS, Kind
-from conserved.symmetry import moment_map
+from conserved.symmetry import KINDS, Kind, moment_map
 from tolerances import AGREE
 from training import OPTIMIZERS, decoder, exact_text_loss, stepping, train, vision
 

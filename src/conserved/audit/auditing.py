@@ -21,16 +21,15 @@ from conserved.audit.lookups import Loses, lost, tables
 from conserved.audit.places import described
 from conserved.audit.report import Audit, Finding, Row
 from conserved.backward import coarsest
-from conserved.balance import Balance, weigh
+from conserved.balance import Balance, balance_of
 from conserved.inference import laws_of_model
 from conserved.inference.derivation import Derivation
 from conserved.inference.moved import moved, runs
 from conserved.judging import HALF, TOLERANCE, rounding, status
 from conserved.laws import Dropped, LawSet
 from conserved.shared_memory import overlapping
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status, Verdict
-from conserved.view import whole
 
 _EXPLAINED = 24
 """Failures that are looked into one by one, worst first; each costs a transfer from the device."""
@@ -86,7 +85,7 @@ def audit(
     found = laws_of_model(model, loss=loss) if laws is None else laws
     with torch.no_grad():
         backward = _Backward.of(model, found)
-        balance = weigh(backward.laws.plan, backward.points, backward.slopes)
+        balance = balance_of(backward.laws.plan, backward.points, backward.slopes)
         used, known = _precision(precision, backward, balance)
         settled = _settled(backward, balance, used, accumulated, gauge, given=known == "given")
         return _judged(backward, settled, used, known, tuple(unused), gauge)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from conserved.inference.derivation import Derivation
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry
-from conserved.view import View
+from conserved.symmetry import Symmetry, View
 
 _SHOWN = 6
 """Names that a text lists."""

@@ -133,7 +133,7 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     """NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
     import torch
 
-    from conserved.kind import Translation
+    from conserved.symmetry import Translation
     from conserved.transform.elements import scaled, shape_of
 
     name, separator, number = text.rpartition("=")

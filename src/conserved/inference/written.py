@@ -20,8 +20,7 @@ from conserved.inference.engine import View
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Field, Type, spread
 from conserved.inference.typing import Typing
-from conserved.kind import GeneralLinear
-from conserved.symmetry import Symmetry
+from conserved.symmetry import GeneralLinear, Symmetry
 
 LARGEST = 2_000_000
 """Entries of the largest parameter whose motion is written out."""

@@ -81,7 +81,7 @@ class Scales:
         }
         return Scales(
             denominators=torch.stack([_denominators(shelf, reference, one.name) for one in chosen]).to(like),
-            multiplicities=shelf.kind.multiplicities(shelf.n, chosen[0].m).to(like),
+            multiplicities=shelf.kind.products.multiplicities(shelf.n, chosen[0].m).to(like),
             rounding=like.new_tensor(rounding(shelf, symmetries, theta, dtype))[:, None],
             tolerance=like.new_tensor(limits),
             floor=like.new_tensor(floors),
@@ -154,7 +154,7 @@ def settled(
         else (torch.ones_like(account.moved) * account.rate)
     )
     sizes = torch.maximum(account.sizes, running.sizes)
-    bound = scales.rounding * shelf.kind.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
+    bound = scales.rounding * shelf.kind.products.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
     running.accounted += explained
     # Copies: what an account holds are views of everything it was computed from.
     running.previous, running.sizes = account.law.clone(), account.sizes.clone()

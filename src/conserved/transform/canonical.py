@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved.kind import ComplexScaling, GeneralLinear
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import ComplexScaling, GeneralLinear, Symmetry, Tensors
 from conserved.transform.elements import Exchange
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import symmetries_of

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.kind import ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
-from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Scaling, Symmetry, Tensors, Translation
 from conserved.transform.elements import by_unit, scaled
 
 RANK = 1e-12
