@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conserved.moment.torch_backend import TORCH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from conserved.moment.torch_backend import TORCH
 from conserved.symmetry import (
     KINDS,
     ComplexScaling,

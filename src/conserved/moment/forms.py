@@ -184,7 +184,9 @@ class Sums:
             scale = degree**2 * (_norms(values, squares.ndim).square() + squares)
             self.scales.append(scale if legs is None else _together(scale, legs))
         values = values if legs is None else _together(values, legs)
-        (self.plus if degree > 0 or self.absolute else self.minus).append(values if abs(degree) == 1 else abs(degree) * values)
+        (self.plus if degree > 0 or self.absolute else self.minus).append(
+            values if abs(degree) == 1 else abs(degree) * values
+        )
 
     def signed(self) -> Float[Tensor, "pairs ..."]:
         """μ, for every pair."""
