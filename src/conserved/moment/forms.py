@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.symmetry.kind import Degree
-from conserved.symmetry.products import OuterProduct, Products, RowProducts
+from conserved.symmetry.products import Products, RowProducts
 
 Pair = tuple[int, int]
 """Two sources, by number: A and B of μ(A, B)."""
@@ -121,10 +121,9 @@ def forms(
         wanted: which part, and whether sums of squares come with it.
 
     """
-    if isinstance(products, OuterProduct):
+    if not isinstance(products, RowProducts):
         turned = pairs if degree > 0 else [(j, i) for i, j in pairs]
         return backend.outer_products(legs, turned, dtype, sizes=wanted.sizes)
-    assert isinstance(products, RowProducts)
     faced = backend.faced(legs, products.faces)
     if products.lifted:
         return backend.row_totals(faced, pairs, points, dtype, sizes=wanted.sizes)

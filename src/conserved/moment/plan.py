@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -90,10 +91,15 @@ class Plan:
         """Every batch: each symmetry is a member of exactly one."""
         return tuple(batch for batches in self.alike for batch in batches)
 
-    def units(self, batches: Sequence[Batch]) -> list[tuple[Batch, ...]]:
+    @cached_property
+    def units(self) -> tuple[tuple[tuple[Batch, ...], ...], ...]:
         """Batches that are alike, those with small legs together and each of the others alone."""
-        small = tuple(batch for batch in batches if batch.entries <= self.small)
-        return [*([small] if small else []), *((batch,) for batch in batches if batch.entries > self.small)]
+        found = []
+        for batches in self.alike:
+            small = tuple(batch for batch in batches if batch.entries <= self.small)
+            large = [(batch,) for batch in batches if batch.entries > self.small]
+            found.append((small, *large) if small else tuple(large))
+        return tuple(found)
 
     @cached_property
     def entries(self) -> NDArray[np.int64]:
@@ -118,6 +124,11 @@ class Plan:
             for position, leg in enumerate(batch.legs):
                 found[leg.view.parameter].append((number, position))
         return dict(found)
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """By parameter, how many entries it has."""
+        return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
 
     @cached_property
     def row_identities(self) -> RowIdentities:
@@ -160,25 +171,25 @@ class Plan:
         known = frozenset(() if rows is None else rows.places)
         parts = []
         with full_precision(one.tensors[name].device.type for one in read for name in self.needs):
-            for batches in self.alike:
+            for batches, units in zip(self.alike, self.units, strict=True):
                 if batches[0].members[0] in known:
                     continue
                 stacked = self._stacked(batches, read, tuple(pairs), wanted) if together else None
-                parts += [*self._apart(batches, read, tuple(pairs), wanted, dtype)] if stacked is None else [stacked]
+                parts += [*self._apart(units, read, tuple(pairs), wanted, dtype)] if stacked is None else [stacked]
         return Moments(len(self.symmetries), tuple(parts), rows, None if rows is None else rows.norms)
 
     def _apart(
         self,
-        batches: Sequence[Batch],
+        units: Sequence[Sequence[Batch]],
         sources: Sequence[Source],
         pairs: tuple[Pair, ...],
         wanted: Wanted,
         dtype: torch.dtype | None,
     ) -> Iterator[Part]:
-        """Batches that are alike, small ones concatenated and large ones alone."""
+        """Units of batches that are alike, one after the other."""
         points = tuple(source.point for source in sources)
-        first = self.symmetries[batches[0].members[0]]
-        for unit in self.units(batches):
+        first = self.symmetries[units[0][0].members[0]]
+        for unit in units:
             found = [
                 [[leg.matrices(s.tensors[leg.view.parameter], point=s.point) for leg in b.legs] for b in unit]
                 for s in sources

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -61,6 +60,8 @@ class Batched(Protocol):
     def batches(self) -> tuple[Batch, ...]: ...
     @property
     def uses(self) -> Mapping[str, list[tuple[int, int]]]: ...
+    @property
+    def counts(self) -> Mapping[str, int]: ...
 
 
 def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtype | None) -> tuple[Part, ...]:
@@ -72,9 +73,8 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
         for batch in plan.batches
     ]
     queue = _Queue(wanted)
-    entries = {name: prod(plan.batches[uses[0][0]].legs[uses[0][1]].view.shape) for name, uses in plan.uses.items()}
     with full_precision(tensor.device.type for tensors in stored.values() for tensor in tensors):
-        for names in _portions(entries, reader.portion):
+        for names in _portions(plan.counts, reader.portion):
             made = False
             for name, parcel in zip(names, reader.read(names), strict=True):
                 made = made or parcel.made

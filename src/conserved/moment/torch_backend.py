@@ -50,7 +50,7 @@ class TorchBackend:
     ) -> Found:
         """Σ_j a_ij b_ij for every row i and every pair of legs."""
         first = legs[0]
-        if first.shape[-2] == 1 and first.shape[-1] > 1 and not sizes:
+        if first.shape[-2] == 1 and first.numel() > _STRIPE**2 and not sizes:
             return _dots(legs, pairs, dtype), None
         across = first.stride(-2) < first.stride(-1)
         if not in_cache(first):
@@ -164,6 +164,9 @@ def _slices(legs: Sequence[Tensor], along: int, pairs: Sequence[Pair], dtype: to
     length = first.shape[along]
     entries = _size(pairs) if in_cache(first) else _DEVICE_SLICE
     size = max(1, entries * length // max(first.numel(), 1))
+    if size >= length:
+        yield [leg.to(dtype) for leg in legs]
+        return
     for start in range(0, length, size):
         yield [leg.narrow(along, start, min(size, length - start)).to(dtype) for leg in legs]
 

@@ -82,7 +82,7 @@ class Products(ABC):
         return squares
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowProducts(Products):
     """Products of single rows, unit by unit."""
 
@@ -144,7 +144,7 @@ class RowProducts(Products):
         return law.flatten(-2) if several else law
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OuterProduct(Products):
     """All of A Bᵀ: every row of A with every row of B."""
 
