@@ -163,13 +163,13 @@ class Plan:
             return Moments(len(self.symmetries), in_portions(self, read, wanted, dtype))
         if any(hasattr(one.tensors[name], "full_tensor") for one in read for name in self.needs):
             gathered = Gathered(read, tuple(pairs))
-            parts = in_portions(self, gathered, wanted, dtype)
-            return Moments(len(self.symmetries), parts, norms=Norms.of(gathered.norms))
+            whole = in_portions(self, gathered, wanted, dtype)
+            return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
         together = together and sizes and dtype in _SINGLE
         identity = tuple(pairs) == ((0, 1),) and [one.point for one in read] == [True, False]
         rows = self.row_identities.sizes(*(one.tensors for one in read)) if together and identity else None
         known = frozenset(() if rows is None else rows.places)
-        parts = []
+        parts: list[Part] = []
         with full_precision(one.tensors[name].device.type for one in read for name in self.needs):
             for batches, units in zip(self.alike, self.units, strict=True):
                 if batches[0].members[0] in known:

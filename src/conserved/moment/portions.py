@@ -16,7 +16,7 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
-from conserved.moment.forms import Sums, Wanted, forms
+from conserved.moment.forms import Pair, Sums, Wanted, forms
 from conserved.moment.layouts import Layout, Stack
 from conserved.moment.precision import full_precision, working_dtype
 from conserved.moment.sources import Paired, Reader
@@ -73,6 +73,7 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
         for batch in plan.batches
     ]
     queue = _Queue(wanted)
+    kernels = reader.kernels and not wanted.absolute
     with full_precision(tensor.device.type for tensors in stored.values() for tensor in tensors):
         for names in _portions(plan.counts, reader.portion):
             made = False
@@ -84,7 +85,7 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
                     paired = parcel.paired(linear=symmetry.kind.linear, offset=leg.view.offset)
                     sums = parts[number].sums.setdefault(paired.key, Sums(paired.pairs, wanted.absolute))
                     products, degree = symmetry.kind.products, symmetry.legs[position].degree
-                    alone = leg.view.offset or types[number] != torch.float32 or not reader.kernels
+                    alone = leg.view.offset or types[number] != torch.float32 or not kernels
                     if alone or not queue.takes(products, leg.layout, leg.view.n, sums, degree, paired):
                         legs = [
                             leg.matrices(one, point=p) for one, p in zip(paired.tensors, paired.points, strict=True)
@@ -112,12 +113,16 @@ def _add(
     sums.add(forms(TORCH, products, degree, legs, paired.pairs, paired.points, dtype, wanted), degree)
 
 
+_Alike = tuple[Products, Layout, tuple[torch.dtype, ...], tuple[Pair, ...], bool]
+"""What legs must share to be read together: products, where they lie, types, pairs, and whether A and B swap."""
+
+
 @dataclass(slots=True)
 class _Queue:
     """Legs that wait for others that lie alike."""
 
     wanted: Wanted
-    waiting: dict[Hashable, list[tuple[Sums, Degree, Paired]]] = field(default_factory=lambda: defaultdict(list))
+    waiting: dict[_Alike, list[tuple[Sums, Degree, Paired]]] = field(default_factory=lambda: defaultdict(list))
 
     def takes(
         self, products: Products, layout: Layout | None, n: int, sums: Sums, degree: Degree, paired: Paired
@@ -135,7 +140,7 @@ class _Queue:
 
     def flush(self) -> None:
         """Read all that wait, those that lie alike in one go."""
-        for (products, layout, _, pairs, turned), reads in self.waiting.items():  # type: ignore[misc]
+        for (products, layout, _, pairs, turned), reads in self.waiting.items():
             columns = zip(*(paired.tensors for *_, paired in reads), strict=True)
             stacks = [Stack(column, layout) for column in columns]
             points, sign = reads[0][2].points, -1 if turned else 1
