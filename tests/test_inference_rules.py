@@ -50,6 +50,8 @@ OPERATORS = [
     op("mul by a constant", lambda x: x * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), (2, 3)),
     op("div", lambda x, y: x / y, (2, 3), (2, 3)),
     op("x / x", lambda x: x / x.sum(-1, keepdim=True), (3, 1), short="a parameter without effect is listed as such"),
+    op("outer product with itself", lambda x: x.unsqueeze(-1) * x.unsqueeze(-2), (2, 3)),
+    op("quotients of entries", lambda x: x.unsqueeze(-1) / x.unsqueeze(-2), (2, 3)),
     op("add", lambda x, y: x + y, (2, 3), (3,)),
     op("sub", lambda x, y: x - 2 * y, (2, 3), (2, 1)),
     op("add a number", lambda x, y: x * y + 1.5, (2, 3), (2, 3)),

@@ -104,6 +104,16 @@ def _(h: Tensor) -> Tensor:
     return h + 0.0 * c.sum()
 
 
+@between("products of all pairs of entries")
+def _(h: Tensor) -> Tensor:
+    return (h.unsqueeze(-1) * h.unsqueeze(-2)).sum(-1)
+
+
+@between("quotients of all pairs of entries")
+def _(h: Tensor) -> Tensor:
+    return (h.unsqueeze(-1) / h.unsqueeze(-2)).sum(-1)
+
+
 @between("an expanded view added to in place")
 def _(h: Tensor) -> Tensor:
     return h.unsqueeze(0).expand(2, -1, -1).clone().add_(h.sum(0)).sum(0)

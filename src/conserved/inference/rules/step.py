@@ -131,8 +131,21 @@ def number(ref: Any, s: Step) -> float | None:
 
 
 def same_value(s: Step, left: Any, right: Any) -> bool:
-    """Whether two operands are one value, so that their product is a square and their quotient one."""
-    return isinstance(left, Ref) and isinstance(right, Ref) and origin_of(s, left) == origin_of(s, right)
+    """Whether two operands are one value, so that their product is a square and their quotient one.
+
+    The same entries in other places are not: x[:, None] · x[None, :] is an outer product.
+    """
+    return (
+        isinstance(left, Ref)
+        and isinstance(right, Ref)
+        and origin_of(s, left) == origin_of(s, right)
+        and _wide_from_the_end(s.shape(left)) == _wide_from_the_end(s.shape(right))
+    )
+
+
+def _wide_from_the_end(shape: Sequence[int]) -> list[int]:
+    """Axes with more than one entry, counted from the last as broadcasting does."""
+    return [dim - len(shape) for dim, size in enumerate(shape) if size != 1]
 
 
 def origin_of(s: Step, ref: Ref) -> int:
