@@ -94,7 +94,9 @@ class TorchBackend:
     ) -> Found:
         """Σ_j b_ij for every row i of B where A is a point, and zero where it is a direction."""
         cast = {j: legs[j].to(dtype) for _, j in pairs}
-        sums = {j: leg.sum(-1) for j, leg in cast.items()}
+        # Times a column of ones: on processors that is faster than a sum over what lies far apart.
+        ones = legs[0].new_ones((1,) * legs[0].ndim, dtype=dtype).expand(*legs[0].shape[:-2], 1, legs[0].shape[-1])
+        sums = {j: (ones @ leg.mT)[..., 0, :] for j, leg in cast.items()}
         values = _stack([sums[j] if points[i] else torch.zeros_like(sums[j]) for i, j in pairs])
         if not sizes:
             return values, None
@@ -204,7 +206,7 @@ def _column_sums(
             continue
         for total, (i, j) in zip(totals, pairs, strict=True):
             total[..., : here[i].shape[-2], :].addcmul_(here[i], here[j])
-    if totals[0].shape[-2] % _STRIPE:
+    if len(pairs) > 1 or totals[0].shape[-2] % _STRIPE:
         return [total.sum(-2) for total in totals]
     return [total.unflatten(-2, (-1, _STRIPE)).sum(-2).sum(-2) for total in totals]
 
