@@ -176,13 +176,13 @@ class Sums:
     columns: list[Tensor] = field(default_factory=list)
     """For linear laws, where asked for: bounds of the sums of absolute values."""
 
-    def add(self, found: Found, degree: Degree, *, legs: int | None = None) -> None:
-        """Take a leg into account; or `legs` of them, whose entries come one leg after the other, each with a batch."""
+    def add(self, found: Found, degree: Degree, *, stacked: tuple[int, int] | None = None) -> None:
+        """Take a leg into account; or so many legs of several layers, leg after leg, with batches of that size."""
         values, squares = found
         if squares is not None:
             scale = degree**2 * (_norms(values, squares.ndim).square() + squares)
-            self.scales.append(scale if legs is None else _together(scale, legs))
-        values = values if legs is None else _together(values, legs)
+            self.scales.append(scale if stacked is None else _together(scale, *stacked))
+        values = values if stacked is None else _together(values, *stacked)
         (self.plus if degree > 0 or self.absolute else self.minus).append(
             values if abs(degree) == 1 else abs(degree) * values
         )
@@ -218,9 +218,10 @@ class Sums:
         return torch.stack((_norms(self.signed(), scale.ndim), scale.sqrt()), -1)
 
 
-def _together(entries: Tensor, legs: int) -> Tensor:
-    """From (pairs, legs · layers, batch, …) to (pairs, layers · batch, …)."""
-    return entries.unflatten(1, (legs, -1)).sum(1).flatten(1, 2)
+def _together(entries: Tensor, legs: int, batch: int) -> Tensor:
+    """From (pairs, legs · layers, batch, …) to (pairs, layers · batch, …); a leg that a batch shares is repeated."""
+    layers = entries.unflatten(1, (legs, -1)).sum(1)
+    return layers.expand(-1, -1, batch, *layers.shape[3:]).flatten(1, 2)
 
 
 def _over_legs(legs: list[Tensor]) -> Tensor | None:

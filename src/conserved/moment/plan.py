@@ -165,7 +165,7 @@ class Plan:
             gathered = Gathered(read, tuple(pairs))
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
-        together = together and sizes and dtype in _SINGLE
+        together = together and sizes and not absolute and dtype in _SINGLE
         identity = tuple(pairs) == ((0, 1),) and [one.point for one in read] == [True, False]
         rows = self.row_identities.sizes(*(one.tensors for one in read)) if together and identity else None
         known = frozenset(() if rows is None else rows.places)
@@ -232,7 +232,7 @@ class Plan:
         points, sums = tuple(source.point for source in sources), Sums(pairs, wanted.absolute)
         for degree, legs, stacks in read:
             found = forms(triton_backend.TRITON, products, degree, stacks, pairs, points, torch.float32, wanted)
-            sums.add(found, degree, legs=legs)
+            sums.add(found, degree, stacked=(legs, len(batches[0].members)))
         return Part(tuple(member for batch in batches for member in batch.members), {None: sums})
 
 
