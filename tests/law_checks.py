@@ -238,7 +238,7 @@ def residuals(laws: LawSet, subject: Subject, *, exact: bool = True, inputs: int
         with nullcontext() if exact else without_epsilon(subject.model):
             slopes = gradients(case, seed=3 + seed)
         theta = _every(subject)
-        weighed = chosen.weigh(slopes, theta)
+        weighed = chosen.balance(slopes, theta)
         pull = float(torch.stack([g.norm() for g in slopes.values()]).norm())
         for symmetry, r, scale in zip(chosen, weighed.residuals, weighed.scales, strict=True):
             size = float(torch.stack([theta[name].norm() for name in symmetry.parameters]).norm())

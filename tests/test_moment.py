@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -139,7 +140,7 @@ def in_kernels(plan: Plan, sources: tuple[Point, Direction], **options: bool) ->
 def holds(way: Way, case: Drawn, dtype: torch.dtype) -> None:
     symmetries = case.symmetries()
     plan, sources = Plan.of(symmetries), sources_of(symmetries, case.seed, dtype)
-    close = {"rtol": AGREE[dtype], "atol": AGREE[dtype]}
+    close = partial(torch.testing.assert_close, rtol=AGREE[dtype], atol=AGREE[dtype])
     everything, laws = way(plan, sources), way(plan, sources, law=True)
     sizes = way(plan, sources, sizes=True)
     bounds = way(plan, sources, law=True, absolute=True).values(1)
@@ -148,22 +149,20 @@ def holds(way: Way, case: Drawn, dtype: torch.dtype) -> None:
         for symmetry, value, part in zip(symmetries, values, parts, strict=True):
             expected = slowly(symmetry, sources, i, j)
             assert value.dtype == dtype
-            torch.testing.assert_close(value.double(), expected, **close)
+            close(value.double(), expected)
             symmetric = symmetry.kind.products.polar(part)
-            torch.testing.assert_close(
-                symmetric.double(), symmetry.kind.products.polar(symmetry.kind.conserved(expected)), **close
-            )
+            close(symmetric.double(), symmetry.kind.products.polar(symmetry.kind.conserved(expected)))
     absolute = Point({name: tensor.abs() for name, tensor in sources[0].tensors.items()})
     plain = all(leg.view.offset == 0 for one in symmetries for leg in one.legs)
     places, tables = sizes.sizes()
     norms = dict(zip(places, torch.cat([table.double() for table in tables])[:, 0].tolist(), strict=True))
     for place, symmetry in enumerate(symmetries):
-        value = float(slowly(symmetry, sources, 0, 1).norm())
-        assert norms[place] == pytest.approx(value, rel=AGREE[dtype], abs=AGREE[dtype])
+        size = float(slowly(symmetry, sources, 0, 1).norm())
+        assert norms[place] == pytest.approx(size, rel=AGREE[dtype], abs=AGREE[dtype])
         if plain:
             positive = replace(symmetry, legs=tuple(Leg(leg.view, abs(leg.degree)) for leg in symmetry.legs))
             expected = symmetry.kind.conserved(slowly(positive, (absolute, sources[1]), 0, 0))
-            torch.testing.assert_close(bounds[place].double(), expected, **close)
+            close(bounds[place].double(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

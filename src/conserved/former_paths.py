@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     "conserved.kind": "conserved.symmetry",
@@ -21,9 +21,7 @@ MOVED = {
 class _Former(MetaPathFinder, Loader):
     """Finds a module under its former path."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """Only for paths that have moved."""
         return ModuleSpec(fullname, self) if fullname in MOVED else None
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors
 
 USUAL = {
@@ -78,8 +79,9 @@ def step_size(symmetries: list[Symmetry], theta: Tensors, slopes: Tensors) -> fl
 
     μ(θ − τG, G) = −τ μ(G, G), because μ(θ, G) = 0: one number must fit all entries of all identities.
     """
-    left = [symmetry.identity(theta, slopes, dtype=torch.float64).flatten() for symmetry in symmetries]
-    right = [symmetry.moment_map(slopes, slopes, point=False, dtype=torch.float64).flatten() for symmetry in symmetries]
+    sources = Point(theta), Direction(slopes)
+    moments = Plan.of(symmetries).evaluate(sources, [(0, 1), (1, 1)], dtype=torch.float64)
+    left, right = ([value.flatten() for value in moments.values(pair)] for pair in (0, 1))
     # Every identity has its own units: each counts as much as any other.
     sizes = [max(float(part.norm()), 1e-300) for part in left]
     mu = torch.cat([part / size for part, size in zip(left, sizes, strict=True)])

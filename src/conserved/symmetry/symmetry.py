@@ -166,27 +166,32 @@ class Symmetry:
 
         `other` says the same of B, which by default is a point if it is A and A is one.
         """
+        second_is = (point and a is b) if other is None else other
+        same = a is b and point == second_is
+        given = [(a, point)] if same else [(a, point), (b, second_is)]
+        return self._moments(given, ((0, 0 if same else 1),), dtype)[0]
+
+    def _moments(
+        self, sources: Sequence[tuple[Tensors, bool]], pairs: tuple[tuple[int, int], ...], dtype: torch.dtype | None
+    ) -> Float[Tensor, "pairs ..."]:
+        """μ for pairs of sources, each a collection and whether it is a point."""
         from conserved.moment import of_legs
 
-        points = point, (point and a is b) if other is None else other
-        left = self.matrices(a, dtype, point=points[0])
-        # The same objects where the collections are the same: a leg with itself is known to be symmetric.
-        right = left if a is b and points[0] == points[1] else self.matrices(b, dtype, point=points[1])
-        return of_legs(self.kind, self.degrees, [*zip(left, right, strict=True)], points=points).value()
+        legs = [self.matrices(tensors, dtype, point=point) for tensors, point in sources]
+        points = tuple(point for _, point in sources)
+        return of_legs(self.kind, self.degrees, [*zip(*legs, strict=True)], points=points, pairs=pairs).signed()
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ) = μ(θ, θ), the conserved quantity of gradient flow."""
-        return self.kind.conserved(self.moment_map(theta, theta, dtype=dtype))
+        return self.kind.conserved(self._moments([(theta, True)], ((0, 0),), dtype)[0])
 
     def identity(self, theta: Tensors, gradient: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model."""
-        return self.moment_map(theta, gradient, dtype=dtype)
+        return self._moments([(theta, True), (gradient, False)], ((0, 1),), dtype)[0]
 
     def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ − U) − h(θ), exactly, from the update alone."""
-        first = self.moment_map(theta, update, dtype=dtype)
-        mirror = self.moment_map(update, theta, point=False, other=True, dtype=dtype)
-        second = self.moment_map(update, update, point=False, dtype=dtype)
+        first, mirror, second = self._moments([(theta, True), (update, False)], ((0, 1), (1, 0), (1, 1)), dtype)
         return self.kind.conserved(second - first - mirror)
 
     def act(self, theta: Tensors, g: Tensor) -> dict[str, Tensor]:
