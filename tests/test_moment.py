@@ -17,7 +17,7 @@ from torch import Tensor
 from as_written import import_as_written
 from conserved.moment import Direction, Moments, Plan, Point, triton_backend
 from conserved.moment.sources import Gathered
-from conserved.symmetry import KINDS, Leg, OuterProduct, RowProducts, Symmetry, View
+from conserved.symmetry import KINDS, Leg, OuterProduct, Pick, RowProducts, Symmetry, View
 from reference.moment_map import BY_CODE
 from tolerances import AGREE
 
@@ -41,7 +41,7 @@ class DrawnLeg:
         grid = (self.columns, heads, faced) if self.transposed else (heads, faced, self.columns)
         axes, pick = (2, 1) if self.transposed else (1, 0)
         shape = (self.columns, heads * faced) if self.transposed else (heads * faced, self.columns)
-        chosen = {pick: head if self.heads else 0}
+        chosen: dict[int, Pick] = {pick: head if self.heads else 0}
         view = View.of(name, shape, grid=grid, axes=axes, pick=chosen, rows=self.picked, offset=self.offset)
         return Leg(view, self.degree)
 
