@@ -8,10 +8,11 @@ rounding errors of B leave in it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,19 +28,30 @@ Found = tuple[Tensor, Tensor | None]
 """Values, a row for every pair, and with `sizes` the sums of squares."""
 
 
-@runtime_checkable
-class Backend(Protocol):
+class Backend(ABC):
     """Computes products of legs, which are whatever it reads: matrices, or matrices that lie in many tensors."""
 
-    def faced(self, legs: Sequence[Any], faces: str) -> Sequence[Any]: ...
-    def row_of_units(self, leg: Any, unit: int, row: int) -> Any: ...
-    def row_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found: ...
-    def outer_products(
-        self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool
-    ) -> Found: ...
+    @abstractmethod
+    def faced(self, legs: Sequence[Any], faces: str) -> Sequence[Any]:
+        """Legs with what counts as their rows as rows."""
+
+    @abstractmethod
+    def row_of_units(self, leg: Any, unit: int, row: int) -> Any:
+        """One row of every unit."""
+
+    @abstractmethod
+    def row_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
+        """Σ_j a_ij b_ij for every row i and every pair of legs."""
+
+    @abstractmethod
+    def outer_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
+        """A Bᵀ for every pair of legs."""
+
     def row_totals(
         self, legs: Sequence[Any], pairs: Sequence[Pair], points: Sequence[bool], dtype: torch.dtype, *, sizes: bool
-    ) -> Found: ...
+    ) -> Found:
+        """Σ_j b_ij for every row i of B where A is a point, and zero where it is a direction."""
+        raise NotImplementedError(f"{type(self).__name__} has no sums of single legs.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.moment.forms import Found, Pair, Sums, Wanted, forms
+from conserved.moment.forms import Backend, Found, Pair, Sums, Wanted, forms
 from conserved.moment.precision import full_precision, working_dtype
 from conserved.symmetry.kind import Degree, Kind
 
@@ -29,7 +29,7 @@ _STRIPE = 64
 """Stored rows that are summed in one go; a multiple of them is accumulated at a time."""
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Row products and outer products by PyTorch's own operations."""
 
     def faced(self, legs: Sequence[Tensor], faces: str) -> list[Tensor]:

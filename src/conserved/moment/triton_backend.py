@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conserved.moment.forms import Found, Pair
+from conserved.moment.forms import Backend, Found, Pair
 from conserved.moment.launches import Tile, power
 from conserved.moment.layouts import Layout, PlacedProduct, Stack, plain
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
@@ -57,12 +57,8 @@ def available(device: torch.device) -> bool:
 
 def reads(stack: Stack) -> bool:
     """Whether kernels read these legs: plain tensors of one type they know, on a device they run on."""
-    device = stack.device
-    return (
-        stack.dtype in TYPES
-        and available(device)
-        and all(plain(tensor, device) and tensor.dtype == stack.dtype for tensor in stack.tensors)
-    )
+    types = types_of(stack.tensors)
+    return types is not None and len(set(types)) == 1
 
 
 def types_of(sources: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
@@ -83,7 +79,7 @@ def takes(products: Products, layout: Layout | None, n: int) -> bool:
     return bool(products.terms) and not products.lifted and in_units
 
 
-class TritonBackend:
+class TritonBackend(Backend):
     """Row products and outer products of stacks, all pairs of the same types in one launch."""
 
     def faced(self, legs: Sequence[Stack], faces: str) -> list[Stack]:
@@ -107,18 +103,6 @@ class TritonBackend:
     ) -> Found:
         """A Bᵀ for every pair of legs."""
         return _of_pairs(outer_products, legs, pairs, sizes=sizes)
-
-    def row_totals(
-        self,
-        legs: Sequence[Stack],
-        pairs: Sequence[Pair],
-        points: Sequence[bool],
-        dtype: torch.dtype,
-        *,
-        sizes: bool = False,
-    ) -> Found:
-        """Not computed here: `takes` says so."""
-        raise NotImplementedError
 
 
 TRITON = TritonBackend()

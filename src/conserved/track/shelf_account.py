@@ -10,12 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.judging import TOLERANCE
-from conserved.laws import Reference
+from conserved.laws import Change, Reference
 from conserved.symmetry import Symmetry, Tensors
 from conserved.track.ledger import Account, Shelf, rounding
-
-_BALANCED = 1e-6
-"""As in `LawSet.errors`: below this share of its terms a law has no value to be relative to."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,11 +101,10 @@ class Scales:
 
 
 def _denominators(shelf: Shelf, reference: Reference, name: str) -> Tensor:
-    units = shelf.kind.units
-    size = torch.linalg.vector_norm(units(reference.values[name]), dim=-1)
-    terms = torch.linalg.vector_norm(units(reference.scales[name]), dim=-1)
-    size = torch.where(size > _BALANCED * terms, size, terms)
-    return torch.where(size > 0, size, torch.ones_like(size))
+    size, terms = (
+        torch.linalg.vector_norm(shelf.kind.units(part[name]), dim=-1) for part in (reference.values, reference.scales)
+    )
+    return Change(distance=size, size=size, terms=terms).unit()
 
 
 def begun(account: Account) -> Running:
