@@ -3,13 +3,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test quick check bench docs clean
+.PHONY: demo test pytest whole quick check bench docs clean
 
 demo: $(VENV)/core
 	$(BIN)/conserved demo
 
-test: check
-	$(BIN)/pytest -n auto --dist worksteal
+# Types are checked while the tests run: one core would wait for the other.
+test: $(VENV)/ready
+	$(MAKE) --no-print-directory --jobs=2 check pytest
+
+pytest: $(VENV)/ready
+	$(BIN)/pytest -q -n auto --dist worksteal
+
+# With all cases of the tables of which `make test` takes a sample, and with long runs.
+whole: $(VENV)/ready
+	$(BIN)/pytest -q -n auto --dist worksteal --whole
 
 # For the inner loop: the tests of what has changed since main, then others, until 40 s are over.
 quick: $(VENV)/ready

@@ -23,8 +23,12 @@ from torch import Tensor
 
 from conserved.inference import recognize
 from conserved.lab.data.sources import open_images
+from conserved.symmetry import Symmetry
 from conserved.transform import EqualizeEvery
 from measure import save
+
+LAWS: list[Symmetry] = []
+"""The general linear groups of the adapters, which are the same for every seed."""
 
 
 def base(x: Tensor, y: Tensor, steps: int) -> Any:
@@ -63,11 +67,14 @@ def tuned(start: Any, data: tuple[Tensor, ...], seed: int, optimizer: str, every
     for p in model.get_submodule("base_model.model.classifier.modules_to_save.default").parameters():
         torch.nn.init.normal_(p, 0, 0.02)
     trained = [p for p in model.parameters() if p.requires_grad]
-    rule: Any = (
-        torch.optim.AdamW(trained, 5e-3) if optimizer == "AdamW" else torch.optim.SGD(trained, 0.02, momentum=0.9)
-    )
-    laws = [s for s in recognize(model, pixel_values=x[:2]) if all("lora_" in name for name in s.parameters)]
-    equalizer = EqualizeEvery(model, optimizer=rule if along else None, every=every, laws=laws) if every else None
+    rule: Any = {
+        "AdamW": lambda: torch.optim.AdamW(trained, 5e-3),
+        "SGD": lambda: torch.optim.SGD(trained, 0.02, momentum=0.9),
+        "SGD, rate 0.1": lambda: torch.optim.SGD(trained, 0.1, momentum=0.9),
+    }[optimizer]()
+    if not LAWS:
+        LAWS.extend(s for s in recognize(model, pixel_values=x[:2]) if all("lora_" in name for name in s.parameters))
+    equalizer = EqualizeEvery(model, optimizer=rule if along else None, every=every, laws=LAWS) if every else None
     for _ in range(steps):
         chosen = torch.randint(0, len(x), (32,))
         rule.zero_grad()
@@ -88,7 +95,7 @@ def tuned(start: Any, data: tuple[Tensor, ...], seed: int, optimizer: str, every
         "loss": float(F.cross_entropy(logits, labels)),
         "accuracy": float((logits.argmax(-1) == labels).float().mean()),
         "imbalance": mean(uneven),
-        "pairs": len(laws),
+        "pairs": len(LAWS),
     }
 
 
@@ -98,7 +105,7 @@ def main() -> None:
     parser.add_argument("--fashion", required=True)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--optimizers", default="AdamW")
+    parser.add_argument("--optimizers", default="AdamW;SGD;SGD, rate 0.1")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
@@ -110,7 +117,7 @@ def main() -> None:
     data = (x[new][2000:], y[new][2000:] - 5, x[new][:2000], y[new][:2000] - 5)
     ways = {"left alone": (0, True), "balanced every 10": (10, True), "balanced, averages left": (10, False)}
     rows: dict[str, Any] = {}
-    for optimizer in options.optimizers.split(","):
+    for optimizer in options.optimizers.split(";"):
         found = {way: [] for way in ways}  # type: dict[str, list[Any]]
         for seed in range(options.seeds):
             for way, (every, along) in ways.items():
@@ -129,6 +136,7 @@ def main() -> None:
                 "losses": [round(r["loss"], 4) for r in runs],
             }
             print(optimizer, way, {k: v for k, v in rows[optimizer][way].items() if k != "losses"}, flush=True)
+        save("balanced_adapters", {"rows": rows, "steps": options.steps, "seeds": options.seeds})
     print(save("balanced_adapters", {"rows": rows, "steps": options.steps, "seeds": options.seeds}))
 
 

@@ -24,7 +24,11 @@ from catalogue import Entry, entries
 from conserved import LawSet, recognize
 from conserved.inference.derivation import Derivation
 from conserved.inference.rules import base_name
+from conserved.inference.types import Type
 from measure import RESULTS, commit, machine
+
+SUMS = ("add", "sub", "index_add", "index_put", "scatter_add", "where", "addmm")
+"""Operations whose operands must move alike."""
 
 Slot = tuple[str, int]
 """A parameter and one of its axes."""
@@ -121,6 +125,18 @@ def ended_by(laws: LawSet, slot: Slot) -> str:
             if not 0 <= ending.origin < len(program.operations):
                 return "the output"
             return base_name(program.operations[ending.origin].name).removeprefix("aten::").lstrip("_")
+    for symmetry in laws:
+        if not symmetry.kind.linear and name in symmetry.parameters:
+            return "a space of ours that the group does not hold whole, or one scale for each channel"
+    # A charge is zero without an end of its own if a sum ties it to one that has.
+    if not roots.any():
+        for number in derivation.typing.live:
+            operation = program.operations[number]
+            kind = base_name(operation.name).removeprefix("aten::")
+            known = [derivation.typing.known.get(value) for value in operation.inputs()]
+            moved = [f.atoms for one in known if isinstance(one, Type) for f in one.factors]
+            if kind in SUMS and any(np.isin(part, atoms).any() for part in moved):
+                return f"{kind}, to channels that do not move"
     return ""
 
 

@@ -1,7 +1,9 @@
 """Time and memory of `equalize` on a billion parameters, against one read of the weights.
 
-A Llama of 1.0 billion random parameters in bfloat16 is written to safetensors files; each objective is then run on the
-files in a process of its own (weights are read, moved and written tensor by tensor), and one process only reads them.
+A Llama of 1.0 billion random parameters in bfloat16 is written to safetensors files. Each task runs in a process of its
+own: `conserved equalize FOLDER -o OUT` for each objective that needs no data (files are read, moved and written group
+by group), `equalize(model)` on the model in memory, only importing what these import, and only reading the weights
+once, as float32. Seconds include imports and the inference of the symmetries, which are also given by themselves.
 
     python benchmarks/equalize_billion.py --folder SCRATCH
 """
@@ -21,12 +23,7 @@ from typing import Any
 import torch
 import transformers
 
-from conserved.transform import Checkpoint, equalize, symmetries_of
-from conserved.transform.objectives import Range
 from measure import save
-
-SWEEPS = 3
-"""How often ranges are gone round; the default goes on until they settle, twenty times at the most."""
 
 SIZES = {
     "vocab_size": 32_000,
@@ -51,51 +48,76 @@ def written(folder: Path, layers: int) -> int:
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
     shard: dict[str, torch.Tensor] = {}
+    places: dict[str, str] = {}
     count = number = 0
     for name, parameter in model.named_parameters():
         spread = torch.randn(parameter.shape[0], 1).exp() if parameter.ndim > 1 else torch.ones(1)
         shard[name] = (0.02 * spread * torch.randn(parameter.shape) + (parameter.ndim == 1)).to(torch.bfloat16)
+        places[name] = f"model-{number}.safetensors"
         count += parameter.numel()
         if sum(t.numel() for t in shard.values()) > 150_000_000:
             save_file(shard, folder / f"model-{number}.safetensors")
             shard, number = {}, number + 1
     save_file(shard, folder / f"model-{number}.safetensors")
+    index = {"metadata": {"total_size": 2 * count}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return count
 
 
 def worked(folder: Path, task: str) -> None:
     """One task in this process; prints seconds and peak memory."""
     begun = time.perf_counter()
-    record: dict[str, float] = {}
-    if task == "imports":
-        pass
-    elif task == "read":
+    from conserved.transform import Checkpoint, equalize, symmetries_of
+
+    record: dict[str, Any] = {}
+
+    def lap(name: str) -> None:
+        record[name] = round(time.perf_counter() - begun - sum(record.values()), 2)
+
+    lap("imports")
+    way, _, objective = task.partition(" ")
+    if way == "read":
         from safetensors import safe_open
 
-        total = 0.0
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
-                    total += float(opened.get_tensor(name).float().abs().amax())
-    else:
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
-        laws = symmetries_of(model)
-        record["symmetries"] = time.perf_counter() - begun
+                    opened.get_tensor(name).float()
+        lap("reading")
+    elif way == "files":
+        from conserved.cli.models import load_model
+
+        laws = symmetries_of(load_model(str(folder), [], weights=False))
+        lap("symmetries")
         out = folder.parent / "out"
-        shutil.rmtree(out, ignore_errors=True)
         weights = Checkpoint(folder, out, laws.parameters)
-        record["copy"] = time.perf_counter() - begun - record["symmetries"]
-        objective: Any = task
-        if task == "range":
-            objective = Range()
-            objective.sweeps = SWEEPS
+        lap("copying files")
         found = equalize(weights, laws=laws, objective=objective)
-        record |= {"sweeps": found.sweeps, "moved": len(found.moved.moved), "tensors": len(set(weights.written))}
+        lap("equalising")
         shutil.rmtree(out)
-    record["seconds"] = time.perf_counter() - begun
-    record["peak GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    elif way == "memory":
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        lap("loading")
+        laws = symmetries_of(model)
+        lap("symmetries")
+        found = equalize(model, laws=laws, objective=objective)
+        lap("equalising")
+    record["seconds"] = round(time.perf_counter() - begun, 2)
+    record["processor seconds"] = round(time.process_time(), 2)
+    record["peak GB"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2)
+    if way in ("files", "memory"):
+        record |= {"sweeps": found.sweeps, "moved": len(found.moved.moved), "tensors": len(set(found.moved.parameters))}
     print(json.dumps(record))
+
+
+TASKS = (
+    "imports",
+    "read",
+    "files range",
+    "files incoherent",
+    "memory range",
+    "files balanced",
+)
 
 
 def main() -> None:
@@ -103,17 +125,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=20)
-    parser.add_argument("--task", default="")
+    parser.add_argument("--task", default="", help="run one in this process")
+    parser.add_argument("--tasks", default="", help="those to run, with semicolons in between")
     options = parser.parse_args()
-    if options.task:
+    if options.task and options.task != "write":
         worked(options.folder / "in", options.task)
         return
+    if options.task == "write":
+        print(written(options.folder / "in", options.layers))
+        return
     shutil.rmtree(options.folder, ignore_errors=True)
-    count = written(options.folder / "in", options.layers)
-    rows = {}
-    for task in ("imports", "read", "range", "incoherent"):
-        command = [sys.executable, __file__, "--folder", str(options.folder), "--task", task]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    own = [sys.executable, __file__, "--folder", str(options.folder), "--layers", str(options.layers), "--task"]
+    # In a process of its own: a child's peak memory starts from what its parent had.
+    made = subprocess.run([*own, "write"], capture_output=True, text=True, check=True)
+    count = int(made.stdout.splitlines()[-1])
+    rows: dict[str, Any] = {}
+    for task in TASKS if not options.tasks else options.tasks.split(";"):
+        done = subprocess.run([*own, task], capture_output=True, text=True, check=False)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         rows[task] = json.loads(lines[-1]) if lines else {"failed": done.stderr[-300:]}
         print(task, rows[task], flush=True)

@@ -22,7 +22,9 @@ from catalogue import Entry, entries
 from conserved import LawSet, recognize
 from law_checks import check, drifts
 from law_counts import FILE as COUNTS
+from law_misses import KINKS, REASONS, UNCLEAR
 from measure import RESULTS, commit, machine
+from reference.quadratic_laws import quadratic_laws
 
 LARGEST_JACOBIAN = 4_000_000
 """Entries of the largest matrix whose rank is taken; the independent laws of larger models are not counted."""
@@ -61,6 +63,11 @@ def row(entry: Entry, counts: dict[str, Any]) -> dict[str, Any]:
         record["independent_exact"] = laws.independent(theta, exact=True) if len(laws) else 0
     else:
         record["independent"] = record["independent_exact"] = None
+    if record["counted"] not in (None, record["independent"]):
+        # The count is of one point: laws of degree one and two are counted over many, which see both sides of kinks.
+        again = quadratic_laws(entry.subject(), laws)
+        record["degree_two"], record["degree_two_missing"] = again.count, again.missing
+        record["reason"] = reason(entry.name, record)
     record["coverage"] = coverage(laws, subject.theta)
     record["unknown"] = {str(name): int(times) for name, times in dict(getattr(laws, "unknown", {}) or {}).items()}
     record["dropped"] = Counter(d.reason for d in laws.dropped).most_common(8)
@@ -75,6 +82,14 @@ def row(entry: Entry, counts: dict[str, Any]) -> dict[str, Any]:
     record["wrong"] = late | record["wrong"]
     record["by_kind"] = dict(Counter(f"{s.family}: {s.kind.code}{'' if s.exact else ' ~'}" for s in laws))
     return record
+
+
+def reason(name: str, record: dict[str, Any]) -> str:
+    """Why the number of laws is not the one counted at one point."""
+    known = REASONS.get(name, "")
+    if not record["degree_two_missing"] and record["degree_two"] == record["independent"]:
+        return known or (KINKS if record["counted"] > record["independent"] else UNCLEAR)
+    return known or "not understood"
 
 
 def coverage(laws: LawSet, theta: dict[str, torch.Tensor]) -> float:
@@ -133,6 +148,7 @@ def summary(rows: dict[str, Any]) -> dict[str, Any]:
     """The figures of the whole table."""
     good = {name: r for name, r in rows.items() if "error" not in r}
     counted = {n: r for n, r in good.items() if r["counted"] is not None and r["independent"] is not None}
+    apart = {n: r for n, r in counted.items() if r["independent"] != r["counted"]}
     return {
         "models": len(rows),
         "errors": [name for name, r in rows.items() if "error" in r],
@@ -140,8 +156,10 @@ def summary(rows: dict[str, Any]) -> dict[str, Any]:
         "worst_residual": max((r["worst"] for r in good.values() if not r["wrong"]), default=0.0),
         "counted": len(counted),
         "equal": sum(r["independent"] == r["counted"] for r in counted.values()),
+        "equal_over_many_points": [n for n, r in apart.items() if r.get("degree_two_missing") == 0],
         "short": {n: r["independent"] - r["counted"] for n, r in counted.items() if r["independent"] < r["counted"]},
         "over": {n: r["independent"] - r["counted"] for n, r in counted.items() if r["independent"] > r["counted"]},
+        "reasons": {n: r.get("reason", "not understood") for n, r in apart.items()},
         "sources": dict(Counter(r["source"] for r in good.values())),
     }
 

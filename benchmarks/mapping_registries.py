@@ -26,7 +26,7 @@ import transformers
 from torch import Tensor, nn
 
 import float64
-from conserved.transform import Mapping, mappings, symmetries_of
+from conserved.transform import LayerMapping, mappings, symmetries_of
 from measure import save
 
 SMALL = {
@@ -158,8 +158,11 @@ def config_of(config: Any) -> Any:
             elif hasattr(part, name) and (getattr(part, name) is not None or name in ("pad_token_id", *CHOSEN)):
                 setattr(part, name, value)
         rope = getattr(part, "rope_parameters", None)
-        if isinstance(rope, dict) and "mrope_section" in rope:
+        if isinstance(rope, dict) and ("mrope_section" in rope or "qwen2_5" in str(getattr(part, "model_type", ""))):
             rope["mrope_section"] = [2, 1, 1]
+        if getattr(part, "pixel_shuffle_ratio", None):
+            part.intermediate_size = int(part.hidden_size / part.pixel_shuffle_ratio**2)
+            part.projector_input_dim = part.projector_output_dim = part.vision_output_dim = part.hidden_size
         if getattr(part, "qk_rope_head_dim", None):
             part.head_dim = part.qk_rope_head_dim
         for name in ("mlp_layer_types", "no_rope_layers"):
@@ -169,13 +172,7 @@ def config_of(config: Any) -> Any:
 
 
 def resolved(theirs: Theirs, names: list[str]) -> list[tuple[str, frozenset[str], list[str]]]:
-    """Their patterns on a model: what is smoothed, what is balanced, and which patterns found nothing."""
-
-    def matching(pattern: str, pool: list[str]) -> list[str]:
-        if pattern.startswith("re:"):
-            return [name for name in pool if re.match(pattern[3:], name)]
-        return [name for name in pool if re.search(pattern, name)]
-
+    """Their patterns on a model: what is smoothed, what is balanced, and the patterns of what is balanced."""
     blocks: dict[str, list[str]] = defaultdict(list)
     for name in names:
         found = re.match(r"(.*?\.\d+)\.", name)
@@ -191,8 +188,15 @@ def resolved(theirs: Theirs, names: list[str]) -> list[tuple[str, frozenset[str]
                 )
                 each = {pattern: matching(pattern, near) for pattern in balance}
                 readers = frozenset(n for found in each.values() for n in found) - {one}
-                result.append((one, readers, [pattern for pattern, found in each.items() if not found]))
+                result.append((one, readers, balance))
     return result
+
+
+def matching(pattern: str, pool: list[str]) -> list[str]:
+    """The names that a pattern of theirs means."""
+    if pattern.startswith("re:"):
+        return [name for name in pool if re.match(pattern[3:], name)]
+    return [name for name in pool if re.search(pattern, name)]
 
 
 def outputs(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -208,11 +212,15 @@ def carried_out(model: nn.Module, inputs: dict[str, Any], smooth: str, balance: 
     readers: list[Any] = [moved.get_submodule(name) for name in balance]
     if not isinstance(getattr(maker, "weight", None), Tensor) or not readers:
         return None
-    if any(getattr(reader, "weight", torch.zeros(0)).ndim != 2 for reader in readers):
+    plain = [reader.weight for reader in readers if getattr(reader, "weight", torch.zeros(0)).ndim == 2]
+    stacks = [reader.gate_up_proj for reader in readers if getattr(reader, "gate_up_proj", None) is not None]
+    stacks = [stack for stack in stacks if isinstance(stack, Tensor) and stack.ndim == 3]
+    if len(plain) + len(stacks) < len(readers):
         return None
-    width = readers[0].weight.shape[1]
     rows = maker.weight.shape[0]
-    if any(reader.weight.shape[1] != width for reader in readers) or rows < width:
+    width = plain[0].shape[1] if plain else rows
+    axes = [[axis for axis in (1, 2) if stack.shape[axis] == width] for stack in stacks]
+    if any(weight.shape[1] != width for weight in plain) or rows < width or any(len(found) != 1 for found in axes):
         return None
     scales = torch.exp(0.3 * torch.randn(width, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     with torch.no_grad():
@@ -223,8 +231,10 @@ def carried_out(model: nn.Module, inputs: dict[str, Any], smooth: str, balance: 
         maker.weight[-width:] -= offset
         if getattr(maker, "bias", None) is not None:
             maker.bias[-width:] /= scales
-        for reader in readers:
-            reader.weight *= scales
+        for weight in plain:
+            weight *= scales
+        for stack, (axis,) in zip(stacks, axes, strict=True):
+            stack *= scales[:, None] if axis == 1 else scales
     before, after = outputs(model, inputs), outputs(moved, inputs)
     return float((after - before).norm() / before.norm())
 
@@ -239,21 +249,23 @@ def compare(architecture: str, tables: dict[str, dict[str, Theirs]]) -> dict[str
     model, inputs = build(architecture)
     with float64.kept():
         laws = symmetries_of(model, **inputs, use_cache=False)
-        ours = [m for m in mappings(model, laws=laws, **inputs, use_cache=False) if isinstance(m, Mapping)]
+        ours = [m for m in mappings(model, laws=laws, **inputs, use_cache=False) if isinstance(m, LayerMapping)]
     by_smooth: dict[str, set[str]] = defaultdict(set)
     for one in ours:
         for smooth in one.smooth:
             by_smooth[smooth] |= set(one.balance)
+    seen_towers = _towers(model, by_smooth)
     names = [name for name, _ in model.named_modules()]
-    row: dict[str, Any] = {"architecture": architecture, "ours": len(ours), "registries": {}}
+    row: dict[str, Any] = {"architecture": architecture, "ours": len(ours), "towers": seen_towers, "registries": {}}
     for registry, table in tables.items():
         if architecture not in table:
             continue
         counts: Counter[str] = Counter()
         differences: dict[str, str] = {}
         seen = set()
-        for smooth, balance, lost in resolved(table[architecture], names):
-            balance, mine = _aliased(balance, lost, by_smooth.get(smooth, set()))
+        for smooth, found, patterns in resolved(table[architecture], names):
+            mine = by_smooth.get(smooth, set())
+            balance = found | _stacked(patterns, mine)
             seen.add(smooth)
             what, why = judged(model, inputs, smooth, balance, mine, by_smooth)
             counts[what] += 1
@@ -271,12 +283,38 @@ def compare(architecture: str, tables: dict[str, dict[str, Theirs]]) -> dict[str
     return row
 
 
-def _aliased(balance: frozenset[str], lost: list[str], mine: set[str]) -> tuple[frozenset[str], set[str]]:
-    """Experts that are one stacked parameter here are single modules in their patterns."""
-    fused = {name for name in mine if name.endswith("experts")}
-    if fused and any("expert" in pattern or "gate_proj" in pattern or "up_proj" in pattern for pattern in lost):
-        return balance | fused, mine
-    return balance, mine
+def _towers(model: nn.Module, by_smooth: dict[str, set[str]]) -> list[str]:
+    """Image towers do not run on tokens: each is run by itself, on an image, and its mappings are added."""
+    found = []
+    for name in ("vision_tower", "vision_model", "model.vision_tower", "model.vision_model"):
+        try:
+            tower = model.get_submodule(name)
+        except AttributeError:
+            continue
+        image: dict[str, Any] = {"pixel_values": torch.randn(1, 3, 28, 28, dtype=torch.float64)}
+        for inputs in (image, image | {"image_sizes": torch.tensor([[28, 28]])}):
+            try:
+                with float64.kept():
+                    ours = [m for m in mappings(tower, **inputs) if isinstance(m, LayerMapping)]
+            except Exception as problem:
+                print(f"{name}: {type(problem).__name__}: {str(problem)[:120]}")
+                continue
+            for one in ours:
+                for smooth in one.smooth:
+                    by_smooth[f"{name}.{smooth}"] |= {f"{name}.{reader}" for reader in one.balance}
+            found.append(name)
+            break
+    return found
+
+
+def _stacked(patterns: list[str], mine: set[str]) -> set[str]:
+    """Experts that are one stacked parameter here, of which their patterns would find the single modules."""
+    return {
+        name
+        for name in mine
+        if name.endswith("experts")
+        and all(any(matching(p, [f"{name}.0.{part}"]) for p in patterns) for part in ("gate_proj", "up_proj"))
+    }
 
 
 def judged(

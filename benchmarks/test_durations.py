@@ -1,4 +1,4 @@
-"""Which tests take longest: reads what `pytest --junitxml=FILE` wrote, and saves it for CONTRIBUTING.
+"""Which tests and files take most processor time: reads what `pytest --junitxml=FILE` wrote, saved for CONTRIBUTING.
 
 pytest -n 2 --dist worksteal --junitxml=tests.xml && python benchmarks/test_durations.py tests.xml 2
 """
@@ -16,20 +16,34 @@ SHOWN = 15
 
 
 def durations(path: Path) -> dict[str, Any]:
-    """The slowest tests of a run, their number, and the time of all; setup that is shared counts for the first user."""
+    """The slowest tests of a run, their number, and the time of all; setup that is shared counts for the first user.
+
+    Seconds are those of the processor, which a busy machine changes little; `elapsed` is that of the whole run, which a
+    busy machine does change."""
     root = ElementTree.parse(path).getroot()
-    cases = [
-        (f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name', '')}", float(case.get("time", 0)))
-        for case in root.iter("testcase")
-    ]
+    cases = [_case(case) for case in root.iter("testcase")]
+    files: dict[str, float] = {}
+    for name, seconds in cases:
+        file = name.partition("::")[0]
+        files[file] = files.get(file, 0.0) + seconds
     cases.sort(key=lambda case: -case[1])
+    longest = sorted(files.items(), key=lambda file: -file[1])
     suite = next(root.iter("testsuite"))
     return {
         "tests": len(cases),
         "seconds": sum(seconds for _, seconds in cases),
         "elapsed": float(suite.get("time", 0)),
         "slowest": [{"test": name, "seconds": seconds} for name, seconds in cases[:SHOWN]],
+        "files": [{"file": name, "seconds": seconds} for name, seconds in longest[:SHOWN]],
     }
+
+
+def _case(case: ElementTree.Element) -> tuple[str, float]:
+    """A test, with its file and class, and the processor time it took."""
+    given = {one.get("name"): one.get("value") for one in case.iter("property")}
+    place = case.get("classname", "").removeprefix("tests.").replace(".", "::")
+    seconds = given.get("processor_seconds") or case.get("time") or 0.0
+    return f"{place}::{case.get('name', '')}", float(seconds)
 
 
 def main() -> None:

@@ -202,7 +202,7 @@ def long_runs(scheme: Scheme) -> Figure:
 def ranges(scheme: Scheme) -> Figure:
     """Ranges of the input channels of one weight, sorted, before and after equalising."""
     found = stored("quantisation")["models"]["vision"]["ranges"]
-    ways = {"as trained": scheme.other, "activation": scheme.exact, "balanced, then range": scheme.law}
+    ways = {"as trained": scheme.other, "balanced, then range": scheme.law}
     figure, axes = _figure(scheme, 7.4, 3.2)
     for way, colour in ways.items():
         sizes = np.sort(found[way]["rows"])[::-1]

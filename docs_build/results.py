@@ -724,8 +724,10 @@ def claims() -> str:
 
 WAYS = (
     "as trained",
-    "by hand, α = 0.5",
-    "activation, norms only",
+    "by hand, norms (SmoothQuant)",
+    "activation, gains",
+    "by hand, weights too (AWQ's list)",
+    "activation, for both",
     "activation",
     "range",
     "balanced",
@@ -740,22 +742,28 @@ def quantised() -> str:
     """Trained models rounded to few bits, before and after every way of equalising."""
     record = stored("quantisation")
     titles = {
-        "decoder": ("A decoder on text", "cross-entropy", 4),
-        "vision": ("A vision transformer on Fashion-MNIST", "cross-entropy", 4),
-        "minilm": ("all-MiniLM-L6-v2", "1 − cosine", 4),
+        "decoder": ("A decoder on text", "divergence", 1e4),
+        "vision": ("A vision transformer on Fashion-MNIST", "divergence", 1e4),
+        "minilm": ("all-MiniLM-L6-v2", "1 − cosine", 1e4),
     }
     parts = []
-    for name, (title, metric, digits) in titles.items():
+    for name, (title, metric, factor) in titles.items():
         found = record["models"][name]
-        configs = list(found["rows"]["as trained"])
+        configs = [config for config in found["rows"]["as trained"] if config != "float32"]
         rows = [
-            (way, *(f"{found['rows'][way][config][metric]:.{digits}f}" for config in configs))
+            (way, *(f"{factor * found['rows'][way][config][metric]:.1f}" for config in configs))
             for way in WAYS
             if way in found["rows"]
         ]
-        parts.append(f"**{title}**, {metric}:\n\n{table(('', *configs), rows)}")
+        seeds = f", mean of {found['seeds']} seeds" if found["seeds"] > 1 else ""
+        loss = found["rows"]["as trained"]
+        inside = "cross-entropy" if "cross-entropy" in loss["float32"] else "found"
+        told = ", ".join(f"{loss[config][inside]:.4f} {config}" for config in ("float32", *configs))
+        parts.append(
+            f"**{title}**, {metric} × 10⁴{seeds} ({inside} as trained: {told}):\n\n{table(('', *configs), rows)}"
+        )
         smooth = [
-            (label, f"{values[metric]:.5f}")
+            (label, f"{factor * values[metric]:.2f}")
             for label, values in (
                 ("no smoothing", _inside(found["torchao"]["torchao int8"], "no smoothing")),
                 ("torchao's smoothing", _inside(found["torchao"]["torchao int8"], "torchao's smoothing")),
@@ -766,7 +774,8 @@ def quantised() -> str:
         ]
         if smooth:
             parts.append("torchao's dynamic int8: " + ", ".join(f"{label} {value}" for label, value in smooth) + ".")
-    return "\n\n".join(parts) + f"\n\n{made_on(record)}"
+    earlier = "".join(f" {what.capitalize()} at commit {at}." for what, at in record.get("earlier", {}).items())
+    return "\n\n".join(parts) + f"\n\n{made_on(record)}{earlier}"
 
 
 def _inside(found: Any, name: str) -> Any:
@@ -838,24 +847,44 @@ def billion() -> str:
         record = stored("equalize_billion")
     except FileNotFoundError:
         return "*Not measured for this version.*"
-    read = record["rows"]["read"]["seconds"]
+    read = record["rows"]["read"]["processor seconds"]
     rows = []
-    for task in ("read", "range", "incoherent", "balanced"):
-        row = record["rows"].get(task)
-        if row is None:
+    for task, row in record["rows"].items():
+        if "seconds" not in row or task == "imports":
             continue
-        label = "one read of the weights" if task == "read" else f"equalize, {task}"
-        rows.append((label, seconds(row["seconds"]), number(row["seconds"] / read), f"{row['peak GB']:.1f} GB"))
+        way, _, objective = task.partition(" ")
+        label = {"read": "one read of the weights", "files": f"{objective}, from files to files"}.get(way)
+        rows.append(
+            (
+                label or f"{objective}, the model in memory",
+                seconds(row["seconds"]),
+                seconds(row["processor seconds"]),
+                seconds(row.get("equalising", row.get("reading", 0.0))),
+                number(row["processor seconds"] / read),
+                f"{row['peak GB']:.1f} GB",
+            )
+        )
     text = f"{size(record['parameters'])} parameters in {record['stored']}"
-    return f"{table((text, 'time', 'of one read', 'peak memory'), rows)}\n\n{made_on(record)}"
+    heads = (text, "time", "processor time", "time moving", "processor time of reads", "peak memory")
+    load = f" {record['load'].capitalize()}." if "load" in record else ""
+    return f"{table(heads, rows)}\n\n{made_on(record)}{load}"
 
 
 def barriers() -> str:
     """The loss barrier between two networks, before and after aligning."""
     record = stored("aligned_barriers")
-    ways = ("as trained", "weight matching", "align, units only", "align", "balanced, then units")
-    rows = [(row["activation"], row["pair"], *(f"{row[way]:.4f}" for way in ways)) for row in record["rows"]]
-    return f"{table(('activation', 'pair', *ways), rows)}\n\n{made_on(record)}"
+    first = ("as trained", "weight matching", "align, units only", "align")
+    ways = (*first, "balanced, then units", "balanced, then align")
+    rows = [
+        (
+            row["activation"],
+            row["pair"],
+            *(f"{row[way]:.4f}" if way in row else "–" for way in ways),
+            f"{row['distance before']:.1f} → {row['distance after']:.1f}",
+        )
+        for row in record["rows"]
+    ]
+    return f"{table(('networks', 'pair', *ways, 'distance'), rows)}\n\n{made_on(record)}"
 
 
 def lora() -> str:

@@ -41,7 +41,7 @@ class Page:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
         while True:
-            message = json.loads(self._socket.recv(timeout=60))
+            message = json.loads(self._socket.recv(timeout=300))
             if message.get("id") == self._number:
                 if "error" in message:
                     raise RuntimeError(f"{method}: {message['error']}")
@@ -68,7 +68,7 @@ class Page:
             raise RuntimeError(json.dumps(found["exceptionDetails"])[:1000])
         return found["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 60.0) -> None:
+    def wait(self, expression: str, seconds: float = 300.0) -> None:
         """Until an expression is true."""
         deadline = time.monotonic() + seconds
         while not self.evaluate(expression):
@@ -137,13 +137,13 @@ def browsing() -> Iterator[Page]:
                 yield Page(socket)
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=300)
 
 
 def _tab(profile: Path, process: subprocess.Popen[bytes]) -> str:
     """The address of a new tab, as soon as Chromium has said where it listens."""
     listening = profile / "DevToolsActivePort"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (listening.exists() and len(listening.read_text().split()) == 2):
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"Chromium did not start (exit code {process.poll()}).")
@@ -151,6 +151,6 @@ def _tab(profile: Path, process: subprocess.Popen[bytes]) -> str:
     port, path = listening.read_text().split()
     with connect(f"ws://127.0.0.1:{port}{path}", proxy=None) as browser:
         browser.send(json.dumps({"id": 1, "method": "Target.createTarget", "params": {"url": "about:blank"}}))
-        while (message := json.loads(browser.recv(timeout=30))).get("id") != 1:
+        while (message := json.loads(browser.recv(timeout=300))).get("id") != 1:
             continue
     return f"ws://127.0.0.1:{port}/devtools/page/{message['result']['targetId']}"

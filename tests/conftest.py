@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 # Kernels are run by Triton's interpreter, where there is no GPU to compile them for; Triton asks when it is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from typing import TYPE_CHECKING
+
 import jaxtyping
 import pytest
 import torch
+from hypothesis import settings
 
-from conserved.demo import Demo, Settings
-from conserved.demo import run as run_demo
+import typed_calls
+from made_once import made_once
+from wheel_environment import Environment, build, copy_of_repository, install
+
+if TYPE_CHECKING:
+    from conserved.demo import Demo
+
+# Before anything of the package is imported.
+typed_calls.install()
+
+# How long an example takes says something about the machine.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 torch.set_num_threads(1)
 """The tensors are tiny and the tests run on every core already."""
@@ -24,8 +40,11 @@ torch.set_num_threads(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--quick SECONDS`: skip what is not begun by then.
 
+    `--whole`: all cases of the tables of which otherwise a sample is tested.
+
     `--sources FOLDER`: where the five documents are, to check the fingerprints of all passages against them."""
     parser.addoption("--quick", type=float, default=None, help="begin no test after so many seconds")
+    parser.addoption("--whole", action="store_true", help="all cases of the tables that are sampled, and long runs")
     parser.addoption("--sources", default=None, help="folder with the text files of the five source documents")
 
 
@@ -33,10 +52,43 @@ _BEGAN = time.monotonic()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Out of time, if it was limited."""
+    """Out of time, if it was limited; and types are checked anew."""
+    typed_calls.begin_test()
     seconds = item.config.getoption("--quick")
     if seconds is not None and time.monotonic() - _BEGAN > seconds:
         pytest.skip(f"not begun within {seconds:g} s")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is only for the whole."""
+    if not config.getoption("--whole"):
+        left_out = [item for item in items if item.get_closest_marker("whole")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("whole")]
+
+
+def processor_seconds() -> float:
+    """Of this process and of those it has started that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Note when the test began."""
+    item.stash[_PROCESSOR] = processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
+    """Note what the test has cost, which unlike its duration says something on a busy machine."""
+    if call.when == "teardown":
+        item.user_properties.append(("processor_seconds", round(processor_seconds() - item.stash[_PROCESSOR], 3)))
+    return (yield)
+
+
+_PROCESSOR: pytest.StashKey[float] = pytest.StashKey()
 
 
 @contextmanager
@@ -59,9 +111,28 @@ def as_users_run_it() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """A fresh run of the demonstration, with fewer steps of training than a person would ask for."""
+    from conserved.demo import Settings, run
+
     few = Settings(steps=24, claims=("paper.T4.7",))
     with unchecked():
-        return run_demo(tmp_path_factory.mktemp("demo") / "new" / "folder", few)
+        return made_once("demo", tmp_path_factory, lambda folder: run(folder / "new" / "folder", few))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that a clone of the repository as it is now makes."""
+
+    def make(folder: Path) -> Path:
+        (folder / "clone").mkdir()
+        return build(folder / "wheel", source=copy_of_repository(folder / "clone"))
+
+    return made_once("wheel", tmp_path_factory, make)
+
+
+@pytest.fixture(scope="session")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with that wheel and its requirements, and no extras."""
+    return made_once("core", tmp_path_factory, lambda folder: install(wheel, folder / "core"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
 """`make quick`: the tests of what has changed, then a core of the others, for at most about a minute.
 
-A test file is run if it has changed, or if it names a part of the package that has. No new test is begun once the time
-is over; those are counted as skipped. `make test` runs everything.
+A test file is run if it has changed, or if it names a part of the package, or a module of the tests, that has. Pages
+have tests of their own. No new test is begun once the time is over; those are counted as skipped. `make test` runs
+everything.
 """
 
 from __future__ import annotations
@@ -30,19 +31,18 @@ def chosen(files: list[str]) -> list[Path]:
     """Test files for these changes, those that changed themselves first; the core where nothing is told."""
     own = [TESTS / Path(file).name for file in files if re.fullmatch(r"tests/test_\w+\.py", file)]
     parts = {part for file in files if (part := _part(file))}
-    named = [
-        path
-        for path in sorted(TESTS.glob("test_*.py"))
-        if any(re.search(rf"conserved\.{part}\b|import .*\b{part}\b", path.read_text("utf-8")) for part in parts)
-    ]
+    patterns = (rf"conserved\.{part}\b|import .*\b{part}\b|^from {part} import" for part in parts)
+    naming = re.compile("|".join(patterns), re.MULTILINE)
+    named = [path for path in sorted(TESTS.glob("test_*.py")) if parts and naming.search(path.read_text("utf-8"))]
+    pages = [TESTS / "test_documentation.py"] if any(file.endswith(".md") for file in files) else []
     core = [TESTS / f"test_{name}.py" for name in CORE]
-    return [path for path in dict.fromkeys([*own, *named, *core]) if path.exists()]
+    return [path for path in dict.fromkeys([*own, *named, *pages, *core]) if path.exists()]
 
 
 def _part(file: str) -> str:
-    """The part of the package that a file of its source belongs to."""
-    found = re.match(r"src/conserved/(\w+)", file)
-    return found[1] if found and found[1] != "__init__" else ""
+    """The part of the package, or the module of the tests, that a file belongs to."""
+    found = re.match(r"(?:src/conserved|src|tests)/(\w+)", file)
+    return found[1] if found and not found[1].startswith(("__init__", "test_", "conftest", "data", "models")) else ""
 
 
 def _git(*words: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conserved import Monitor, audit, recognize
+from conserved import Monitor, MonitorConfig, audit, recognize
 from conserved.attention import probe
 from conserved.blocks import Attention
 from conserved.track import SQLite, store_document
@@ -82,17 +82,26 @@ def figure(code: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False) -> nn.Module:
-    """A short run under a Monitor; `spoil` writes to a parameter behind the optimizer's back, which raises alarms."""
+def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False, wrong: bool = False) -> nn.Module:
+    """A short run under a Monitor; `spoil` writes to a parameter behind the optimizer's back, which raises alarms.
+
+    `wrong` multiplies one gradient by two.
+    """
     torch.manual_seed(0)
     model = Hostile().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     config = {"data": "/srv/secret/place/text.txt", "note": SCRIPT}
-    with Monitor(model, optimizer, sinks=path, run=run, config=config, gauges={IMAGE: lambda: 1.0}) as monitor:
+    with Monitor(
+        model, optimizer, sinks=path, run=run, config=MonitorConfig(notes=config, gauges={IMAGE: lambda: 1.0})
+    ) as monitor:
         for step in range(steps):
             optimizer.zero_grad()
             model(x).square().mean().backward()
+            if wrong:
+                gradient = next(model.parameters()).grad
+                assert gradient is not None
+                gradient *= 2
             optimizer.step()
             if spoil and step == 2:
                 with torch.no_grad():
@@ -129,7 +138,7 @@ def hostile_store(path: Path) -> Path:
     assert key.grad is not None
     key.grad[:2] *= 0.5
     laws = recognize(model)
-    store_document(path, "laws", LINK, laws.to_dict() | {"independent": laws.independent()})
+    store_document(path, "laws", LINK, laws.record() | {"independent": laws.independent()})
     store_document(path, "audit", IMAGE, audit(model).record())
     store_document(path, "attention", IMAGE, probe(model, x).record())
     texts = {

@@ -116,7 +116,7 @@ class TestMonitor:
         record = sink.records[0]
         assert set(record.scalars()) == {f"reading/{name}" for name in record.readings} | {"alarms"}
         assert record.entries() == []
-        assert json.loads(json.dumps(record.to_dict()))["step"] == 2
+        assert json.loads(json.dumps(record.record()))["step"] == 2
         assert len(record.readings) == 2 * 2 * 3
         name, gauge = next(iter(monitor.gauges().items()))
         assert gauge() == sink.records[-1].readings[name]

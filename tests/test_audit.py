@@ -367,6 +367,30 @@ def test_a_law_up_to_epsilon_is_decided_where_the_norms_were_watched() -> None:
     assert [row.name for row in audit(tiny, gauge=seen).failures] == ["stream_scale"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_epsilon_leaves_is_measured_head_by_head() -> None:
+    """Norms of queries and keys with an ε of their size: laws of single heads, each with its own right-hand side."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 4}
+    config = Qwen3Config(**sizes, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-4)
+    model = Qwen3ForCausalLM(config).double()
+    for name, parameter in model.named_parameters():
+        # With all gains trained, a scale can also go into them.
+        parameter.requires_grad_("norm" not in name)
+        if "q_proj" in name or "k_proj" in name:
+            parameter.data *= 0.2
+    tokens = torch.randint(32, (2, 6))
+    with gauge(model) as watched:
+        model(tokens, labels=tokens).loss.backward()
+    found = audit(model, recognize(model, tokens), gauge=watched)
+    heads = [row for row in found.rows if "query" in row.family]
+    assert len(heads) == 6, "four heads of queries and two of keys have a scale each"
+    assert max(row.residual for row in heads) < 1e-6, "norms run in float32 here"
+    assert found.verdict == Verdict.VERIFIED, found
+
+
 def test_a_scale_that_a_norm_forgets_up_to_epsilon_is_left_open_when_it_is_off_and_never_green() -> None:
     tiny = decoder()
     with torch.no_grad():

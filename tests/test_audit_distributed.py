@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import conserved
 from conserved import audit, blocks, recognize
 from conserved.audit import Audit
-from test_distributed import WORLD, free_port
+from two_processes import WORLD, join
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
 
@@ -140,7 +139,7 @@ def _chain_laws(model: nn.Module) -> conserved.LawSet:
     """The neurons' law, and the gain against the columns that read it."""
     found = recognize(block())
     known = [s for s in found if s.name in ("norm2.gain", "feedforward.gated_neurons")]
-    text = [s.to_dict() for s in known]
+    text = [s.record() for s in known]
     for item in text:
         item["block"] = "1" if item["family"] == "gated_neurons" else ""
         for leg in item["legs"]:
@@ -180,10 +179,8 @@ SCENES: list[Callable[[int], None]] = [
 ]
 
 
-def play(rank: int, port: int, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+def play(rank: int, folder: str) -> None:
+    join(rank, folder)
     for scene in SCENES:
         scene(rank)
         (Path(folder) / f"{scene.__name__}.{rank}").write_text("played")
@@ -195,7 +192,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """One pair of processes plays all scenes; what was played before a failure counts."""
     folder = tmp_path_factory.mktemp("scenes")
     try:
-        spawn(play, args=(free_port(), str(folder)), nprocs=WORLD)
+        spawn(play, args=(str(folder),), nprocs=WORLD)
     except Exception as problem:
         (folder / "problem").write_text(str(problem))
     return {path.name for path in folder.iterdir() if path.name != "problem"} | {

@@ -125,6 +125,23 @@ def test_the_parameters_of_a_module_are_inputs() -> None:
     assert found.ok
 
 
+def test_an_autograd_function_gives_its_name_and_those_of_its_inputs() -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: Tensor, factor: Tensor) -> Tensor:
+            ctx.save_for_backward(values, factor)
+            return values * factor
+
+        @staticmethod
+        def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
+            values, factor = ctx.saved_tensors
+            return slopes[0] * factor, slopes[0] * values
+
+    found = check(Scaled.apply, torch.randn(4, 3), torch.randn(4, 3))
+    assert (found.function, list(found.inputs)) == ("Scaled", ["values", "factor"])
+    assert found.ok, found
+
+
 def test_the_users_random_numbers_are_left_alone() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()

@@ -407,7 +407,7 @@ class TestCompletion:
         }
         program = "import sys; sys.argv = ['conserved']; from conserved.cli import main; main()"
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | asked, timeout=60
+            [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | asked, timeout=600
         )
         assert [word for word in offered if word not in done.stdout.split()] == []
 

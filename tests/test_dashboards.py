@@ -79,7 +79,7 @@ import sys; sys.path.insert(0, {here!r})
 import torch; torch.set_num_threads(1)
 from test_dashboards import watched
 from conserved.track import WeightsAndBiases, Trackio
-watched({sink})
+watched({sink}, spoil=True)
 """
 
 
@@ -87,13 +87,13 @@ def run_outside(sink: str, **environment: str) -> None:
     """These tools start services of their own; a process of its own keeps them out of the tests."""
     script = OFFLINE.format(here=str(Path(__file__).parent), sink=sink)
     done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.slow
-def test_weights_and_biases_logs_offline(tmp_path: Path) -> None:
+def test_weights_and_biases_logs_offline_and_alarms_are_alerts_there(tmp_path: Path) -> None:
     run_outside(
         f"WeightsAndBiases(project='laws', dir={str(tmp_path)!r})", WANDB_SILENT="true", WANDB_DIR=str(tmp_path)
     )
@@ -101,19 +101,24 @@ def test_weights_and_biases_logs_offline(tmp_path: Path) -> None:
     stored = file.read_bytes()
     assert b"conserved/drift/layers.0.attention" in stored
     assert b"conserved/largest/residual" in stored
+    assert stored.count(b"conserved: residual query_key") == 1
+    assert b"is not the optimizer's doing" in stored
 
 
 @pytest.mark.slow
-def test_trackio_stores_every_step(tmp_path: Path) -> None:
+def test_trackio_stores_every_step_and_alarms_as_alerts(tmp_path: Path) -> None:
     run_outside("Trackio(project='laws')", TRACKIO_DIR=str(tmp_path), HF_HUB_OFFLINE="1")
     import sqlite3
 
     (file,) = tmp_path.glob("**/laws*.db")
     with sqlite3.connect(file) as store:
         rows = store.execute("select step, metrics from metrics order by step").fetchall()
+        alerts = store.execute("select title, text from alerts").fetchall()
     store.close()
     assert [step for step, _ in rows] == [1, 2, 3]
     assert all("conserved/drift/layers.0.attention" in str(metrics) for _, metrics in rows)
+    assert [title for title, _ in alerts].count("conserved: residual query_key") == 1
+    assert all("step 1" in text for _, text in alerts)
 
 
 def test_the_live_table_shows_blocks_and_alarms() -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved import Monitor
+from conserved import Monitor, MonitorConfig
 from conserved.track import Growth, rule_of
 from training import decoder, exact_text_loss, muon_and_adamw, sentences, text_loss, train
 
@@ -141,7 +141,7 @@ def test_a_wrong_learning_rate_on_one_matrix() -> None:
     model = decoder().double()
     optimizer = Mistaken(model.parameters(), lr=0.05)
     rule = rule_of(torch.optim.SGD(model.parameters(), lr=0.05))
-    monitor = Monitor(model, optimizer, rule=rule, loss="cross_entropy")
+    monitor = Monitor(model, optimizer, config=MonitorConfig(rule=rule), loss="cross_entropy")
     train(model, optimizer, exact_text_loss, STEPS, after=lambda _: monitor.step())
     assert broken(monitor) == {WHEN: touching(monitor, QUERY)}
 
@@ -226,8 +226,10 @@ def test_a_reading_that_grows_raises_an_alarm() -> None:
     monitor = Monitor(
         model,
         optimizer,
-        gauges={"coherence": lambda: next(values), "logit": lambda: torch.tensor(2.0)},
-        alarms=[Growth(reading="coherence", factor=2.0), Growth(reading="absent", factor=1.0)],
+        config=MonitorConfig(
+            gauges={"coherence": lambda: next(values), "logit": lambda: torch.tensor(2.0)},
+            alarms=[Growth(reading="coherence", factor=2.0), Growth(reading="absent", factor=1.0)],
+        ),
     )
     train(model, optimizer, text_loss, 4, after=lambda _: monitor.step())
     (alarm,) = monitor.alarms

@@ -174,7 +174,7 @@ def test_no_optional_package_is_needed() -> None:
         "found = run(tempfile.mkdtemp(), Settings(steps=2, claims=('paper.T4.7',), recipes=()))\n"
         "assert len(found.found) == 4, found.found\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from conserved import Monitor
+from conserved import Monitor, MonitorConfig
 from conserved.track import Entry
 from tolerances import ORDER
 from training import decoder, exact_text_loss, noise_loss, stepping, train, vision
@@ -43,7 +43,7 @@ def descend(step_size: float, steps: int, *, impostors: bool = False) -> Monitor
     torch.manual_seed(0)
     model = decoder(positions="none").double()
     optimizer = torch.optim.SGD(model.parameters(), lr=step_size)
-    monitor = Monitor(model, optimizer, loss="cross_entropy", impostors=impostors)
+    monitor = Monitor(model, optimizer, loss="cross_entropy", config=MonitorConfig(baselines=impostors))
     train(model, optimizer, same_batch, steps, after=lambda _: monitor.step())
     return monitor
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,20 +12,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.multiprocessing.spawn import spawn
 
 from conserved import recognize
+from two_processes import WORLD, join
 from zoo import named
 
-WORLD = 2
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def compare(rank: int, port: int, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+def compare(rank: int, folder: str) -> None:
+    join(rank, folder)
     model = named("attention, biases").model()
     laws = recognize(model)
     mesh = init_device_mesh("cpu", (WORLD,))
@@ -52,5 +42,5 @@ def compare(rank: int, port: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_laws_of_sharded_parameters_are_those_of_whole_ones(tmp_path: Path) -> None:
-    spawn(compare, args=(free_port(), str(tmp_path)), nprocs=WORLD)
+    spawn(compare, args=(str(tmp_path),), nprocs=WORLD)
     assert [(tmp_path / str(rank)).read_text() for rank in range(WORLD)] == ["agreed"] * WORLD

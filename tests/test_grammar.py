@@ -1,8 +1,7 @@
-"""Two hundred random modules: what is discovered is conserved, and what was planted is discovered."""
+"""Random modules: what is discovered is conserved, and what was planted is discovered."""
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from conserved import LawSet, Leg, Symmetry, Verdict, View, discover
 from conserved.independence import rank_of_gradients
 from conserved.symmetry import GeneralLinear, Kind, Scaling
 from flow import follow
+from sampling import sampled
 from tolerances import FLOW
 
 DIM = 3
-GROUPS, EACH = int(os.environ.get("CONSERVED_GRAMMAR_GROUPS", "4")), 10
-"""A seeded sample; the whole campaign has 20 groups."""
+GROUPS, EACH = 50, 4
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def drifted(laws: LawSet, model: nn.Module, theta: dict[str, Tensor], seed: int)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("group", sampled(range(GROUPS), 3))
 def test_discovered_laws_are_conserved_and_planted_laws_are_discovered(group: int) -> None:
     undecided = 0
     for seed in range(group * EACH, (group + 1) * EACH):
@@ -137,4 +136,4 @@ def test_discovered_laws_are_conserved_and_planted_laws_are_discovered(group: in
         assert rank_of_gradients([*exact, *planted], theta) == alone, f"seed {seed}: {words}\n{found.summary()}"
         assert found.explained <= found.count
     # A region of a kinked network can differ from the next; saying so is right, and must stay the exception.
-    assert undecided <= 4
+    assert undecided <= EACH // 2

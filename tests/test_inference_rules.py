@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conserved.inference.capture import capture
+from conserved.inference.capture import Program, capture
 from conserved.inference.types import Field, Type
 from conserved.inference.typing import Typing, typed
 
@@ -55,6 +55,8 @@ OPERATORS = [
     op("add", lambda x, y: x + y, (2, 3), (3,)),
     op("sub", lambda x, y: x - 2 * y, (2, 3), (2, 1)),
     op("add a number", lambda x, y: x * y + 1.5, (2, 3), (2, 3)),
+    op("lerp", lambda x, y: torch.lerp(x, y, 0.3), (2, 3), (2, 3)),
+    op("lerp by a share of its own", lambda x, y, w: torch.lerp(x, y, w), (2, 3), (2, 3), (2, 1)),
     op("neg", lambda x: -x, (3,)),
     op("relu", torch.relu, (2, 3)),
     op("leaky relu", F.leaky_relu, (2, 3)),
@@ -141,8 +143,9 @@ OPERATORS = [
         "embedding",
         lambda w: F.embedding(torch.tensor([[0, 2], [1, 0]]), w),
         (3, 2),
-        short="rows are taken to move alike, whatever the index",
+        short="rows are taken to move alike, but for one scale each, whatever the index",
     ),
+    op("embedding, normed", lambda w: F.layer_norm(F.embedding(torch.tensor([0, 2, 1]), w), (4,), eps=0.0), (3, 4)),
     op("gather", lambda x: x.gather(1, torch.tensor([[0, 2], [1, 1]])), (2, 3), short="the index is not looked at"),
     op("max pool", lambda x: F.max_pool1d(x, 2), (1, 2, 4), short="nothing may depend on the place"),
     op("average pool", lambda x: F.avg_pool1d(x, 2), (1, 2, 4), short="nothing may depend on the place"),
@@ -177,13 +180,22 @@ def spread_out(one: Field, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(one.atoms[index], shape)
 
 
-def charges(type_: Type, shape: tuple[int, ...], values: np.ndarray) -> np.ndarray:
+def charges(type_: Type, shape: tuple[int, ...], values: np.ndarray, program: Program) -> np.ndarray:
     """The charge of every entry of a tensor."""
     total = np.zeros(shape)
     for one in type_.factors:
-        assert not one.virtual
-        total = total + float(one.weight) * values[spread_out(one, shape)]
+        chosen = looked_up(one, shape, program) if one.virtual else spread_out(one, shape)
+        total = total + float(one.weight) * values[chosen]
     return total
+
+
+def looked_up(one: Field, shape: tuple[int, ...], program: Program) -> np.ndarray:
+    """The atoms of a field that an index tensor chooses from."""
+    (axis,) = one.virtual
+    index = program.values[axis.key - 1_000_000_000].constant
+    assert index is not None
+    assert not one.dims
+    return spread_out(Field(axis.dims, one.atoms[index.numpy().reshape(-1)[axis.slots]]), shape)
 
 
 def allowed(found: Followed) -> tuple[list[np.ndarray], np.ndarray]:
@@ -201,11 +213,11 @@ def allowed(found: Followed) -> tuple[list[np.ndarray], np.ndarray]:
         for region in engine.regions.get(f"p{n}", []):
             sizes = tuple(chosen.size for chosen in region.sets)
             for z in range(basis.shape[1]):
-                columns[z][np.ix_(*region.sets)] = charges(region.type, sizes, basis[:, z])
+                columns[z][np.ix_(*region.sets)] = charges(region.type, sizes, basis[:, z], found.typing.program)
         inputs.append(columns)
     outputs = np.zeros((basis.shape[1], *output_shape))
     for z in range(basis.shape[1]):
-        outputs[z] = charges(output, output_shape, basis[:, z])
+        outputs[z] = charges(output, output_shape, basis[:, z], found.typing.program)
     return inputs, outputs
 
 

@@ -226,7 +226,7 @@ class TestFiles:
         """Six hundred changes anywhere in a file of every kind of law: nothing but a ValueError that names it."""
         chance = random.Random(0)
         laws = recognize(blocks.DecoderLM(8, 4, 1, 2, 3, kv_heads=1), loss="cross_entropy")
-        original = json.dumps(laws.to_dict())
+        original = json.dumps(laws.record())
         strange: list[Any] = [None, True, "x", "\ud800", -1, 0, 1.5, 10**400, 1e300, math.nan, [], {}, [[]], [1, 2, 3]]
         refused: list[str] = []
         for _ in range(600):
@@ -257,7 +257,7 @@ class TestFiles:
         assert len(laws.plan.batches) == 2
 
     def test_an_unknown_kind_is_named(self) -> None:
-        data = recognize(named("attention").model()).to_dict()
+        data = recognize(named("attention").model()).record()
         data["symmetries"][0]["kind"] = "affine"
         with pytest.raises(ValueError, match="Unknown kind 'affine'"):
             LawSet.from_dict(data)
@@ -268,7 +268,7 @@ class TestFiles:
             LawSet.load(tmp_path / "laws.json").values()
 
     def test_the_file_is_plain_data(self) -> None:
-        data = recognize(named("attention, rotary").model()).to_dict()
+        data = recognize(named("attention, rotary").model()).record()
         assert json.loads(json.dumps(data)) == data
 
 

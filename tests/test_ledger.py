@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,33 +11,38 @@ from conserved.moment import Wanted, torch_backend
 from conserved.moment.forms import forms
 from conserved.symmetry import KINDS, Kind, moment_map
 from tolerances import AGREE
-from training import OPTIMIZERS, decoder, exact_text_loss, stepping, train, vision
+from training import OPTIMIZERS, OptimizerCase, decoder, exact_text_loss, ids, image_loss, stepping, train, vision
 
-STEPS = int(os.environ.get("CONSERVED_LEDGER_STEPS", "100"))
-"""A long run is 500; what a ledger misses in a step it misses in the first of them."""
 ADDS_UP = 1e-12
 """|observed − accounted| over the size of a law's terms, in float64."""
+MODELS = {"decoder": (decoder, exact_text_loss), "vision": (vision, image_loss)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["decoder", "vision"])
-def test_the_ledger_adds_up_over_many_steps_of_every_optimizer(kind: str) -> None:
-    here = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, str(here / "ledger_run.py"), kind, str(STEPS)], capture_output=True, text=True, check=True
-    )
-    runs = json.loads(done.stdout)
-    assert list(runs) == [case.name for case in OPTIMIZERS]
-    for case in OPTIMIZERS:
-        found = runs[case.name]
-        assert found["steps"] == (STEPS // 5 if case.variant else STEPS), case.name
-        assert found["entries"] == found["steps"] * found["laws"], case.name
-        assert found["residual"] <= ADDS_UP, (case.name, found["residual"])
-        assert found["total"] <= ADDS_UP, (case.name, found["total"])
-        assert found["excess"] <= 1, (case.name, found["excess"])
-        assert set(found["causes"]) == case.causes, case.name
-        assert not found["alarms"], (case.name, found["alarms"])
-        assert found["drift"] > 1e-6, f"{case.name}: a run in which nothing drifts shows nothing"
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("case", OPTIMIZERS, ids=ids)
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_ledger_adds_up_over_many_steps_of_every_optimizer(
+    kind: str, case: OptimizerCase, request: pytest.FixtureRequest
+) -> None:
+    """A ledger that misses a part of a step misses it in the first ones; with `--whole` the run is one of 500."""
+    steps = 500 if request.config.getoption("--whole") else 30
+    build, loss = MODELS[kind]
+    model = build().double()
+    optimizers = case.build(model)
+    monitor = Monitor(model, optimizers, loss="cross_entropy")
+    train(model, optimizers, loss, steps, after=stepping(monitor))
+    scales = {name: float(scale.abs().max()) for name, scale in monitor.reference.scales.items()}
+    entries = monitor.ledger()
+    last = [entry for entry in entries if entry.step == steps]
+    assert len(entries) == steps * len(monitor.laws)
+    assert len(last) == len(monitor.laws)
+    assert max(abs(entry.residual) / scales[entry.law] for entry in entries) <= ADDS_UP
+    assert max(abs(entry.drift - entry.predicted) / scales[entry.law] for entry in last) <= ADDS_UP
+    assert max(entry.excess for entry in entries) <= 1
+    assert {cause for entry in entries for cause, amount in entry.causes.items() if amount} == case.causes
+    assert not monitor.alarms
+    drift = max(abs(entry.drift) / scales[entry.law] for entry in last)
+    assert drift > 1e-6, "a run in which nothing drifts shows nothing"
 
 
 PAIRS = ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2))

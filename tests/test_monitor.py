@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conserved import Monitor, Symmetry, blocks, recognize
+from conserved import Monitor, MonitorConfig, Symmetry, blocks, recognize
 from conserved.track import GENERIC, Entry, ParameterStep, PrecisionChanged, StepMissed, Update, register_rule, rule_of
 from conserved.track.combination import Combination
 from conserved.track.record import By
@@ -82,7 +82,7 @@ def test_the_generic_rule_finds_the_same_totals(case: OptimizerCase) -> None:
         torch.manual_seed(0)
         model = decoder().double()
         optimizers = case.build(model)
-        monitor = Monitor(model, optimizers, rule=rule)
+        monitor = Monitor(model, optimizers, config=MonitorConfig(rule=rule))
         train(model, optimizers, exact_text_loss, 4, after=stepping(monitor))
         accounts.append(monitor.ledger())
     for known, generic in zip(*accounts, strict=True):
@@ -149,7 +149,7 @@ def test_a_copy_of_the_model_is_measured_against_the_same_reference() -> None:
 def test_impostors_are_watched_on_request_and_drift_to_first_order() -> None:
     model = decoder(positions="none").double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    monitor = Monitor(model, optimizer, impostors=True)
+    monitor = Monitor(model, optimizer, config=MonitorConfig(baselines=True))
     train(model, optimizer, exact_text_loss, 3, after=lambda _: monitor.step())
     false = {symmetry.name for symmetry in recognize(model).baselines()}
     assert false
@@ -368,7 +368,9 @@ def test_parameters_that_began_later_have_their_own_step_count(optimizer: type[t
         model = decoder().double()
         stepper = optimizer(model.parameters(), lr=1e-3, weight_decay=0.1)  # type: ignore[call-arg]
         rule = replace(rule_of(stepper), uniform=uniform)
-        monitor = Monitor(model, stepper, rule=rule, where=["*query_key*", "*value_output*", "*gated*"])
+        monitor = Monitor(
+            model, stepper, config=MonitorConfig(rule=rule), where=["*query_key*", "*value_output*", "*gated*"]
+        )
         late = list(model.layers[0].feedforward.parameters())  # type: ignore[index, union-attr]
 
         def loss(at: nn.Module, step: int) -> Tensor:
@@ -409,14 +411,14 @@ def test_sgd_holds_less_than_a_hundredth_of_the_parameters() -> None:
         memory = monitor.memory()
         assert memory["copies"] == 0
         assert memory["laws"] < 0.01 * memory["parameters"]
-    generic = Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), rule=GENERIC).memory()
+    generic = Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), config=MonitorConfig(rule=GENERIC)).memory()
     assert generic["copies"] == generic["parameters"]
 
 
 def test_without_causes_the_update_is_one() -> None:
     model = decoder().double()
     optimizers = muon_and_adamw(model)
-    monitor = Monitor(model, optimizers, causes=False)
+    monitor = Monitor(model, optimizers, config=MonitorConfig(causes=False))
     train(model, optimizers, exact_text_loss, 3, after=lambda _: monitor.step())
     entries = monitor.ledger()
     assert {cause for entry in entries for cause in entry.causes} <= {"update", "rates"}
@@ -440,7 +442,7 @@ def test_a_rule_can_be_given_for_an_optimizer_in_disguise() -> None:
     known = Rule(name="still", update=lambda step: Update())
     model = decoder().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = Monitor(model, optimizer, rule=known)
+    monitor = Monitor(model, optimizer, config=MonitorConfig(rule=known))
     train(model, optimizer, exact_text_loss, 1, after=lambda _: monitor.step())
     assert {alarm.code for alarm in monitor.alarms} == {"residual"}
 
@@ -503,3 +505,18 @@ class TestConversionsInMidRun:
             model.get_parameter("layers.0.attention.q.weight").mul_(1.1)
         self.steps(model, optimizer, monitor, 1)
         assert monitor.alarms, "what is written to converted parameters is still seen"
+
+
+def test_what_is_rarely_asked_for_is_a_configuration_and_former_arguments_still_work() -> None:
+    model = decoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = MonitorConfig(keep=2, notes={"lr": 0.1})
+    with pytest.raises(AttributeError):
+        config.keep = 3  # type: ignore[misc]
+    assert Monitor(model, optimizer, config=config).records.maxlen == 2
+    with pytest.warns(DeprecationWarning, match=r"MonitorConfig\(keep=…\)"):
+        assert Monitor(model, optimizer, keep=3).records.maxlen == 3
+    with pytest.warns(DeprecationWarning, match=r"MonitorConfig\(notes=…\)"):
+        Monitor(model, optimizer, config={"lr": 0.1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kep'"):
+        Monitor(model, optimizer, kep=3)

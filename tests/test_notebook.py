@@ -19,7 +19,7 @@ def run() -> tuple[Any, Any]:
 
     stored = nbformat.read(NOTEBOOK, as_version=4)
     again = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(again, timeout=120, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    NotebookClient(again, timeout=600, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
     return stored, again
 
 

@@ -19,7 +19,7 @@ import conserved
 from conserved.cli.app import LOSSES
 from conserved.inference.infer import LOSSES as RECOGNISED_LOSSES
 from conserved.optional import EXTRAS
-from wheel_environment import ROOT, Environment, build, install, required
+from wheel_environment import ROOT, Environment, build, required
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -34,16 +34,6 @@ WITHOUT = {
     "Ray": ("from conserved.lab.places import Ray; list(Ray('local').run([], folder=None))", "ray"),
 }
 """Each optional feature, and the extra that brings what it needs."""
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="module")
-def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return install(wheel, tmp_path_factory.mktemp("environments") / "core")
 
 
 def test_the_wheel_is_typed_complete_and_licensed(wheel: Path) -> None:
@@ -157,14 +147,15 @@ def test_the_commands_work_on_requirements_alone(core: Environment, tmp_path: Pa
     assert "PROVED: Exactly 4 independent laws of 36 parameters, all listed." in proved.stdout, proved.stderr
 
 
-def test_importing_everything_adds_less_than_half_a_second_to_pytorch(core: Environment, tmp_path: Path) -> None:
+def test_importing_everything_takes_less_than_half_of_the_time_of_pytorch(core: Environment, tmp_path: Path) -> None:
+    """A share, because on a busy core both take longer."""
     code = (
-        "import time, torch\nstart = time.process_time()\nimport conserved\n"
-        "for name in conserved.__all__: getattr(conserved, name)\nprint(time.process_time() - start)"
+        "import time; begun = time.process_time()\nimport torch; between = time.process_time()\nimport conserved\n"
+        "for name in conserved.__all__: getattr(conserved, name)\n"
+        "print((time.process_time() - between) / (between - begun))"
     )
-    core.run(core.python, "-c", code, at=tmp_path)
-    seconds = [float(core.run(core.python, "-c", code, at=tmp_path).stdout) for _ in range(2)]
-    assert min(seconds) < 0.5
+    shares = [float(core.run(core.python, "-c", code, at=tmp_path).stdout) for _ in range(3)]
+    assert min(shares) < 0.5
 
 
 def test_names_for_type_checkers_are_the_names_that_are_loaded() -> None:

@@ -60,7 +60,7 @@ def test_fixture(conserved_audits):
 def pytest_on(folder: Path, *options: str) -> str:
     (folder / "test_models.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=300, cwd=folder)
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=600, cwd=folder)
     return done.stdout + done.stderr
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shown import same
-from wheel_environment import ROOT, Environment, build, copy_of_repository, install
+from wheel_environment import ROOT, Environment, copy_of_repository, install
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -31,17 +31,6 @@ for number, code in enumerate(sys.stdin.read().split("\\f")):
 """
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    clone = copy_of_repository(tmp_path_factory.mktemp("clone"))
-    return build(tmp_path_factory.mktemp("wheel"), source=clone)
-
-
-@pytest.fixture(scope="module")
-def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return install(wheel, tmp_path_factory.mktemp("readme") / "core")
 
 
 def test_every_snippet_is_followed_by_what_it_prints() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved import Monitor, blocks
+from conserved import Monitor, MonitorConfig, blocks
 from conserved.track import GENERIC
 from conserved.track import Monitor as SameMonitor
 from training import (
@@ -148,7 +148,7 @@ def test_steps_that_a_gradient_scaler_skips_move_nothing(cls: Any, way: str, mon
 def test_autocast_is_told_to_the_monitor() -> None:
     model = decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    monitor = Monitor(model, optimizer, loss="cross_entropy", precision=torch.bfloat16)
+    monitor = Monitor(model, optimizer, loss="cross_entropy", config=MonitorConfig(precision=torch.bfloat16))
 
     def loss(net: nn.Module, number: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -204,7 +204,7 @@ def test_a_compiled_model_is_watched_through_its_own_parameters() -> None:
 def test_gradients_may_be_computed_inside_the_step(rule: Any) -> None:
     model = decoder().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    monitor = Monitor(model, optimizer, rule=rule)
+    monitor = Monitor(model, optimizer, config=MonitorConfig(rule=rule))
     for number in range(4):
 
         def closure(number: int = number) -> Tensor:

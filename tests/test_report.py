@@ -408,7 +408,15 @@ class TestStores:
         page = page_of(tmp_path / "store.db", tmp_path)
         assert "the account does not close" in page.text
         first = page.text.index("is not the optimizer's doing")
-        assert page.text.index("Alarms") < first < page.text.index("What the account leaves over")
+        assert page.text.index("Alarms") < first < page.text.index("What audits and the account leave over")
+
+    def test_wrong_gradients_are_not_called_an_open_account(self, tmp_path: Path) -> None:
+        store = tmp_path / "store.db"
+        watch(store, "wrong", wrong=True)
+        line = verdict_line(read(store))[1]
+        assert "gradients are wrong from step 1 on" in line
+        assert "the account does not close" not in line
+        assert "What to look at" in page_of(store, tmp_path).text
 
     def test_refuted_claims_as_recorded_have_neither_tick_nor_cross(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"
@@ -451,7 +459,7 @@ class TestStores:
         watch(store, "bad", spoil=True)
         shown = hero(read(store))
         assert shown is not None
-        assert shown.title == "What the account leaves over"
+        assert shown.title == "What audits and the account leave over"
         assert verdict_line(read(store))[0] == "refuted"
 
     def test_a_damaged_record_is_named_and_does_not_sink_the_rest(self, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conserved import Monitor
+from conserved import Monitor, MonitorConfig
 from conserved.track import JsonLines, RunStore, SQLite, store_document
 from conserved.track.record import By
 from conserved.track.sinks.jsonl import lines
@@ -29,7 +29,9 @@ def watched(path: Path, *, run: str = "one", steps: int = 4, where: str = "layer
     model = decoder().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     gauges = {"constant": lambda: 1.5}
-    monitor = Monitor(model, optimizer, sinks=path, run=run, where=where, gauges=gauges, config={"seed": 0})
+    monitor = Monitor(
+        model, optimizer, sinks=path, run=run, where=where, config=MonitorConfig(gauges=gauges or {}, notes={"seed": 0})
+    )
 
     def after(number: int) -> None:
         if number == 2:

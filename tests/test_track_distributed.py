@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conserved import Monitor, recognize
 from conserved.track import RunStore
-from test_distributed import free_port
 from training import decoder, sentences
+from two_processes import WORLD, join
 
-WORLD, STEPS, WHEN = 2, 4, 3
+STEPS, WHEN = 4, 3
 KEY = "layers.0.attention.k.weight"
 
 
 def objective(model: nn.Module, rows: Tensor) -> Tensor:
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-
-
-def join(rank: int, port: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
 
 
 def built() -> nn.Module:
@@ -132,8 +125,8 @@ MODES = {
 }
 
 
-def work(rank: int, port: int, modes: list[str], folder: str) -> None:
-    join(rank, port)
+def work(rank: int, modes: list[str], folder: str) -> None:
+    join(rank, folder)
     found = {mode: summary(MODES[mode](rank, built(), Path(folder))) for mode in modes}
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -141,7 +134,7 @@ def work(rank: int, port: int, modes: list[str], folder: str) -> None:
 
 def run(modes: list[str], folder: Path) -> list[dict[str, Any]]:
     """What every process found, by mode; one start of the processes serves all."""
-    spawn(work, args=(free_port(), modes, str(folder)), nprocs=WORLD)
+    spawn(work, args=(modes, str(folder)), nprocs=WORLD)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 

@@ -25,7 +25,7 @@ def test_the_function_stays_and_the_move_can_be_undone(name: str, objective: str
     laws = symmetries_of(case.model, *case.args, **case.kwargs)
     batch = case.kwargs or case.args
     before, start = outputs(case.model, case.args, case.kwargs), copy.deepcopy(case.model.state_dict())
-    done = equalize(case.model, laws=laws, objective=objective, batches=[batch])
+    done = equalize(case.model, laws=laws, objective=objective, batches=[batch], spaces="all")
     assert done.moved.moved or objective == "incoherent"
     assert difference(before, outputs(case.model, case.args, case.kwargs)) < 1e-10
     move(case.model, done.moved.inverse)
@@ -182,6 +182,13 @@ def test_a_large_channel_of_a_head_is_spread_over_all() -> None:
         model[0].weight[3] *= 40
     done = equalize(model, torch.zeros(1, 16), objective="incoherent")
     assert done.after["linear_pair"] < 0.7 * done.before["linear_pair"]
+
+
+def test_what_was_done_is_said_in_lines() -> None:
+    model: Any = nn.Sequential(nn.RMSNorm(6), nn.Linear(6, 6), nn.Linear(6, 4))
+    lines = str(equalize(model, torch.randn(3, 6), objective="incoherent")).splitlines()
+    assert lines[0].startswith("incoherent: 1 symmetry moved 3 tensors; objective ")
+    assert lines[1] == "  1 left alone (0.gain): the objective has nothing to say about it"
 
 
 def test_bad_usage_says_what_to_do() -> None:

@@ -10,7 +10,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from conserved.transform import Mapping, mappings
+from conserved.transform import LayerMapping, mappings
+from test_transform_checkpoint import IDS, experts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,8 +28,8 @@ SMALL: dict[str, Any] = {
 
 def plain(model: nn.Module) -> dict[str, set[str]]:
     found = mappings(model)
-    assert all(isinstance(one, Mapping) and one.reason for one in found)
-    return {one.smooth[0]: set(one.balance) for one in found if isinstance(one, Mapping)}
+    assert all(isinstance(one, LayerMapping) and one.reason for one in found)
+    return {one.smooth[0]: set(one.balance) for one in found if isinstance(one, LayerMapping)}
 
 
 def test_a_llama_has_the_four_mappings_of_the_registries_and_its_head() -> None:
@@ -85,9 +86,44 @@ class Odd(nn.Module):
         return self.out(self.a(y) * torch.sigmoid(self.b(y)))
 
 
+@pytest.mark.parametrize("how", ["eager", "batched_mm", "grouped_mm"])
+def test_experts_read_what_their_router_reads_however_they_are_computed(how: str) -> None:
+    model = experts("Qwen3Moe", how)
+    listed = {one.smooth: set(one.balance) for one in mappings(model, IDS) if isinstance(one, LayerMapping)}
+    layer = "model.layers.0"
+    assert listed[f"{layer}.post_attention_layernorm",] == {f"{layer}.mlp.gate", f"{layer}.mlp.experts"}
+
+
+def test_a_pattern_finds_the_layers_it_is_for_and_no_others() -> None:
+    """Numbers inside a block are not layers: 0 reads a norm, 2 reads what 0 makes."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(8)
+            self.ff = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.ff(self.norm(x))
+
+    model = nn.Sequential(Block(), Block())
+    names = [name for name, _ in model.named_modules()]
+    wanted = {
+        one.smooth[0]: set(one.balance) for one in mappings(model, torch.randn(3, 8)) if not isinstance(one, dict)
+    }
+    found: dict[str, set[str]] = {}
+    for one in mappings(model, torch.randn(3, 8), format="llmcompressor"):
+        assert isinstance(one, dict)
+        for smooth in (name for name in names if re.match(one["smooth_layer"][3:], name)):
+            parent = smooth.split(".")[0]
+            near = [name for name in names if name.startswith(parent)]
+            found[smooth] = {n for pattern in one["balance_layers"] for n in near if re.match(pattern[3:], n)}
+    assert found == wanted
+
+
 def test_a_model_that_is_in_no_registry() -> None:
     found = mappings(Odd(), torch.randn(2, 8))
-    listed = {one.smooth: one.balance for one in found if isinstance(one, Mapping)}
+    listed = {one.smooth: one.balance for one in found if isinstance(one, LayerMapping)}
     assert listed == {("norm",): ("a", "b"), ("a",): ("out",)}
 
 

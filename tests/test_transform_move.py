@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from conserved.discover.function import tensors_in
 from conserved.transform import Exchange, Unmovable, move, symmetries_of
 from law_checks import residuals
 from tolerances import IDENTITY
+from two_processes import WORLD, join
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -247,12 +246,8 @@ def test_what_holds_for_the_loss_only_or_up_to_epsilon_is_said() -> None:
     assert "not the outputs" in done.notes[0]
 
 
-WORLD = 2
-
-
-def _sharded(rank: int, port: int, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+def _sharded(rank: int, folder: str) -> None:
+    join(rank, folder)
     model, x = mlp()
     laws = symmetries_of(model, x)
     mesh = init_device_mesh("cpu", (WORLD,))
@@ -271,8 +266,5 @@ def _sharded(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_sharded_parameters_move_as_whole_ones_and_stay_sharded(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    spawn(_sharded, args=(port, str(tmp_path)), nprocs=WORLD)
+    spawn(_sharded, args=(str(tmp_path),), nprocs=WORLD)
     assert [(tmp_path / str(rank)).read_text() for rank in range(WORLD)] == ["agreed"] * WORLD

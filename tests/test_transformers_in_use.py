@@ -59,9 +59,9 @@ class TestWithoutWeights:
         with torch.device("meta"):
             model = transformers.LlamaForCausalLM(transformers.LlamaConfig())
         assert sum(parameter.numel() for parameter in model.parameters()) == 6_738_415_616
-        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
         laws = recognize(model, loss="cross_entropy")
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         # 32 layers, each with 32 query/key and 32 value/output laws, gated neurons and two norms; at the ends three.
         assert len(laws) == 32 * (32 + 32 + 1 + 2) + 3

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import conserved
-from conserved import LawSet, blocks, recognize
+from conserved import LawSet, Status, audit, blocks, recognize
 from conserved.blocks import Attention, FeedForward, MixtureOfExperts, SwiGLU, TransformerBlock
 from test_recognize_blocks import gradients
 from tolerances import FUNCTION_UNCHANGED, IDENTITY
@@ -293,3 +293,30 @@ class TestRetired:
             component = conserved.Component(type=nn.Identity, laws=lambda site: [])
         with pytest.warns(DeprecationWarning, match="laws are read off what a model computes"):
             assert conserved.register(component) is component
+
+
+@pytest.mark.parametrize("place", ["parameter", "value"])
+def test_a_hook_on_a_gradient_hides_no_law_and_one_that_changes_it_is_seen(place: str) -> None:
+    """Loggers put hooks on parameters; so do those who change gradients."""
+
+    class Hooked(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 8, bias=False), nn.Linear(8, 2, bias=False)
+            self.factor = factor
+            if place == "parameter":
+                self.first.weight.register_hook(lambda slope: self.factor * slope)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x).relu()
+            if place == "value" and y.requires_grad:
+                y.register_hook(lambda slope: self.factor * slope)
+            return self.second(y)
+
+    for factor, status in ((1.0, Status.VERIFIED), (0.5, Status.REFUTED)):
+        torch.manual_seed(0)
+        model, x = Hooked(factor), torch.randn(5, 3)
+        laws = recognize(model, x)
+        assert [(symmetry.name, symmetry.source) for symmetry in laws] == [("neurons", "assumed")]
+        model(x).square().mean().backward()
+        assert audit(model, laws).verdict.status is status

@@ -88,6 +88,9 @@ def test_stopping_leaves_the_parameters_as_they_were() -> None:
 
 
 def test_audits_keep_to_their_budget_and_come_at_least_every_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, short = run(steps=14, monitor={"audit": "auto", "budget": 1e-6})
+    assert [entry.step for entry in short.audits] == list(range(1, 15)), "a second in all is no burden"
+    monkeypatch.setattr("conserved.track.audits.GRACE", 0.0)
     monkeypatch.setattr("conserved.track.audits.AT_LEAST", 6)
     _, monitor = run(steps=14, monitor={"audit": "auto", "budget": 1e-6})
     assert [entry.step for entry in monitor.audits] == [1, 2, 8, 14]
@@ -281,6 +284,17 @@ def test_a_store_keeps_details_at_a_decreasing_rate_and_totals_of_every_step(tmp
         assert {entry.step for entry in store.entries("one")} == {1, 2, 3, 4, 6, 8, 12}
         assert set(store.totals("one")) == {5, 7, 9, 10, 11}
         assert "total/cause/preconditioner" in store.totals("one")[7]
+
+
+def test_how_large_a_store_will_be_is_told_at_the_start_and_a_large_one_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conserved.track.monitor._LARGE", 3e8)
+    with caplog.at_level(logging.INFO, "conserved"):
+        run(steps=2, monitor={"sinks": SQLite(tmp_path / "small.db")})
+        run(steps=2, monitor={"sinks": SQLite(tmp_path / "large.db", detail=None)})
+    small, large = (one for one in caplog.records if "MB for 100,000 steps" in one.getMessage())
+    assert (small.levelno, large.levelno) == (logging.INFO, logging.WARNING)
 
 
 @pytest.mark.parametrize("ending", ["html", "png"])

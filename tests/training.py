@@ -95,12 +95,10 @@ class OptimizerCase:
     name: str
     build: Callable[[nn.Module], list[Optimizer]]
     causes: frozenset[str]
-    variant: bool = False
-    """Whether it differs from another in the table by an option only; a shorter run does for it."""
 
 
-def _case(name: str, cls: Any, causes: str, *, variant: bool = False, **options: Any) -> OptimizerCase:
-    return OptimizerCase(name, lambda model: [cls(model.parameters(), **options)], frozenset(causes.split()), variant)
+def _case(name: str, cls: Any, causes: str, **options: Any) -> OptimizerCase:
+    return OptimizerCase(name, lambda model: [cls(model.parameters(), **options)], frozenset(causes.split()))
 
 
 def muon_and_adamw(model: nn.Module, **options: Any) -> list[Optimizer]:
@@ -115,7 +113,7 @@ def muon_and_adamw(model: nn.Module, **options: Any) -> list[Optimizer]:
 
 OPTIMIZERS = [
     _case("SGD", torch.optim.SGD, "", lr=0.05),
-    _case("SGD, decay", torch.optim.SGD, "decay", variant=True, lr=0.05, weight_decay=0.02),
+    _case("SGD, decay", torch.optim.SGD, "decay", lr=0.05, weight_decay=0.02),
     _case(
         "SGD, momentum, dampening, decay",
         torch.optim.SGD,
@@ -134,12 +132,12 @@ OPTIMIZERS = [
         nesterov=True,
         weight_decay=0.02,
     ),
-    _case("SGD, maximize", torch.optim.SGD, "momentum", variant=True, lr=1e-3, momentum=0.5, maximize=True),
+    _case("SGD, maximize", torch.optim.SGD, "momentum", lr=1e-3, momentum=0.5, maximize=True),
     _case("Adam, coupled decay", torch.optim.Adam, "momentum preconditioner decay", lr=0.003, weight_decay=0.02),
-    _case("Adam, amsgrad", torch.optim.Adam, "momentum preconditioner", variant=True, lr=0.003, amsgrad=True),
+    _case("Adam, amsgrad", torch.optim.Adam, "momentum preconditioner", lr=0.003, amsgrad=True),
     _case("AdamW", torch.optim.AdamW, "momentum preconditioner decay", lr=0.003, weight_decay=0.1),
-    _case("RMSprop", torch.optim.RMSprop, "preconditioner", variant=True, lr=0.002),
-    _case("RMSprop, decay", torch.optim.RMSprop, "preconditioner decay", variant=True, lr=0.002, weight_decay=0.02),
+    _case("RMSprop", torch.optim.RMSprop, "preconditioner", lr=0.002),
+    _case("RMSprop, decay", torch.optim.RMSprop, "preconditioner decay", lr=0.002, weight_decay=0.02),
     _case(
         "RMSprop, centered, momentum, decay",
         torch.optim.RMSprop,

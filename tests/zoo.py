@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,21 @@ class Case:
         like = next(model.parameters())
         return recognize(model, x.to(like) if x.is_floating_point() else x.to(like.device), loss=self.loss)
 
+    def short_sample(self, generator: torch.Generator) -> Tensor:
+        """One text or image, or three vectors, where `sample` has more: the gradient fields span the same space.
+
+        A text keeps its length: a position that no text has would be a law."""
+        x = self.sample(generator)
+        return x[:3] if x.ndim == 2 and x.is_floating_point() else x[:1]
+
+    def known_laws(self, model: nn.Module) -> LawSet:
+        """The same, read off once for every precision and ε: the parameters of a block at random say nothing more."""
+        key = (self.name, next(model.parameters()).dtype, repr(model))
+        if key not in _KNOWN:
+            _KNOWN[key] = self.laws(model)
+        own = dict(model.named_parameters())
+        return replace(_KNOWN[key], parameters={name: own[name] for name in _KNOWN[key].parameters})
+
     def objective(self, seed: int = 1, dtype: torch.dtype = torch.float64) -> Callable[[nn.Module], Tensor]:
         """A random smooth loss on a few random inputs: what no law may depend on."""
         generator = torch.Generator().manual_seed(seed)
@@ -50,6 +65,9 @@ class Case:
         if self.loss == "cross_entropy":
             return lambda model: torch.stack([_classify(model(x), seed) for x in inputs]).mean()
         return lambda model: torch.stack([_regress(model(x), seed) for x in inputs]).mean()
+
+
+_KNOWN: dict[tuple[str, torch.dtype, str], LawSet] = {}
 
 
 def _classify(logits: Tensor, seed: int) -> Tensor:

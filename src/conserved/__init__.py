@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from conserved.inference import Component, recognize, register, register_operator
     from conserved.laws import Dropped, Law, LawSet, Reference
     from conserved.symmetry import Kind, Leg, Symmetry, View
-    from conserved.track import Monitor
+    from conserved.track import Monitor, MonitorConfig
     from conserved.verdict import Evidence, Status, Verdict, Witness
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "LawSet",
     "Leg",
     "Monitor",
+    "MonitorConfig",
     "Probe",
     "Reference",
     "Status",
@@ -89,7 +90,7 @@ _PARTS = {
     "inference": "Component recognize register register_operator",
     "laws": "Dropped Law LawSet Reference",
     "symmetry": "Kind Leg Symmetry View",
-    "track": "Monitor",
+    "track": "Monitor MonitorConfig",
     "verdict": "Evidence Status Verdict Witness",
 }
 """Which part of the package defines which public name. Each is loaded when it is first asked for, so that the command

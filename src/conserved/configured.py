@@ -67,6 +67,20 @@ def pretrained(place: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str
         raise BadConfig(f"{place} does not hold a model that can be loaded: {problem}") from problem
 
 
+def tokenized(place: str, texts: Sequence[str], limit: int = 512) -> list[dict[str, Tensor]]:
+    """Texts as the tokenizer in a local folder writes them, each by itself, so that no padding is in between."""
+    library: Any = require("transformers", "Reading text with a tokenizer")
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(place, local_files_only=True)
+        longest = getattr(
+            library.AutoConfig.from_pretrained(place, local_files_only=True), "max_position_embeddings", 0
+        )
+        limit = min(limit, int(tokenizer.model_max_length), int(longest or limit))
+        return [dict(tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")) for text in texts]
+    except (ValueError, OSError, KeyError) as problem:
+        raise BadConfig(f"{place} holds no tokenizer that can be loaded: {problem}") from problem
+
+
 def has_weights(place: str) -> bool:
     """Whether a folder holds weights in safetensors beside a config."""
     return is_config_file(place) and any(Path(place).glob("*.safetensors"))

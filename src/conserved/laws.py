@@ -21,7 +21,7 @@ from conserved.coverage import Coverage
 from conserved.independence import rank_of_gradients
 from conserved.judging import judged, rounding, together
 from conserved.moment import Direction, Plan, Point
-from conserved.plain_data import text
+from conserved.plain_data import Recorded, record_of, text
 from conserved.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors
 from conserved.table import plain, renderable, rows, totals
@@ -63,16 +63,9 @@ class Law:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "name": self.name,
-            "group": self.symmetry.kind.group(self.symmetry.n, self.symmetry.m),
-            "formula": self.formula,
-            "latex": self.latex,
-            "numbers": self.numbers,
-            "identities": self.symmetry.identities,
-            "exact": self.exact,
-            "epsilon": self.symmetry.epsilon,
-        }
+        group = self.symmetry.kind.group(self.symmetry.n, self.symmetry.m)
+        found = record_of(self, "name formula latex numbers exact") | record_of(self.symmetry, "identities epsilon")
+        return found | {"group": group}
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.formula} ({self.numbers} numbers)>"
@@ -121,7 +114,7 @@ class Explains(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class LawSet:
+class LawSet(Recorded):
     """The symmetries of a model and, through them, its conservation laws.
 
     `parameters` are the model's own tensors, so values follow training. Every method that reads them also takes other
@@ -392,22 +385,12 @@ class LawSet:
         return LawSet(symmetries=spoiled(self.symmetries), parameters=self.parameters)
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON; the same as `to_dict`, under the name that all results have for it."""
-        return self.to_dict()
-
-    def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; parameter values are not part of it."""
-        return {
-            "format": FORMAT,
-            "symmetries": [symmetry.to_dict() for symmetry in self.symmetries],
-            "unclaimed": list(self.unclaimed),
-            "dropped": [{"name": item.name, "reason": item.reason} for item in self.dropped],
-            "unknown": dict(self.unknown),
-        }
+        return {"format": FORMAT, **record_of(self, "symmetries unclaimed dropped unknown")}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], parameters: Tensors | None = None) -> LawSet:
-        """The inverse of `to_dict`; `parameters` attaches a model's tensors."""
+        """The inverse of `record`; `parameters` attaches a model's tensors."""
         if data.get("format") != FORMAT:
             raise ValueError(f"Expected a law set in format {FORMAT!r}; got {data.get('format')!r}.")
         try:
@@ -425,7 +408,7 @@ class LawSet:
 
     def save(self, path: str | Path) -> None:
         """Write the laws (not the weights) as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        Path(path).write_text(json.dumps(self.record(), indent=1), encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path, parameters: Tensors | None = None) -> LawSet:

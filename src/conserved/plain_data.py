@@ -1,12 +1,51 @@
-"""Plain values as they come from a JSON file, refused in one sentence where nobody would have written them."""
+"""Plain values: what results become for JSON; what comes from a file, refused where nobody would have written it."""
 
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 _LARGEST = 1 << 48
 """No axis of a tensor is longer."""
+
+
+class Recorded:
+    """Things whose record had another name in the first release."""
+
+    __slots__ = ()
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record, under its former name."""
+        warnings.warn("to_dict() goes with the next release: use record().", DeprecationWarning, stacklevel=2)
+        return self.record()
+
+
+def record_of(thing: Any, names: str) -> dict[str, Any]:
+    """The named attributes of a thing, as JSON has them."""
+    return {name: plain(getattr(thing, name)) for name in names.split()}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: things by their record, or by their fields; members of enumerations by their value."""
+    if hasattr(value, "record"):
+        return value.record()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if is_dataclass(value):
+        return record_of(value, " ".join(field.name for field in fields(value)))
+    return value
 
 
 def size(value: Any) -> int:

@@ -19,6 +19,7 @@ from conserved.attention.capture import Capture, listening
 from conserved.attention.energy import energy_field
 from conserved.attention.probe import sequences
 from conserved.attention.softmax import softmax_statistics
+from conserved.plain_data import Recorded, record_of
 
 LOGGER = logging.getLogger("conserved")
 
@@ -36,7 +37,7 @@ class AttentionRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionRecord:
+class AttentionRecord(Recorded):
     """One sampled step, in the form sinks take: readings by name and alarms, and no entries about laws."""
 
     step: int
@@ -58,15 +59,12 @@ class AttentionRecord:
         found = {f"reading/{name}": value for name, value in self.readings.items()}
         return found | {"alarms": float(len(self.alarms))}
 
-    def to_dict(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
             "step": self.step,
             "readings": dict(self.readings),
-            "alarms": [
-                {name: getattr(alarm, name) for name in ("code", "law", "value", "limit", "message")}
-                for alarm in self.alarms
-            ],
+            "alarms": [record_of(alarm, "code law value limit message") for alarm in self.alarms],
         }
 
 

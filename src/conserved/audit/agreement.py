@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict
 
 
@@ -26,7 +27,7 @@ class Replica:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {"name": self.name, "what": self.what, "spread": self.spread}
+        return record_of(self, "name what spread")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,11 +76,7 @@ class Replicas:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            **self.verdict.record(),
-            "ranks": self.ranks,
-            "rows": [row.record() for row in self.rows],
-        }
+        return self.verdict.record() | record_of(self, "ranks rows")
 
 
 def replicas(model: nn.Module, group: dist.ProcessGroup | None = None, *, tolerance: float = 0.0) -> Replicas:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from conserved.inference.derivation import Derivation
 from conserved.laws import LawSet
+from conserved.plain_data import record_of
 from conserved.symmetry import Symmetry, View
 
 _SHOWN = 6
@@ -59,13 +60,8 @@ class Coverage:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "parameters": self.parameters,
-            "modules": self.modules,
-            "untested": dict(self.untested),
-            "untested_modules": list(self.untested_modules),
-            "counted_modules": self.counted,
-        }
+        found = record_of(self, "parameters modules untested untested_modules")
+        return found | {"counted_modules": self.counted}
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

@@ -28,6 +28,7 @@ from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.judging import HALF, TOLERANCE, rounding
 from conserved.laws import LawSet
 from conserved.moment import Wanted, of_legs
+from conserved.plain_data import record_of
 from conserved.symmetry import Translation
 from conserved.verdict import Evidence, Status, Verdict
 
@@ -61,8 +62,7 @@ class GaugeRow:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        fields = ("name", "head", "call", "sequence", "residual", "tolerance", "ok")
-        return {name: getattr(self, name) for name in fields}
+        return record_of(self, "name head call sequence residual tolerance ok")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -174,12 +174,7 @@ class Gauge:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            **self.verdict.record(),
-            "worst": self.worst,
-            "rows": [row.record() for row in self.rows],
-            "excluded": dict(self.excluded),
-        }
+        return self.verdict.record() | record_of(self, "worst rows excluded")
 
     def __repr__(self) -> str:
         return f"<Gauge: {self.verdict.status.value}, {len(self.rows)} heads, worst {self.worst:.2g}>"

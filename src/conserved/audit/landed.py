@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict
 
 LEAST = 0.5
@@ -35,7 +36,7 @@ class Landed:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {"name": self.name, "driven": self.driven, "moved": self.moved, "share": self.share}
+        return record_of(self, "name driven moved share")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -81,11 +82,7 @@ class Landing:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            **self.verdict.record(),
-            "worst": self.worst,
-            "rows": [row.record() for row in self.rows],
-        }
+        return self.verdict.record() | record_of(self, "worst rows")
 
     def __repr__(self) -> str:
         return f"<Landing: {self.verdict.status.value}, {len(self.rows)} parameters, least share {self.worst:.2g}>"

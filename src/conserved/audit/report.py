@@ -13,6 +13,7 @@ from conserved import html
 from conserved.audit.coverage import Coverage
 from conserved.audit.gauging import Gauge
 from conserved.laws import Dropped
+from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict
 
 BLIND = (
@@ -69,19 +70,8 @@ class Row:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "name": self.name,
-            "family": self.family,
-            "parameters": list(self.parameters),
-            "part": self.part,
-            "residual": self.residual,
-            "tolerance": self.tolerance,
-            "ok": self.ok,
-            "status": self.status.value,
-            "source": self.source,
-            "where": list(self.where),
-            "suggests": list(self.suggests),
-        }
+        names = "name family parameters part residual tolerance ok status source where suggests"
+        return record_of(self, names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,24 +170,9 @@ class Audit:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            **self.verdict.record(),
-            "ok": self.ok,
-            "conclusive": self.conclusive,
-            "badge": self.badge,
-            "coverage": self.coverage.record(),
-            "unknown": dict(self.unknown),
-            "worst": self.worst,
-            "precision": _named(self.precision),
-            "precision_known": self.known,
-            "ranks": self.ranks,
-            "moved": self.moved,
-            "rows": [row.record() for row in self.rows],
-            "findings": [{"parameter": item.parameter, "trouble": item.trouble} for item in self.findings],
-            "unclaimed": list(self.unclaimed),
-            "dropped": [{"name": item.name, "reason": item.reason} for item in self.dropped],
-            "not_seen": BLIND,
-        }
+        found = self.verdict.record() | record_of(self, "ok conclusive badge coverage unknown worst ranks moved rows")
+        found |= {"precision": _named(self.precision), "precision_known": self.known, "not_seen": BLIND}
+        return found | record_of(self, "findings unclaimed dropped")
 
     def summary(self) -> str:
         """The verdict, failures with what they suggest, findings, and what a clean audit does not see."""

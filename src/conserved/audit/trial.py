@@ -17,6 +17,7 @@ from conserved.audit.keys import keys_seen
 from conserved.audit.report import Audit
 from conserved.backward import precision_of
 from conserved.inference import laws_of_model
+from conserved.plain_data import record_of
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,7 +41,7 @@ class Trial:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return self.audit.record() | {"ok": self.ok, "gauge": None if self.gauge is None else self.gauge.record()}
+        return self.audit.record() | record_of(self, "ok gauge")
 
 
 def trial(

@@ -132,7 +132,8 @@ def function_of(
     """
     if not callable(fn):
         raise Uncheckable(f"A function is needed, and {type(fn).__name__} cannot be called.")
-    title = getattr(fn, "__name__", None) or type(fn).__name__
+    own = _autograd_function(fn)
+    title = getattr(own or fn, "__name__", None) or type(fn).__name__
     slots = _slots(fn, tensors, keywords)
     found = [(name, value) for name, value in slots if _is_input(value)]
     _refuse_unusable(title, [value for _, value in slots], found)
@@ -152,9 +153,13 @@ def function_of(
 
 def _slots(fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Every argument with its name: positional, keyword, and the parameters of a module."""
-    target = fn.forward if isinstance(fn, nn.Module) else fn
+    own = _autograd_function(fn)
+    target = fn.forward if isinstance(fn, nn.Module) else own.forward if own else fn
     try:
         parameters = list(inspect.signature(target).parameters.values())
+        if own and own.setup_context is torch.autograd.Function.setup_context:
+            # The context is handed over by autograd.
+            parameters = parameters[1:]
     except (TypeError, ValueError):
         parameters = []
     plain = [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
@@ -163,6 +168,13 @@ def _slots(fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str
     if isinstance(fn, nn.Module):
         slots += [(name, value) for name, value in fn.named_parameters() if value.requires_grad]
     return slots
+
+
+def _autograd_function(fn: Callable[..., Any]) -> type[torch.autograd.Function] | None:
+    """The autograd function whose `apply` this is, whose `forward` has the names of its inputs."""
+    owner = getattr(fn, "__self__", None)
+    mine = isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply"
+    return owner if mine else None
 
 
 def _called(

@@ -8,6 +8,7 @@ from typing import Any
 
 from conserved.auditing.moves import ProbedSymmetry
 from conserved.auditing.tested import Method, Tested
+from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Verdict
 
 _SHOWN = 3
@@ -106,22 +107,9 @@ class Check:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "function": self.function,
-            "inputs": dict(self.inputs),
-            "device": self.device,
-            "precision": self.precision,
-            "ok": self.ok,
-            "conclusive": self.conclusive,
-            "verdict": self.verdict.record(),
-            "symmetries": [str(symmetry) for symmetry in self.symmetries],
-            "failures": [test.record() for test in self.failures],
-            "tests": [test.record() for test in self.tests],
-            "untested": {name: list(why) for name, why in self.untested.items()},
-            "notes": list(self.notes),
-            "noise": dict(self.noise),
-            "seconds": self.seconds,
-        }
+        found = record_of(self, "function inputs device precision ok conclusive verdict failures tests")
+        found["symmetries"] = [str(symmetry) for symmetry in self.symmetries]
+        return found | record_of(self, "untested notes noise seconds")
 
     def __str__(self) -> str:
         verdict = self.verdict

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from conserved.auditing.noise import by_row, wide
+from conserved.judging import status
+from conserved.plain_data import record_of
+from conserved.verdict import Status
 
 NOISE, ROUNDING = 14.0, 32.0
 """How many standard deviations of a gradient's own noise, and roundings of its size, a right gradient may be off."""
@@ -52,22 +55,12 @@ class Tested:
 
     @property
     def ok(self) -> bool:
-        return self.worst <= 1.0
+        return status(self.worst, 1.0, tested=True, nearly=False) is Status.VERIFIED
 
     def record(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "gradients": list(self.gradients),
-            "method": self.method.value,
-            "what": self.what,
-            "ok": self.ok,
-            "residual": self.residual,
-            "limit": self.limit,
-            "worst": self.worst if self.worst < float("inf") else None,
-            "sees_factor": self.sees_factor,
-            "where": self.where,
-            "meaning": self.meaning,
-        }
+        found = record_of(self, "gradients method what ok residual limit worst sees_factor where meaning")
+        return found | ({} if self.worst < float("inf") else {"worst": None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,8 +63,9 @@ class Numbers(ABC):
         return parts
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """An array of exact zeros."""
-        return self.array([0] * math.prod(shape), shape)
+        """An array of exact zeros: the same one everywhere, since numbers of no kind change in place."""
+        zero = self.array([0], ())
+        return np.full(shape, zero[()], dtype=zero.dtype)
 
     def real(self, a: Array) -> Array:
         """Whole numbers as numbers of this kind."""

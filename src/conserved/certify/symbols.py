@@ -220,6 +220,7 @@ class Symbols(Numbers):
         flat = value.ravel().tolist()
         slopes = [None] * len(flat) if moves is None else moves.ravel().tolist()
         settled, rates = [], []
+        zero = self._number(0)
         for v, rate in zip(flat, slopes, strict=True):
             still = rate is None or self.is_zero(rate)
             if v.number is None and v.letter is None:
@@ -229,7 +230,7 @@ class Symbols(Numbers):
                     v = self.fresh()
                     rate = factor * v
             settled.append(v)
-            rates.append(self._number(0) if still else rate)
+            rates.append(zero if still else rate)
         found = {0: _objects(settled, value.shape)}
         if any(rate.above for rate in rates):
             found[1] = _objects(rates, value.shape)

@@ -46,9 +46,14 @@ Constraints = Callable[[Parameters, Parameters], Tensor]
 """What a PDE says vanishes, for parameters θ and the gradient of h; linear in the gradient."""
 
 
-@cache
 def certificate(build: Build, shape: tuple[int, ...], loss: str = "any") -> Certificate:
     """The certificate of a block; made once for all claims about it."""
+    return _certificate(build, shape, loss)
+
+
+@cache
+def _certificate(build: Build, shape: tuple[int, ...], loss: str) -> Certificate:
+    # With a default here, a call that leaves the loss out and one that names it would each make their own.
     return certify(build().double(), torch.zeros(shape, dtype=torch.float64), loss=loss)
 
 

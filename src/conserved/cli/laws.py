@@ -45,10 +45,10 @@ def laws(
         independent = found.independent()
     except ValueError as problem:
         reason = str(problem)
-    store_record(store, "laws", target, options or [], found.to_dict() | {"independent": independent})
+    store_record(store, "laws", target, options or [], found.record() | {"independent": independent})
     if as_json:
         print_json(
-            found.to_dict()
+            found.record()
             | {
                 "numbers": found.numbers,
                 "independent": independent,

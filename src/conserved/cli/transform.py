@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from conserved.laws import LawSet
     from conserved.symmetry import Symmetry
-    from conserved.transform import Checkpoint, Moved
+    from conserved.transform import Checkpoint, MovedWeights
 
 Folder = Annotated[Path, typer.Argument(help="folder with config.json and safetensors files", metavar="FOLDER")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="folder to write the moved checkpoint to")]
@@ -36,10 +36,18 @@ def equalize(
     objective: Annotated[
         str, typer.Option(help="balanced, range, incoherent, or activation with --texts")
     ] = "balanced",
-    texts: Annotated[Path | None, typer.Option(help="lines of text to measure activations on")] = None,
+    texts: Annotated[
+        Path | None, typer.Option(help="lines of text to measure activations on; the whole model is loaded")
+    ] = None,
     alpha: Annotated[float, typer.Option(help="share of the activations' spread that weights take over")] = 0.5,
     approximate: Annotated[bool, typer.Option("--approximate", help="Use symmetries up to a norm's ε too.")] = False,
     seed: Annotated[int, typer.Option(help="seed of random rotations")] = 0,
+    rounded: Annotated[
+        str, typer.Option(help="what will be rounded, for activation: weights, both (what they read too), or any")
+    ] = "any",
+    load: Annotated[
+        bool, typer.Option("--load", help="Load the whole model, where files have other tensors than it has.")
+    ] = False,
     model: Model = None,
     dry_run: Dry = False,
     as_json: AsJson = False,
@@ -54,10 +62,11 @@ def equalize(
         raise Usage("--objective activation and --texts FILE belong together: activations are measured on text.")
     laws, weights = _opened(folder, out, model, dry=dry_run)
     progress()(f"{len(laws.symmetries)} symmetries; equalising {len(weights)} tensors of {folder}")
-    if texts is not None:
-        found = _with_texts(folder, laws, weights, texts, alpha)
+    options: dict[str, Any] = {"objective": objective, "approximate": approximate, "seed": seed}
+    if texts is not None or load:
+        found = _in_memory(folder, laws, weights, texts, options | {"alpha": alpha, "rounded": rounded})
     else:
-        found = equalized(weights, laws=laws, objective=objective, approximate=approximate, seed=seed)
+        found = equalized(weights, laws=laws, **options)
     record = {
         "objective": objective,
         "largest objective before": max(found.before.values(), default=0.0),
@@ -111,22 +120,40 @@ def _opened(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> 
     return laws, Checkpoint(folder, None if dry else out, laws.parameters)
 
 
-def _with_texts(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path, alpha: float) -> Any:
-    """Activations need the whole model: it is loaded, moved, and its moved tensors are written."""
-    from conserved.configured import pretrained
+def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | None, options: dict[str, Any]) -> Any:
+    """Load the whole model, move it, and write the tensors that moved; or all of them, if files have other tensors."""
+    from conserved.configured import pretrained, tokenized
+    from conserved.transform import Unmovable
     from conserved.transform import equalize as equalized
 
-    lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()] if texts.is_file() else []
+    batches = tokenized(str(folder), _lines(texts)) if texts is not None else None
+    model, _ = pretrained(str(folder), ())
+    found = equalized(model, laws=laws, batches=batches, **options)
+    moved = list(dict.fromkeys(found.moved.parameters))
+    try:
+        for name in moved:
+            weights.movable(name, next(s for s in laws.symmetries if name in s.parameters))
+    except Unmovable:
+        weights.written += moved
+        if weights.into is not None:
+            for file in weights.into.glob("*.safetensors*"):
+                file.unlink()
+            library: Any = model
+            library.save_pretrained(weights.into)
+        return found
+    own = dict(model.named_parameters())
+    weights.write({name: own[name].detach() for name in moved})
+    return found
+
+
+def _lines(texts: Path) -> list[str]:
+    try:
+        lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as problem:
+        raise Usage(f"{texts} cannot be read as text: {problem}") from problem
     if not lines:
         raise Usage(f"{texts} holds no lines of text.")
-    model, batch = pretrained(str(folder), lines)
-    assert batch is not None
-    found = equalized(model, laws=laws, objective="activation", batches=[dict(batch)], alpha=alpha)
-    own = dict(model.named_parameters())
-    for name in found.moved.parameters:
-        weights.movable(name, next(s for s in laws.symmetries if name in s.parameters))
-    weights.write({name: own[name].detach().double() for name in found.moved.parameters})
-    return found
+    return lines
 
 
 def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
@@ -134,7 +161,7 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     import torch
 
     from conserved.symmetry import Translation
-    from conserved.transform.elements import scaled, shape_of
+    from conserved.transform.elements import element_shape, scaling_element
 
     name, separator, number = text.rpartition("=")
     try:
@@ -149,10 +176,10 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     result = {}
     for s in found:
         if isinstance(s.kind, Translation):
-            result[s.name] = torch.full(shape_of(s), value, dtype=torch.float64)
+            result[s.name] = torch.full(element_shape(s), value, dtype=torch.float64)
         else:
-            units = shape_of(s)[0] if shape_of(s) else 1
-            result[s.name] = scaled(s, torch.full((units,), value, dtype=torch.float64))
+            units = element_shape(s)[0] if element_shape(s) else 1
+            result[s.name] = scaling_element(s, torch.full((units,), value, dtype=torch.float64))
     return result
 
 
@@ -168,7 +195,7 @@ def _elements(path: Path) -> dict[str, Tensor]:
         raise Usage(f"{path} cannot be read: {problem}") from problem
 
 
-def _told(moved: Moved, weights: Checkpoint, record: dict[str, Any], *, dry: bool, as_json: bool) -> None:
+def _told(moved: MovedWeights, weights: Checkpoint, record: dict[str, Any], *, dry: bool, as_json: bool) -> None:
     """What was done, or would be."""
     changed = sorted(set(weights.written))
     if as_json:

@@ -13,7 +13,7 @@ from conserved.lab.figures import all_figures
 from conserved.lab.places import Here, Processes
 from conserved.lab.recipes import named
 from conserved.lab.sweep import keep, sweep, trainings
-from conserved.track import Monitor, store_document
+from conserved.track import Monitor, MonitorConfig, store_document
 
 MODEL = MODEL_FILE
 WATCHED = "AdamW"
@@ -39,7 +39,7 @@ def read_laws(store: Path, settings: Settings) -> None:
     """The laws of a model nobody wrote a line about."""
     task = Task.of(store.parent, settings.seed, fused=False)
     laws = task.laws()
-    record = laws.to_dict() | {"parameters": task.size, "coverage": laws.coverage}
+    record = laws.record() | {"parameters": task.size, "coverage": laws.coverage}
     store_document(store, "laws", MODEL, record)
 
 
@@ -47,8 +47,10 @@ def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
     """With a right and with a wrong norm kernel: every backward audited, every step of AdamW accounted for."""
     right = Task.of(store.parent, settings.seed, fused=False)
     laws = right.laws()
-    config = {"betas": "0.9, 0.95", "seed": settings.seed, "text": "the standard library, as bytes"}
-    with Monitor(right.model, right.optimizer, laws, sinks=store, run=WATCHED, config=config) as monitor:
+    notes = {"betas": "0.9, 0.95", "seed": settings.seed, "text": "the standard library, as bytes"}
+    with Monitor(
+        right.model, right.optimizer, laws, sinks=store, run=WATCHED, config=MonitorConfig(notes=notes)
+    ) as monitor:
         clean = trained(right, laws, settings.steps, lambda said: tell(f"right, {said}"), after=monitor.step)
     assert clean.first is not None
     store_document(store, "audit", CLEAN, clean.first.record() | {"coverage": laws.coverage})

@@ -18,6 +18,7 @@ from conserved.demo.chapters import Settings
 from conserved.demo.found import found_lines
 from conserved.demo.training import Tell, copied
 from conserved.lab.threads import threads
+from conserved.plain_data import record_of
 from conserved.report import write_report
 from conserved.report.contents import check, read
 from conserved.report.summary import headlines, overall
@@ -42,13 +43,8 @@ class Demo:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "verdict": self.status.value,
-            "store": str(self.store),
-            "report": str(self.report),
-            "found": list(self.found),
-            "seconds": self.seconds,
-        }
+        found = {"verdict": self.status.value, "store": str(self.store), "report": str(self.report)}
+        return found | record_of(self, "found seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

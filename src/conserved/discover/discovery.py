@@ -14,6 +14,7 @@ from conserved.discover.function import Function, Inputs, Loss, function_of
 from conserved.discover.rank import LEAST_GAP, Closure, Progress, announcement, closure, refuse_too_large
 from conserved.discover.search import search
 from conserved.laws import LawSet
+from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Verdict
 
 _TRUSTED = 1e-4
@@ -82,21 +83,9 @@ class Discovery:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "parameters": self.parameters,
-            "rank": self.rank,
-            "ranks": list(self.ranks),
-            "count": self.count,
-            "depth": self.depth,
-            "gap": self.gap,
-            "explained": self.explained,
-            "unexplained": self.unexplained,
-            "approximate": self.approximate,
-            "complete": self.complete,
-            "verdict": self.verdict.status.value,
-            "message": self.verdict.message,
-            "laws": [law.record() for law in self.laws.laws],
-        }
+        found = record_of(self, "parameters rank ranks count depth gap explained unexplained approximate complete")
+        found |= {"verdict": self.verdict.status.value, "message": self.verdict.message}
+        return found | {"laws": [law.record() for law in self.laws.laws]}
 
 
 @overload

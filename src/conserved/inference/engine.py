@@ -8,7 +8,7 @@ loses symmetries and never invents one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import prod
@@ -18,7 +18,7 @@ import numpy as np
 from conserved.inference.moves import Move, Renumber
 from conserved.inference.roots import Partition
 from conserved.inference.system import LinearSystem
-from conserved.inference.types import FIXED, Atoms, Field, Image, Type, Virtual, distinct, spread, tidy
+from conserved.inference.types import FIXED, Atoms, Field, Image, Strand, Type, Virtual, distinct, spread, tidy
 
 LARGEST = 20_000_000
 """Equations in one batch; more are not written out, and the charges involved are set to zero instead."""
@@ -260,6 +260,12 @@ class Engine:
         else:
             self.equate(type_.shifts, (), shift=True)
         self.drop(type_.images)
+        self.let_go(type_)
+
+    def let_go(self, type_: Type) -> None:
+        """No row of a map is moved by a number of its own: what comes next sees the rows apart."""
+        for one in type_.strands:
+            self._vanish(one.field.atoms)
 
     def drop(self, images: Iterable[Image]) -> None:
         """These images of shifts vanish, because the shifts do."""
@@ -290,6 +296,7 @@ class Engine:
             type_,
             shifts=tuple(one for one in type_.shifts if not self.vanished(one.atoms)),
             images=tuple(one for one in type_.images if not self.vanished(one.atoms)),
+            strands=tuple(one for one in type_.strands if not self.vanished(one.field.atoms)),
         )
 
     def forget_shift(self, type_: Type, dims: Sequence[int]) -> None:
@@ -312,11 +319,34 @@ class Engine:
                 self.shifts.add(terms, origin=self.origin)
                 self.endings += [Ending(one.atoms, self.origin, True) for one in group]
         self.drop(one for one in type_.images if one.varies & gone)
+        for strand in type_.strands:
+            self._level_strand(strand, gone)
+
+    def _level_strand(self, strand: Strand, gone: set[int]) -> None:
+        """Rows that a norm or softmax does not see when all are moved alike, and by the same data."""
+        one, data = strand.field, strand.data
+        apart = [n for n, dim in enumerate(data.dims) if dim in gone]
+        if any(bool((data.atoms != np.take(data.atoms, [0], n)).any()) for n in apart):
+            self._vanish(one.atoms)
+            return
+        for axis in (n for n, dim in enumerate(one.dims) if dim in gone):
+            first = np.take(one.atoms, [0], axis)
+            self.shifts.add([(Fraction(1), one.atoms), (Fraction(-1), first)], origin=self.origin)
 
     def net(self, shifts: Sequence[Field]) -> tuple[Field, ...]:
-        """Shifts that are added, with one field for each group that shares axes: what cancels here cancels later on."""
+        """Shifts that are added, with one field for each group that shares axes: what cancels here cancels later on.
+
+        One that is the same along some axes joins one that varies along them, as the mean that a norm takes away.
+        """
         result = []
-        for group in components(_cancelled(shifts)):
+        groups: list[list[Field]] = []
+        for group in sorted(components(_cancelled(shifts)), key=lambda one: -len({d for f in one for d in f.dims})):
+            plain = all(not one.dims and not one.virtual for one in group)
+            if groups and plain:
+                groups[0] += group
+            else:
+                groups.append(list(group))
+        for group in groups:
             if len(group) > 1:
                 virtual, dims, sizes, counts = _axes(group)
                 total = Field(tuple(dims), self.shifts.fresh((*counts, *sizes)), Fraction(1), tuple(virtual))
@@ -361,7 +391,15 @@ class Engine:
         )
 
     def contract(
-        self, left: Type, right: Type, *, summed: set[int], batch: set[int], mine: set[int], other: set[int]
+        self,
+        left: Type,
+        right: Type,
+        *,
+        summed: set[int],
+        batch: set[int],
+        mine: set[int],
+        other: set[int],
+        sizes: Mapping[int, int],
     ) -> Type:
         """Σ over `summed` of left · right, in a common numbering of axes.
 
@@ -379,7 +417,22 @@ class Engine:
             passing += self._contracted(group, summed, batch)
         left, right = _unseen(left, right, summed), _unseen(right, left, summed)
         images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | mine, summed)
-        return Type(_cancelled(passing), (), images)
+        strands = self._carried(left, summed, batch | other, sizes) + self._carried(right, summed, batch | mine, sizes)
+        return Type(_cancelled(passing), (), images, strands=strands)
+
+    def _carried(
+        self, type_: Type, summed: set[int], along: set[int], lengths: Mapping[int, int]
+    ) -> tuple[Strand, ...]:
+        """Strands of a factor of a contraction: the other one is data that may vary along `along`."""
+        found = []
+        for one in self.moving(type_).strands:
+            dims = sorted((set(one.data.dims) | along) - summed)
+            sizes = [lengths[dim] for dim in dims]
+            if one.field.touches(summed) or one.field.virtual or prod(sizes) > ENTRIES:
+                self._vanish(one.field.atoms)
+            else:
+                found.append(Strand(one.field, Field(tuple(dims), np.arange(prod(sizes)).reshape(sizes))))
+        return tuple(found)
 
     def _contracted(self, group: Sequence[Field], summed: set[int], batch: set[int]) -> list[Field]:
         axes_v, dims, sizes, counts = _axes(group)
@@ -435,8 +488,13 @@ class Engine:
                 return self._read(view, region)
         return None
 
-    def first_use(self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False) -> Type:
-        """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have."""
+    def first_use(
+        self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False, rows: Sequence[int] = ()
+    ) -> Type:
+        """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have.
+
+        `rows` are axes of the view along which shifts may have a number for every row.
+        """
         sets = tuple(distinct(one.atoms) for one in view.coordinates)
         overlapping = [
             region
@@ -463,7 +521,19 @@ class Engine:
                 others = [d for d in wide if d != dim]
                 if prod(sizes[d] for d in others) <= LARGEST:
                     shifts.append(Field(tuple(others), self.shifts.fresh([sizes[d] for d in others])))
-        region = self._region(view, sets, Type(tuple(fields), tuple(shifts)))
+        strands = []
+        for dim in wide if len(wide) > 1 and not view.offset else ():
+            own = view.coordinates[dim]
+            if not own.virtual and own.dims and set(own.dims) <= set(rows):
+                data = [sizes[d] for d in wide if d != dim]
+                if prod(data) <= ENTRIES:
+                    strands.append(
+                        Strand(
+                            Field((dim,), self.shifts.fresh((sizes[dim],))),
+                            Field(tuple(d for d in wide if d != dim), np.arange(prod(data)).reshape(data)),
+                        )
+                    )
+        region = self._region(view, sets, Type(tuple(fields), tuple(shifts), strands=tuple(strands)))
         region.role = role
         return self._read(view, region)
 
@@ -489,7 +559,9 @@ class Engine:
             return Field(tuple(dims), one.atoms[index], one.weight, tuple(virtual), copies)
 
         type_ = region.type
-        return scaled(self, Type(tuple(map(field, type_.factors)), tuple(map(field, type_.shifts))), view.scale)
+        strands = tuple(Strand(field(one.field), field(one.data)) for one in type_.strands)
+        found = Type(tuple(map(field, type_.factors)), tuple(map(field, type_.shifts)), strands=strands)
+        return scaled(self, found, view.scale)
 
     def _onto(self, view: View, sets: tuple[Atoms, ...], one: Field) -> Field:
         """A field over the axes of a view as a field over the axes of the parameter."""
@@ -536,8 +608,9 @@ def scaled(engine: Engine, type_: Type, number: int | float) -> Type:
             tuple(one.times(weight) for one in type_.shifts),
             tuple(replace(one, weight=one.weight * weight) for one in type_.images),
             type_.zero,
+            strands=type_.strands,
         )
-    return Type(type_.factors, (), engine.imaged(type_, ()), type_.zero)
+    return Type(type_.factors, (), engine.imaged(type_, ()), type_.zero, strands=type_.strands)
 
 
 def renumbered(type_: Type, places: dict[int, int], count: int) -> Type:

@@ -105,10 +105,11 @@ def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int 
 def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
     """Where a symmetry comes from: "typed", or "assumed".
 
-    Assumed are laws through an autograd function, whose backward is its author's, and all laws of a program that
-    decides by numbers it reads out of its inputs: they hold on the path that was taken.
+    Assumed are laws through an autograd function, whose backward is its author's; through a hook on a gradient, which
+    may log it or change it; and all laws of a program that decides by numbers it reads out of its inputs: they hold on
+    the path that was taken.
     """
-    if typing.program.branches:
+    if typing.program.branches or not set(typing.program.hooked).isdisjoint(symmetry.parameters):
         return "assumed"
     if not typing.assumed or symmetry.kind.linear:
         return "typed"

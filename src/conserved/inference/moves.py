@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from conserved.inference.types import Atoms, Field, Image, Type, Virtual, tidy, without_constant_axes
+from conserved.inference.types import Atoms, Field, Image, Strand, Type, Virtual, tidy, without_constant_axes
 
 
 class Move(ABC):
@@ -43,6 +43,7 @@ class Move(ABC):
             tuple(map(self.image, type_.images)),
             type_.zero,
             frozenset(new for dim in type_.centred for new in self.keeps(dim)),
+            tuple(Strand(self.field(one.field), self.field(one.data)) for one in type_.strands),
         )
 
     def keeps(self, dim: int) -> tuple[int, ...]:

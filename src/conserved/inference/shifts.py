@@ -89,6 +89,19 @@ class ShiftSpace:
                     family.append((unit, weight))
                 self._holds(family)
 
+    def sums_along(self, region: int, axis: int) -> list[tuple[Unit, float]] | None:
+        """The sums of a region along one axis as a family, if they are free."""
+        wide = {d for d, chosen in enumerate(self.regions[region].sets) if chosen.size > 1}
+        for number, (mine, _, one) in enumerate(self.fields):
+            if mine == region and set(one.dims) == wide - {axis}:
+                family = [(next(self._units(number)), 1.0)]
+                return family if self._inside(family) else None
+        return None
+
+    def take(self, family: Sequence[tuple[Unit, float]]) -> None:
+        """Count a family as found."""
+        self._holds(family)
+
     def spans(self) -> Iterator[tuple[int, int, int]]:
         """Number, start and end of every field among all entries."""
         for number, size in enumerate(self.sizes):
@@ -144,12 +157,13 @@ class ShiftSpace:
 
     def _holds(self, family: Sequence[tuple[Unit, float]]) -> bool:
         """Whether all members are in the space and at least one is not spanned by what was found before."""
+        return self._inside(family) and self._taken.add(self._vectors(family)[self.pivots].tocsc())
+
+    def _inside(self, family: Sequence[tuple[Unit, float]]) -> bool:
+        """Whether all members are in the space."""
         vectors = self._vectors(family)
-        inside = vectors[self.pivots]
-        difference = (self.basis @ inside) - vectors
-        if difference.nnz and float(np.abs(difference.data).max()) > EXACT:
-            return False
-        return self._taken.add(inside.tocsc())
+        difference = (self.basis @ vectors[self.pivots]) - vectors
+        return not difference.nnz or float(np.abs(difference.data).max()) <= EXACT
 
     def _pairs(self, units: Sequence[Unit]) -> list[list[tuple[Unit, float]]]:
         """Pairs of sums that move against each other, among parameters that occur together in what is left."""

@@ -103,6 +103,9 @@ class Forgets:
     ) -> np.ndarray:
         degree, factors = legs[0]
         candidates = {int(column) for _, atoms in factors for column in self._rows[int(atoms[0])].indices}
+        whole = [one.atoms.reshape(-1) for region in mine for one in self._regions[region].type.factors]
+        named = np.concatenate([atoms for _, factors in legs for _, atoms in factors])
+        others = np.setdiff1d(np.concatenate(whole), named)
         for column in sorted(candidates):
             vector = self._columns[:, column].toarray().reshape(-1)
             scale = _power(factors, vector) / degree
@@ -110,6 +113,7 @@ class Forgets:
                 np.isfinite(scale)
                 and scale
                 and all(np.isclose(_power(atoms, vector), power * scale) for power, atoms in legs)
+                and not vector[others].any()
                 and not any(self._moves(region, vector) for region in self._touched(vector) - mine)
             ):
                 return np.asarray(vector / scale)

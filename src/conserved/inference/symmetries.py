@@ -15,6 +15,7 @@ import numpy as np
 from conserved.inference.engine import Region
 from conserved.inference.roots import combine, mix, shared
 from conserved.inference.rotation import Rotations
+from conserved.inference.row_sums import row_sums
 from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution, unsolved
 from conserved.inference.types import Field
@@ -397,7 +398,7 @@ class Assembly:
     def _translations(self) -> list[Found]:
         """Free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
         space = ShiftSpace(self.regions, self.shifts)
-        result = []
+        result = self._row_sums(space)
         for family in space.families():
             try:
                 legs = tuple(
@@ -420,6 +421,28 @@ class Assembly:
                 found = self._irregular(space, places, weights)
                 if found is not None:
                     result.append(found)
+        return result
+
+    def _row_sums(self, space: ShiftSpace) -> list[Found]:
+        """Sums over ranges of rows, as those of one head, where they are more than the sums over all rows."""
+        result = []
+        for number, region in enumerate(self.regions):
+            wide = {d for d, chosen in enumerate(region.sets) if chosen.size > 1}
+            for sums in row_sums(region, self.shifts):
+                whole = space.sums_along(number, sums.axis)
+                if whole is not None and sums.everywhere:
+                    if len(sums.ranges) == 1:
+                        continue
+                    space.take(whole)
+                place = next(n for n, one in enumerate(region.type.shifts) if set(one.dims) == wide - {sums.axis})
+                columns = np.arange(region.type.shifts[place].atoms.size)[:, None]
+                for first, last in sums.ranges:
+                    try:
+                        view = columns_view(region, [sums.axis], (sums.axis, first, last))
+                    except Unviewable as problem:
+                        self.unviewable.append(str(problem))
+                        continue
+                    result.append(Found(Translation(), (Leg(view),), [Part(region, place, 1, columns)]))
         return result
 
     def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> Found | None:

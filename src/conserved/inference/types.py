@@ -92,8 +92,20 @@ class Image:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Strand:
+    """A shift times data: one number for every row of a map, as in σ[o] · (c x)[n].
+
+    Rows may be moved by numbers of their own, which is what sums over the rows of one head are. `data` has a label for
+    every place: the data may differ between places whose labels do.
+    """
+
+    field: Field
+    data: Field
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Type:
-    """How a tensor moves: `factors` multiply, `shifts` and `images` add. A tensor of zeros fits any factors."""
+    """How a tensor moves: `factors` multiply, the rest adds. A tensor of zeros fits any factors."""
 
     factors: tuple[Field, ...] = ()
     shifts: tuple[Field, ...] = ()
@@ -101,16 +113,17 @@ class Type:
     zero: bool = False
     centred: frozenset[int] = frozenset()
     """Axes along which the tensor sums to zero, as after a norm that centres: its readers see no common shift."""
+    strands: tuple[Strand, ...] = ()
 
     @property
     def fixed(self) -> bool:
         """Whether the tensor does not move at all."""
-        return not (self.factors or self.shifts or self.images)
+        return not (self.factors or self.shifts or self.images or self.strands)
 
     @property
     def shifted(self) -> bool:
         """Whether something is added to the tensor."""
-        return bool(self.shifts or self.images)
+        return bool(self.shifts or self.images or self.strands)
 
 
 FIXED = Type()

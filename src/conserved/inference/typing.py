@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ class Typing:
     """Parameters that the result depends on."""
     deferred: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """Products that are only summed up, which makes them contractions."""
+    repeated: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """The first result of every operation that may be written down twice."""
     assumed: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """Charges that went through an autograd function, by its name."""
 
@@ -53,8 +56,6 @@ def typed(program: Program, classes: int | None = None, *, judged: bool = True) 
             continue
         known[value] = engine.parameter(name, program.values[value].shape)
     shared = set(program.shared)
-    for name in program.hooked:
-        known.pop(program.parameters[name], None)
     typing.deferred = _summed_products(typing)
     for number in typing.live:
         engine.origin = number
@@ -80,7 +81,20 @@ def typed(program: Program, classes: int | None = None, *, judged: bool = True) 
     for name in shared:
         for region in engine.regions.get(name, []):
             engine.zero(region.type)
+    _level_tables(engine)
     return typing
+
+
+def _level_tables(engine: Engine) -> None:
+    """Rows of a table that must move alike have no scale of their own: that of all columns is the same motion."""
+    sets = engine.charges.sets
+    sets.grow(engine.charges.count)
+    for region in (region for regions in engine.regions.values() for region in regions if region.role == "table"):
+        for one in region.type.factors:
+            if one.dims == (0,) and len(region.sets) > 1:
+                roots, signs = sets.find(one.atoms.reshape(-1))
+                if bool((roots == roots[0]).all() and (signs == signs[0]).all()):
+                    engine.charges.add([(Fraction(1), one.atoms)])
 
 
 def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
@@ -89,15 +103,21 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     inputs = operation.inputs()
     typing.reached.update(name for number in inputs if (name := program.values[number].parameter) is not None)
     moving = [number for number in inputs if number in typing.deferred or not _fixed(known.get(number, FIXED))]
+    name = base_name(operation.name)
+    if name not in _KEEPS_STRANDS:
+        for number in inputs:
+            one = known.get(number)
+            found = typing.engine.known(one) if isinstance(one, View) else one
+            if found is not None:
+                typing.engine.let_go(found)
     if operation.results and operation.results[0] in typing.deferred:
         return
-    name = base_name(operation.name)
     rule = RULES.get(operation.name.rsplit(".", 1)[0]) or RULES.get(name)
     if not moving and not name.endswith(
         ("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")
     ):
-        found = [known.get(n) for n in inputs]
-        if not any(isinstance(one, Type) and (one.zero or one.centred) for one in found):
+        before = [known.get(n) for n in inputs]
+        if not any(isinstance(one, Type) and (one.zero or one.centred) for one in before):
             return
     if operation.stopped and moving:
         typing.stopped.append(typing.engine.origin)
@@ -106,6 +126,10 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     if rule is None:
         typing.unknown[name] += 1
         fix_all(step)
+        return
+    again = _seen(typing, operation, name)
+    if again is not None:
+        known[operation.results[0]] = again
         return
     given = rule(step)
     results = list(given) if isinstance(given, Sequence) else [given]
@@ -116,14 +140,40 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     hooked = any(number in program.hooked_values for number in operation.results)
     for number, type_ in zip(operation.results, results, strict=False):
         if hooked and isinstance(type_, Type):
-            # A hook changes the gradient here: only what does not move keeps its identity.
-            typing.engine.zero(type_)
-            continue
+            # A hook may change the gradient here: what passes through is assumed, as through a function of its author.
+            typing.assumed.setdefault("a hook", []).extend(field.atoms for field in type_.factors)
+            typing.engine.steady(type_)
         dtype = program.values[number].dtype
         if (dtype.is_floating_point or dtype.is_complex) and (
             isinstance(type_, View) or type_.zero or type_.centred or not type_.fixed
         ):
             known[number] = typing.engine.moving(type_) if isinstance(type_, Type) else type_
+
+
+_KEEPS_STRANDS = {
+    f"aten::{name}"
+    for name in (
+        *("mm", "bmm", "addmm", "linear", "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze"),
+        *("squeeze", "expand", "alias", "clone", "contiguous", "_to_copy", "slice", "select", "split", "unbind"),
+        *("split_with_sizes", "native_layer_norm", "native_group_norm", "_softmax", "_log_softmax", "_safe_softmax"),
+    )
+}
+"""Operations whose rules know what becomes of rows that move by numbers of their own; before any other, they do not."""
+
+
+_REPEATED = {"aten::sub", "aten::add", "aten::mean", "aten::sum"}
+"""Operations that programs write down twice for one value, as x − mean(x) in a norm."""
+
+
+def _seen(typing: Typing, operation: Operation, name: str) -> Known | None:
+    """The type of an earlier result of the same operation on the same values: both shifts are one."""
+    if name not in _REPEATED or operation.custom or len(operation.results) != 1:
+        return None
+    if operation.results[0] in typing.program.hooked_values or operation.name.split(".")[0].endswith("_"):
+        return None
+    key = (operation.name, repr(operation.args), repr(operation.kwargs))
+    first = typing.repeated.setdefault(key, operation.results[0])
+    return typing.known.get(first) if first != operation.results[0] else None
 
 
 TRANSPARENT = ("CheckpointFunction", "CheckpointFunctionBackward")

@@ -179,9 +179,11 @@ class _Writer:
         if known.zero:
             entry["zero"] = True
         for one in known.factors:
+            charge = float(one.weight) * self.charges[one.atoms]
+            if one.virtual and not np.abs(charge).max(initial=0.0) > 1e-9 and not one.dims:
+                continue
             if one.virtual:
                 raise Unwritten("it passes through entries that are looked up by numbers")
-            charge = float(one.weight) * self.charges[one.atoms]
             if np.abs(charge).max(initial=0.0) > 1e-9:
                 entry["charges"].append({"axes": list(one.dims), "array": np.round(charge, 9).tolist()})
             self._labelled(entry, one)

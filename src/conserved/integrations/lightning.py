@@ -13,7 +13,7 @@ from conserved.inference import recognize
 from conserved.integrations.reporting import tell
 from conserved.laws import LawSet
 from conserved.optional import require
-from conserved.track import Monitor, Sink
+from conserved.track import Monitor, MonitorConfig, Sink
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -66,12 +66,13 @@ class LightningConservation(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The model and the optimizers are ready, and restored if training resumes."""
         mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision))
+        config = (self._options.get("config") or MonitorConfig()).under(mixed)
         self.monitor = Monitor(
             pl_module,
             trainer.optimizers,
             self._laws,
             sinks=Path(trainer.default_root_dir) / "conserved.db" if self._sinks is None else self._sinks,
-            **({"precision": mixed} | self._options),
+            **self._options | {"config": config},
         )
         if self._restored is not None:
             self.monitor.load_state_dict(self._restored)

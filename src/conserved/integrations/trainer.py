@@ -11,7 +11,7 @@ import torch
 from conserved.integrations.reporting import sinks_of, tell
 from conserved.laws import LawSet
 from conserved.optional import require
-from conserved.track import Monitor, Sink
+from conserved.track import Monitor, MonitorConfig, Sink
 from conserved.track.sinks import opened
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class ConservationCallback(TrainerCallback):  # type: ignore[misc]
         """The model and the optimizer are ready, and restored if training resumes."""
         precision = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         folder = Path(args.output_dir)
-        options: dict[str, Any] = {"precision": precision, "run": args.run_name or folder.name} | self._options
+        config = (self._options.get("config") or MonitorConfig()).under(precision)
+        options: dict[str, Any] = {"run": args.run_name or folder.name} | self._options | {"config": config}
         own = [folder / "conserved.db"] if self._sinks is None else opened(self._sinks)
         reported = sinks_of(args) if self._report and state.is_world_process_zero else []
         self.monitor = Monitor(kwargs["model"], kwargs["optimizer"], self._laws, sinks=[*own, *reported], **options)

@@ -15,7 +15,7 @@ from torch import Tensor
 from conserved.lab.recipes import build, examples_of, small_text
 from conserved.lab.task import Documents, Progress, Task
 from conserved.lab.train import loss_of
-from conserved.track import Monitor
+from conserved.track import Monitor, MonitorConfig
 from conserved.track.record import Entry
 
 KIND = "account"
@@ -59,7 +59,7 @@ class Account(Task):
         model = build(recipe, self.seed).double()
         title, make = OPTIMIZERS[self.optimizer]
         optimizer = make(model.parameters())
-        monitor = Monitor(model, optimizer, loss="cross_entropy", dtype=torch.float64)
+        monitor = Monitor(model, optimizer, loss="cross_entropy", config=MonitorConfig(dtype=torch.float64))
         losses: list[float] = []
         errors: dict[str, list[float]] = defaultdict(list)
         for done in range(_STEPS):

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from conserved.plain_data import record_of
+
 Section = Literal["papers", "beyond", "attention", "audit"]
 """Where a figure belongs: re-running a source, going beyond it, attention, gradient audits."""
 
@@ -26,14 +28,7 @@ class Finding:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "what": self.what,
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "expected": self.expected,
-            "holds": self.holds,
-        }
+        return record_of(self, "what value low high expected holds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +45,7 @@ class Table:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {"columns": list(self.columns), "rows": [list(row) for row in self.rows]}
+        return record_of(self, "columns rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +67,7 @@ class Figure:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON and the run store."""
-        return {
-            "code": self.code,
-            "title": self.title,
-            "caption": self.caption,
-            "alt": self.alt,
-            "data": [dict(trace) for trace in self.data],
-            "layout": dict(self.layout),
-            "findings": [finding.record() for finding in self.findings],
-            "table": None if self.table is None else self.table.record(),
-            "section": self.section,
-        }
+        return record_of(self, "code title caption alt data layout findings table section")
 
 
 def line(

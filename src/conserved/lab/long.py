@@ -32,6 +32,7 @@ from conserved.lab.sweep import Say
 from conserved.lab.train import Diverged, Limits, batch_indices, marks
 from conserved.lab.trajectory import Quantity, Trajectory
 from conserved.lab.watched import Recording, watch
+from conserved.plain_data import record_of
 
 deterministic: Any = torch.utils.deterministic
 
@@ -85,13 +86,7 @@ class LongRun:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "trajectory": self.trajectory.record(),
-            "products": self.arithmetic.products,
-            "micro": self.arithmetic.micro,
-            "operations": self.operations,
-            "pieces": [dict(piece) for piece in self.pieces],
-        }
+        return record_of(self, "trajectory operations pieces") | record_of(self.arithmetic, "products micro")
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> LongRun:

@@ -18,6 +18,7 @@ from conserved.lab.places import Place
 from conserved.lab.recipes import Recipe, examples_of, named
 from conserved.lab.sweep import Say, Sweep, keep, sweep, trainings
 from conserved.lab.task import Task
+from conserved.plain_data import record_of
 
 FIGURES = "figure"
 """Under which figures are kept in a run store."""
@@ -54,13 +55,8 @@ class Reproduction:
         """Plain data, for JSON."""
         return {
             "ok": self.holds,
-            "stored": self.sweep.stored,
-            "present": self.sweep.present,
-            "failures": [{"task": f.task, "reason": f.reason} for f in self.sweep.failures],
-            "figures": [
-                {"code": f.code, "title": f.title, "findings": [finding.record() for finding in f.findings]}
-                for f in self.figures
-            ],
+            **record_of(self.sweep, "stored present failures"),
+            "figures": [record_of(figure, "code title findings") for figure in self.figures],
         }
 
 

@@ -137,6 +137,11 @@ def of_legs(
     return sums
 
 
+def row_dots(a: Float[Tensor, "*batch n m"], b: Float[Tensor, "*batch n m"]) -> Float[Tensor, "*batch n"]:
+    """Σ_j a_ij b_ij for every row i."""
+    return TORCH.row_products([a, b], [(0, 1)], torch.promote_types(a.dtype, b.dtype))[0][0]
+
+
 def column_bounds(legs: Sequence[Float[Tensor, "*batch n m"]], dtype: torch.dtype) -> Float[Tensor, "legs *batch m"]:
     """Upper bounds of the sums of absolute values of every column: Σ|a_i| ≤ (n Σ a_i²)^½."""
     squares, _ = TORCH.row_products([leg.mT for leg in legs], [(k, k) for k in range(len(legs))], dtype)

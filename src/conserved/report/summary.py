@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -111,8 +112,14 @@ def _compact(layout: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def alarms_first(contents: Contents) -> tuple[tuple[str, int, str, str], ...]:
-    """Run, step, law and message of every kind of alarm, for the top of the report."""
-    return tuple((run.name, *alarm) for run in contents.runs for alarm in run.first_alarms)
+    """Of every kind of alarm, for the top of the report: run, step, what is wrong, and what to look at."""
+    return tuple((run.name, step, *_headed(message)) for run in contents.runs for step, _, message in run.first_alarms)
+
+
+def _headed(message: str) -> tuple[str, str]:
+    """The first sentence of a message, and the others."""
+    first, *others = re.split(r"(?<=[.!?]) (?=[A-Z])", message, maxsplit=1)
+    return first, "".join(others)
 
 
 def overall(*statuses: Status) -> Status:
@@ -146,12 +153,12 @@ def _figures(contents: Contents) -> Headline | None:
 def _runs(contents: Contents) -> Headline | None:
     if not contents.runs:
         return None
-    alarms = sum(run.alarm_count for run in contents.runs)
+    troubles = [run.trouble for run in contents.runs if run.trouble]
     steps = sum(run.steps for run in contents.runs)
     status = overall(*(run.status for run in contents.runs))
     meaning = {
         Status.VERIFIED: "the account of every step closes to rounding",
-        Status.REFUTED: f"the account does not close; {alarms:,} alarms",
+        Status.REFUTED: "".join(troubles[:1]) + (f"; {len(troubles)} runs have alarms" if len(troubles) > 1 else ""),
     }.get(status, "not every run has a step yet")
     return Headline(
         label="Watched training",

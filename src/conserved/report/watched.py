@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conserved.alarm import Alarm
 from conserved.report.numerals import numeral, shown, without_folders
 from conserved.report.plot import Axis, Plot, line
 from conserved.report.table import Table
@@ -24,6 +25,8 @@ class RunSection:
     name: str
     status: Status
     message: str
+    trouble: str
+    """What is wrong, in a few words; empty if nothing is."""
     started: str
     steps: int
     shown: int
@@ -46,13 +49,15 @@ class RunSection:
 
 def run_section(run: Digest) -> RunSection:
     """A section from a run's digest; its verdict is whether the account closed to rounding in every step."""
-    status, message = _judged(run)
+    trouble = _trouble(run)
+    status, message = _judged(run, trouble)
     config = [(str(key), shown(value)) for key, value in without_folders(run.config).items()]
     drawn = sorted(run.ledger, key=lambda family: -_peak(run.ledger[family]))[:_FAMILIES_DRAWN]
     return RunSection(
         name=run.name,
         status=status,
         message=message,
+        trouble=trouble,
         started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started)),
         steps=run.steps,
         shown=len(run.shown),
@@ -69,26 +74,58 @@ def run_section(run: Digest) -> RunSection:
         alarms=_alarms(run) if run.alarms else None,
         alarm_count=run.alarm_count,
         first_alarms=tuple(
-            {alarm.code: (alarm.step, alarm.law, alarm.message) for alarm in reversed(run.alarms)}.values()
+            {
+                alarm.code: (alarm.step, alarm.law, alarm.message) for alarm in reversed(_unexplained(run.alarms))
+            }.values()
         ),
     )
 
 
-def _judged(run: Digest) -> tuple[Status, str]:
+_TROUBLES = {
+    "gradient": "gradients are wrong",
+    "gauge": "gradients of attention scores are wrong",
+    "not finite": "gradients are not finite",
+    "stale": "gradients are not those of the parameters",
+    "order": "monitor.step() is called before optimizer.step()",
+}
+"""What alarms of a code mean; any other is one of the account."""
+
+
+def _unexplained(alarms: Sequence[Alarm]) -> list[Alarm]:
+    """All but those of the account in steps whose gradients are wrong: one defect is one alarm."""
+    wrong = {alarm.step for alarm in alarms if alarm.code == "gradient"}
+    return [alarm for alarm in alarms if alarm.code not in ("residual", "leak") or alarm.step not in wrong]
+
+
+def _trouble(run: Digest) -> str:
+    if run.not_finite:
+        return "the run has diverged"
+    first: dict[str, int] = {}
+    for alarm in _unexplained(run.alarms):
+        first.setdefault(_TROUBLES.get(alarm.code, "the account does not close"), alarm.step)
+    if not first and run.worst is not None and run.worst[0] > 1:
+        first["the account does not close"] = run.worst[2]
+    return "; ".join(f"{text} from step {step:,} on" for text, step in first.items())
+
+
+def _judged(run: Digest, trouble: str) -> tuple[Status, str]:
     if not run.steps or (run.worst is None and not run.not_finite):
         return Status.INCONCLUSIVE, "No step has been recorded yet."
     if run.not_finite:
-        return Status.REFUTED, f"{run.not_finite:,} rows of the ledger are not finite: the run has diverged."
+        return Status.REFUTED, f"{run.not_finite:,} rows of the ledger are not finite: {trouble}."
     assert run.worst is not None
     excess, law, step = run.worst
-    if run.alarm_count or excess > 1:
-        many = f"{run.alarm_count:,} alarms. " if run.alarm_count else ""
-        return Status.REFUTED, f"{many}The residual of {law} in step {step} is {numeral(excess)} times rounding."
-    return (
-        Status.VERIFIED,
-        f"The account closes: in all {run.steps:,} steps and {run.laws:,} laws what is neither first nor second order "
-        f"is at most {numeral(excess)} of what rounding explains.",
-    )
+    if excess > 1:
+        account = f"The residual of {law} in step {step:,} is {numeral(excess)} times rounding."
+    else:
+        account = (
+            f"The account closes: in all {run.steps:,} steps and {run.laws:,} laws what is neither first nor second "
+            f"order is at most {numeral(excess)} of what rounding explains."
+        )
+    if not trouble:
+        return Status.VERIFIED, account
+    raised = f" ({run.alarm_count:,} alarms)" if run.alarm_count else ""
+    return Status.REFUTED, f"{trouble[0].upper()}{trouble[1:]}{raised}. {account}"
 
 
 def _peak(steps: Sequence[FamilyStep]) -> float:
@@ -162,16 +199,18 @@ def _causes(run: Digest) -> Plot:
 
 
 def _residuals(run: Digest) -> Plot:
-    """The worst law of every step, in units of what rounding explains; alarms are marked."""
+    """The worst law of every step and of every audit, in units of what rounding explains; alarms are marked."""
     worst: dict[int, float] = {}
     for steps in run.ledger.values():
         for one in steps:
             worst[one.step] = max(worst.get(one.step, 0.0), abs(one.numbers["excess"]))
     at = sorted(worst)
     data = [
-        line("left over, over rounding", at, _positive([worst[step] for step in at])),
+        line("account", at, _positive([worst[step] for step in at])),
         line("what rounding explains", [at[0], at[-1]], [1.0, 1.0], line={"dash": "dot", "color": "var(--muted)"}),
     ]
+    if "audit/of_rounding" in run.readings:
+        data.insert(1, line("audited gradients", run.shown, _positive(run.readings["audit/of_rounding"])))
     alarms = [alarm for alarm in run.alarms if alarm.value > 0]
     if alarms:
         data.append(
@@ -187,10 +226,10 @@ def _residuals(run: Digest) -> Plot:
         )
     return Plot(
         anchor=f"run-{run.name}-residuals",
-        title="What the account leaves over",
-        alt=f"The largest residual of each step over what rounding explains; {run.alarm_count:,} alarms.",
-        caption="For every step the law whose residual is largest, over what rounding explains: above 1 something else "
-        "than the optimizer changed parameters, or gradients are not those of one loss.",
+        title="What audits and the account leave over",
+        alt=f"The largest residual of each step and audit over what rounding explains; {run.alarm_count:,} alarms.",
+        caption="The law whose residual is largest, over what rounding explains. Above 1, audited gradients are not "
+        "those of one loss; and of the account, something else than the optimizer changed parameters.",
         data=data,
         layout={"xaxis": Axis("step").layout(), "yaxis": Axis("residual / rounding", log=True).layout()},
     )

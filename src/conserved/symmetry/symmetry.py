@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.plain_data import real, size, text
+from conserved.plain_data import Recorded, real, record_of, size, text
 from conserved.symmetry.formulas import Formula, formula
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS
@@ -62,7 +62,7 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Symmetry:
+class Symmetry(Recorded):
     """A group acting on legs. `block` is the module it lives in, `family` what it is, `part` which one (a head).
 
     `epsilon` is 0 for an exact symmetry. Otherwise the symmetry holds up to a normalisation's ε: instead of zero the
@@ -224,33 +224,20 @@ class Symmetry:
         nearly = "" if self.exact else f", up to ε = {self.epsilon:g}"
         return f"<{self.name}: {self.kind.group(self.n, self.m)} on {legs}; {self.numbers} conserved{nearly}>"
 
-    def to_dict(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
-            "block": self.block,
-            "family": self.family,
-            "part": self.part,
+            **record_of(self, "block family part epsilon source"),
             "kind": self.kind.code,
-            "epsilon": self.epsilon,
-            "source": self.source,
             "legs": [
-                {
-                    "parameter": leg.view.parameter,
-                    "shape": list(leg.view.shape),
-                    "grid": list(leg.view.grid),
-                    "axes": list(leg.view.axes),
-                    "pick": [list(p) if isinstance(p, tuple) else p for p in leg.view.pick],
-                    "rows": None if leg.view.rows is None else list(leg.view.rows),
-                    "offset": leg.view.offset,
-                    "degree": leg.degree,
-                }
+                record_of(leg.view, "parameter shape grid axes pick rows offset") | {"degree": leg.degree}
                 for leg in self.legs
             ],
         }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Symmetry:
-        """The inverse of `to_dict`; ValueError, TypeError or KeyError for anything it would not have written."""
+        """The inverse of `record`; ValueError, TypeError or KeyError for anything it would not have written."""
         code = text(data["kind"])
         if code not in KINDS:
             raise ValueError(f"Unknown kind {code!r}; expected one of {', '.join(KINDS)}.")
@@ -269,7 +256,7 @@ class Symmetry:
 
 
 def _leg(data: Mapping[str, Any]) -> Leg:
-    """One leg of `Symmetry.to_dict`."""
+    """One leg of `Symmetry.record`."""
     degree = real(data["degree"])
     return Leg(
         View(

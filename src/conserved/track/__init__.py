@@ -3,6 +3,7 @@
 from conserved.alarm import Alarm
 from conserved.track.alarms import STANDARD, Growth, faster_than_account, residual_above_rounding
 from conserved.track.combination import Combination
+from conserved.track.config import MonitorConfig
 from conserved.track.monitor import Monitor
 from conserved.track.record import Entry, StepRecord
 from conserved.track.rules import GENERIC, ParameterStep, Rule, Update, register_rule, rule_of
@@ -36,6 +37,7 @@ __all__ = [
     "JsonLines",
     "LiveTable",
     "Monitor",
+    "MonitorConfig",
     "ParameterStep",
     "PrecisionChanged",
     "Rule",

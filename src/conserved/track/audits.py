@@ -30,6 +30,9 @@ LOGGER = logging.getLogger("conserved")
 BUDGET = 0.01
 """Share of the time of a step that audits may take, on average."""
 
+GRACE = 3.0
+"""Seconds that audits may take in a run beyond their budget: short runs of small models are audited at every step."""
+
 AT_LEAST = 100
 """Steps between two audits at the most, whatever they cost."""
 
@@ -74,8 +77,9 @@ class AuditEntry:
 class Audits:
     """Audits the gradients of a run just before an optimizer uses them.
 
-    With `every="auto"`, as often as `budget` allows, judged by the time steps and audits took so far, and at least
-    every `AT_LEAST` steps. The first step is always audited, and the first after anything that `expect` is told of.
+    With `every="auto"`, at every step until audits have taken `GRACE` seconds; from then on as often as `budget`
+    allows, judged by the time steps and audits took so far, and at least every `AT_LEAST` steps. The first step is
+    always audited, and the first after anything that `expect` is told of.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class Audits:
         self._costs: deque[float] = deque(maxlen=_TIMES)
         self._steps: deque[float] = deque(maxlen=_TIMES)
         self._began: float | None = None
-        self._spent = 0.0
+        self._spent, self._total = 0.0, 0.0
         self.passes = 0
         """Forward passes since the last step."""
 
@@ -147,6 +151,13 @@ class Audits:
             self._armed.close()
         self._armed = None
 
+    def forget(self) -> None:
+        """Nothing used the gradients of the passes so far: what was seen of them does not belong to the next step."""
+        self.passes = 0
+        if self._armed is not None:
+            self.disarm()
+            self.arm()
+
     def before_step(self, step: int) -> Audit | None:
         """The audit of the gradients that step number `step` is about to use, if it is time for one."""
         now = time.perf_counter()
@@ -162,6 +173,7 @@ class Audits:
             return None
         found = self._audited(step, passes)
         self._spent = time.perf_counter() - now
+        self._total += self._spent
         if self._why or len(self.series) < 2:
             # The first audit of its kind compiles what later ones reuse.
             self._costs.clear()
@@ -188,6 +200,8 @@ class Audits:
         began = time.perf_counter()
         try:
             found = audit(self._model, self._laws, precision=used, accumulated=passes, gauge=gauge)
+            if found.gauge is not None and _of_another_pass(found):
+                found = audit(self._model, self._laws, precision=used, accumulated=passes)
         except ValueError as problem:
             # No backward pass was made; or the model is no longer the one whose laws these are.
             if any(p.grad is not None for p in self._model.parameters() if p.requires_grad):
@@ -203,9 +217,9 @@ class Audits:
         if isinstance(self.every, int):
             return self.every
         cost, step = median(self._costs), median(self._steps) if self._steps else 0.0
-        wanted = AT_LEAST if not step and len(self.series) > 1 else 1
-        wanted = wanted if not step else math.ceil(cost / (self.budget * step))
-        wanted = min(max(wanted, 1), AT_LEAST)
+        wanted = 1
+        if self._total > GRACE and len(self.series) > 1:
+            wanted = min(max(math.ceil(cost / (self.budget * step)) if step else AT_LEAST, 1), AT_LEAST)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
             agreed = torch.tensor([wanted], device=device)
@@ -220,6 +234,13 @@ class Audits:
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         )
+
+
+def _of_another_pass(found: Audit) -> bool:
+    """Whether attention saw gradients that are not finite, and parameters have none: a step that was skipped."""
+    assert found.gauge is not None
+    infinite = any(not math.isfinite(row.residual) for row in found.gauge.rows)
+    return infinite and all(item.trouble != "not finite" for item in found.findings)
 
 
 def _entry(found: Audit, step: int, seconds: float, why: str) -> AuditEntry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +22,13 @@ from conserved.audit import Audit, GradientsDoNotConserve
 from conserved.inference import FirstCall, NoExample, being_followed, run_as_written
 from conserved.laws import LawSet, Reference
 from conserved.symmetry import Symmetry, Tensors
-from conserved.track.alarms import STANDARD, Growth, Watchman
+from conserved.track.alarms import Growth
 from conserved.track.audits import BUDGET, AuditEntry, Audits, Cadence, alarms_of
+from conserved.track.config import MonitorConfig
 from conserved.track.expansion import Expansion
 from conserved.track.ledger import Account, Ledger
+from conserved.track.raised import RaisedAlarms
 from conserved.track.record import FIELDS, By, Entry, LawName, StepRecord, averaged
-from conserved.track.rules import Rule
 from conserved.track.selection import Selection, Where, inner_optimizer, unwrapped
 from conserved.track.shelf_account import Running, Scales, begun, settled
 from conserved.track.sinks import Run, Sink, SQLite, opened
@@ -42,6 +43,7 @@ from conserved.track.theory import (
 )
 from conserved.track.transfer import Transfer
 from conserved.track.watch import OptimizerWatch
+from conserved.verdict import Status
 
 LOGGER = logging.getLogger("conserved")
 
@@ -71,8 +73,8 @@ _OF_LAWS = frozenset(
 _FORESEEN = (1_000, 10_000, 100_000)
 """Lengths of runs for which the size of the store is told in advance."""
 
-Gauge = Callable[[], float | Tensor]
-"""Reads something else that is worth watching, such as a head's key coherence."""
+_LARGE = 1e9
+"""Bytes from which on that is a warning."""
 
 
 class Monitor:
@@ -93,52 +95,55 @@ class Monitor:
         sinks: Iterable[Sink | str | Path] | Sink | str | Path = (),
         where: Where | None = None,
         loss: str = "any",
-        rule: Rule | None = None,
-        causes: bool = True,
-        impostors: bool = False,
-        dtype: torch.dtype | None = None,
-        precision: torch.dtype | None = None,
-        gauges: Mapping[str, Gauge] | None = None,
-        alarms: Iterable[Watchman | Growth] = STANDARD,
         audit: Cadence = "auto",
         budget: float = BUDGET,
         stop: bool = False,
-        keep: int = 1000,
         run: str | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: MonitorConfig | Mapping[str, Any] | None = None,
+        **former: Any,
     ) -> None:
         """Begin to watch; the laws as they are now are the reference.
 
-        Without `laws`, they are inferred for `loss` at the first forward pass from the inputs that come, and that is
-        when the reference is taken; or when something about them is asked for before, from made-up inputs. `every` and
-        `where` look at fewer steps and fewer laws. `rule` overrides how the optimizer's steps are read; `causes=False`
-        does not split them. `impostors` watches the paper's non-conserved baselines as well. `dtype` is the precision
-        laws are computed in, `precision` that of the backward pass where it is not the parameters' own (autocast).
-        `keep` records stay in memory.
+        Gradients are audited before optimizers use them; the first backward pass always is.
 
-        Gradients are audited before optimizers use them: with `audit="auto"` as often as takes at most the share
-        `budget` of the time of a step, and at least every hundred steps; a number fixes how often, None does without.
-        The first backward pass is always audited. `stop` ends the run, with GradientsDoNotConserve, before a step is
-        taken whose gradients are refuted.
+        Args:
+            model: the model, as it is called in training: compiled, sharded, wrapped.
+            optimizer: what steps its parameters; several if there are several.
+            laws: the laws; without them they are inferred at the first forward pass from the inputs that come, and
+                that is when the reference is taken; or when something about them is asked for before, from made-up
+                inputs.
+            every: how many steps one account is made for.
+            sinks: where records go: sinks, or paths of stores.
+            where: which laws are watched, by patterns of their names or a function.
+            loss: what the model is trained with, where laws are inferred; as for `conserved.recognize`.
+            audit: "auto" audits as often as takes at most the share `budget` of the time of a step (and three seconds
+                in all), and at least every hundred steps; a number fixes how often, None does without.
+            budget: the share of the time of a step that audits may take.
+            stop: whether a step whose gradients are refuted is not taken: GradientsDoNotConserve is raised before it.
+            run: the name of the run in its sinks.
+            config: everything else.
+            former: fields of `config` under the names they had as arguments; for one more release.
         """
+        config = MonitorConfig.of(config, former)
+        dtype, precision = config.dtype, config.precision
         if every < 1:
             raise ValueError(f"every counts steps and is at least 1; got {every}.")
         self.model = unwrapped(model)
         self.every, self.count = every, 0
-        self._causes, self._dtype = causes, dtype
+        self._causes, self._dtype = config.causes, dtype
         given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._optimizers = [inner_optimizer(one) for one in given]
-        self._choice: dict[str, Any] = {"where": where, "with_impostors": impostors}
-        self._rule, self._precision = rule, precision
-        self._gauges = dict(gauges or {})
-        self._watchmen = [one.watch() if isinstance(one, Growth) else one for one in alarms]
-        self._alarms: dict[tuple[str, str], Alarm] = {}
+        self._choice: dict[str, Any] = {"where": where, "with_impostors": config.baselines}
+        self._rule, self._precision = config.rule, precision
+        self._gauges = dict(config.gauges)
+        self._watchmen = [one.watch() if isinstance(one, Growth) else one for one in config.alarms]
+        self._alarms = RaisedAlarms(told=_writes())
         self._audit_options: dict[str, Any] = {"every": audit, "budget": budget, "precision": precision}
         self._stop = stop
-        self._fresh: list[Alarm] = []
-        """Alarms of audits that are not in a record yet."""
         self._readings: dict[str, Tensor | float] = {}
-        self._unstepped: tuple[int, int] | None = None
+        self._unstepped: tuple[int, int, int] | None = None
+        self._passes = 0
+        """Forward passes so far."""
         self._hooks: list[Any] = []
         self._looked = False
         self._within: Optimizer | None = None
@@ -146,9 +151,9 @@ class Monitor:
         self._skip = False
         """Whether the laws became known inside the last step, which cannot be accounted for then."""
         self._called = model
-        self.records: deque[StepRecord] = deque(maxlen=keep)
+        self.records: deque[StepRecord] = deque(maxlen=config.keep)
         self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
-        self._config = dict(config or {}) | {"every": every}
+        self._config = dict(config.notes) | {"every": every}
         self._sinks = opened(sinks) if _writes() else ()
         self._unclipped: list[Tensor] | None = None
         self._begun = False
@@ -233,6 +238,7 @@ class Monitor:
         run_as_written()
         if torch.is_grad_enabled() and not being_followed():
             self._audits.passes += 1
+            self._passes += 1
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer is about to use the gradients: audit them, once for all optimizers of a step."""
@@ -247,9 +253,7 @@ class Monitor:
             return
         self._readings |= self._audits.series[-1].readings()
         alarms = tuple(alarms_of(found, step))
-        if alarms:
-            self._fresh += alarms
-            self._raise(alarms)
+        self._alarms.at_once(alarms)
         if self._stop and alarms:
             raise GradientsDoNotConserve(found)
 
@@ -261,14 +265,13 @@ class Monitor:
                 "optimizer.step(), then monitor.step(), then zero_grad()."
             )
             alarm = Alarm(step=self.count, code="order", law="", value=1.0, limit=0.0, message=message, family="order")
-            self._fresh.append(alarm)
-            self._raise((alarm,))
+            self._alarms.at_once((alarm,))
         self._unstepped = None
 
-    def _gradient_mark(self) -> tuple[int, int] | None:
-        """Which gradients there are: another backward pass makes others, or writes to them."""
+    def _gradient_mark(self) -> tuple[int, int, int] | None:
+        """Which gradients there are: another pass makes others, maybe in the same place, or writes to them."""
         first = next((p.grad for p in self._theta.values() if p.grad is not None), None)
-        return None if first is None else (id(first), first._version)
+        return None if first is None else (id(first), first._version, self._passes)
 
     def watch(self, laws: LawSet) -> None:
         """Take these laws, in a monitor that waits for the first forward pass to infer them; the reference is now."""
@@ -292,6 +295,8 @@ class Monitor:
             self._readings["loss"] = loss.detach() if isinstance(loss, Tensor) else float(loss)
         self._watch.check()
         self._unstepped = None if self._watch.stepped else self._gradient_mark()
+        if not self._watch.stepped:
+            self._audits.forget()
         self.count += 1
         if self.count % self.every == 0 and not self._skip:
             self._account()
@@ -305,7 +310,7 @@ class Monitor:
     @property
     def alarms(self) -> list[Alarm]:
         """Everything that should be looked at; alarms of one kind and one family of laws are one."""
-        return list(self._alarms.values())
+        return self._alarms.all
 
     @property
     def audits(self) -> list[AuditEntry]:
@@ -385,10 +390,11 @@ class Monitor:
         last = self.last_audit
         if last is not None:
             entry = self.audits[-1]
-            open_ = sum(not one.conclusive for one in self.audits)
+            refuted = sum(one.status == Status.REFUTED for one in self.audits)
+            left_open = sum(not one.conclusive and one.status != Status.REFUTED for one in self.audits)
             lines.append(
-                f"{len(self.audits)} audits, {open_} of them not conclusive; the last in step {entry.step}: "
-                f"{last.badge}, largest residual {entry.excess:.2g} of what rounding explains"
+                f"{len(self.audits)} audits, {refuted} refuted, {left_open} not conclusive; the last in step "
+                f"{entry.step}: {last.badge}, largest residual {entry.excess:.2g} of what rounding explains"
             )
             lines += [f"  {text}" for text in last.coverage.lines()]
         if self.records:
@@ -599,20 +605,13 @@ class Monitor:
     def _receive(self, *, wait: bool) -> None:
         """Look at what has arrived, and pass it on."""
         for record in self._transfer.receive(wait=wait):
-            raised = self._explained(record)
-            found = (*(alarm for alarm in self._fresh if alarm.step <= record.step), *raised)
-            self._fresh = [alarm for alarm in self._fresh if alarm.step > record.step]
+            seen = grouped(alarm for look in self._watchmen for alarm in look(record))
+            raised = tuple(self._alarms.explained(alarm, self._audits) for alarm in seen)
+            found = (*self._alarms.until(record.step), *raised)
             if found:
-                record = StepRecord(
-                    step=record.step,
-                    laws=record.laws,
-                    causes=record.causes,
-                    numbers=record.numbers,
-                    readings=record.readings,
-                    skipped=record.skipped,
-                    alarms=found,
-                )
-                self._raise(raised)
+                record = replace(record, alarms=found)
+                for alarm in raised:
+                    self._alarms.add(alarm)
             self.records.append(record)
             if self._sinks and not self._begun:
                 self._begin(record.step - 1)
@@ -631,63 +630,11 @@ class Monitor:
         for sink in self._sinks:
             sink.begin(header)
             if isinstance(sink, SQLite):
-                sizes = (f"{sink.bytes_of(header, steps) / 1e6:,.0f} MB for {steps:,} steps" for steps in _FORESEEN)
-                LOGGER.info("%s: %d laws, about %s", sink.path, len(self._names), ", ".join(sizes))
+                bytes_of = {steps: sink.bytes_of(header, steps) for steps in _FORESEEN}
+                sizes = ", ".join(f"{size / 1e6:,.0f} MB for {steps:,} steps" for steps, size in bytes_of.items())
+                level = logging.WARNING if max(bytes_of.values()) > _LARGE else logging.INFO
+                LOGGER.log(level, "%s: %d laws, about %s", sink.path, len(self._names), sizes)
         self._begun = True
-
-    def _explained(self, record: StepRecord) -> tuple[Alarm, ...]:
-        """What is wrong with a record, one alarm for each family, with what the audit of the step says of the cause."""
-        found = []
-        for alarm in grouped(alarm for look in self._watchmen for alarm in look(record)):
-            if alarm.code in ("residual", "leak"):
-                alarm = replace(alarm, message=f"{alarm.message} {self._cause(alarm)}")
-            found.append(alarm)
-        return tuple(found)
-
-    def _cause(self, alarm: Alarm) -> str:
-        """What the audit of the same step says of the cause; without one, the next step gets one."""
-        entry = next((one for one in reversed(self._audits.series) if one.step == alarm.step), None)
-        if self._told_of(alarm) is not None:
-            return "The audit has found gradients of these parameters to be wrong."
-        if entry is not None and self._audits.last is not None and not entry.conclusive and not entry.refuted:
-            return self._audits.last.verdict.message
-        if entry is not None and not entry.refuted:
-            return (
-                f"The gradients of this step passed the audit ({entry.excess:.2g} of what rounding explains), so "
-                "something else than the optimizer wrote to these parameters, or gradients were clipped by value "
-                "without monitor.before_clipping()."
-            )
-        if (alarm.code, alarm.family or alarm.law) not in self._alarms:
-            self._audits.expect(f"an alarm in step {alarm.step}")
-        return "The gradients of this step were not audited; those of the next one are, to find the cause."
-
-    def _raise(self, found: tuple[Alarm, ...]) -> None:
-        """Tell of every kind of alarm once for each family of laws; the records have all of them."""
-        for alarm in found:
-            key = (alarm.code, alarm.family or alarm.law)
-            known = self._alarms.get(key)
-            if alarm.code in ("residual", "leak") and (other := self._told_of(alarm)) is not None:
-                # One defect is one alarm.
-                self._alarms[other] = replace(self._alarms[other], last=alarm.step)
-                continue
-            if alarm.code == "gradient":
-                alarm = self._absorbing(alarm)
-            self._alarms[key] = alarm if known is None else known.merged(alarm)
-            if known is None and _writes():
-                LOGGER.warning("%s", alarm)
-
-    def _told_of(self, alarm: Alarm) -> tuple[str, str] | None:
-        """The alarm about wrong gradients that explains one of the account."""
-        laws = {alarm.law, *alarm.laws}
-        return next((key for key, one in self._alarms.items() if key[0] == "gradient" and laws & set(one.laws)), None)
-
-    def _absorbing(self, alarm: Alarm) -> Alarm:
-        """An alarm about wrong gradients, with what the account had to say of the same laws before."""
-        for key, other in list(self._alarms.items()):
-            if key[0] in ("residual", "leak") and {other.law, *other.laws} & set(alarm.laws):
-                del self._alarms[key]
-                alarm = replace(alarm, step=min(alarm.step, other.step), last=max(alarm.step, other.last))
-        return alarm
 
 
 def _law_name(symmetry: Symmetry) -> LawName:
@@ -701,7 +648,7 @@ def _law_name(symmetry: Symmetry) -> LawName:
 
 
 def _writes() -> bool:
-    """One process of several writes."""
+    """Whether this process writes to sinks and logs: of several, only the first does."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 

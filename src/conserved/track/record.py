@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from conserved.alarm import Alarm
+from conserved.plain_data import Recorded, record_of
 
 FIELDS = (
     "observed",
@@ -88,7 +89,7 @@ def averaged(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepRecord:
+class StepRecord(Recorded):
     """One monitored step: a row of numbers for every law."""
 
     step: int
@@ -176,20 +177,13 @@ class StepRecord:
                 found[f"drift/{entry.law}"] = entry.error
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
             "step": self.step,
             "skipped": self.skipped,
             "errors": self.errors(),
             "readings": dict(self.readings),
-            "laws": [
-                {name: getattr(entry, name) for name in ("law", "first_order", *FIELDS)}
-                | {"causes": dict(entry.causes)}
-                for entry in self.entries()
-            ],
-            "alarms": [
-                {name: getattr(alarm, name) for name in ("code", "law", "value", "limit", "message")}
-                for alarm in self.alarms
-            ],
+            "laws": [record_of(entry, " ".join(("law", "first_order", *FIELDS, "causes"))) for entry in self.entries()],
+            "alarms": [record_of(alarm, "code law value limit message") for alarm in self.alarms],
         }

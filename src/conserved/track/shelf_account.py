@@ -186,7 +186,7 @@ def settled(
 
 
 def _ratio(value: Tensor, limit: Tensor) -> Tensor:
-    """value / limit, where nothing over nothing is nothing."""
+    """value / limit, and 0 where the value is 0, whatever the limit."""
     return torch.where(value == 0, torch.zeros_like(value), value / limit)
 
 

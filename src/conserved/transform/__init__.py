@@ -8,8 +8,8 @@ from conserved.transform.coupling import exchanges
 from conserved.transform.elements import Exchange, Orthogonal, Unmovable
 from conserved.transform.equalizing import OBJECTIVES, Equalized, equalize
 from conserved.transform.finding import symmetries_of
-from conserved.transform.mapping import FORMATS, Mapping, mappings
-from conserved.transform.moving import Moved, move
+from conserved.transform.mapping import FORMATS, LayerMapping, mappings
+from conserved.transform.moving import MovedWeights, move
 from conserved.transform.training import EqualizeEvery
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
     "Equalized",
     "Exchange",
     "Fingerprint",
-    "Mapping",
-    "Moved",
+    "LayerMapping",
+    "MovedWeights",
     "Orthogonal",
     "Unmovable",
     "activation_sizes",

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+STATISTICS = ("max", "mean")
+
 Batch = Any
 """A tensor, a tuple of arguments, a dictionary of named ones, or a `Call`: what the model is called with."""
 
@@ -27,13 +29,31 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelSizes:
+    """By parameter, the sizes of the channels it is multiplied with, as tensors that broadcast against it."""
+
+    largest: dict[str, Tensor]
+    """The largest absolute value of every channel."""
+    mean: dict[str, Tensor]
+    """The mean absolute value."""
+    squares: dict[str, Tensor]
+    """The mean square."""
+    outputs: dict[str, tuple[int, ...]]
+    """The axes of the parameter that are not summed over: one step of a quantiser for each place along them."""
+
+
 class _Watch(TorchDispatchMode):
+    """Measures the other operand of every product that a parameter enters."""
+
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._owners = {p.untyped_storage()._cdata: (name, p) for name, p in parameters.items() if p.numel()}
         self.largest: dict[str, Tensor] = {}
-        self.total: dict[str, Tensor] = {}
-        self.count: dict[str, float] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.squares: dict[str, Tensor] = {}
+        self.counts: dict[str, Tensor] = {}
+        self.outputs: dict[str, tuple[int, ...]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
@@ -42,27 +62,48 @@ class _Watch(TorchDispatchMode):
         elif name in ("aten::addmm", "aten::baddbmm"):
             self._product(args[1], args[2])
         elif name == "aten::_grouped_mm":
-            self._product(args[0], args[1])
+            self._grouped(args[0], args[1], args[2] if len(args) > 2 else (kwargs or {}).get("offs"))
         elif name == "aten::convolution":
             self._convolution(args[0], args[1], transposed=bool(args[6]), groups=int(args[8]))
         return func(*args, **(kwargs or {}))
 
+    def sizes(self) -> ChannelSizes:
+        """What was measured."""
+        counts = {name: count.clamp_min(1) for name, count in self.counts.items()}
+        return ChannelSizes(
+            largest=self.largest,
+            mean={name: total / counts[name] for name, total in self.sums.items()},
+            squares={name: total / counts[name] for name, total in self.squares.items()},
+            outputs=self.outputs,
+        )
+
     def _owner(self, tensor: Tensor) -> tuple[str, Tensor] | None:
         found = self._owners.get(tensor.untyped_storage()._cdata)
         return found if found is not None and found[1].is_contiguous() else None
+
+    def _grouped(self, x: Tensor, weights: Tensor, ends: Tensor | None) -> None:
+        """Rows of x in a row belong to one expert each, up to the places in `ends`."""
+        if ends is None or x.ndim != 2 or weights.ndim != 3:
+            self._product(x, weights)
+            return
+        first = 0
+        for part, last in zip(weights, ends.tolist(), strict=True):
+            if last > first:
+                self._product(x[first:last], part)
+            first = last
 
     def _product(self, a: Tensor, b: Tensor) -> None:
         for operand, other, axis in ((b, a.mT, -2), (a, b, -1)):
             owner = self._owner(operand)
             if owner is None or other.ndim < 2:
                 continue
-            sizes = other.detach().abs()
-            if sizes.ndim == 2 and operand.ndim == 3:
-                sizes = sizes.expand(operand.shape[0], *sizes.shape)
-            self._note(*owner, operand, axis, sizes.amax(-1), sizes.mean(-1, dtype=torch.float64))
+            values = other.detach()
+            if values.ndim == 2 and operand.ndim == 3:
+                values = values.expand(operand.shape[0], *values.shape)
+            self._place(*owner, operand, axis, values)
 
-    def _note(self, name: str, whole: Tensor, part: Tensor, axis: int, largest: Tensor, mean: Tensor) -> None:
-        """Write statistics of the contracted axis of a part of a parameter to the places of that part."""
+    def _place(self, name: str, whole: Tensor, part: Tensor, axis: int, values: Tensor) -> None:
+        """Note the channels (…, n, samples) of the contracted axis of a part of a parameter in the part's places."""
         strides = {whole.stride(d): d for d in range(whole.ndim) if whole.shape[d] > 1}
         axes = [strides.get(stride) for stride in part.stride()]
         contracted = axes[axis]
@@ -71,50 +112,61 @@ class _Watch(TorchDispatchMode):
             return
         kept = [d for d in range(whole.ndim) if d in (contracted, batch) or d not in axes]
         shape = [whole.shape[d] if d in kept else 1 for d in range(whole.ndim)]
-        if name not in self.largest:
-            self.largest[name] = torch.zeros(shape, dtype=torch.float64, device=whole.device)
-            self.total[name], self.count[name] = torch.zeros_like(self.largest[name]), 0.0
-        if list(self.largest[name].shape) != shape:
-            return
         offset = part.storage_offset() - whole.storage_offset()
         index: list[Any] = []
         for d in range(whole.ndim):
             first = offset // max(whole.stride(d), 1) % whole.shape[d]
             size = part.shape[axis] if d == contracted else part.shape[0] if d == batch else 1
             index.append(slice(first, first + size) if d in kept else slice(None))
-        place = self.largest[name][tuple(index)]
-        values = largest.to(torch.float64)
         if part.ndim == 3 and batch is not None and contracted < batch:
-            values, mean = values.mT, mean.mT
-        place.copy_(torch.maximum(place, values.reshape(place.shape)))
-        self.total[name][tuple(index)] += mean.reshape(place.shape)
-        self.count[name] += 1
+            values = values.transpose(0, 1)
+        outputs = tuple(d for d in range(whole.ndim) if d != contracted)
+        self._note(name, shape, tuple(index), values, outputs, whole.device)
+
+    def _note(
+        self, name: str, shape: list[int], index: Any, values: Tensor, outputs: tuple[int, ...], device: torch.device
+    ) -> None:
+        """Add samples, along the last axis of `values`, to the statistics at some places."""
+        if name not in self.largest:
+            tables = (self.largest, self.sums, self.squares, self.counts)
+            for table in tables:
+                table[name] = torch.zeros(shape, dtype=torch.float64, device=device)
+            self.outputs[name] = outputs
+        if list(self.largest[name].shape) != shape or self.outputs[name] != outputs or not values.shape[-1]:
+            return
+        sizes = values.abs().to(torch.float32 if values.dtype.itemsize < 4 else values.dtype)
+        place = self.largest[name][index]
+        place.copy_(torch.maximum(place, sizes.amax(-1).reshape(place.shape)))
+        self.sums[name][index] += sizes.sum(-1, dtype=torch.float64).reshape(place.shape)
+        self.squares[name][index] += sizes.square().sum(-1, dtype=torch.float64).reshape(place.shape)
+        self.counts[name][index] += values.shape[-1]
 
     def _convolution(self, x: Tensor, weight: Tensor, *, transposed: bool, groups: int) -> None:
         owner = self._owner(weight)
         if owner is None or weight.shape != owner[1].shape or x.ndim != weight.ndim:
             return
-        name = owner[0]
-        sizes = x.detach().abs().transpose(0, 1).flatten(1)
-        largest, mean = sizes.amax(1).to(torch.float64), sizes.mean(1, dtype=torch.float64)
+        channels = x.detach().transpose(0, 1).flatten(1)
         ones = (1,) * (weight.ndim - 2)
-        if transposed:
-            shape: tuple[int, ...] = (weight.shape[0], 1, *ones)
-            values = [one.reshape(shape) for one in (largest, mean)]
-        elif groups == 1:
-            values = [one.reshape(1, -1, *ones) for one in (largest, mean)]
-        else:
+        shape = [weight.shape[0], 1, *ones] if transposed else [1, channels.shape[0], *ones]
+        if not transposed and groups > 1:
             each = weight.shape[0] // groups
-            values = [
-                one.reshape(groups, -1).repeat_interleave(each, 0).reshape(weight.shape[0], weight.shape[1], *ones)
-                for one in (largest, mean)
-            ]
-        if name in self.largest:
-            self.largest[name] = torch.maximum(self.largest[name], values[0])
-            self.total[name] += values[1]
-        else:
-            self.largest[name], self.total[name] = values
-        self.count[name] = self.count.get(name, 0.0) + 1
+            channels = channels.unflatten(0, (groups, -1)).repeat_interleave(each, 0)
+            shape = [weight.shape[0], weight.shape[1], *ones]
+        self._note(owner[0], shape, ..., channels, (1,) if transposed else (0,), weight.device)
+
+
+def channel_sizes(model: nn.Module, batches: Iterable[Batch]) -> ChannelSizes:
+    """Run a model, as it is and without gradients, and measure what every weight is multiplied with."""
+    watch = _Watch(dict(model.named_parameters()))
+    empty = True
+    with torch.no_grad():
+        for batch in batches:
+            empty = False
+            with watch:
+                call_with(model, batch)
+    if empty:
+        raise ValueError("There are no batches to measure activations on.")
+    return watch.sizes()
 
 
 def activation_sizes(model: nn.Module, batches: Iterable[Batch], *, statistic: str = "max") -> dict[str, Tensor]:
@@ -129,23 +181,18 @@ def activation_sizes(model: nn.Module, batches: Iterable[Batch], *, statistic: s
         By parameter name, a tensor that broadcasts against the parameter.
 
     """
-    if statistic not in ("max", "mean"):
+    check_statistic(statistic)
+    found = channel_sizes(model, batches)
+    return found.largest if statistic == "max" else found.mean
+
+
+def check_statistic(statistic: str) -> None:
+    """Refuse names of statistics that there are not."""
+    if statistic not in STATISTICS:
         raise ValueError(f'statistic is "max" or "mean"; got {statistic!r}.')
-    watch = _Watch(dict(model.named_parameters()))
-    empty = True
-    with torch.no_grad():
-        for batch in batches:
-            empty = False
-            with watch:
-                run(model, batch)
-    if empty:
-        raise ValueError("There are no batches to measure activations on.")
-    if statistic == "max":
-        return watch.largest
-    return {name: total / watch.count[name] for name, total in watch.total.items()}
 
 
-def run(model: nn.Module, batch: Batch) -> Any:
+def call_with(model: nn.Module, batch: Batch) -> Any:
     """Call a model with one batch."""
     if isinstance(batch, Call):
         return model(*batch.args, **batch.kwargs)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.symmetry import GeneralLinear, Symmetry, Tensors, Translation
-from conserved.transform.elements import Exchange, Orthogonal, by_unit, composed, scaled
-from conserved.transform.moving import Weights, apply
+from conserved.transform.elements import Exchange, Orthogonal, by_unit, composed, scaling_element
+from conserved.transform.moving import Weights, act_on
 
 ROUNDS = 50
 
@@ -89,7 +89,7 @@ def align(
                 if element is None:
                     continue
                 trial = {name: work[name].clone() for name in symmetry.parameters}
-                apply(symmetry, element, trial)
+                act_on(symmetry, element, trial)
                 mine = {name: work[name] for name in trial}
                 if distance({n: goal[n] for n in trial}, trial) <= distance({n: goal[n] for n in trial}, mine):
                     work |= trial
@@ -142,7 +142,9 @@ def nearest(symmetry: Symmetry, goal: Tensors, work: Tensors) -> Tensor | None:
         return _nearest_linear(wanted, mine, degrees)
     squares = torch.stack([by_unit(kind, b.square().sum(1), "sum") for b in mine])
     products = torch.stack([by_unit(kind, (a * b).sum(1), "sum") for a, b in zip(wanted, mine, strict=True)])
-    return scaled(symmetry, _nearest_scale(squares, products, torch.tensor(degrees, dtype=torch.float64)[:, None]))
+    return scaling_element(
+        symmetry, _nearest_scale(squares, products, torch.tensor(degrees, dtype=torch.float64)[:, None])
+    )
 
 
 def assignment(score: Float[Tensor, "n n"]) -> Tensor:

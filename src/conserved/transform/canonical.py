@@ -15,7 +15,7 @@ from conserved.symmetry import ComplexScaling, GeneralLinear, Symmetry, Tensors
 from conserved.transform.elements import Exchange
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import symmetries_of
-from conserved.transform.moving import Weights, apply
+from conserved.transform.moving import Weights, act_on
 
 DIGITS = 4
 """Significant digits of the numbers that a digest is made of."""
@@ -61,17 +61,17 @@ def canonical(
     with torch.no_grad():
         for symmetry in exact:
             if isinstance(symmetry.kind, GeneralLinear):
-                apply(symmetry, _principal(symmetry, work), work)
+                act_on(symmetry, _principal(symmetry, work), work)
         for symmetry in swaps:
-            apply(symmetry, _sorted(symmetry, work), work)
+            act_on(symmetry, _sorted(symmetry, work), work)
         # Sums of rows do not change when columns change places, so signs and phases come last.
         for symmetry in exact:
             if isinstance(symmetry.kind, GeneralLinear | ComplexScaling):
-                apply(symmetry, _signed(symmetry, work), work)
+                act_on(symmetry, _signed(symmetry, work), work)
         # Exchanging units inside a head undoes the order of its eigenvectors.
         for symmetry in exact:
             if isinstance(symmetry.kind, GeneralLinear):
-                apply(symmetry, _ordered(symmetry, work), work)
+                act_on(symmetry, _ordered(symmetry, work), work)
     return {**state, **work}
 
 

@@ -52,11 +52,13 @@ class Checkpoint(Weights):
     def __init__(self, folder: str | Path, into: str | Path | None = None, known: Iterable[str] = ()) -> None:
         self.folder, self.into = Path(folder), None if into is None else Path(into)
         self._places: dict[str, _Place] = {}
-        files = sorted(self.folder.glob("*.safetensors"))
-        if not files:
-            raise Unmovable(f"There are no safetensors files in {self.folder}.")
-        for file in files:
-            self._places |= _header(file)
+        for file in _files(self.folder):
+            places = _header(file)
+            twice = next((name for name in places if name in self._places), None)
+            if twice is not None:
+                both = f"{self._places[twice].file.name} and {file.name}"
+                raise Unmovable(f"{twice} is in {both}, and it is not said which is loaded. Remove one of the files.")
+            self._places |= places
         if self.into is not None:
             _copied(self.folder, self.into)
         self._names = {name: found for name in known if (found := self._found(name)) is not None}
@@ -83,8 +85,8 @@ class Checkpoint(Weights):
         found = self._names.get(name) or self._found(name)
         if found is None:
             raise Unmovable(
-                f"{symmetry.name} moves {name}, which no file in {self.folder} holds: "
-                "the library renames or joins tensors when it loads them."
+                f"{symmetry.name} moves {name}, which no file in {self.folder} holds: the library renames or joins "
+                "tensors when it loads them. Load the model and equalise it in memory (on the command line: --load)."
             )
         self._names[name] = found
         place = self._places[found]
@@ -106,8 +108,9 @@ class Checkpoint(Weights):
         self.read_bytes += place.size
         return torch.frombuffer(data, dtype=TYPES[place.code]).reshape(place.shape)
 
-    def read(self, name: str) -> Tensor:
-        return self.stored(name).to(torch.float64)
+    def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
+        found = self.stored(name)
+        return found.to(torch.promote_types(found.dtype, least))
 
     def write(self, work: Mapping[str, Tensor]) -> None:
         rounded = {name: tensor.to(TYPES[self._place(name).code]).contiguous() for name, tensor in work.items()}
@@ -133,6 +136,29 @@ class Checkpoint(Weights):
             if (self._places[other].shape, self._places[other].code) == (place.shape, place.code)
         ]
         return [other for other in alike if torch.equal(self.stored(other), self.stored(name))]
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that hold the weights: those that the index lists, if there is one."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise Unmovable(f"There are no safetensors files in {folder}.")
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if not indices:
+        return files
+    if len(indices) > 1:
+        raise Unmovable(f"{folder} holds several indices: {', '.join(index.name for index in indices)}. Keep one.")
+    try:
+        listed = {str(name) for name in json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise Unmovable(f"{indices[0]} is not an index of safetensors files: {problem!r}.") from problem
+    lost = sorted(listed - {file.name for file in files})
+    if lost:
+        raise Unmovable(f"{indices[0].name} lists {lost[0]}, which is not in {folder} ({len(lost)} files are missing).")
+    alone = "model.safetensors"
+    if alone not in listed and (folder / alone).is_file():
+        raise Unmovable(f"{folder} holds {alone} and {indices[0].name}, which does not list it. Remove one of them.")
+    return [file for file in files if file.name in listed]
 
 
 def _header(file: Path) -> dict[str, _Place]:
@@ -165,9 +191,14 @@ def _header(file: Path) -> dict[str, _Place]:
 def _copied(folder: Path, into: Path) -> None:
     if into.resolve() == folder.resolve():
         raise Unmovable(f"{into} is the checkpoint itself; name another folder to write to.")
+    if into.exists() and not into.is_dir():
+        raise Unmovable(f"{into} is a file; name a folder to write to.")
     if into.exists() and any(into.iterdir()):
         raise Unmovable(f"{into} is not empty; name a folder that is.")
-    into.mkdir(parents=True, exist_ok=True)
-    for file in folder.iterdir():
-        if file.is_file():
-            shutil.copyfile(file, into / file.name)
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        for file in folder.iterdir():
+            if file.is_file():
+                shutil.copyfile(file, into / file.name)
+    except OSError as problem:
+        raise Unmovable(f"{into} cannot be written to: {problem}.") from problem

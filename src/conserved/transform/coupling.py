@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_leaves
 
 from conserved.laws import LawSet
 from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, Scaling, Symmetry, Tensors
-from conserved.transform.activations import Call, run
+from conserved.transform.activations import Call, call_with
 from conserved.transform.elements import Exchange, Orthogonal
 from conserved.transform.finding import as_a_function, example_call
-from conserved.transform.moving import ABOUT_GRADIENTS, apply
+from conserved.transform.moving import ABOUT_GRADIENTS, act_on
 from conserved.transform.objectives import is_matrix
 
 SAME = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -104,10 +104,10 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
     return [s for s in found if isinstance(s.kind, Scaling | GeneralLinear | ComplexScaling)]
 
 
-def outputs(model: nn.Module, call: Call) -> Tensor:
+def output_vector(model: nn.Module, call: Call) -> Tensor:
     """All numbers a model returns, as one vector."""
     with torch.no_grad():
-        found = [t for t in tree_leaves(run(model, call)) if isinstance(t, Tensor) and t.is_floating_point()]
+        found = [t for t in tree_leaves(call_with(model, call)) if isinstance(t, Tensor) and t.is_floating_point()]
     return torch.cat([t.detach().double().flatten() for t in found])
 
 
@@ -118,15 +118,15 @@ def holds(model: nn.Module, call: Call, steps: Sequence[tuple[Symmetry, Tensor]]
     former = {name: own[name].detach().clone() for name in names}
     dtype = next(iter(former.values())).dtype
     with as_a_function(model):
-        before = outputs(model, call)
+        before = output_vector(model, call)
         try:
             with torch.no_grad():
                 work = {name: value.to(torch.float64, copy=True) for name, value in former.items()}
                 for symmetry, element in steps:
-                    apply(symmetry, element, work)
+                    act_on(symmetry, element, work)
                 for name, value in work.items():
                     own[name].data.copy_(value)
-            after = outputs(model, call)
+            after = output_vector(model, call)
         finally:
             for name, value in former.items():
                 own[name].data.copy_(value)

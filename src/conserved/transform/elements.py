@@ -86,7 +86,7 @@ class Orthogonal(_WithoutLaw):
 def checked(symmetry: Symmetry, element: Tensor) -> Tensor:
     """The element in the precision it acts in, or a sentence saying why it is none of this symmetry."""
     kind, n, m = symmetry.kind, symmetry.n, symmetry.m
-    shape = shape_of(symmetry)
+    shape = element_shape(symmetry)
     element = torch.as_tensor(element).detach()
     if tuple(element.shape) != shape:
         raise Unmovable(
@@ -120,7 +120,7 @@ def checked(symmetry: Symmetry, element: Tensor) -> Tensor:
     return element
 
 
-def shape_of(symmetry: Symmetry) -> tuple[int, ...]:
+def element_shape(symmetry: Symmetry) -> tuple[int, ...]:
     """The shape of a symmetry's elements."""
     kind, n, m = symmetry.kind, symmetry.n, symmetry.m
     if isinstance(kind, GeneralLinear | Orthogonal):
@@ -154,7 +154,7 @@ def acted(symmetry: Symmetry, element: Tensor, matrix: Float[Tensor, "n m"], deg
 
 def identity(symmetry: Symmetry) -> Tensor:
     """The element that moves nothing."""
-    kind, shape = symmetry.kind, shape_of(symmetry)
+    kind, shape = symmetry.kind, element_shape(symmetry)
     if isinstance(kind, GeneralLinear | Orthogonal):
         return torch.eye(symmetry.n, dtype=torch.float64)
     if isinstance(kind, Exchange):
@@ -173,7 +173,7 @@ def composed(kind: Kind, later: Tensor, earlier: Tensor) -> Tensor:
     return later + earlier if isinstance(kind, Translation) else later * earlier
 
 
-def scaled(symmetry: Symmetry, factors: Float[Tensor, " units"]) -> Tensor:
+def scaling_element(symmetry: Symmetry, factors: Float[Tensor, " units"]) -> Tensor:
     """The element that multiplies the rows of legs of degree +1 by positive factors, one for each unit."""
     kind = symmetry.kind
     if isinstance(kind, GeneralLinear):
@@ -181,6 +181,18 @@ def scaled(symmetry: Symmetry, factors: Float[Tensor, " units"]) -> Tensor:
     if isinstance(kind, OneScale):
         return factors.reshape(())
     return factors.to(torch.complex128) if isinstance(kind, ComplexScaling) else factors
+
+
+def row_scales(symmetry: Symmetry, element: Tensor) -> Float[Tensor, "*n"] | None:
+    """The numbers, or the one number, that an element multiplies rows of degree one by; None if it mixes rows."""
+    kind = symmetry.kind
+    if isinstance(kind, Scaling | OneScale):
+        return element
+    if isinstance(kind, ComplexScaling) and bool((element.imag == 0).all()):
+        return element.real.repeat_interleave(2)
+    if isinstance(kind, GeneralLinear) and torch.equal(element, torch.diag(element.diagonal())):
+        return element.diagonal()
+    return None
 
 
 def by_unit(kind: Kind, rows: Float[Tensor, " n"], reduce: str) -> Float[Tensor, " units"]:

@@ -11,13 +11,22 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
-from conserved.transform.activations import Batch, Call, activation_sizes
+from conserved.transform.activations import Batch, Call, channel_sizes
 from conserved.transform.coupling import rotatable
-from conserved.transform.elements import composed, identity, inverse
-from conserved.transform.finding import symmetries_of
+from conserved.transform.elements import Unmovable, composed, identity, inverse
+from conserved.transform.finding import as_a_function, symmetries_of
 from conserved.transform.incoherent import Incoherent
-from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, Moved, Weights, apply, components, notes
-from conserved.transform.objectives import Activation, Balanced, Impossible, Objective, Range
+from conserved.transform.moving import (
+    ABOUT_GRADIENTS,
+    ABOUT_LOSS,
+    MovedWeights,
+    Weights,
+    act_on,
+    notes,
+    sharing_tensors,
+)
+from conserved.transform.objectives import Balanced, Impossible, Objective, Range
+from conserved.transform.smoothing import Activation, check_smoothing
 
 OBJECTIVES = ("balanced", "range", "activation", "incoherent")
 
@@ -27,7 +36,7 @@ class Equalized:
     """What `equalize` did."""
 
     objective: str
-    moved: Moved
+    moved: MovedWeights
     """The elements it chose, as one move: `.inverse` undoes it, `.before` and `.after` are the laws."""
     before: dict[str, float]
     """The objective of every symmetry before, and `after`."""
@@ -44,13 +53,15 @@ class Equalized:
 
     def __str__(self) -> str:
         worst = [max(values.values(), default=0.0) for values in (self.before, self.after)]
-        text = f"{self.objective}: {self.moved}; objective {worst[0]:.3g} → {worst[1]:.3g} at worst"
+        text = f"{self.objective}: {self.moved.count}; objective {worst[0]:.3g} → {worst[1]:.3g} at worst"
         reasons: dict[str, list[str]] = {}
         for name, why in self.skipped.items():
             reasons.setdefault(why, []).append(name)
-        return "\n  ".join(
-            [text, *(f"{len(names)} left alone ({names[0]}, …): {why}" for why, names in reasons.items())]
-        )
+        left = [
+            f"{len(names)} left alone ({names[0]}{', …' if len(names) > 1 else ''}): {why}"
+            for why, names in reasons.items()
+        ]
+        return "\n  ".join([text, *self.moved.notes, *left])
 
 
 def equalize(
@@ -61,6 +72,8 @@ def equalize(
     batches: Iterable[Batch] | None = None,
     alpha: int | float = 0.5,
     statistic: str = "max",
+    spaces: str = "predicted",
+    rounded: str = "any",
     approximate: bool = False,
     seed: int = 0,
     **kwargs: Any,
@@ -79,6 +92,10 @@ def equalize(
         batches: for "activation", what to run the model on: tensors, tuples of arguments or dictionaries of them.
         alpha: for "activation", the share of the activations' spread that weights take over.
         statistic: for "activation", "max" (SmoothQuant) or "mean" (AWQ).
+        spaces: for "activation", which channels to scale: "predicted" (those that gains make, and those between two
+            weights where rounding is predicted to get less noisy), "gains" (as SmoothQuant), or "all".
+        rounded: for "activation", what will be rounded, which the prediction is for: "weights", "both" weights and what
+            they read, or "any" where that is not known, so that neither gets noisier.
         approximate: whether to move along symmetries that hold only up to a norm's ε.
         seed: of random rotations.
         **kwargs: more example inputs, by name.
@@ -88,52 +105,43 @@ def equalize(
 
     """
     known = _symmetries(target, laws, args, kwargs)
-    name, chooser = _objective(objective, target, batches, alpha, statistic, seed)
+    name, chooser = _objective(
+        objective, target, batches, seed, alpha=alpha, statistic=statistic, spaces=spaces, rounded=rounded
+    )
     if isinstance(chooser, Incoherent) and isinstance(target, nn.Module) and (args or kwargs):
-        spaces, folds = rotatable(target, Call(args, kwargs), LawSet(symmetries=tuple(known)))
-        known += spaces
+        streams, folds = rotatable(target, Call(args, kwargs), LawSet(symmetries=tuple(known)))
+        known += streams
         chooser = Incoherent(seed, folds)
-    skipped = {s.name: why for s in known if (why := _left_alone(s, approximate=approximate))}
-    usable = [symmetry for symmetry in known if symmetry.name not in skipped]
+    skipped = {s.name: why for s in known if (why := _left_alone(s, chooser, approximate=approximate))}
+    # A common shift of what is scaled later stays zero; the other way round it would not.
+    usable = sorted(
+        (symmetry for symmetry in known if symmetry.name not in skipped),
+        key=lambda symmetry: (not symmetry.kind.linear, chooser.rank(symmetry)),
+    )
     named = laws.parameters if isinstance(laws, LawSet) else ()
     weights = target if isinstance(target, Weights) else Weights(target, named)
-    # A common shift of what is scaled later stays zero; the other way round it would not.
-    usable.sort(key=lambda symmetry: not symmetry.kind.linear)
-    before: dict[str, float] = {}
-    after: dict[str, float] = {}
-    values: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-    totals: dict[Symmetry, Tensor] = {}
-    most = 0
-    for group in components([(symmetry, torch.empty(0)) for symmetry in usable]):
-        members = [symmetry for symmetry, _ in group]
-        try:
-            for symmetry in members:
-                for parameter in symmetry.parameters:
-                    weights.movable(parameter, symmetry)
-        except ValueError as problem:
-            skipped |= {symmetry.name: str(problem) for symmetry in members}
-            continue
-        work = {p: weights.read(p) for p in dict.fromkeys(p for s in members for p in s.parameters)}
-        with torch.no_grad():
-            start = {s.name: (chooser.value(s, work), s.law(work)) for s in members}
-            elements, rounds = _go_round(members, chooser, work, skipped)
-            most = max(most, rounds)
-            for symmetry in elements:
-                before[symmetry.name], values[0][symmetry.name] = start[symmetry.name]
-                after[symmetry.name], values[1][symmetry.name] = chooser.value(symmetry, work), symmetry.law(work)
-            totals |= elements
-        touched = {p for symmetry in elements for p in symmetry.parameters}
-        weights.write({name: tensor for name, tensor in work.items() if name in touched})
-    moved = Moved(
+    groups = [
+        _together([symmetry for symmetry, _ in group], chooser, weights, skipped)
+        for group in sharing_tensors([(symmetry, torch.empty(0)) for symmetry in usable])
+    ]
+    totals = {symmetry: element for group in groups for symmetry, element in group.elements.items()}
+    moved = MovedWeights(
         moved=tuple(symmetry.name for symmetry in totals),
         inverse={symmetry: inverse(symmetry.kind, element) for symmetry, element in reversed(totals.items())},
-        before=values[0],
-        after=values[1],
+        before={name: law for group in groups for name, law in group.laws[0].items()},
+        after={name: law for group in groups for name, law in group.laws[1].items()},
         parameters=tuple(weights.written),
         notes=tuple(notes(totals)),
         state=weights.state,
     )
-    return Equalized(objective=name, moved=moved, before=before, after=after, skipped=skipped, sweeps=most)
+    return Equalized(
+        objective=name,
+        moved=moved,
+        before={name: value for group in groups for name, value in group.values[0].items()},
+        after={name: value for group in groups for name, value in group.values[1].items()},
+        skipped=skipped,
+        sweeps=max((group.sweeps for group in groups), default=0),
+    )
 
 
 def _symmetries(target: Any, laws: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Symmetry]:
@@ -145,7 +153,7 @@ def _symmetries(target: Any, laws: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _objective(
-    objective: str | Objective, target: Any, batches: Any, alpha: int | float, statistic: str, seed: int
+    objective: str | Objective, target: Any, batches: Any, seed: int, **smoothing: Any
 ) -> tuple[str, Objective]:
     if isinstance(objective, Objective):
         return type(objective).__name__.lower(), objective
@@ -159,19 +167,59 @@ def _objective(
         raise ValueError(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
     if batches is None or not isinstance(target, nn.Module):
         raise ValueError('objective="activation" needs a model and batches= to run it on.')
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha lies between 0 (weights decide) and 1 (activations decide); got {alpha}.")
-    return objective, Activation(activation_sizes(target, batches, statistic=statistic), alpha)
+    check_smoothing(**smoothing)
+    with as_a_function(target):
+        return objective, Activation(channel_sizes(target, batches), **smoothing)
 
 
-def _left_alone(symmetry: Symmetry, *, approximate: bool) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Group:
+    """What was done to symmetries that share tensors; pairs are before and after, by name."""
+
+    elements: dict[Symmetry, Tensor]
+    values: tuple[dict[str, float], dict[str, float]]
+    laws: tuple[dict[str, Tensor], dict[str, Tensor]]
+    sweeps: int
+
+
+def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights, skipped: dict[str, str]) -> _Group:
+    """Read the tensors of a group, move them to their best point, and write those that moved."""
+    try:
+        for symmetry in members:
+            for parameter in symmetry.parameters:
+                weights.movable(parameter, symmetry)
+    except Unmovable as problem:
+        skipped |= {symmetry.name: str(problem) for symmetry in members}
+        return _Group(elements={}, values=({}, {}), laws=({}, {}), sweeps=0)
+    with torch.no_grad():
+        names = dict.fromkeys(p for s in members for p in s.parameters)
+        work = {name: weights.read(name, chooser.precision) for name in names}
+        start = {s.name: chooser.value(s, work) for s in members}
+        elements, sweeps = _go_round(members, chooser, work, skipped)
+        end = {s.name: chooser.value(s, work) for s in elements}
+        work.clear()
+        work |= {name: weights.read(name) for s in elements for name in s.parameters if name not in work}
+        before = {s.name: s.law(work) for s in elements}
+        for symmetry, element in elements.items():
+            act_on(symmetry, element, work)
+        after = {s.name: s.law(work) for s in elements}
+    weights.write(work)
+    return _Group(
+        elements=elements,
+        values=({name: start[name] for name in end}, end),
+        laws=(before, after),
+        sweeps=sweeps,
+    )
+
+
+def _left_alone(symmetry: Symmetry, chooser: Objective, *, approximate: bool) -> str:
     if symmetry.family in ABOUT_GRADIENTS:
         return "it says that a gradient is zero, not that the function does not see these entries"
     if symmetry.family in ABOUT_LOSS:
         return "it changes outputs, though not the loss"
     if not symmetry.exact and not approximate:
         return "it holds up to a norm's ε only; approximate=True moves it"
-    return ""
+    return "" if chooser.applies(symmetry) else "the objective has nothing to say about it"
 
 
 def _go_round(
@@ -197,7 +245,8 @@ def _go_round(
             one = identity(symmetry)
             size = (1 + element.abs().max()) if symmetry.kind.linear else torch.tensor(1.0)
             furthest = max(furthest, float((element - one).abs().max() / size))
-            apply(symmetry, element, work)
+            act_on(symmetry, element, work)
+            chooser.applied(symmetry, element)
             totals[symmetry] = composed(symmetry.kind, element, totals.get(symmetry, one))
     for symmetry in totals:
         skipped.pop(symmetry.name, None)

@@ -13,7 +13,7 @@ from torch import Tensor
 from conserved.symmetry import GeneralLinear, Symmetry, Tensors
 from conserved.transform.coupling import keeping_ones
 from conserved.transform.elements import Orthogonal
-from conserved.transform.objectives import Objective, is_matrix
+from conserved.transform.objectives import Objective, is_matrix, row_ranges
 
 
 def hadamard(n: int, generator: torch.Generator | None = None) -> Float[Tensor, "n n"]:
@@ -44,11 +44,13 @@ class Incoherent(Objective):
     """Elements that make gains one, where a space behind them is rotated."""
     sweeps: int = 1
 
+    def applies(self, symmetry: Symmetry) -> bool:
+        turns = isinstance(symmetry.kind, GeneralLinear | Orthogonal) and symmetry.n > 1
+        return turns or symmetry in self.folds
+
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
         if symmetry in self.folds:
             return self.folds[symmetry]
-        if not isinstance(symmetry.kind, GeneralLinear | Orthogonal) or symmetry.n < 2:
-            return None
         generator = torch.Generator().manual_seed(self.seed + zlib.crc32(symmetry.name.encode()))
         if symmetry.family == "rotation_about_ones":
             return keeping_ones(torch.randn(symmetry.n - 1, symmetry.n - 1, generator=generator, dtype=torch.float64))
@@ -59,6 +61,6 @@ class Incoherent(Objective):
         found = [0.0]
         for leg in filter(is_matrix, symmetry.legs):
             matrix = leg.view.matrix(work[leg.view.parameter])
-            size = float(matrix.square().mean().sqrt())
-            found.append(float(matrix.abs().max()) / size if size else 0.0)
+            size = float(torch.linalg.vector_norm(matrix)) / matrix.numel() ** 0.5
+            found.append(float(row_ranges(leg, work).max()) / size if size else 0.0)
         return max(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,14 @@ from conserved.laws import LawSet
 from conserved.symmetry import GeneralLinear, Leg, Scaling, Symmetry
 from conserved.transform.activations import activation_sizes
 from conserved.transform.finding import as_a_function, example_call, symmetries_of
-from conserved.transform.objectives import Activation, is_matrix
+from conserved.transform.objectives import is_matrix
+from conserved.transform.smoothing import makers, readers, reading_side
 
 FORMATS = ("plain", "llmcompressor", "autoround")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mapping:
+class LayerMapping:
     """Channels that one layer makes and others read: divide them in the first, multiply them in the others."""
 
     smooth: tuple[str, ...]
@@ -43,13 +44,13 @@ def mappings(
     format: str = "plain",  # noqa: A002
     laws: LawSet | None = None,
     **kwargs: Any,
-) -> list[Mapping] | list[dict[str, Any]]:
+) -> list[LayerMapping] | list[dict[str, Any]]:
     """The layers of a model that can be smoothed, and the layers that have to be balanced for it.
 
     Args:
         model: a module of any architecture; one forward pass is run.
         *args: example inputs, as it is called; they may be left out where the model says how.
-        format: "plain" (a list of `Mapping`), or what `AWQModifier(mappings=…)` of llm-compressor and
+        format: "plain" (a list of `LayerMapping`), or what `AWQModifier(mappings=…)` of llm-compressor and
             `AWQConfig(mappings=…)` of auto-round take: dictionaries with smooth_layer and balance_layers, patterns that
             match all layers which are alike. Mappings that these tools have no form for are left out of theirs.
         laws: the symmetries, if they are known already.
@@ -61,8 +62,8 @@ def mappings(
     found = symmetries_of(model, *args, **kwargs) if laws is None else laws
     with as_a_function(model):
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
-    readers = Activation(sizes).readers
-    plain = _merged([_of_one(s, readers(s)) for s in found.symmetries if _scales(s) and readers(s)])
+    scalable = [(s, readers(s, sizes)) for s in found.symmetries if _scales(s)]
+    plain = _merged([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
     if format == "plain":
         return plain
     names = [name for name, _ in model.named_modules()]
@@ -77,15 +78,15 @@ def _scales(symmetry: Symmetry) -> bool:
     return symmetry.exact and isinstance(symmetry.kind, Scaling | GeneralLinear)
 
 
-def _of_one(symmetry: Symmetry, readers: Sequence[Leg]) -> Mapping:
-    makers = [leg for leg in symmetry.legs if leg not in readers]
-    smooth, balance = _modules(makers), _modules(readers)
+def _of_one(symmetry: Symmetry, seen: Sequence[Leg]) -> LayerMapping:
+    reading, making = reading_side(symmetry, seen), makers(symmetry, seen)
+    smooth, balance = _modules(making), _modules(reading)
     copies = max(
-        [sum(leg.view.parameter == name for leg in readers) for name in {leg.view.parameter for leg in readers}]
+        [sum(leg.view.parameter == name for leg in reading) for name in {leg.view.parameter for leg in reading}]
     )
-    if not makers:
+    if not making:
         reason = "read from both sides"
-    elif not any(map(is_matrix, makers)):
+    elif not any(map(is_matrix, making)):
         reason = "a gain is multiplied in, channel by channel, and only these maps read it"
     elif isinstance(symmetry.kind, GeneralLinear):
         reason = "two linear maps in a row: any invertible matrix may stand between them"
@@ -93,13 +94,13 @@ def _of_one(symmetry: Symmetry, readers: Sequence[Leg]) -> Mapping:
         reason = "what stands between the maps passes a positive scale of every channel on"
     if copies > 1:
         reason += f"; each channel is read {copies} times"
-    return Mapping(
+    return LayerMapping(
         smooth=smooth,
         balance=balance,
         channels=symmetry.n,
         symmetries=(symmetry.name,),
         reason=reason,
-        one_to_one=copies == 1 and bool(makers),
+        one_to_one=copies == 1 and bool(making),
     )
 
 
@@ -107,13 +108,13 @@ def _modules(legs: Iterable[Leg]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(leg.view.parameter.rpartition(".")[0] for leg in legs))
 
 
-def _merged(found: Sequence[Mapping]) -> list[Mapping]:
+def _merged(found: Sequence[LayerMapping]) -> list[LayerMapping]:
     """Heads of one pair of layers are one mapping."""
-    together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Mapping]] = defaultdict(list)
+    together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
     for one in found:
         together[one.smooth, one.balance].append(one)
     return [
-        Mapping(
+        LayerMapping(
             smooth=smooth,
             balance=balance,
             channels=sum(one.channels for one in members),
@@ -125,17 +126,17 @@ def _merged(found: Sequence[Mapping]) -> list[Mapping]:
     ]
 
 
-def patterns(plain: Sequence[Mapping], names: Sequence[str], prefix: str) -> list[dict[str, Any]]:
-    """Mappings of layers that are alike as one pattern; numbers are listed where not all layers agree."""
-    groups: dict[tuple[str, tuple[str, ...]], list[Mapping]] = defaultdict(list)
+def patterns(plain: Sequence[LayerMapping], names: Sequence[str], prefix: str) -> list[dict[str, Any]]:
+    """Mappings of layers that are alike as one pattern, where it finds them and no other modules; or one for each."""
+    groups: dict[tuple[str, tuple[str, ...]], list[LayerMapping]] = defaultdict(list)
     for one in plain:
         groups[_template(one.smooth[0]), tuple(map(_template, one.balance))].append(one)
-    counts: dict[str, int] = defaultdict(int)
-    for name in names:
-        counts[_template(name)] += 1
+    counts = Counter(map(_template, names))
     result: list[dict[str, Any]] = []
     for (smooth, balance), members in groups.items():
-        everywhere = counts[smooth] == len(members)
+        meant = {name for one in members for name in (*one.smooth, *one.balance)}
+        numbers = Counter(map(_template, meant))
+        everywhere = all(counts[each] == numbers[each] for each in (smooth, *balance))
         each = [(smooth, balance)] if everywhere else [(m.smooth[0], m.balance) for m in members]
         result += [
             {

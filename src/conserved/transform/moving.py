@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from conserved.laws import LawSet
 from conserved.shared_memory import memory_of, overlapping
 from conserved.symmetry import Symmetry, View, whole
-from conserved.transform.elements import Unmovable, acted, checked, inverse
+from conserved.transform.elements import Unmovable, acted, checked, inverse, row_scales
 
 STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Precisions in which weights are numbers and not codes."""
@@ -27,7 +27,7 @@ Elements = Mapping[Symmetry | str, Tensor] | Mapping[str, Tensor] | Mapping[Symm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Moved:
+class MovedWeights:
     """What a move did."""
 
     moved: tuple[str, ...]
@@ -44,10 +44,14 @@ class Moved:
     state: dict[str, Tensor] = field(default_factory=dict)
     """The moved weights, where a dictionary was given; tensors that did not move are the ones given."""
 
+    @property
+    def count(self) -> str:
+        """How many symmetries moved how many tensors, in words."""
+        several = len(self.moved), len(self.parameters)
+        return f"{several[0]} {'symmetry' if several[0] == 1 else 'symmetries'} moved {several[1]} tensors"
+
     def __str__(self) -> str:
-        count = len(self.moved)
-        text = f"{count} {'symmetry' if count == 1 else 'symmetries'} moved {len(self.parameters)} tensors"
-        return "\n  ".join([text, *self.notes])
+        return "\n  ".join([self.count, *self.notes])
 
 
 def move(
@@ -56,7 +60,7 @@ def move(
     *,
     laws: LawSet | Iterable[Symmetry] = (),
     values: bool = True,
-) -> Moved:
+) -> MovedWeights:
     """Move weights along symmetries, so that the function they compute stays what it is.
 
     Legs are moved in float64 and rounded once, to the precision they are stored in. Scales that are powers of two are
@@ -64,15 +68,15 @@ def move(
     be finite, so that the function is intact whenever something is refused.
 
     Args:
-        target: a module, moved in place; or a dictionary of tensors, which stays as it is: see `Moved.state`; or a
-            `Checkpoint` of safetensors files.
+        target: a module, moved in place; or a dictionary of tensors, which stays as it is (`MovedWeights.state` has
+            the result); or a `Checkpoint` of safetensors files.
         elements: for each symmetry, or its name in `laws`, the group element to move it by
             (`conserved.transform.elements` lists the form for every kind). They are applied in this order.
         laws: the symmetries that names are looked up in, as `conserved.recognize` gives them.
         values: whether to evaluate the laws before and after.
 
     Returns:
-        A `Moved`: what was done, the laws before and after, the elements that undo it, and what to be aware of.
+        A `MovedWeights`: what was done, the laws before and after, the elements that undo it, and what to be aware of.
 
     """
     steps = _steps(elements, laws)
@@ -83,10 +87,10 @@ def move(
             tensors.movable(name, symmetry)
     before: dict[str, Tensor] = {}
     after: dict[str, Tensor] = {}
-    for component in components(steps):
+    for component in sharing_tensors(steps):
         _move_together(component, tensors, before, after, values=values)
     order = [symmetry.name for symmetry, _ in steps]
-    return Moved(
+    return MovedWeights(
         moved=tuple(order),
         inverse={symmetry: inverse(symmetry.kind, element) for symmetry, element in reversed(steps)},
         before={name: before[name] for name in dict.fromkeys(order) if name in before},
@@ -113,7 +117,7 @@ def _steps(elements: Elements, laws: LawSet | Iterable[Symmetry]) -> list[tuple[
     return found
 
 
-def components(
+def sharing_tensors(
     steps: Sequence[tuple[Symmetry, Tensor]],
 ) -> Iterator[list[tuple[Symmetry, Tensor]]]:
     """Steps that share tensors, together; each group by itself leaves the function unchanged."""
@@ -146,16 +150,22 @@ def _move_together(
         if values:
             before |= {symmetry.name: symmetry.law(work) for symmetry, _ in steps}
         for symmetry, element in steps:
-            apply(symmetry, element, work)
+            act_on(symmetry, element, work)
         if values:
             after |= {symmetry.name: symmetry.law(work) for symmetry, _ in steps}
         tensors.write(work)
 
 
-def apply(symmetry: Symmetry, element: Tensor, work: Mapping[str, Tensor]) -> None:
+def act_on(symmetry: Symmetry, element: Tensor, work: Mapping[str, Tensor]) -> None:
     """Move contiguous tensors in place by one element."""
+    scales = row_scales(symmetry, element)
     for leg in symmetry.legs:
         tensor = work[leg.view.parameter]
+        if scales is not None and leg.view.rows is None and not leg.view.offset:
+            faced = leg.view.face(tensor)
+            lengths = [*faced.shape[: len(leg.view.axes)], *[1] * len(leg.view.rest)] if scales.ndim else []
+            faced.mul_((scales**leg.degree).reshape(lengths).to(tensor))
+            continue
         write(leg.view, tensor, acted(symmetry, element, leg.view.matrix(tensor, point=True), leg.degree))
 
 
@@ -250,10 +260,11 @@ class Weights:
                 "Give them memory of their own, or make them one parameter."
             )
 
-    def read(self, name: str) -> Tensor:
-        """A contiguous copy in float64; of a sharded tensor all of it."""
+    def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
+        """A contiguous copy in the precision it is stored in, or in a higher one; of a sharded tensor all of it."""
         tensor = self._tensors[name].detach()
-        return whole(tensor).to(torch.float64, copy=True, memory_format=torch.contiguous_format)
+        dtype = torch.promote_types(tensor.dtype, least)
+        return whole(tensor).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
     def write(self, work: Mapping[str, Tensor]) -> None:
         """Round and write tensors that belong together, unless one of them left the range of its precision."""

@@ -7,15 +7,15 @@ it. `equalize` goes round all symmetries until nothing moves any more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Scaling, Symmetry, Tensors, Translation
-from conserved.transform.elements import by_unit, scaled
+from conserved.moment.torch_backend import row_dots
+from conserved.symmetry import GeneralLinear, Leg, OneScale, Symmetry, Tensors, Translation
+from conserved.transform.elements import by_unit, scaling_element
 
 RANK = 1e-12
 """Gram matrices whose smallest eigenvalue is below this share of the largest have no balanced point."""
@@ -32,6 +32,12 @@ class Objective(ABC):
     """How often to go round at the most."""
     settled: float = 1e-9
     """Elements that differ from the identity by less than this move nothing any more."""
+    precision: torch.dtype = torch.float64
+    """The least precision that elements are looked for in; they are applied in float64 whatever it is."""
+
+    def applies(self, symmetry: Symmetry) -> bool:
+        """Whether the objective has something to say about a symmetry; others are not even read."""
+        return True
 
     @abstractmethod
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
@@ -40,6 +46,13 @@ class Objective(ABC):
     @abstractmethod
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """What is made small."""
+
+    def rank(self, symmetry: Symmetry) -> int:
+        """Symmetries of lower rank are moved first."""
+        return 0
+
+    def applied(self, symmetry: Symmetry, element: Tensor) -> None:  # noqa: B027
+        """Told of every element that was applied, by objectives that keep more than the weights."""
 
 
 class Balanced(Objective):
@@ -59,13 +72,13 @@ class Balanced(Objective):
             return -total / sum(leg.degree**2 * leg.view.n for leg in symmetry.legs)
         if isinstance(kind, GeneralLinear):
             return _geometric_mean(symmetry, legs)
-        squares = [by_unit(kind, matrix.square().sum(1), "sum") for matrix in legs]
-        return scaled(symmetry, _least_norm(symmetry, squares))
+        squares = [by_unit(kind, row_dots(matrix, matrix), "sum") for matrix in legs]
+        return scaling_element(symmetry, _least_norm(symmetry, squares))
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """The size of the law against the terms it is made of."""
         law = symmetry.law(work)
-        size = sum(float(matrix.square().sum()) for matrix in symmetry.matrices(work))
+        size = sum(float(row_dots(matrix, matrix).sum()) for matrix in symmetry.matrices(work))
         return float(torch.linalg.vector_norm(law)) / size if size else 0.0
 
 
@@ -125,13 +138,20 @@ def is_matrix(leg: Leg) -> bool:
     return sum(size > 1 for size in leg.view.shape) > 1
 
 
-def _ranges(symmetry: Symmetry, work: Tensors, legs: list[Leg]) -> Float[Tensor, " units"]:
+def ranges(symmetry: Symmetry, work: Tensors, legs: Sequence[Leg]) -> Float[Tensor, " units"]:
     """The largest absolute value in every unit, over legs."""
-    found = [
-        by_unit(symmetry.kind, leg.view.matrix(work[leg.view.parameter], point=True).abs().amax(1), "amax")
-        for leg in legs
-    ]
-    return torch.stack(found).amax(0)
+    found = [by_unit(symmetry.kind, row_ranges(leg, work), "amax") for leg in legs]
+    return torch.stack(found).amax(0).to(torch.float64)
+
+
+def row_ranges(leg: Leg, work: Tensors) -> Float[Tensor, " n"]:
+    """The largest absolute value in every row of a leg, without a copy of it."""
+    view = leg.view
+    faced = view.face(work[view.parameter])
+    columns = tuple(range(len(view.axes), faced.ndim))
+    highest, lowest = (faced.amax(columns), faced.amin(columns)) if columns else (faced, faced)
+    rows = torch.maximum(highest + view.offset, -(lowest + view.offset)).reshape(-1)
+    return rows if view.rows is None else rows[list(view.rows)]
 
 
 class Range(Objective):
@@ -142,89 +162,35 @@ class Range(Objective):
     """
 
     sweeps = 20
-    settled = 1e-3
+    settled = 1e-2
+    precision = torch.float32
+
+    def applies(self, symmetry: Symmetry) -> bool:
+        return any(map(is_matrix, symmetry.legs)) and not isinstance(symmetry.kind, Translation | OneScale)
 
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
-        if isinstance(symmetry.kind, Translation | OneScale):
-            return None
         sides = [
             [leg for leg in symmetry.legs if is_matrix(leg) and (leg.degree > 0) == side] for side in (True, False)
         ]
-        if not any(sides):
-            return None
         degree = float(max(abs(leg.degree) for leg in symmetry.legs))
         if all(sides):
-            plus, minus = (_ranges(symmetry, work, side) for side in sides)
+            plus, minus = (ranges(symmetry, work, side) for side in sides)
             alive = (plus > 0) & (minus > 0)
             ratio = torch.where(alive, minus / plus.clamp_min(1e-300), 1.0)
-            return scaled(symmetry, ratio ** (0.5 / degree))
+            return scaling_element(symmetry, ratio ** (0.5 / degree))
         (legs,) = filter(None, sides)
-        relative = [one / one.max().clamp_min(1e-300) for one in (_ranges(symmetry, work, [leg]) for leg in legs)]
+        relative = [one / one.max().clamp_min(1e-300) for one in (ranges(symmetry, work, [leg]) for leg in legs)]
         share = torch.stack(relative).amax(0)
         share = torch.where(share > 0, share, 1.0)
         share = share / share.log().mean().exp()
-        return scaled(symmetry, share ** ((1.0 if not sides[0] else -1.0) / degree))
+        return scaling_element(symmetry, share ** ((1.0 if not sides[0] else -1.0) / degree))
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """Spread of the units' ranges: the largest mean of squared logarithms over the matrices."""
         found = [0.0]
         for leg in filter(is_matrix, symmetry.legs):
-            rows = leg.view.matrix(work[leg.view.parameter], point=True).abs().amax(1)
+            rows = row_ranges(leg, work).to(torch.float64)
             rows = rows[rows > 0]
             if rows.numel() > 1:
                 found.append(float(rows.log().var(correction=0)))
         return max(found)
-
-
-@dataclass
-class Activation(Objective):
-    """Scale moved between what a map reads and its weights, channel by channel, as activations ask for it.
-
-    With a_j the size of channel j of a map's input and w_j the range of its weights there, the channel is divided by
-    s_j = a_j^α / w_j^{1−α} and the weights multiplied by it (SmoothQuant, equation 4).
-    """
-
-    statistics: Mapping[str, Tensor]
-    alpha: int | float = 0.5
-    sweeps: int = 1
-    found: dict[str, str] = field(default_factory=dict)
-
-    def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
-        if isinstance(symmetry.kind, Translation | OneScale | ComplexScaling):
-            return None
-        readers = self.readers(symmetry)
-        if not readers or len({leg.degree for leg in readers}) > 1:
-            return None
-        if not isinstance(symmetry.kind, Scaling) and all(leg in readers for leg in symmetry.legs):
-            return None
-        size = torch.stack([self.sizes(leg).amax(1) for leg in readers]).amax(0).to(torch.float64)
-        weight = _ranges(symmetry, work, readers)
-        alive = (size > 0) & (weight > 0)
-        s = torch.where(alive, size.clamp_min(1e-30) ** self.alpha / weight.clamp_min(1e-30) ** (1 - self.alpha), 1.0)
-        s = s.clamp_min(1e-5)
-        return scaled(symmetry, s ** (1 / readers[0].degree))
-
-    def readers(self, symmetry: Symmetry) -> list[Leg]:
-        """Legs along which a parameter was seen to be contracted with activations."""
-        found = []
-        for leg in symmetry.legs:
-            key = f"{leg.view.parameter}"
-            if key in self.statistics and _along(leg, self.statistics[key]):
-                found.append(leg)
-        return found
-
-    def sizes(self, leg: Leg) -> Float[Tensor, "n m"]:
-        """The sizes of the activations that a leg meets, in its own places."""
-        return leg.view.matrix(self.statistics[leg.view.parameter].expand(leg.view.shape))
-
-    def value(self, symmetry: Symmetry, work: Tensors) -> float:
-        """Spread of the sizes of channels; known where readers are."""
-        return 0.0
-
-
-def _along(leg: Leg, statistic: Tensor) -> bool:
-    """Whether the rows of a leg are the channels that a statistic distinguishes."""
-    numbers = torch.arange(statistic.numel(), device=statistic.device).reshape(statistic.shape)
-    seen = leg.view.matrix(numbers.expand(leg.view.shape))
-    rows = seen.amin(1)
-    return bool((rows == seen.amax(1)).all()) and rows.unique().numel() == rows.numel() == leg.view.n

@@ -46,9 +46,9 @@ def contraction(s: Step, left: Any, right: Any, axes: Axes) -> Type:
         x = first_contraction(engine, x, to_left, FIXED, axes, fresh_sum=True)
     if isinstance(x, View):
         assert isinstance(y, Type)
-        x = first_contraction(engine, x, to_left, to_right.type(y), axes)
+        x = first_contraction(engine, x, to_left, to_right.type(y), axes, rows=True)
     elif isinstance(y, View):
-        y = first_contraction(engine, y, to_right, to_left.type(x), axes)
+        y = first_contraction(engine, y, to_right, to_left.type(x), axes, rows=True)
     assert isinstance(x, Type)
     assert isinstance(y, Type)
     result = engine.contract(
@@ -58,12 +58,20 @@ def contraction(s: Step, left: Any, right: Any, axes: Axes) -> Type:
         batch=axes.batch,
         mine={axis for axis in mine if axes.sizes[axis] != 1},
         other={axis for axis in other if axes.sizes[axis] != 1},
+        sizes=axes.sizes,
     )
     return renumbered(result, {axis: place for place, axis in enumerate(axes.result)}, count)
 
 
 def first_contraction(
-    engine: Engine, view: View, place: Renumber, partner: Type, axes: Axes, *, fresh_sum: bool = False
+    engine: Engine,
+    view: View,
+    place: Renumber,
+    partner: Type,
+    axes: Axes,
+    *,
+    fresh_sum: bool = False,
+    rows: bool = False,
 ) -> Type:
     """First use of a parameter in a contraction: free along axes that stay, dual to its partner along those summed."""
     moved_view = view.moved(place)
@@ -95,7 +103,7 @@ def first_contraction(
             else:
                 fields += [one.times(-1) for one in group]
         fields += [one.times(-1) for one in touching if not (one.dims or one.virtual)]
-    known = engine.first_use(moved_view, fields, role="map")
+    known = engine.first_use(moved_view, fields, role="map", rows=kept if rows and not virtual else ())
     back = {new: old for old, new in enumerate(place.places) if new is not None}
     return renumbered(known, back, max(axes.sizes) + 1)
 
@@ -243,4 +251,5 @@ def conv_contraction(s: Step, left: Type, raw: Known, axes: Axes, kernel: int) -
     sizes = axes.sizes
     images = {axis for axis in axes.left if axis >= 5 and sizes[axis] != 1}
     mine = {axis for axis in {0} | images if sizes[axis] != 1}
-    return engine.contract(x, y, summed=axes.summed, batch=axes.batch, mine=mine, other={3} if sizes[3] != 1 else set())
+    other = {3} if sizes[3] != 1 else set()
+    return engine.contract(x, y, summed=axes.summed, batch=axes.batch, mine=mine, other=other, sizes=sizes)

@@ -249,9 +249,7 @@ def read_at(s: Step, source: Type, shape: Sequence[int], positions: np.ndarray) 
         found_dims, found = tidy(dims, array)
         return Field(found_dims, found, one.weight)
 
-    if any(one.virtual for one in (*source.factors, *source.shifts)):
-        s.engine.zero(source)
-        return FIXED
+    source = unvirtual(s.engine, source)
     everything = frozenset(dims)
     images = tuple(replace(one, varies=everything if one.varies else one.varies) for one in source.images)
     return Type(tuple(map(field, source.factors)), tuple(map(field, source.shifts)), images, source.zero)

@@ -74,7 +74,8 @@ def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
     varies = tuple({dim + count - len(s.shape(ref)) for dim in wide(s.shape(ref))} for ref in (left, right))
     if divides:
         y = Type(tuple(one.times(-1) for one in y.factors), y.shifts, y.images)
-    return s.engine.multiply(x, y, (varies[0], varies[1]))
+    centred = (x.centred - varies[1]) | (frozenset() if divides else y.centred - varies[0])
+    return replace(s.engine.multiply(x, y, (varies[0], varies[1])), centred=centred)
 
 
 @rule("addcmul", "addcdiv", "addcmul_", "addcdiv_")

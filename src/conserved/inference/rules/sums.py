@@ -13,7 +13,7 @@ import torch
 from conserved.inference.capture import Ref
 from conserved.inference.engine import Engine, View, scaled
 from conserved.inference.moves import broadcast
-from conserved.inference.rules.step import Known, Step, fix_all, norm_like, number, rule, wide
+from conserved.inference.rules.step import Known, Step, base_name, norm_like, number, rule, wide
 from conserved.inference.types import FIXED, Field, Image, Type
 
 
@@ -67,7 +67,13 @@ def added(engine: Engine, x: Type, y: Type) -> Type:
                 break
         else:
             images.append(one)
-    return Type(tuple(factors), engine.net([*x.shifts, *y.shifts]), tuple(images), x.zero and y.zero)
+    return Type(
+        tuple(factors),
+        engine.net([*x.shifts, *y.shifts]),
+        tuple(images),
+        x.zero and y.zero,
+        strands=x.strands + y.strands,
+    )
 
 
 def adopt(s: Step, ref: Any, view: View, like: Type, count: int) -> Type:
@@ -91,7 +97,20 @@ def _add(s: Step) -> Known:
 
 @rule("sub", "sub_")
 def _sub(s: Step) -> Known:
-    return plus(s, s.arg(0), s.arg(1), -s.arg(2, "alpha", 1))
+    result = plus(s, s.arg(0), s.arg(1), -s.arg(2, "alpha", 1))
+    dim = _mean_of(s, s.arg(0), s.arg(1)) if s.arg(2, "alpha", 1) == 1 else None
+    return replace(result, centred=frozenset({dim})) if dim is not None and isinstance(result, Type) else result
+
+
+def _mean_of(s: Step, x: Any, mean: Any) -> int | None:
+    """The axis along which one operand is the mean of the other, so that their difference sums to zero along it."""
+    maker = s.program.maker(mean.value) if isinstance(mean, Ref) and isinstance(x, Ref) else None
+    if maker is None or base_name(maker.name) != "aten::mean" or maker.args[0] != x or len(maker.args) < 3:
+        return None
+    dims, count = maker.args[1], len(s.shape(x))
+    if not isinstance(dims, list | tuple) or len(dims) != 1 or len(s.shape(mean)) != count:
+        return None
+    return int(dims[0]) % count
 
 
 @rule("rsub")
@@ -196,9 +215,22 @@ def _maximum(s: Step) -> Known:
     return result
 
 
-@rule("lerp")
+@rule("lerp", "lerp_")
 def _lerp(s: Step) -> Known:
-    return fix_all(s)
+    """x + w (y − x): both must move alike, by whatever share they are mixed."""
+    left, right, share = s.arg(0), s.arg(1), s.arg(2, "weight")
+    count = len(s.out)
+    x, y = aligned(s, left, count), aligned(s, right, count)
+    value = number(share, s)
+    if value is not None:
+        return added(s.engine, scaled(s.engine, x, 1 - value), scaled(s.engine, y, value))
+    s.engine.zero(s.type(share))
+    varies = [{dim + count - len(s.shape(ref)) for dim in wide(s.shape(ref))} for ref in (left, right, share)]
+    return added(
+        s.engine,
+        s.engine.multiply(x, FIXED, (varies[0], varies[2])),
+        s.engine.multiply(y, FIXED, (varies[1], varies[2])),
+    )
 
 
 @rule("tril", "triu")

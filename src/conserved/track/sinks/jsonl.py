@@ -49,7 +49,7 @@ class JsonLines(Sink):
 
     def write(self, record: StepRecord) -> None:
         assert self._file is not None
-        line = json.dumps({"run": self._run} | _finite(record.to_dict()), allow_nan=False)
+        line = json.dumps({"run": self._run} | _finite(record.record()), allow_nan=False)
         self._mark.check()
         self._check_own()
         try:

@@ -13,6 +13,8 @@ from conserved.track.sinks.sink import Run, Sink
 class TensorBoard(Sink):
     """Scalars under `conserved/`: equation (10) by block, the largest parts of the account; every law with `laws`.
 
+    An alarm is a text, the first time it is raised.
+
     Pass `writer` to write beside other scalars of a run.
     """
 
@@ -23,6 +25,7 @@ class TensorBoard(Sink):
             require("tensorboard", "The TensorBoard sink")
         self._folder, self._laws = folder, laws
         self._writer, self._own = writer, writer is None
+        self._told: set[tuple[str, str]] = set()
 
     def begin(self, run: Run) -> None:
         if self._own:
@@ -36,6 +39,9 @@ class TensorBoard(Sink):
         for name, value in record.scalars(laws=self._laws).items():
             self._writer.add_scalar(f"conserved/{name}", value, record.step)
         for alarm in record.alarms:
+            if (alarm.code, alarm.family) in self._told:
+                continue
+            self._told.add((alarm.code, alarm.family))
             self._writer.add_text(f"conserved/alarm/{alarm.code}", str(alarm), alarm.step)
 
     def close(self) -> None:
