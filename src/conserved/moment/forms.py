@@ -136,6 +136,10 @@ def forms(
     if not isinstance(products, RowProducts):
         turned = pairs if degree > 0 else [(j, i) for i, j in pairs]
         return backend.outer_products(legs, turned, dtype, sizes=wanted.sizes)
+    if not products.terms:
+        # A group without law or identity, such as the exchange of equal units.
+        nothing = legs[0].new_zeros((len(pairs), *legs[0].shape[:-2]), dtype=dtype)
+        return nothing.unsqueeze(-1)[..., :0], nothing if wanted.sizes else None
     faced = backend.faced(legs, products.faces)
     if products.lifted:
         return backend.row_totals(faced, pairs, points, dtype, sizes=wanted.sizes)
