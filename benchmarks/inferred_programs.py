@@ -21,7 +21,7 @@ import torch
 from conserved import recognize
 from conserved.discover.function import Unsuitable
 from conserved.discover.rank import LEAST_GAP
-from law_checks import check, count, drifts, subject
+from law_checks import check, count, drifts, subject, undefined
 from measure import RESULTS, commit, machine
 from program_grammar import PRODUCTIONS, build, compose
 
@@ -60,6 +60,9 @@ def inferred(seed: int) -> dict[str, Any]:
     theta = {name: p.detach() for name, p in prepared.model.named_parameters()}
     record["independent"] = laws.independent(theta) if len(laws) else 0
     record["unknown"] = sorted(map(str, dict(getattr(laws, "unknown", {}) or {})))
+    if undefined(prepared):
+        # A program whose loss is NaN has no gradients that an identity could be about.
+        return record | {"undefined": True, "worst": 0.0}
     found = check(laws, prepared)
     record["worst"] = found.worst
     wrong = dict(found.wrong)
@@ -85,6 +88,7 @@ def summary(rows: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
         "programs": len(rows),
         "productions": len(PRODUCTIONS),
         "errors": {seed: r["error"] for seed, r in rows.items() if "error" in r},
+        "undefined": [seed for seed, r in good.items() if "undefined" in r],
         "wrong": {seed: r["wrong"] for seed, r in good.items() if "wrong" in r},
         "laws": sum(r["independent"] for r in good.values()),
         "worst_residual": max((r["worst"] for r in good.values() if "wrong" not in r), default=0.0),
@@ -93,7 +97,28 @@ def summary(rows: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
         "over": {s: a - b for s, (a, b) in both.items() if a > b},
         "short": short,
         "short_by_production": {w: f"{n} of {seen[w]}" for w, n in blamed.most_common(25)},
+        "short_by_reason": by_reason(rows, both, short),
     }
+
+
+def by_reason(rows: dict[str, Any], both: dict[str, Any], short: dict[str, int]) -> dict[str, list[str]]:
+    """Programs with laws that were not found, under what most often goes with it: operations without a rule first,
+    then the production whose programs are short most often among those that are left."""
+    found: dict[str, list[str]] = {}
+    left = dict(short)
+    for seed in list(left):
+        if rows[seed].get("unknown"):
+            found.setdefault(f"no rule: {', '.join(rows[seed]['unknown'])}", []).append(seed)
+            del left[seed]
+    words = {seed: set(rows[seed]["words"].split(", ")) for seed in both}
+    while left:
+        counts = Counter(word for seed in left for word in words[seed])
+        whole = Counter(word for seed in both if seed in left or seed not in short for word in words[seed])
+        best = max(counts, key=lambda word: (counts[word] / (whole[word] + 2), counts[word]))
+        mine = [seed for seed in left if best in words[seed]]
+        found[f"{best} ({len(mine)} of {whole[best]})"] = mine
+        left = {seed: n for seed, n in left.items() if seed not in mine}
+    return found
 
 
 def main() -> None:

@@ -229,7 +229,8 @@ def resampled(subject: Subject, seed: int) -> Subject:
 def residuals(laws: LawSet, subject: Subject, *, exact: bool = True, inputs: int = 3) -> dict[str, float]:
     """Relative size of every identity on backward passes in float64, the largest over several inputs and losses.
 
-    Those of exact laws, or of laws up to ε with ε at zero.
+    Those of exact laws, or of laws up to ε with ε at zero. Inputs on which the loss or its gradient is no number say
+    nothing; if there are no others, every residual is NaN.
     """
     chosen = laws.select(lambda symmetry: symmetry.exact == exact)
     found: dict[str, float] = {}
@@ -237,15 +238,35 @@ def residuals(laws: LawSet, subject: Subject, *, exact: bool = True, inputs: int
         case = subject if seed == 0 else resampled(subject, seed)
         with nullcontext() if exact else without_epsilon(subject.model):
             slopes = gradients(case, seed=3 + seed)
+        if not finite(slopes):
+            found = {symmetry.name: found.get(symmetry.name, float("nan")) for symmetry in chosen}
+            continue
         theta = _every(subject)
         weighed = chosen.balance(slopes, theta)
-        pull = float(torch.stack([g.norm() for g in slopes.values()]).norm())
+        # The objective's slope along what it sees is about one: where parameters do not reach it, all is rounding.
+        pull = max(float(torch.stack([g.norm() for g in slopes.values()]).norm()), 1.0)
         for symmetry, r, scale in zip(chosen, weighed.residuals, weighed.scales, strict=True):
             size = float(torch.stack([theta[name].norm() for name in symmetry.parameters]).norm())
             # Gradients that are zero but for rounding have nothing to be relative to.
             silent = scale <= SILENT * pull * max(size, 1.0)
-            found[symmetry.name] = max(0.0 if silent else float(r), found.get(symmetry.name, 0.0))
+            found[symmetry.name] = max(0.0 if silent else float(r), found.get(symmetry.name, 0.0), key=_known)
     return found
+
+
+def _known(residual: float) -> float:
+    """NaN below every number, so that a residual that could be taken stands."""
+    return -1.0 if residual != residual else residual
+
+
+def finite(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether every entry is a number."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+
+
+def undefined(subject: Subject, *, inputs: int = 3) -> bool:
+    """Whether the loss or its gradient is no number on any of the inputs that identities are taken on."""
+    cases = (subject if seed == 0 else resampled(subject, seed) for seed in range(inputs))
+    return not any(finite(gradients(case, seed=3 + seed)) for seed, case in enumerate(cases))
 
 
 def _every(subject: Subject) -> dict[str, Tensor]:
@@ -300,6 +321,7 @@ def moved(laws: LawSet, subject: Subject, *, spread: float = 0.3, seed: int = 5)
 def drifts(laws: LawSet, subject: Subject, rate: float = 1e-8) -> dict[str, float]:
     """Change of every exact law over one real SGD step, per unit of rate and of its terms: of the order of the rate.
 
+    The rate is that for gradients up to 1; larger ones are divided by their size, so that second order stays small.
     The step is made in place, so that storage shared behind the parameters' backs is shared here as well, and undone.
     """
     chosen = laws.select(lambda symmetry: symmetry.exact)
@@ -307,6 +329,8 @@ def drifts(laws: LawSet, subject: Subject, rate: float = 1e-8) -> dict[str, floa
         return {}
     start = chosen.reference(_every(subject))
     slopes = gradients(subject)
+    pull = max(float(g.abs().max()) for g in slopes.values())
+    rate /= max(pull, 1.0)
     former = {name: p.detach().clone() for name, p in _trained(subject).items()}
     with torch.no_grad():
         for name, parameter in _trained(subject).items():
@@ -314,7 +338,6 @@ def drifts(laws: LawSet, subject: Subject, rate: float = 1e-8) -> dict[str, floa
         end = {name: value.clone() for name, value in chosen.values(_every(subject)).items()}
         for name, parameter in _trained(subject).items():
             parameter.data.copy_(former[name])
-    pull = max(float(g.abs().max()) for g in slopes.values())
     found = {}
     for name, value in end.items():
         scale = float(start.scales[name].norm()) ** 0.5 + 1e-12

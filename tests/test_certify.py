@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import conserved
-from conserved import Certificate, Verdict, blocks
+import conserved_verify
+from conserved import Certificate, LawSet, Verdict, blocks, certify, recognize
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
+from conserved.certify import certifying
 from conserved.certify.certifying import issue
 from conserved.certify.contents import Contents
 from conserved.certify.form import Form
@@ -296,3 +300,51 @@ class _Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w * x if float(x.detach().sum()) > 0 else self.w * x * x
+
+
+def _pair(params: dict[str, Tensor], x: Tensor) -> Tensor:
+    return params["b"] @ (params["a"] @ x)
+
+
+PAIR = {"a": torch.randn(2, 3, dtype=torch.float64), "b": torch.randn(3, 2, dtype=torch.float64)}
+
+
+def test_laws_are_read_off_the_program_and_the_certificate_says_so(tmp_path: Path) -> None:
+    """What inference finds is listed as polynomials: the file is checked by a program that knows nothing of it."""
+    torch.manual_seed(0)
+    model = blocks.DecoderLM(5, 4, 1, 2, 3)
+    found = certify(model, lambda g: torch.randint(5, (1, 3), generator=g), loss="cross_entropy")
+    assert found.verdict == Verdict.PROVED
+    assert found.complete
+    assert found.contents.about["laws"] == "inferred from the program, 9 of 9 by a checked derivation"
+    path = tmp_path / "decoder.json"
+    found.save(path)
+    assert conserved_verify.verify(json.loads(path.read_text())).complete
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_laws_that_inference_misses_are_searched_for(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    full = certifying.read_off
+
+    def some(function: Any, x: Any) -> tuple[LawSet, str]:
+        laws, _ = full(function, x)
+        return LawSet(symmetries=laws.symmetries[:kept]), "inferred from the program, 1 of 1 by a checked derivation"
+
+    monkeypatch.setattr(certifying, "read_off", some)
+
+    def two(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.cat([_pair(params, x), torch.relu(params["c"] * x) * params["d"]])
+
+    params = PAIR | {name: torch.randn(3, dtype=torch.float64) for name in ("c", "d")}
+    found = certify(two, torch.randn(3, dtype=torch.float64), params=params)
+    assert found.verdict == Verdict.PROVED
+    assert found.complete
+    assert sum(map(len, found.contents.laws)) == 6
+    assert "searched for in gradients" in found.contents.about["laws"]
+
+
+def test_laws_that_were_given_are_called_so() -> None:
+    laws = recognize(_pair, PAIR, torch.randn(3, dtype=torch.float64))
+    found = certify(_pair, torch.randn(3, dtype=torch.float64), params=PAIR, laws=laws)
+    assert found.contents.about["laws"] == "given"
+    assert found.complete

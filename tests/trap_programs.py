@@ -294,6 +294,72 @@ def _(h: Tensor) -> Tensor:
     return h * torch.log(h.abs() + 1e-3)
 
 
+@between("in place through a view of a view")
+def _(h: Tensor) -> Tensor:
+    h = h.clone()
+    h.view(-1, 2, 2)[:, 1].transpose(0, 1).view(2, -1)[1].tanh_()
+    return h
+
+
+@between("NaN where it is small, taken for zero")
+def _(h: Tensor) -> Tensor:
+    return torch.where(h > 0.1, h, float("nan")).nan_to_num(0.0)
+
+
+@between("written by out= behind autograd's back")
+def _(h: Tensor) -> Tensor:
+    h = h.clone()
+    with torch.no_grad():
+        torch.mul(h, h.sigmoid(), out=h)
+    return h
+
+
+@between("rounded, straight through by detach")
+def _(h: Tensor) -> Tensor:
+    return h + (h.round() - h).detach()
+
+
+@between("complex numbers by their sizes")
+def _(h: Tensor) -> Tensor:
+    z = torch.view_as_complex(h.reshape(-1, 2, 2).contiguous())
+    return torch.view_as_real(z * z.abs()).reshape(h.shape)
+
+
+@between("complex views written in place")
+def _(h: Tensor) -> Tensor:
+    h = h.clone()
+    z = torch.view_as_complex(h.view(-1, 2, 2))
+    torch.view_as_real(z)[:, 0, 1] = 1.0
+    return h
+
+
+@between("entries put twice in one place")
+def _(h: Tensor) -> Tensor:
+    where = torch.tensor([0, 0, 1, 3])
+    return h.index_put((torch.arange(h.shape[0])[:, None], where), h.flip(-1).square(), accumulate=False)
+
+
+@between("entries added up in one place")
+def _(h: Tensor) -> Tensor:
+    where = torch.tensor([0, 0, 1, 3])
+    return h.index_put((torch.arange(h.shape[0])[:, None], where), h.flip(-1), accumulate=True)
+
+
+@trap("parameters swapped by functional_call")
+class Swapped(nn.Module):
+    """What is called first uses the weight of what is called second, turned round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.out = nn.Linear(4, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.pad(x, (0, 1))
+        first = torch.func.functional_call(self.a, {"weight": self.b.weight.T}, (x,))
+        return self.out(torch.func.functional_call(self.b, {"weight": self.a.weight}, (first,)) + self.b(x))
+
+
 @trap("a branch on the data")
 class Branch(nn.Module):
     def __init__(self) -> None:

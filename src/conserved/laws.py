@@ -112,6 +112,8 @@ class Explains(Protocol):
 
     def explain(self, symmetry: Symmetry) -> str: ...
 
+    def proof(self, symmetry: Symmetry) -> Verdict: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class LawSet(Recorded):
@@ -189,6 +191,12 @@ class LawSet(Recorded):
         if self.derivation is None:
             raise ValueError("These laws were not inferred from a program, so there is no derivation to print.")
         return self.derivation.explain(self[name])
+
+    def proof(self, name: str) -> Verdict:
+        """How well a law is known by its derivation: PROVED if a checker of its own follows every step of it."""
+        if self.derivation is None:
+            raise ValueError("These laws were not inferred from a program, so there is no derivation to check.")
+        return self.derivation.proof(self[name])
 
     @property
     def coverage(self) -> Coverage:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from conserved.certify.arithmetic import Array, Floats
 from conserved.certify.certificate import Certificate, Progress, claim, examine, verdict_of
 from conserved.certify.contents import FORMAT, VERSION, Contents, digest
 from conserved.certify.differentiate import Sample, gradient, run
+from conserved.certify.form import Form
 from conserved.certify.jets import Jet
 from conserved.certify.listing import listed
 from conserved.certify.program import Program
@@ -25,7 +27,10 @@ from conserved.certify.trace import trace_with_limits
 from conserved.certify.words import choose
 from conserved.discover import find_laws
 from conserved.discover.function import Function, Inputs, Unsuitable, function_of, to_device, written_out
+from conserved.inference import recognize
 from conserved.laws import LawSet
+from conserved.symmetry import Leg, Symmetry
+from conserved.verdict import Verdict
 from conserved.version import __version__
 
 _GRID = 2.0**12
@@ -53,7 +58,8 @@ def certify(
     """Prove how many conservation laws a function has at most, and that those found are laws.
 
     `f`, `inputs`, `loss`, `seed`, `params` and `class_axis` are as for `discover`. `laws` are the laws to list, by
-    default those that `find_laws` finds. Balls have `bits` bits, and more where that does not decide.
+    default those that inference reads off the function, and where these are not all, those that `find_laws` finds.
+    Balls have `bits` bits, and more where that does not decide.
     """
     say = progress or (lambda message: None)
     if not isinstance(loss, str):
@@ -82,19 +88,32 @@ def certify(
     pool = [first, *(to_device(_one(function, generator), function.device) for _ in range(_inputs(program) - 1))]
     refuse_wraparound(program, limits, [_arrays(x) for x in pool])
     _faithful(function, program, theta, pool[:_COMPARED], generator)
-    if laws is None:
-        options: dict[str, Any] = {"loss": loss, "seed": seed, "params": params, "class_axis": class_axis}
-        laws = find_laws(f, inputs, device="cpu", progress=say, **options)
     point = tuple(theta.tolist())
     arrays = [_arrays(x) for x in pool]
-    groups = listed(laws, function, program, point, [Input(x) for x in arrays], seed)
-    target = program.size - sum(map(len, groups))
+
+    def kept(chosen: LawSet) -> tuple[list[list[Form]], int]:
+        groups = listed(chosen, function, program, point, [Input(x) for x in arrays], seed)
+        return groups, program.size - sum(map(len, groups))
+
+    found, origin = (laws, GIVEN) if laws is not None else read_off(function, first)
+    say(f"{len(found)} laws, {origin}")
+    groups, target = kept(found)
     samples, words = choose(program, point, arrays, target, seed, say)
+    if laws is None and len(words) < target:
+        # Fewer directions than the laws leave room for: some laws are missing, and are searched for.
+        options: dict[str, Any] = {"loss": loss, "seed": seed, "params": params, "class_axis": class_axis}
+        searched = find_laws(f, inputs, device="cpu", progress=say, **options)
+        groups, target = kept(together(found, searched))
+        origin += SEARCHED if len(found) else ""
+        origin = origin if len(found) else "searched for in gradients"
+        if len(words) > target:
+            samples, words = choose(program, point, arrays, target, seed, say)
     used = sorted({which for which, _ in samples})
     contents = Contents(
         about={
             "function": type(f).__name__ if isinstance(f, nn.Module) else getattr(f, "__name__", "function"),
             "loss": function.classes or loss,
+            "laws": origin,
             "conserved": __version__,
             "torch": str(torch.__version__),
         },
@@ -109,6 +128,47 @@ def certify(
         seed=seed,
     )
     return issue(contents, say)
+
+
+GIVEN = "given"
+SEARCHED = "; others were searched for in gradients"
+
+
+def read_off(function: Function, x: Any) -> tuple[LawSet, str]:
+    """The laws that inference reads off the function, and in words how well their derivations are known.
+
+    That saves the search for laws and nothing else: each of them stands in the certificate as a polynomial and is
+    proved there without trust in the inference.
+    """
+    try:
+        found = recognize(function.evaluate, dict(function.start), x)
+    except Exception as problem:
+        return LawSet(symmetries=()), f"not inferred ({type(problem).__name__})"
+    exact = found.select(lambda symmetry: symmetry.exact)
+    proved = sum(found.proof(symmetry.name) == Verdict.PROVED for symmetry in exact)
+    order = list(function.start)
+    exact = LawSet(symmetries=tuple(_upright(symmetry, order) for symmetry in exact))
+    return exact, f"inferred from the program, {proved} of {len(exact)} by a checked derivation"
+
+
+def _upright(symmetry: Symmetry, order: Sequence[str]) -> Symmetry:
+    """The same law with a plus before the parameter that comes first."""
+    first = min(symmetry.legs, key=lambda leg: order.index(leg.view.parameter))
+    if first.degree > 0:
+        return symmetry
+    return replace(symmetry, legs=tuple(Leg(leg.view, -leg.degree) for leg in symmetry.legs))
+
+
+def together(inferred: LawSet, searched: LawSet) -> LawSet:
+    """Both lists of laws; those that say the same are sorted out by their gradients."""
+    names = {symmetry.name for symmetry in inferred}
+    others = [
+        replace(symmetry, block=f"{symmetry.block}.searched" if symmetry.block else "searched")
+        if symmetry.name in names
+        else symmetry
+        for symmetry in searched
+    ]
+    return LawSet(symmetries=(*inferred, *others))
 
 
 def issue(contents: Contents, progress: Progress | None = None) -> Certificate:

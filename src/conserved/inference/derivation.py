@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from conserved.inference.capture import Operation
+from conserved.inference.checker import Report, check
 from conserved.inference.engine import View
 from conserved.inference.rules import Known, base_name
 from conserved.inference.softened import Forgets, Forgetting, counted
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type
 from conserved.inference.typing import Typing
-from conserved.inference.written import written
-from conserved.symmetry import Symmetry
+from conserved.inference.written import Unwritten, written, written_law, written_program
+from conserved.symmetry import ComplexScaling, Symmetry
+from conserved.verdict import Evidence, Verdict
 
 
 class Derivation:
     """The typing of a program, to be asked about its laws."""
 
-    def __init__(self, typing: Typing, assembly: Assembly, symmetries: Iterable[Symmetry] = ()) -> None:
+    def __init__(
+        self,
+        typing: Typing,
+        assembly: Assembly,
+        symmetries: Iterable[Symmetry] = (),
+        *,
+        classes: int | None = None,
+    ) -> None:
         self.typing = typing
         self.assembly = assembly
+        self.classes = classes
         self._symmetries = tuple(symmetries)
         self.call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
         """The arguments the program was followed with, to run it again with moved parameters."""
         self._forgets: Forgets | None = None
+        self._program: dict[str, Any] | None = None
+        self._reports: dict[str, Report] = {}
         self._places: dict[str, frozenset[str]] | None = None
 
     def dropped(self, kept: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
-        """Parameters no law moves, each with the operation that ended its symmetries."""
+        """What is no law: parameters that none moves, then spaces of others, each with the operation that ended it."""
         moved = {name for symmetry in kept for name in symmetry.parameters}
         program = self.typing.program
         shared = set(program.shared)
@@ -50,6 +63,38 @@ class Derivation:
                 ),
             )
             yield name, reason or "nothing about it is free"
+        yield from self._almost(moved - shared)
+
+    def _almost(self, moved: set[str]) -> Iterator[tuple[str, str]]:
+        """Spaces of parameters that keep another law, each with the operation that ended it; layers are told once."""
+        engine, program = self.typing.engine, self.typing.program
+        if engine.charges.count > MOST_ATOMS:
+            return
+        first = np.full(engine.charges.count, -1, dtype=np.int64)
+        for number in range(len(engine.endings) - 1, -1, -1):
+            if not engine.endings[number].shift:
+                first[engine.endings[number].atoms.reshape(-1)] = number
+        found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        for name in engine.regions:
+            for region in engine.regions[name] if name in moved else ():
+                for place, one in enumerate(region.type.factors):
+                    atoms = np.unique(one.atoms)
+                    if atoms.size < 2 or not self.assembly.charges.still(atoms).all():
+                        continue
+                    numbers = first[atoms[first[atoms] >= 0]]
+                    ending = engine.endings[int(numbers.min())] if numbers.size else None
+                    if ending is None or not 0 <= ending.origin < len(program.operations):
+                        continue
+                    side = "" if region.role != "map" else ", outputs" if place == 0 else ", inputs"
+                    reason = self._said(program.operations[ending.origin])
+                    found.setdefault((_layers(name) + side, _layers(reason)), set()).add((name + side, reason))
+        for (name, reason), alike in found.items():
+            yield next(iter(alike)) if len(alike) == 1 else (f"{name} ({len(alike)} of them)", reason)
+
+    def _said(self, operation: Operation) -> str:
+        """An operation and where it stands."""
+        name = base_name(operation.name).removeprefix("aten::").lstrip("_")
+        return f"{name} in {operation.module}.{operation.line}" if operation.module else f"{name} in {operation.line}"
 
     def _ending(self, parameter: str, atoms: np.ndarray) -> str:
         """The first operation that fixed some of the charges of a parameter."""
@@ -60,11 +105,9 @@ class Derivation:
                 if ending.origin >= len(program.operations) or ending.origin < 0:
                     return "it makes the output, which a loss may see in any way"
                 operation = program.operations[ending.origin]
-                name = base_name(operation.name).removeprefix("aten::").lstrip("_")
-                where = f" in {operation.module}.{operation.line}" if operation.module else f" in {operation.line}"
                 used = program.parameters[parameter] in operation.inputs()
                 frozen = "" if used else self._frozen(operation)
-                return f"{frozen} is frozen ({name}{where})" if frozen else f"{name}{where}"
+                return f"{frozen} is frozen ({self._said(operation)})" if frozen else self._said(operation)
         return ""
 
     def _frozen(self, operation: Operation) -> str:
@@ -158,7 +201,44 @@ class Derivation:
 
     def written(self, symmetry: Symmetry) -> dict[str, Any]:
         """The derivation as plain data, for `conserved.inference.checker`."""
-        return written(self.typing, self.assembly, symmetry)
+        return written(self.typing, self.assembly, symmetry, self._written_program())
+
+    def _written_program(self) -> dict[str, Any]:
+        if self._program is None:
+            self._program = written_program(self.typing, self.classes)
+        return self._program
+
+    def checked(self, symmetry: Symmetry) -> Report:
+        """What the checker says of a law: the program is followed with its parameters moved, step by step.
+
+        Raises:
+            Unwritten: for models too large to be written out.
+        """
+        if symmetry.name not in self._reports:
+            self._reports[symmetry.name] = check({"law": written_law(symmetry), "program": self._written_program()})
+        return self._reports[symmetry.name]
+
+    def proof(self, symmetry: Symmetry) -> Verdict:
+        """What is known of a law by its derivation: PROVED if every step follows, else what it is and why."""
+        if symmetry.source == "assumed":
+            return _open(
+                "It is assumed: it passes through an autograd function whose backward is its author's own, or the "
+                "program decided by numbers it read out of its inputs."
+            )
+        try:
+            report = self.checked(symmetry)
+        except Unwritten as problem:
+            return _open(f"Read off the program, and not checked: {problem}.")
+        if not report.ok:
+            reason = (report.wrong + report.unchecked)[0]
+            return _open(f"Read off the program; its derivation is not checked beyond {reason}.")
+        parts = [] if symmetry.exact else [f"with ε of {symmetry.epsilon:g} taken for zero"]
+        parts.append("at this size" if report.sized else "by rules that name no size")
+        message = "Every step of its derivation follows, and no output moves."
+        if isinstance(symmetry.kind, ComplexScaling):
+            message += " That its planes may also be turned was decided on random numbers."
+        evidence = Evidence(what="operations it passes through, each checked", value=report.steps, proof=True)
+        return Verdict(status=Verdict.PROVED, message=message, evidence=(evidence,), scope=", ".join(parts))
 
     def _atoms(self, symmetry: Symmetry) -> np.ndarray:
         """The atoms that a symmetry moves by."""
@@ -178,6 +258,19 @@ class Derivation:
         return isinstance(known, Type) and any(
             np.isin(one.atoms, atoms).any() for one in (*known.factors, *known.shifts)
         )
+
+
+MOST_ATOMS = 3_000_000
+"""Models with more unknown charges than this are told of parameters without a law only."""
+
+
+def _layers(text: str) -> str:
+    """A name with the numbers of layers left open."""
+    return re.sub(r"(?<=\.)\d+(?=[.\s]|$)", "*", text)
+
+
+def _open(message: str) -> Verdict:
+    return Verdict(status=Verdict.INCONCLUSIVE, message=message)
 
 
 class _Owners:

@@ -92,7 +92,9 @@ class Engine:
     softened: list[Softened] = field(default_factory=list)
     """Normalisations that forget a scale up to ε."""
     passed: dict[str, list[Atoms]] = field(default_factory=dict)
-    """Charges that went through a kind of operation: "homogeneous" or "gated"."""
+    """Charges that went through a kind of operation, such as "homogeneous"."""
+    gates: list[tuple[int, Atoms]] = field(default_factory=list)
+    """Charges that were multiplied with something that differs from entry to entry, and by which operation."""
     origin: int = -1
     _keys: int = 0
     _still: np.ndarray = field(default_factory=lambda: np.zeros(1024, dtype=bool))
@@ -383,7 +385,8 @@ class Engine:
         self.split_by(left.factors, varies[1], batch=False)
         self.split_by(right.factors, varies[0], batch=False)
         for one, other in ((left, varies[1]), (right, varies[0])):
-            self.passed.setdefault("gated", []).extend(f.atoms for f in one.factors if f.touches(other))
+            gated = [f.atoms for f in one.factors if f.touches(other)]
+            self.gates += [(self.origin, atoms) for atoms in gated]
         return Type(
             _cancelled([*left.factors, *right.factors]),
             (),

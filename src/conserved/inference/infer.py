@@ -91,7 +91,7 @@ def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int 
     symmetries = [replace(one, source=derivation_source(typing, one)) for one in symmetries]
     unique = {symmetry.name: symmetry for symmetry in symmetries}
     assert len(unique) == len(symmetries), "two laws got one name"
-    derivation = Derivation(typing, assembly, unique.values())
+    derivation = Derivation(typing, assembly, unique.values(), classes=classes)
     return LawSet(
         symmetries=tuple(unique.values()),
         parameters=dict(parameters),

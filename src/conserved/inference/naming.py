@@ -34,7 +34,7 @@ def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
     """Symmetries with unique names, in the order of the program."""
     passed = assembly.engine.passed
     count = assembly.engine.charges.count
-    marks = _Marks(*(_marked(passed.get(kind, []), count) for kind in ("homogeneous", "gated")))
+    marks = _Marks(_marked(passed.get("homogeneous", []), count), _marked(_gates(assembly), count))
     described = [(*_described(assembly, one, marks), one) for one in found]
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
@@ -58,6 +58,18 @@ def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
 
 
 _NUMBERED = ("query_key", "value_output", "query_scale", "key_scale", "query_key_rotary")
+
+
+def _gates(assembly: Assembly) -> list[np.ndarray]:
+    """Charges that meet a gate: a factor that depends on parameters, as the mask of a dropout does not."""
+    program, typing = assembly.typing.program, assembly.typing
+    trained = {value for value in program.parameters.values() if program.values[value].parameter is not None}
+    for number in typing.live:
+        operation = program.operations[number]
+        shape_only = operation.name.partition(".")[0].endswith("_like") or "::new_" in operation.name
+        if not shape_only and not trained.isdisjoint(operation.inputs()):
+            trained.update(operation.results)
+    return [atoms for origin, atoms in assembly.engine.gates if trained.issuperset(program.operations[origin].inputs())]
 
 
 def _place(assembly: Assembly, one: Found) -> tuple[int, int, int]:
@@ -107,7 +119,11 @@ def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str,
         return _common(modules), "forgotten_scales", ""
     if not reads:
         return _common(modules), "query_key", ""
-    family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else "channels"
+    if not homogeneous and not gated and any(part.places.size < _size(part) for part in one.parts):
+        return _common(modules), "value_output", ""
+    flat = all(sum(axis.size > 1 for axis in part.region.sets) <= 2 for part in one.parts)
+    plain = "neurons" if homogeneous or flat else "channels"
+    family = ("gates" if gated else "neurons") if homogeneous else "gated_neurons" if gated else plain
     if family == "gated_neurons":
         one.legs = tuple(sorted((Leg(leg.view, -leg.degree) for leg in one.legs), key=lambda leg: leg.degree < 0))
     return _common(modules), family, ""

@@ -27,23 +27,26 @@ _LAST = np.uint64(0x94D049BB133111EB)
 def mix(a: Labels) -> Labels:
     """A hash of every entry."""
     with np.errstate(over="ignore"):
-        a = np.atleast_1d(a).astype(np.uint64)
-        a += _ODD
-        rest = np.empty_like(a)
-        for turn, factor in ((30, _MIX), (27, _LAST), (31, None)):
-            np.right_shift(a, np.uint64(turn), out=rest)
-            a ^= rest
-            if factor is not None:
-                a *= factor
-        return a
+        return _mixed(np.atleast_1d(a).astype(np.uint64))
+
+
+def _mixed(a: Labels) -> Labels:
+    """The hash, in place."""
+    a += _ODD
+    rest = np.empty_like(a)
+    for turn, factor in ((30, _MIX), (27, _LAST), (31, None)):
+        np.right_shift(a, np.uint64(turn), out=rest)
+        a ^= rest
+        if factor is not None:
+            a *= factor
+    return a
 
 
 def combine(a: Labels, b: Labels) -> Labels:
     """A hash of two labels, in order."""
     with np.errstate(over="ignore"):
-        found = mix(a)
-        found *= _MIX
-        return mix(found + mix(b))
+        # An odd multiple of a is a bijection, and b is hashed: one more hash of the sum keeps the order.
+        return _mixed(np.asarray(a, dtype=np.uint64) * _MIX + mix(b))
 
 
 def shared(labels: Labels) -> np.ndarray:

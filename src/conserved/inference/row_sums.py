@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from conserved.inference.engine import Region
 from conserved.inference.system import Solution
@@ -21,6 +22,15 @@ class RowSums:
     """Whether the ranges are all of the axis."""
 
 
+_MOST = 4096
+"""Ranges of one axis beyond which no sums are looked for: whether they are independent takes a dense matrix."""
+
+
+def _largest(rows: csr_matrix) -> np.ndarray:
+    """The largest magnitude of every row of a sparse matrix."""
+    return np.asarray(abs(rows).max(axis=1).todense()).reshape(-1)
+
+
 def row_sums(region: Region, shifts: Solution) -> list[RowSums]:
     """The ranges of rows that may be moved by one number each, along every axis that has numbers for its rows.
 
@@ -31,12 +41,16 @@ def row_sums(region: Region, shifts: Solution) -> list[RowSums]:
         atoms = strand.field.atoms.reshape(-1)
         if shifts.still(atoms).all():
             continue
-        patterns = shifts.rows(atoms).toarray()
-        borders = np.flatnonzero(np.abs(np.diff(patterns, axis=0)).max(1) > 1e-9) + 1
-        edges = [0, *borders.tolist(), atoms.size]
-        runs = [(a, b) for a, b in pairwise(edges) if np.abs(patterns[a]).max() > 1e-9]
+        rows = shifts.rows(atoms).tocsr()
+        edges = [0, *(np.flatnonzero(_largest(rows[1:] - rows[:-1]) > 1e-9) + 1).tolist(), atoms.size]
+        sizes = _largest(rows)
+        runs = [(a, b) for a, b in pairwise(edges) if sizes[a] > 1e-9]
+        if len(runs) > _MOST:
+            continue
+        patterns = rows[[a for a, _ in runs]]
+        patterns = patterns[:, np.unique(patterns.indices)].toarray()
         # Numbers that depend on each other (rows with opposite shifts) are no sums over single ranges.
-        if len(runs) == np.linalg.matrix_rank(np.stack([patterns[a] for a, _ in runs]), tol=1e-9):
+        if len(runs) == np.linalg.matrix_rank(patterns, tol=1e-9):
             everywhere = sum(b - a for a, b in runs) == atoms.size
             found.append(RowSums(strand.field.dims[0], tuple(runs), everywhere))
     return found

@@ -1,8 +1,7 @@
-"""A law's derivation as plain data: how every tensor moves that the law's motion goes through, and by which steps.
+"""A law's derivation as plain data: the program, the entries of parameters that the law moves, how tensors move.
 
-What is written can be checked without the inference that found it, by `conserved.inference.checker`. The motion is
-one of the law's own: its legs scaled by numbers drawn once, which is all of a torus up to chance, and for a general
-linear group the rows that its matrices act on.
+What is written can be checked without the inference that found it, by `conserved.inference.checker`. The types of
+tensors are those of the inference, in the one direction of the law's group that the checker draws as well.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ import torch
 from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
-from conserved.inference.capture import Operation, Ref
-from conserved.inference.engine import View
+from conserved.inference.capture import Operation, Program, Ref
+from conserved.inference.checker import moved_parameters
+from conserved.inference.motions import CLOSE, Motion
 from conserved.inference.symmetries import Assembly
-from conserved.inference.types import Field, Type, spread
+from conserved.inference.types import Type, spread
 from conserved.inference.typing import Typing
-from conserved.symmetry import GeneralLinear, Symmetry
+from conserved.symmetry import Symmetry
 
 LARGEST = 2_000_000
 """Entries of the largest parameter whose motion is written out."""
@@ -30,228 +30,160 @@ class Unwritten(Exception):
     """A law whose derivation is not written out, and why."""
 
 
-def written(typing: Typing, assembly: Assembly, symmetry: Symmetry) -> dict[str, Any]:
-    """The derivation of a law.
+def written(typing: Typing, assembly: Assembly, symmetry: Symmetry, program: Mapping[str, Any]) -> dict[str, Any]:
+    """The derivation of a law of a program that was written by `written_program`.
 
     Raises:
-        Unwritten: for translations, whose images are known by their axes alone, and for models too large.
+        Unwritten: for models too large.
     """
-    return _Writer(typing, assembly, symmetry).written()
+    law = written_law(symmetry)
+    return {"law": law, "program": program, "types": _types(typing, assembly, law, program)}
 
 
-class _Writer:
-    def __init__(self, typing: Typing, assembly: Assembly, symmetry: Symmetry) -> None:
-        if symmetry.kind.linear:
-            raise Unwritten("shifts that were multiplied with data are known by the axes they vary along alone")
-        self.typing, self.assembly, self.symmetry = typing, assembly, symmetry
-        self.program = typing.program
-        sizes = [int(np.prod(leg.view.shape)) for leg in symmetry.legs]
-        if max(sizes) > LARGEST:
+def written_law(symmetry: Symmetry) -> dict[str, Any]:
+    """A law as plain data: for every leg the places of a parameter's entries, row by row, and the power it moves by."""
+    legs = []
+    for leg in symmetry.legs:
+        view = leg.view
+        size = int(np.prod(view.shape))
+        if size > LARGEST:
             raise Unwritten("its parameters are too large to write out; follow a smaller model of the same kind")
-        generator = np.random.default_rng(0)
-        paired = "complex" in symmetry.kind.code
-        count = symmetry.n // 2 if paired else symmetry.n
-        numbers = generator.permutation(np.arange(1, 64 + 3 * count))[:count].astype(np.float64)
-        if symmetry.kind.code == "one_scale":
-            numbers = np.full(symmetry.n, numbers[0])
-        self.numbers = np.repeat(numbers, 2) if paired else numbers
-        self.whole = self._parameters()
-        self.charges = self._charges()
-        self.rows = self._rows()
+        places = view.matrix(torch.arange(size).reshape(view.shape)).tolist()
+        legs.append(
+            {"parameter": view.parameter, "places": places, "degree": float(leg.degree), "offset": float(view.offset)}
+        )
+    return {"name": symmetry.name, "kind": symmetry.kind.code, "epsilon": float(symmetry.epsilon), "legs": legs}
 
-    def _parameters(self) -> dict[str, np.ndarray]:
-        """The charge of every entry of the law's parameters, from its legs alone."""
-        found: dict[str, np.ndarray] = {}
-        for leg in self.symmetry.legs:
-            view = leg.view
-            flat = found.setdefault(view.parameter, np.zeros(int(np.prod(view.shape))))
-            places = view.matrix(torch.arange(flat.size).reshape(view.shape)).numpy()
-            scale = self.numbers if len(self.numbers) == places.shape[0] else np.full(places.shape[0], self.numbers[0])
-            np.add.at(flat, places, float(leg.degree) * scale[:, None])
-        return {
-            name: flat.reshape(self.program.values[self.program.parameters[name]].shape) for name, flat in found.items()
-        }
 
-    def _charges(self) -> np.ndarray:
-        """The charge of every atom: the solution of the equations that moves the parameters as the law does."""
-        solution = self.assembly.charges
-        rows, targets = [], []
-        for name, regions in self.typing.engine.regions.items():
-            for region in regions:
-                if not region.type.factors:
-                    continue
-                sizes = tuple(chosen.size for chosen in region.sets)
-                total: Any = 0
-                for one in region.type.factors:
-                    index = np.broadcast_to(spread(one, range(len(sizes)), sizes), sizes).reshape(-1)
-                    total = total + solution.rows(index) * float(one.weight)
-                rows.append(total)
-                known = self.whole.get(name)
-                targets.append(
-                    np.zeros(int(np.prod(sizes))) if known is None else known[np.ix_(*region.sets)].reshape(-1)
-                )
-        matrix, target = sparse.vstack(rows).tocsr(), np.concatenate(targets)
-        coordinates = lsqr(matrix, target, atol=1e-15, btol=1e-15, iter_lim=50_000)[0]
-        if float(np.abs(matrix @ coordinates - target).max(initial=0.0)) > 1e-6 * float(
-            np.abs(target).max(initial=1.0)
-        ):
-            raise Unwritten("its motion is not among those that were found")
-        return np.asarray(solution.expand @ coordinates)
+def written_program(typing: Typing, classes: int | None) -> dict[str, Any]:
+    """All operations of a program in order, with the shapes of what they compute and the constants they look up by."""
+    program = typing.program
+    if any(int(np.prod(program.values[v].shape)) > LARGEST for v in program.parameters.values()):
+        raise Unwritten("its parameters are too large to write out; follow a smaller model of the same kind")
+    steps, used = [], set(program.outputs) | set(program.parameters.values())
+    for operation in program.operations:
+        if operation.results and operation.results[0] in typing.deferred:
+            continue
+        step = _step(typing, operation)
+        steps.append(step)
+        used.update((*_values(step["arguments"]), *_values(step["named"]), *operation.results))
+    return {
+        "values": {str(value): _described(program, value) for value in sorted(used)},
+        "parameters": {
+            name: value for name, value in program.parameters.items() if program.values[value].parameter is not None
+        },
+        "steps": steps,
+        "outputs": list(program.outputs),
+        "classes": classes,
+        "read": [value for value in program.read if program.values[value].dtype.is_floating_point],
+        "hooked": list(program.hooked),
+        "hooked_values": sorted(program.hooked_values),
+        "shared": list(program.shared),
+    }
 
-    def _rows(self) -> dict[int, int]:
-        """For every class of atoms that a general linear group mixes its row, from 1 on."""
-        if not isinstance(self.symmetry.kind, GeneralLinear):
-            return {}
-        found: dict[int, int] = {}
-        part = self.assembly.parts[self.symmetry.name][0]
-        atoms = part.region.type.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)]
-        for row, atom in enumerate(np.sort(atoms)):
-            found[int(self.assembly.classes[atom])] = row + 1
-        return found
 
-    def written(self) -> dict[str, Any]:
-        """All of it."""
-        values: dict[str, Any] = {}
-        steps = []
-        begins: dict[str, list[int]] = {}
-        for number in self.typing.live:
-            operation = self.program.operations[number]
-            involved = [*operation.inputs(), *operation.results]
-            entries = {value: self._value(value) for value in involved}
-            if not any(entry is not None and (entry["charges"] or "rows" in entry) for entry in entries.values()):
-                continue
-            made = [self.typing.known.get(value) for value in operation.results]
-            if made and isinstance(made[0], View) and made[0].offset:
-                # What moves is the sum of the parameter and a number.
-                begins.setdefault(made[0].name, []).extend(operation.results)
-            elif not (operation.results and operation.results[0] in self.typing.deferred):
-                steps.append(self._step(operation))
-            values |= {
-                str(v): e if e is not None else {"shape": list(self.program.values[v].shape), "charges": []}
-                for v, e in entries.items()
-            }
-        for name, value in self.program.parameters.items():
-            if str(value) in values:
-                begins.setdefault(name, []).append(value)
-        return {
-            "law": self.symmetry.name,
-            "kind": self.symmetry.kind.code,
-            "epsilon": self.symmetry.epsilon,
-            "begins": begins,
-            "values": values,
-            "steps": steps,
-            "outputs": [value for value in self.program.outputs if str(value) in values],
-        }
-
-    def _step(self, operation: Operation) -> dict[str, Any]:
-        arguments: list[Any] = [_plain(one) for one in operation.args]
-        name = operation.name
-        deferred = [value for value in operation.inputs() if value in self.typing.deferred]
-        if deferred:
-            left, right = self.typing.deferred[deferred[0]]
-            name, arguments = "conserved::summed_product", [_plain(left), _plain(right), *arguments[1:]]
-        return {
-            "operation": name,
-            "arguments": arguments,
-            "results": [value for value in operation.results if value in self.typing.known] or operation.results[:1],
-            "module": operation.module,
-            "line": operation.line,
-        }
-
-    def _value(self, value: int) -> dict[str, Any] | None:
-        """How a tensor moves; None if it does not."""
-        described = self.program.values[value]
-        name = described.parameter
-        known = self.typing.known.get(value)
-        entry: dict[str, Any] = {"shape": list(described.shape), "charges": []}
-        if isinstance(known, View):
-            if known.offset == 0 and any(
-                leg.view.parameter == known.name and leg.view.offset for leg in self.symmetry.legs
-            ):
-                return None
-            return self._read(known, entry) if known.name in self.whole else None
-        if name is not None and name in self.whole:
-            view = self.typing.engine.parameter(name, described.shape)
-            return self._read(view, entry)
-        constant = described.constant
-        if not isinstance(known, Type):
-            return entry | {"zero": True} if constant is not None and not bool(constant.any()) else None
-        if known.zero:
+def _described(program: Program, value: int) -> dict[str, Any]:
+    described = program.values[value]
+    entry: dict[str, Any] = {"shape": list(described.shape)}
+    constant = described.constant
+    if described.dtype == torch.bool:
+        entry["dtype"] = "bool"
+    if not described.dtype.is_floating_point and not described.dtype.is_complex:
+        entry["whole"] = True
+    if constant is not None:
+        if not constant.is_floating_point() and not constant.is_complex():
+            entry["constant"] = constant.tolist()
+        elif not bool(constant.any()):
             entry["zero"] = True
-        for one in known.factors:
-            charge = float(one.weight) * self.charges[one.atoms]
-            if one.virtual and not np.abs(charge).max(initial=0.0) > 1e-9 and not one.dims:
+        if constant.numel() == 1 and not constant.is_complex():
+            entry["number"] = float(constant)
+    return entry
+
+
+def _step(typing: Typing, operation: Operation) -> dict[str, Any]:
+    arguments: list[Any] = [_plain(one) for one in operation.args]
+    name = operation.name
+    deferred = [value for value in operation.inputs() if value in typing.deferred]
+    if deferred:
+        left, right = typing.deferred[deferred[0]]
+        overload = operation.name.partition(".")[2]
+        name = f"conserved::summed_product.{overload}"
+        arguments = [_plain(left), _plain(right), *arguments[1:]]
+    found: dict[str, Any] = {
+        "operation": name,
+        "arguments": arguments,
+        "named": {key: _plain(one) for key, one in operation.kwargs.items()},
+        "results": list(operation.results),
+        "module": operation.module,
+        "line": operation.line,
+    }
+    if operation.stopped:
+        found["stopped"] = True
+    if operation.name.startswith("aten::embedding.") and len(operation.args) > 2 and int(operation.args[2]) >= 0:
+        table = operation.args[0]
+        row = typing.program.padding_row(table.value, int(operation.args[2])) if isinstance(table, Ref) else None
+        found["padding_zero"] = row is not None and not bool(row.any())
+    return found
+
+
+def _types(
+    typing: Typing, assembly: Assembly, law: Mapping[str, Any], program: Mapping[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
+    """How tensors are scaled, as the inference has it; nothing for translations, and where entries are looked up."""
+    if law["kind"] == "translation":
+        return {}
+    moved = moved_parameters(law, program)
+    charges = _charges(typing, assembly, moved)
+    if charges is None:
+        return {}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for value, known in typing.known.items():
+        if not isinstance(known, Type) or known.zero or any(one.virtual for one in known.factors):
+            continue
+        arrays = [(list(one.dims), np.round(float(one.weight) * charges[one.atoms], 3)) for one in known.factors]
+        total = [
+            {"axes": axes, "array": array.tolist()} for axes, array in arrays if np.abs(array).max(initial=0) > CLOSE
+        ]
+        if total:
+            found[str(value)] = total
+    return found
+
+
+def _charges(typing: Typing, assembly: Assembly, moved: Mapping[str, Motion]) -> np.ndarray | None:
+    """The charge of every atom: the solution of the equations that moves the parameters as the law does."""
+    solution = assembly.charges
+    rows, targets = [], []
+    for name, regions in typing.engine.regions.items():
+        for region in regions:
+            if not region.type.factors:
                 continue
-            if one.virtual:
-                raise Unwritten("it passes through entries that are looked up by numbers")
-            if np.abs(charge).max(initial=0.0) > 1e-9:
-                entry["charges"].append({"axes": list(one.dims), "array": np.round(charge, 9).tolist()})
-            self._labelled(entry, one)
-        return entry
-
-    def _labelled(self, entry: dict[str, Any], one: Field) -> None:
-        if not self.rows:
-            return
-        classes = self.assembly.classes[one.atoms]
-        row = np.vectorize(lambda c: self.rows.get(int(c), 0), otypes=[np.int64])(classes)
-        if row.any():
-            fine = self.assembly.engine.partition.fine[one.atoms]
-            copies = np.unique(fine, return_inverse=True)[1].reshape(one.atoms.shape)
-            copies = copies * one.atoms.size + _occurrence(one.atoms)
-            entry["rows"] = {"axes": list(one.dims), "array": row.tolist()}
-            entry["copies"] = {"axes": list(one.dims), "array": copies.tolist()}
-
-    def _read(self, view: View, entry: dict[str, Any]) -> dict[str, Any]:
-        """A part of a parameter, through the index it is read by."""
-        shape = tuple(entry["shape"])
-        if any(one.virtual for one in view.coordinates):
-            raise Unwritten("it passes through entries that are looked up by numbers")
-        # Along axes that the parameter was repeated along, every repetition is a copy of its own.
-        axes = sorted({dim for one in view.coordinates for dim in one.dims})
-        sizes_read = tuple(shape[dim] for dim in axes)
-        index = tuple(np.broadcast_to(spread(one, axes, sizes_read), sizes_read) for one in view.coordinates)
-        charge = self.whole[view.name][index]
-        if np.abs(charge).max(initial=0.0) > 1e-9:
-            entry["charges"].append({"axes": axes, "array": np.round(charge, 9).tolist()})
-        if self.rows:
-            row = np.zeros(self.whole[view.name].shape, dtype=np.int64)
-            copy = np.zeros_like(row)
-            for region in self.typing.engine.regions.get(view.name, []):
-                sizes = tuple(chosen.size for chosen in region.sets)
-                for one in region.type.factors:
-                    part: dict[str, Any] = {}
-                    self._labelled(part, one)
-                    if part:
-                        where = tuple(slice(None) if d in one.dims else None for d in range(len(sizes)))
-                        inner = np.broadcast_to(np.asarray(part["rows"]["array"])[where], sizes)
-                        number = np.broadcast_to(np.asarray(part["copies"]["array"])[where], sizes)
-                        outside = np.ravel_multi_index(
-                            tuple(
-                                np.indices(sizes)[d] if d not in one.dims else np.zeros(sizes, dtype=np.int64)
-                                for d in range(len(sizes))
-                            ),
-                            sizes,
-                        )
-                        mixed = inner > 0
-                        row[np.ix_(*region.sets)] = np.where(mixed, inner, row[np.ix_(*region.sets)])
-                        copy[np.ix_(*region.sets)] = np.where(
-                            mixed, number * int(np.prod(sizes)) + outside, copy[np.ix_(*region.sets)]
-                        )
-            if row[index].any():
-                entry["rows"] = {"axes": axes, "array": row[index].tolist()}
-                entry["copies"] = {"axes": axes, "array": copy[index].tolist()}
-        return entry
+            sizes = tuple(chosen.size for chosen in region.sets)
+            total: Any = 0
+            for one in region.type.factors:
+                index = np.broadcast_to(spread(one, range(len(sizes)), sizes), sizes).reshape(-1)
+                total = total + solution.rows(index) * float(one.weight)
+            rows.append(total)
+            known = moved.get(name)
+            targets.append(
+                np.zeros(int(np.prod(sizes)))
+                if known is None
+                else known.charge.reshape(known.shape)[np.ix_(*region.sets)].reshape(-1)
+            )
+    if not rows:
+        return None
+    matrix, target = sparse.vstack(rows).tocsr(), np.concatenate(targets)
+    coordinates = np.zeros(matrix.shape[1])
+    for _ in range(3):  # each round removes the rounding of the last
+        coordinates += lsqr(matrix, target - matrix @ coordinates, atol=1e-15, btol=1e-15, iter_lim=20_000)[0]
+    if float(np.abs(matrix @ coordinates - target).max(initial=0.0)) > CLOSE / 4:
+        return None
+    return np.asarray(solution.expand @ coordinates)
 
 
-def _occurrence(atoms: np.ndarray) -> np.ndarray:
-    """For every entry how often its atom occurred before: entries of one atom belong to different copies."""
-    flat = atoms.reshape(-1)
-    order = np.argsort(flat, kind="stable")
-    first = np.concatenate([[True], np.diff(flat[order]) != 0])
-    begins = np.maximum.accumulate(np.where(first, np.arange(flat.size), 0))
-    found = np.empty(flat.size, dtype=np.int64)
-    found[order] = np.arange(flat.size) - begins
-    return found.reshape(atoms.shape)
+def _values(argument: Any) -> list[int]:
+    if isinstance(argument, Mapping):
+        return [argument["value"]] if "value" in argument else [v for one in argument.values() for v in _values(one)]
+    return [v for one in argument for v in _values(one)] if isinstance(argument, list) else []
 
 
 def _plain(argument: Any) -> Any:
