@@ -25,6 +25,10 @@ REASONS: dict[str, str] = {
         "1: its bias is moved by a constant of the program; only single numbers that are added to a parameter "
         "are followed so"
     ),
+    "RWKV": (
+        "a scale for each row of the table of words, which only a norm reads: the rows of a table move by one scale "
+        "here"
+    ),
     "ViT classifier": (
         "the length of all patches and their positions, which nothing reads after the attention of the only "
         "layer: a fact of this depth"

@@ -1,6 +1,10 @@
-"""What watching costs: the README's audit in a loop, read at once or later, and a monitor with its audits.
+"""What the README's loop costs: an audit after every backward pass, its result read at once.
 
-python benchmarks/watch_cost.py               # on a GPU 0.6 billion parameters in bfloat16; small on a processor
+python benchmarks/watch_cost.py               # on a GPU 0.6 billion parameters at 4 × 2,048 tokens; small on a processor
+
+Loops of several passes with and without audits are timed in turns, as whole loops: the host of an ordinary loop runs
+ahead of the device, and an audit that is read makes it wait. `alone` is an audit with the device waited for before and
+after, which no loop does. What a monitor costs, with its audits, is in step_overhead.py.
 """
 
 from __future__ import annotations
@@ -9,126 +13,77 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Any
 
 import torch
 from torch import nn
 
 import conserved
-from audit_cost import SIZES, build
-from measure import save
+from audit_cost import SIZES, build, seconds
+from measure import RESULTS, save
 
-ROUNDS = 20
-
-
-def timed(step: Callable[[], object], rounds: int) -> list[float]:
-    """Seconds of each call, with the device waited for at both ends."""
-    found = []
-    for _ in range(rounds):
-        _wait()
-        began = time.perf_counter()
-        step()
-        _wait()
-        found.append(time.perf_counter() - began)
-    return found
+PASSES, ROUNDS = 8, 9
 
 
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, middle, high = quantiles(values, n=4)
+    return {"median": middle, "low": low, "high": high}
 
 
-def spread(seconds: list[float]) -> dict[str, float]:
-    """Median and quartiles in milliseconds."""
-    low, middle, high = quantiles(seconds, n=4)
-    return {"median_ms": 1e3 * middle, "low_ms": 1e3 * low, "high_ms": 1e3 * high}
-
-
-def audits(model: nn.Module, backward: Callable[[], None], rounds: int) -> dict[str, Any]:
-    """The loop of the README: an audit after every backward pass, its result read."""
-    model.zero_grad()
+def loops(model: nn.Module, backward: Callable[[], None], device: str, rounds: int) -> dict[str, Any]:
+    """Seconds of a pass, of one with an audit, and the share the audit adds, from loops in turns."""
     backward()
-    first = timed(lambda: conserved.audit(model).ok, 1)[0]
-    plain, alone = [], []
+    first = seconds(lambda: conserved.audit(model).ok, device)
+
+    def loop(audited: bool) -> None:
+        for _ in range(PASSES):
+            model.zero_grad()
+            backward()
+            if audited:
+                assert conserved.audit(model).failures == ()
+
+    loop(audited=True)
+    plain, audited, shares, alone = [], [], [], []
     for _ in range(rounds):
-        model.zero_grad()
-        plain += timed(backward, 1)
-        alone += timed(lambda: conserved.audit(model).ok, 1)
-    ratio = [a / p for a, p in zip(alone, plain, strict=True)]
+        plain.append(seconds(lambda: loop(audited=False), device) / PASSES)
+        audited.append(seconds(lambda: loop(audited=True), device) / PASSES)
+        shares.append(audited[-1] / plain[-1] - 1)
+        alone.append(seconds(lambda: conserved.audit(model).ok, device))
+    model.zero_grad()
+    forward = seconds(backward, device)
     return {
-        "forward_and_backward": spread(plain),
-        "audit": spread(alone),
-        "first_call_ms": 1e3 * first,
-        "share_of_pass": median(ratio),
-        "shares": ratio,
-    }
-
-
-def monitored(
-    model: nn.Module, backward: Callable[[], None], make: Callable[[], torch.optim.Optimizer], rounds: int
-) -> dict[str, Any]:
-    """Whole steps with and without a monitor, in turns."""
-    optimizer = make()
-
-    def step() -> None:
-        optimizer.zero_grad()
-        backward()
-        optimizer.step()
-
-    for _ in range(3):
-        step()
-    without, with_ = [], []
-    shares = []
-    for _ in range(3):
-        before = timed(step, rounds)
-        monitor = conserved.Monitor(model, optimizer)
-
-        def watched(monitor: conserved.Monitor = monitor) -> None:
-            step()
-            monitor.step()
-
-        for _ in range(5):
-            watched()
-        after = timed(watched, rounds)
-        every = [entry.step for entry in monitor.audits]
-        monitor.close()
-        shares.append(sum(after) / sum(before) - 1)
-        without += before
-        with_ += after
-    return {
-        "plain": spread(without),
-        "watched": spread(with_),
-        "shares": shares,
-        "share": median(shares),
-        "audited_steps": every,
+        "pass_seconds": spread(plain),
+        "audited_pass_seconds": spread(audited),
+        "added_share_of_pass": spread(shares),
+        "alone_seconds": spread(alone),
+        "first_call_seconds": first,
+        "pass_with_device_waited_for_seconds": forward,
     }
 
 
 def main() -> None:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    precision = "bfloat16" if device == "cuda" else "float32"
-    model, backward, count = build(SIZES[device], device, precision)
-    record: dict[str, Any] = {
-        "parameters": count,
-        "precision": precision,
-        "audit": audits(model, backward, options.rounds),
-    }
-    for name, make in {
-        "SGD": lambda: torch.optim.SGD(model.parameters(), lr=1e-4),
-        "AdamW": lambda: torch.optim.AdamW(model.parameters(), lr=1e-5),
-    }.items():
-        record[name] = monitored(model, backward, make, options.rounds)
-    for name in ("audit", "SGD", "AdamW"):
-        share = record[name]["share_of_pass" if name == "audit" else "share"]
-        print(f"{name}: {100 * share:.2f} %, {[round(100 * one, 2) for one in record[name]['shares'][:5]]}")
-    if options.out:
-        save("watch_cost", record, options.out)
+    record: dict[str, Any] = {}
+    for precision in ("bfloat16", "autocast", "float32") if device == "cuda" else ("float32",):
+        began = time.perf_counter()
+        model, backward, count = build(SIZES[device], device, precision)
+        found = record[precision] = {"parameters": count, **loops(model, backward, device, options.rounds)}
+        added, alone = found["added_share_of_pass"], found["alone_seconds"]["median"]
+        print(
+            f"{precision}: a pass {1e3 * found['pass_seconds']['median']:.1f} ms, an audit adds "
+            f"{100 * added['median']:.2f} % [{100 * added['low']:.2f}, {100 * added['high']:.2f}], alone "
+            f"{1e3 * alone:.2f} ms, the first {found['first_call_seconds']:.2f} s; {time.perf_counter() - began:.0f} s",
+            flush=True,
+        )
+        del model, backward
+    print(save("watch_cost", {"loops": record, "passes_per_loop": PASSES}, options.out))
 
 
 if __name__ == "__main__":

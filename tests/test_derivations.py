@@ -315,3 +315,35 @@ def test_sets_of_equal_and_opposite_numbers_are_those_of_a_naive_closure(seed: i
         if not vanish[a]:
             assert np.allclose(kernel[:, a], sign[a] * kernel[:, root[a]])
     assert len(set(root[~vanish])) == kernel.shape[0]
+
+
+class SoftmaxWithoutCorrection(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        shares = x.softmax(-1)
+        ctx.save_for_backward(shares)
+        return shares
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        (shares,) = ctx.saved_tensors
+        found: Tensor = shares * slopes[0]
+        return found
+
+
+def test_a_shift_that_ends_in_a_function_with_a_backward_of_its_own_is_not_proved() -> None:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(SoftmaxWithoutCorrection.apply(self.router(x)).tanh())
+
+    model, x = Router(), torch.randn(6, 4)
+    laws = recognize(model, x)
+    model(x).square().mean().backward()
+    assert len(laws)
+    assert min(laws.residuals().values()) > 0.1
+    assert all(symmetry.source == "assumed" for symmetry in laws)
+    assert all(laws.proof(symmetry.name).status is Status.INCONCLUSIVE for symmetry in laws)

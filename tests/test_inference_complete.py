@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved import recognize
+from conserved import discover, recognize
 from law_checks import NEARLY_ZERO, check, subject
 from reference.quadratic_laws import quadratic_laws
 
@@ -112,7 +112,6 @@ PROGRAMS = [
         laws=2,
     ),
     # Every row has a length and a sum of its own that no norm sees.
-    program("a norm after a table", lambda x, e: F.layer_norm(F.embedding(x, e), (4,)), (5, 4), x=TOKENS, laws=10),
     program("a table added to", lambda x, e, b: hand_norm(F.embedding(x, e) + b), (5, 4), (4,), x=TOKENS, laws=10),
     program("a table and a map", lambda x, e, w: F.linear(F.embedding(x, e), w), (5, 4), (2, 4), x=TOKENS, laws=10),
     # What a norm centres has no part along a row's sum: its readers do not see that either, unless a gain comes first.
@@ -168,3 +167,44 @@ def test_all_laws_of_degree_two_are_listed_and_no_other(case: Written) -> None:
     assert (laws.independent(case_subject.theta) if len(laws) else 0) == case.laws
     there = quadratic_laws(case_subject, laws)
     assert (there.count, there.missing) == (case.laws, 0)
+
+
+class Switch(nn.Module):
+    """Top-1 routing in the ways people write it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.router = nn.Linear(4, 3, bias=False)
+        ups = [nn.Linear(4, 3, bias=False) for _ in range(3)]
+        self.experts = nn.ModuleList(nn.Sequential(up, nn.ReLU(), nn.Linear(3, 4, bias=False)) for up in ups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        probabilities = self.router(x).softmax(-1)
+        weight, chosen = probabilities.max(-1)
+        if self.way in ("loop", "index_add"):
+            y = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                (mine,) = torch.where(chosen == number)
+                part = weight[mine, None] * expert(x[mine])
+                if self.way == "loop":
+                    y[mine] = part
+                else:
+                    y = y.index_add(0, mine, part)
+            return y
+        if self.way == "scatter":
+            shares = torch.zeros_like(probabilities).scatter(-1, chosen[:, None], weight[:, None])
+        else:
+            shares = probabilities * F.one_hot(chosen, 3).to(x.dtype)
+        parts = [shares[:, number, None] * expert(x) for number, expert in enumerate(self.experts)]
+        if self.way == "where":
+            parts = [torch.where((chosen == n)[:, None], part, 0.0) for n, part in enumerate(parts)]
+        return torch.stack(parts).sum(0)
+
+
+@pytest.mark.parametrize("way", ["mask", "loop", "index_add", "scatter", "where"])
+def test_top_1_routing_has_the_laws_of_its_experts_and_the_sum_of_the_routers_rows(way: str) -> None:
+    model, x = Switch(way).double(), torch.randn(12, 4, dtype=torch.float64)
+    laws = recognize(model, x)
+    assert laws.independent() == discover(model, x).count == 3 * 3 + 4
+    assert {symmetry.source for symmetry in laws} == {"typed"}

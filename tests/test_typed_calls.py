@@ -62,5 +62,6 @@ def test_functions_that_are_defined_again_are_the_same() -> None:
 
 
 def test_the_package_is_checked() -> None:
-    with pytest.raises(jaxtyping.TypeCheckError):
-        View.of(3, (2, 2))  # type: ignore[arg-type]
+    """Whatever other tests of this process have called before, and whether its functions have tests left."""
+    assert View.of.__code__.co_filename == typed_calls.__file__
+    assert View.of.__wrapped__.__name__ == "of"  # type: ignore[attr-defined]

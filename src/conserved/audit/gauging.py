@@ -38,6 +38,10 @@ _COARSE = 8.0
 """In half precision softmax's own differences are rounded, which leaves more of a sum than rounding of its terms; a
 missing correction leaves most of it."""
 
+_CANCELLED = 20.0
+"""In single precision: dS = P ∘ (dP − D) is a difference, and where it is small against dP the error of dP is large
+against it. Defects leave hundredths and more."""
+
 _LOOK = (
     "dK is not what this softmax makes of dO: the correction term of the softmax derivative is missing or belongs to "
     "another block, the mask differs between forward and backward, or keys are stale"
@@ -132,7 +136,7 @@ class Gauge:
             residuals = torch.where(scale == 0, torch.zeros_like(value), value / scale)
             where = residuals.nan_to_num(nan=float("inf")).argmax(0)
             for head, sequence in enumerate(where.tolist()):
-                limit = rounding(used, entries) * (_COARSE if used in HALF else 1.0)
+                limit = rounding(used, entries) * (_COARSE if used in HALF else _CANCELLED)
                 residual = float(residuals[sequence, head])
                 found.append(
                     GaugeRow(name=name, head=head, call=call, sequence=sequence, residual=residual, tolerance=limit)

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakSet
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,22 +22,37 @@ See = Callable[[str, Tensor, str], Tensor]
 """Given where, keys (…, heads, length, width), and why a shift of them may be visible (empty if not): keys to use."""
 
 
+class _Watcher:
+    """Whose keys are looked at, by whom, and which of its modules is running."""
+
+    def __init__(self, model: nn.Module, see: See) -> None:
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.see = see
+        self.running: list[str] = []
+        self.inside = 0
+        """Calls of transformers' attention functions that are under way, which may call torch's."""
+
+
+_ACTIVE: WeakSet[_Watcher] = WeakSet()
+"""Everyone who looks at keys now. A monitor that nobody closes takes its watcher with it."""
+
+
 @contextmanager
 def keys_seen(model: nn.Module, see: See) -> Iterator[None]:
     """Within it, every attention of the model passes its keys through `see`."""
-    names = {id(module): name for name, module in model.named_modules()}
-    running: list[str] = []
-    inside: list[bool] = []
+    watcher = _Watcher(model, see)
     with ExitStack() as undo:
         for name, module in model.named_modules():
             if isinstance(module, Attention):
                 undo.callback(module.keys.register_forward_hook(_through(name, see)).remove)
-            elif not any(True for _ in module.children()):
+            elif name and not any(True for _ in module.children()):
                 continue
-            undo.callback(module.register_forward_pre_hook(_enter(name, running)).remove)
-            undo.callback(module.register_forward_hook(_leave(running), always_call=True).remove)
-        undo.enter_context(_transformers(names, see, inside))
-        undo.enter_context(_scaled_dot_product(running, see, inside))
+            undo.callback(module.register_forward_pre_hook(_enter(name, watcher.running)).remove)
+            undo.callback(module.register_forward_hook(_leave(watcher.running), always_call=True).remove)
+        _ACTIVE.add(watcher)
+        undo.callback(_ACTIVE.discard, watcher)
+        _listen()
+        undo.callback(_stop_listening)
         yield
 
 
@@ -55,51 +72,65 @@ def _leave(running: list[str]) -> Callable[[nn.Module, Any, Any], None]:
     return hook
 
 
-@contextmanager
-def _scaled_dot_product(running: list[str], see: See, inside: list[bool]) -> Iterator[None]:
-    original: Any = F.scaled_dot_product_attention
-
-    def watched(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Tensor:
-        if not inside:
-            key = see(running[-1] if running else "", key, "")
-        return original(query, key, *rest, **options)
-
-    F.scaled_dot_product_attention = watched
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = original
+_ORIGINAL: dict[str, Any] = {}
+"""torch's function and transformers' method while ours stand in their place; one layer, however many are looking."""
 
 
-@contextmanager
-def _transformers(names: dict[int, str], see: See, inside: list[bool]) -> Iterator[None]:
-    """The interface through which models of transformers find their attention function, if the package is in use."""
-    library: Any = sys.modules.get("transformers.modeling_utils")
-    functions = getattr(library, "ALL_ATTENTION_FUNCTIONS", None)
-    if functions is None:
-        yield
+def _listen() -> None:
+    """Put our functions in the place of torch's and transformers', if they are not there yet."""
+    if "torch" not in _ORIGINAL:
+        _ORIGINAL["torch"] = F.scaled_dot_product_attention
+        F.scaled_dot_product_attention = _scaled_dot_product
+    kind = _interface()
+    if kind is not None and "transformers" not in _ORIGINAL:
+        _ORIGINAL["transformers"] = kind.get_interface
+        kind.get_interface = _get_interface
+
+
+def _stop_listening() -> None:
+    """Undo it when nobody looks any more; what others have put there since stays."""
+    if len(_ACTIVE):
         return
-    kind: Any = type(functions)
-    original = kind.get_interface
+    kind = _interface()
+    if F.scaled_dot_product_attention is _scaled_dot_product:
+        F.scaled_dot_product_attention = _ORIGINAL.pop("torch")
+    if kind is not None and kind.get_interface is _get_interface:
+        kind.get_interface = _ORIGINAL.pop("transformers")
 
-    def watched(self: Any, *args: Any, **options: Any) -> Any:
-        attend = original(self, *args, **options)
 
-        def attending(module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **more: Any) -> Any:
-            key = see(names.get(id(module), ""), key, _visible(module, more))
-            inside.append(True)
-            try:
-                return attend(module, query, key, *rest, **more)
-            finally:
-                inside.pop()
+def _interface() -> Any:
+    """The class through which models of transformers find their attention function, if the package is in use."""
+    functions = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", None)
+    return None if functions is None else type(functions)
 
-        return attending
 
-    kind.get_interface = watched
-    try:
-        yield
-    finally:
-        kind.get_interface = original
+def _scaled_dot_product(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
+    original = _ORIGINAL["torch"]
+    if torch.compiler.is_compiling():
+        return original(query, key, *rest, **options)
+    for watcher in list(_ACTIVE):
+        if watcher.running and not watcher.inside:
+            key = watcher.see(watcher.running[-1], key, "")
+    return original(query, key, *rest, **options)
+
+
+def _get_interface(self: Any, *args: Any, **options: Any) -> Any:
+    attend = _ORIGINAL["transformers"](self, *args, **options)
+    if torch.compiler.is_compiling():
+        return attend
+
+    def attending(module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **more: Any) -> Any:
+        mine = [watcher for watcher in _ACTIVE if id(module) in watcher.names]
+        for watcher in mine:
+            key = watcher.see(watcher.names[id(module)], key, _visible(module, more))
+            watcher.inside += 1
+        try:
+            return attend(module, query, key, *rest, **more)
+        finally:
+            for watcher in mine:
+                watcher.inside -= 1
+
+    return attending
 
 
 def _visible(module: nn.Module, options: dict[str, Any]) -> str:

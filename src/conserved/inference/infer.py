@@ -111,8 +111,11 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
     """
     if typing.program.branches or not set(typing.program.hooked).isdisjoint(symmetry.parameters):
         return "assumed"
-    if not typing.assumed or symmetry.kind.linear:
+    if not typing.assumed:
         return "typed"
+    if symmetry.kind.linear:
+        # Where shifts go is not kept, only where they end: it may be in such a function.
+        return "assumed"
     atoms = [
         f.atoms.reshape(-1)
         for name in symmetry.parameters

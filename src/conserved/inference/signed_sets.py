@@ -60,9 +60,10 @@ class SignedSets:
                 apart = ~equal
                 root_a, root_b, relative = root_a[apart], root_b[apart], relative[apart]
             high, low = np.maximum(root_a, root_b), np.minimum(root_a, root_b)
-            # Of several below which one is to be hung, the smallest is written last: a star is merged in two rounds.
-            order = np.argsort(-low, kind="stable")
-            high, low, relative = high[order], low[order], relative[order]
+            if a.size < left.size:
+                # Of several below which one is to hang, the smallest is written last: a star is merged in few rounds.
+                order = np.argsort(-low, kind="stable")
+                high, low, relative = high[order], low[order], relative[order]
             self._parent[high] = low
             self._sign[high] = relative
             again = (self._parent[high] != low) | (self._sign[high] != relative)

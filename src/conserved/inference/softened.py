@@ -164,16 +164,19 @@ def counted(typing: Typing) -> dict[tuple[str, bool], int]:
 
 def _charges(one: Softened, motions: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
     """The total charge of what is divided by, for every motion, over the axes along which it differs."""
-    if any(field.virtual for field in one.fields):
-        total = sum(np.abs(motions[:, field.atoms]).sum() for field in one.fields)
-        if total:
-            raise Unsolved("a normalisation of rows that are chosen by index")
-        return (), np.zeros(len(motions))
-    dims = tuple(sorted({dim for field in one.fields for dim in field.dims}))
+    placed = [field for field in one.fields if not field.virtual]
+    dims = tuple(sorted({dim for field in placed for dim in field.dims}))
     charges: np.ndarray = np.zeros((len(motions),) + (1,) * len(dims))
     for field in one.fields:
+        values = motions[:, field.atoms]
+        if field.virtual:
+            # Of rows that are chosen by index it is known how they move if all of them move alike.
+            flat = values.reshape(len(motions), -1)
+            if not np.isclose(flat, flat[:, :1]).all():
+                raise Unsolved("a normalisation of rows that are chosen by index")
+            charges = charges + float(field.weight) * flat[:, 0].reshape(-1, *(1 for _ in dims))
+            continue
         order = np.argsort(field.dims)
-        values = motions[:, field.atoms].transpose(0, *(1 + order))
         shape = [field.atoms.shape[field.dims.index(dim)] if dim in field.dims else 1 for dim in dims]
-        charges = charges + float(field.weight) * values.reshape(len(motions), *shape)
+        charges = charges + float(field.weight) * values.transpose(0, *(1 + order)).reshape(len(motions), *shape)
     return dims, charges

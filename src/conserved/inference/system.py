@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from heapq import heapify, heappop, heappush
 from math import lcm
 
 import numpy as np
@@ -232,6 +233,8 @@ def _eliminate(rows: sparse.csr_matrix, variables: int) -> sparse.csr_matrix:
                 uses.setdefault(variable, set()).add(number)
     solved: list[tuple[int, Row]] = []
     lonely = [variable for variable, where in uses.items() if len(where) == 1]
+    shortest = [(len(row), number) for number, row in pending.items()]
+    heapify(shortest)
     while pending:
         if lonely:
             variable = lonely.pop()
@@ -240,7 +243,10 @@ def _eliminate(rows: sparse.csr_matrix, variables: int) -> sparse.csr_matrix:
                 continue
             number = next(iter(where))
         else:
-            number = min(pending, key=lambda n: len(pending[n]))
+            size, number = heappop(shortest)
+            if len(pending.get(number, ())) != size:
+                # It has changed since, and was put in again.
+                continue
             variable = min(pending[number], key=lambda v: (len(uses[v]), -v))
         row = pending.pop(number)
         for other in row:
@@ -260,7 +266,9 @@ def _eliminate(rows: sparse.csr_matrix, variables: int) -> sparse.csr_matrix:
                 else:
                     equation.pop(other, None)
                     uses[other].discard(target)
-            if not equation:
+            if equation:
+                heappush(shortest, (len(equation), target))
+            else:
                 del pending[target]
         lonely += [other for other in expression if len(uses[other]) == 1]
     return _back_substitute(variables, solved)

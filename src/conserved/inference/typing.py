@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -81,20 +80,7 @@ def typed(program: Program, classes: int | None = None, *, judged: bool = True) 
     for name in shared:
         for region in engine.regions.get(name, []):
             engine.zero(region.type)
-    _level_tables(engine)
     return typing
-
-
-def _level_tables(engine: Engine) -> None:
-    """Rows of a table that must move alike have no scale of their own: that of all columns is the same motion."""
-    sets = engine.charges.sets
-    sets.grow(engine.charges.count)
-    for region in (region for regions in engine.regions.values() for region in regions if region.role == "table"):
-        for one in region.type.factors:
-            if one.dims == (0,) and len(region.sets) > 1:
-                roots, signs = sets.find(one.atoms.reshape(-1))
-                if bool((roots == roots[0]).all() and (signs == signs[0]).all()):
-                    engine.charges.add([(Fraction(1), one.atoms)])
 
 
 def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:

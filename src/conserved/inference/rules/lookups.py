@@ -21,10 +21,7 @@ from conserved.inference.types import FIXED, Field, Image, Type, Virtual, distin
 
 @rule("embedding")
 def _embedding(s: Step) -> Known:
-    """Rows of a table: all rows move alike, but for a scale that each may have of its own.
-
-    Rows that are trained otherwise than they are used do not move.
-    """
+    """Rows of a table: all rows move alike. Rows that are trained otherwise than they are used do not move."""
     table, index = s.arg(0), s.arg(1)
     padding = s.arg(2, "padding_idx", -1)
     shape, places = s.shape(table), s.shape(index)
@@ -33,10 +30,7 @@ def _embedding(s: Step) -> Known:
     if isinstance(known, View):
         sizes = shape[1:]
         dims = [dim + 1 for dim in range(len(sizes))]
-        fields = [s.engine.fresh(dims, sizes)]
-        if prod(sizes) > 1:
-            fields.append(s.engine.alone([0], shape[:1]))
-        known = s.engine.first_use(known, fields, role="table")
+        known = s.engine.first_use(known, [s.engine.fresh(dims, sizes)], role="table")
     if bool(s.arg(3, "scale_grad_by_freq", False)):
         s.engine.zero(known)
     elif padding is not None and padding >= 0:
@@ -44,13 +38,8 @@ def _embedding(s: Step) -> Known:
         constant = s.program.padding_row(table.value, padding)
         if constant is None or bool(constant.any()):
             s.engine.zero(known)
-    rows = [one for one in known.factors if one.dims == (0,) and not one.virtual]
-    level = s.engine.uniform([one for one in known.factors if not any(one is row for row in rows)], [0])
-    result = looked_up(s, Type(tuple(level), known.shifts, known.images, known.zero), move, frozenset(wide(places)))
-    slots_dims, slots = tidy(range(len(places)), np.arange(prod(places)).reshape(places))
-    chosen = Virtual(origin_of(s, index) + 1_000_000_000, slots_dims, slots)
-    scales = tuple(Field((), one.atoms, one.weight, (chosen,)) for one in rows)
-    return replace(result, factors=(*result.factors, *scales))
+    level = s.engine.uniform(known.factors, [0])
+    return looked_up(s, Type(tuple(level), known.shifts, known.images, known.zero), move, frozenset(wide(places)))
 
 
 def looked_up(s: Step, source: Type, move: Renumber, places: frozenset[int]) -> Type:
