@@ -131,6 +131,17 @@ class Plan:
         return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
 
     @cached_property
+    def by_kernels(self) -> tuple[tuple[bool, ...], ...]:
+        """By batch and leg, whether kernels compute its products."""
+        return tuple(
+            tuple(
+                triton_backend.takes(self.symmetries[batch.members[0]].kind.products, leg.layout, leg.view.n)
+                for leg in batch.legs
+            )
+            for batch in self.batches
+        )
+
+    @cached_property
     def row_identities(self) -> RowIdentities:
         """Programs for kernels that read all identities of single rows, kept by device and types."""
         return RowIdentities(self.symmetries, self.batches)
@@ -200,7 +211,7 @@ class Plan:
                 legs = [_concatenated([legs[position] for legs in source], unit, precision) for source in found]
                 legs = [leg.abs() for leg in legs] if wanted.absolute else legs
                 sums.add(forms(TORCH, first.kind.products, degree, legs, pairs, points, precision, wanted), degree)
-            yield Part(tuple(member for batch in unit for member in batch.members), {None: sums})
+            yield Part(tuple(member for batch in unit for member in batch.members), {0: sums})
 
     def _stacked(
         self, batches: Sequence[Batch], sources: Sequence[Source], pairs: tuple[Pair, ...], wanted: Wanted
@@ -233,7 +244,7 @@ class Plan:
         for degree, legs, stacks in read:
             found = forms(triton_backend.TRITON, products, degree, stacks, pairs, points, torch.float32, wanted)
             sums.add(found, degree, stacked=(legs, len(batches[0].members)))
-        return Part(tuple(member for batch in batches for member in batch.members), {None: sums})
+        return Part(tuple(member for batch in batches for member in batch.members), {0: sums})
 
 
 def _concatenated(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torch.dtype) -> Tensor:

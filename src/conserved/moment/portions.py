@@ -7,7 +7,7 @@ lie in memory alike wait for each other and are read by one kernel.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -31,7 +31,7 @@ class Part:
     """Moment maps of some symmetries, by their places."""
 
     members: tuple[int, ...]
-    sums: dict[Hashable, Sums] = field(default_factory=dict)
+    sums: dict[int, Sums] = field(default_factory=dict)
     """By what a reader tells legs apart; sums of legs that it does not tell apart."""
 
     def only(self) -> Sums:
@@ -39,14 +39,16 @@ class Part:
         (sums,) = self.sums.values()
         return sums
 
-    def expanded(self, key: Hashable) -> Sums:
+    def expanded(self, key: int) -> Sums:
         """Sums of legs, those that symmetries share repeated for each of them."""
         sums, size = self.sums[key], len(self.members)
+        legs = (sums.plus, sums.minus, sums.scales, sums.columns)
+        if all(one.shape[1] == size for side in legs for one in side):
+            return sums
 
         def spread(legs: list[Tensor]) -> list[Tensor]:
             return [one if one.shape[1] == size else one.expand(-1, size, *one.shape[2:]) for one in legs]
 
-        legs = (sums.plus, sums.minus, sums.scales, sums.columns)
         return Sums(sums.pairs, sums.absolute, *map(spread, legs))
 
 
@@ -62,16 +64,20 @@ class Batched(Protocol):
     def uses(self) -> Mapping[str, list[tuple[int, int]]]: ...
     @property
     def counts(self) -> Mapping[str, int]: ...
+    @property
+    def by_kernels(self) -> tuple[tuple[bool, ...], ...]: ...
 
 
 def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtype | None) -> tuple[Part, ...]:
     """A part for every batch of a plan."""
     parts = tuple(Part(batch.members) for batch in plan.batches)
     stored = {name: reader.stored(name) for name in plan.uses}
-    types = [
-        working_dtype({one.dtype for leg in batch.legs for one in stored[leg.view.parameter]}, dtype)
-        for batch in plan.batches
-    ]
+    types = [dtype or torch.float32] * len(parts)
+    if dtype is None and not {one.dtype for tensors in stored.values() for one in tensors} <= {*triton_backend.TYPES}:
+        types = [
+            working_dtype((one.dtype for leg in batch.legs for one in stored[leg.view.parameter]), None)
+            for batch in plan.batches
+        ]
     queue = _Queue(wanted)
     kernels = reader.kernels and not wanted.absolute
     with full_precision(tensor.device.type for tensors in stored.values() for tensor in tensors):
@@ -79,18 +85,26 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
             made = False
             for name, parcel in zip(names, reader.read(names), strict=True):
                 made = made or parcel.made
+                # Of what several laws read in the same way, the pairs and types are worked out once.
+                known: dict[tuple[bool, float], tuple[Paired, _Types | None]] = {}
                 for number, position in plan.uses[name]:
                     batch = plan.batches[number]
                     leg, symmetry = batch.legs[position], plan.symmetries[batch.members[0]]
-                    paired = parcel.paired(linear=symmetry.kind.linear, offset=leg.view.offset)
-                    sums = parts[number].sums.setdefault(paired.key, Sums(paired.pairs, wanted.absolute))
+                    way = symmetry.kind.linear, leg.view.offset
+                    if way not in known:
+                        paired = parcel.paired(linear=way[0], offset=way[1])
+                        readable = kernels and not way[1]
+                        known[way] = paired, triton_backend.types_of(paired.tensors) if readable else None
+                    paired, read = known[way]
+                    held = parts[number].sums
+                    sums = held.get(paired.key) or held.setdefault(paired.key, Sums(paired.pairs, wanted.absolute))
                     products, degree = symmetry.kind.products, symmetry.legs[position].degree
-                    alone = leg.view.offset or types[number] != torch.float32 or not kernels
-                    if alone or not queue.takes(products, leg.layout, leg.view.n, sums, degree, paired):
-                        legs = [
-                            leg.matrices(one, point=p) for one, p in zip(paired.tensors, paired.points, strict=True)
-                        ]
-                        _add(legs, products, sums, degree, paired, types[number], wanted)
+                    together = plan.by_kernels[number][position] and types[number] == torch.float32
+                    if together and read is not None and leg.layout is not None:
+                        queue.add(products, leg.layout, sums, degree, paired, read)
+                        continue
+                    legs = [leg.matrices(one, point=p) for one, p in zip(paired.tensors, paired.points, strict=True)]
+                    _add(legs, products, sums, degree, paired, types[number], wanted)
             if made:
                 queue.flush()
         queue.flush()
@@ -113,7 +127,9 @@ def _add(
     sums.add(forms(TORCH, products, degree, legs, paired.pairs, paired.points, dtype, wanted), degree)
 
 
-_Alike = tuple[Products, Layout, tuple[torch.dtype, ...], tuple[Pair, ...], bool]
+_Types = tuple[torch.dtype, ...]
+
+_Alike = tuple[Products, Layout, _Types, tuple[Pair, ...], bool]
 """What legs must share to be read together: products, where they lie, types, pairs, and whether A and B swap."""
 
 
@@ -124,19 +140,13 @@ class _Queue:
     wanted: Wanted
     waiting: dict[_Alike, list[tuple[Sums, Degree, Paired]]] = field(default_factory=lambda: defaultdict(list))
 
-    def takes(
-        self, products: Products, layout: Layout | None, n: int, sums: Sums, degree: Degree, paired: Paired
-    ) -> bool:
-        """Put a leg on the list; or say that kernels cannot read it."""
-        if layout is None or not triton_backend.takes(products, layout, n):
-            return False
-        types = triton_backend.types_of(paired.tensors)
-        if types is None:
-            return False
+    def add(
+        self, products: Products, layout: Layout, sums: Sums, degree: Degree, paired: Paired, types: _Types
+    ) -> None:
+        """Put a leg on the list."""
         # Laws are symmetric; and what is to be transposed is, once it is there.
         turned = degree < 0 and not self.wanted.law and not isinstance(products, OuterProduct)
         self.waiting[products, layout, types, paired.pairs, turned].append((sums, degree, paired))
-        return True
 
     def flush(self) -> None:
         """Read all that wait, those that lie alike in one go."""
@@ -147,10 +157,10 @@ class _Queue:
             values, squares = forms(
                 triton_backend.TRITON, products, sign, stacks, pairs, points, torch.float32, self.wanted
             )
-            for place, (sums, degree, _) in enumerate(reads):
-                mine = values[:, place]
-                mine = mine.mT if degree < 0 and isinstance(products, OuterProduct) else mine
-                sums.add((mine, None if squares is None else squares[:, place]), degree)
+            outer = isinstance(products, OuterProduct)
+            spreads = [None] * len(reads) if squares is None else squares.unbind(1)
+            for (sums, degree, _), mine, spread in zip(reads, values.unbind(1), spreads, strict=True):
+                sums.add((mine.mT if outer and degree < 0 else mine, spread), degree)
         self.waiting.clear()
 
 

@@ -8,7 +8,7 @@ the 1 by which a translation acts are those of points alone.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -46,7 +46,7 @@ class Paired:
     tensors: tuple[Tensor, ...]
     points: tuple[bool, ...]
     pairs: tuple[Pair, ...]
-    key: Hashable = None
+    key: int = 0
     """Legs of one law are added up where this is equal."""
     bounded: tuple[int, ...] = ()
     """Sources of which linear laws also need bounds of the sums of absolute values."""

@@ -65,8 +65,10 @@ class _Steps:
     like: Mapping[str, Tensor]
     portion: int
     kernels: bool = True
-    weights: dict[tuple[Hashable, bool], tuple[StepWeights, tuple[Slot, ...], Scalar]] = field(default_factory=dict)
-    """By coefficients, and for linear laws or others: what the account weighs each pair with, all pairs, the rate."""
+    numbers: dict[tuple[Hashable, bool], int] = field(default_factory=dict)
+    """By coefficients, and for linear laws or others: where `weights` has them."""
+    weights: list[tuple[StepWeights, tuple[Slot, ...], Scalar]] = field(default_factory=list)
+    """What the account weighs each pair with, all pairs, the rate."""
 
     def stored(self, name: str) -> tuple[Tensor, ...]:
         """In the precision that watching began in."""
@@ -91,14 +93,18 @@ class _Step:
 
     def paired(self, *, linear: bool, offset: float) -> Paired:
         """Its tensors, θ after the step first, and all pairs of them that the account needs."""
-        step = self.expansion.shifted(offset) if offset else self.expansion
-        key, known = step.key, self.reader.weights
-        if (key, linear) not in known:
+        step, reader = self.expansion.shifted(offset) if offset else self.expansion, self.reader
+        key = step.key, linear
+        number = reader.numbers.get(key)
+        if number is None:
+            number = reader.numbers[key] = len(reader.weights)
             weights = step.weights(linear=linear)
-            known[key, linear] = weights, weights.slots(), step.rate
-        points = (True, *(False for _ in step.sources[1:]))
-        bounded = (0,) if step.gradient is None else (0, _index(step.gradient))
-        return Paired(step.sources, points, known[key, linear][1], key, bounded if linear else ())
+            reader.weights.append((weights, weights.slots(), step.rate))
+        points = (True,) + (False,) * (len(step.sources) - 1)
+        bounded: tuple[int, ...] = ()
+        if linear:
+            bounded = (0,) if step.gradient is None else (0, _index(step.gradient))
+        return Paired(step.sources, points, reader.weights[number][1], number, bounded)
 
 
 class Ledger:
@@ -138,10 +144,10 @@ class Ledger:
         keys = {key for part in parts for key in part.sums}
         if len(keys) == 1:
             (key,) = keys
-            return _accounted(kind, [part.expanded(key) for part in parts], *steps.weights[key, kind.linear])
+            return _accounted(kind, [part.expanded(key) for part in parts], *steps.weights[key])
         return _stacked(
             [
-                _mixed([_accounted(kind, [part.expanded(k)], *steps.weights[k, kind.linear]) for k in part.sums])
+                _mixed([_accounted(kind, [part.expanded(key)], *steps.weights[key]) for key in part.sums])
                 for part in parts
             ]
         )
