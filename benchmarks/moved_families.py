@@ -60,7 +60,9 @@ def measured(entry: Entry) -> dict[str, Any]:
         return row
     before = outputs(case.model, case.args, case.kwargs)
     start = copy.deepcopy(case.model.state_dict())
-    exact = laws.select(lambda s: s.exact and s.family != "unused")
+    trained = {name for name, p in case.model.named_parameters() if p.requires_grad}
+    # A frozen leg moves with the others and has no gradient: the function is kept, no identity says so.
+    exact = laws.select(lambda s: s.exact and s.family != "unused" and trained.issuperset(s.parameters))
     row["identity before"] = identity(exact, case)
     done = move(case.model, steps, values=False)
     row["float64"] = change(before, outputs(case.model, case.args, case.kwargs))

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from conserved.lab.data.sources import open_images, open_text
 from conserved.laws import LawSet
 from conserved.transform import equalize, symmetries_of
-from measure import save
+from measure import RESULTS, save
 
 Metric = Callable[[nn.Module], float]
 Pairs = list[tuple[str, list[str]]]
@@ -448,7 +448,7 @@ def main() -> None:
     parser.add_argument("--fashion", required=True)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="these models; what is stored of the others is kept")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
@@ -462,8 +462,12 @@ def main() -> None:
             each.append(measure(name, make(options)))
         found[name] = over_seeds(each)
         print(name, json.dumps(found[name]["against"]), flush=True)
-    if not options.only:
-        print(save("quantisation", {"models": found, "steps": options.steps}))
+    record: dict[str, Any] = {"models": found, "steps": options.steps}
+    if options.only:
+        former = json.loads(max(RESULTS.glob("quantisation_cpu_*.json")).read_text())
+        kept = {name: model for name, model in former["models"].items() if name not in found}
+        record = {"models": kept | found, "steps": former["steps"], "earlier": {", ".join(kept): former["commit"]}}
+    print(save("quantisation", record))
 
 
 if __name__ == "__main__":
