@@ -108,9 +108,10 @@ class _Backward:
 
     @staticmethod
     def of(model: nn.Module, laws: LawSet) -> _Backward:
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        theta = dict(model.named_parameters())
+        trained = {name: p for name, p in theta.items() if p.requires_grad}
         slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
-        lawful, gone = _lawful(model, laws)
+        lawful, gone = _lawful(model, theta, laws)
         if trained and not slopes:
             raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
         absent = tuple(name for name in trained if name not in slopes)
@@ -132,14 +133,13 @@ _LAWFUL: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, LawSet, LawSet, tu
 """For every model the laws it was last audited with, and those of them that it keeps."""
 
 
-def _lawful(model: nn.Module, laws: LawSet) -> tuple[LawSet, tuple[Dropped, ...]]:
+def _lawful(model: nn.Module, theta: Mapping[str, Tensor], laws: LawSet) -> tuple[LawSet, tuple[Dropped, ...]]:
     """The laws that this model keeps as it is now, and why it does not keep the others; found out once.
 
     A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor is one
     with a parameter that shares its memory with another since: a step of that one moves it too; nor one of an embedding
     whose padding row is no longer zero.
     """
-    theta = dict(model.named_parameters())
     state = tuple((name, id(p), p.requires_grad, _address(p)) for name, p in theta.items())
     known = _LAWFUL.get(model)
     if known is not None and known[0] == state and known[1] is laws:

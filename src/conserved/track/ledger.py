@@ -24,7 +24,10 @@ from conserved.track.combination import Scalar
 from conserved.track.expansion import Expansion, Slot, StepWeights, Weights
 
 _TEMPORARY = 1 << 25
-"""Entries of parameters whose steps are expanded together: for each of them a rule may make a tensor."""
+"""Entries of parameters whose steps are expanded together at least: for each of them a rule may make a tensor."""
+
+_PORTIONS = 6
+"""About how many portions parameters are read in where there are more: each costs as many launches as a small model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,7 @@ class Ledger:
             for (kind, n, m, _), numbers in grouped.items()
         )
         self.parameters = tuple(self._plan.uses)
+        self._portion = max(_TEMPORARY, sum(self._plan.counts.values()) // _PORTIONS)
         self._like = {
             name: torch.empty((), dtype=theta[name].dtype, device=theta[name].device) for name in self.parameters
         }
@@ -133,7 +137,7 @@ class Ledger:
         """The account of a step for every shelf; `expand` gives the steps of some parameters when their turn comes."""
         # Where layers are read together, their parameters' steps are expanded together too.
         together = triton_backend.available(self._like[self.parameters[0]].device)
-        steps = _Steps(expand, self._like, _TEMPORARY if together else 0)
+        steps = _Steps(expand, self._like, self._portion if together else 0)
         with torch.no_grad():
             parts = self._plan.evaluate(steps, law=True, dtype=self._dtype).parts
             return [self._shelved([parts[number] for number in numbers], steps) for numbers in self._members]
