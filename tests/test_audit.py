@@ -13,9 +13,8 @@ from torch import Tensor, nn
 import conserved
 from conserved import Status, Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.audit import Audit
-from conserved.balance import weighed
-from conserved.batch import Plan
 from conserved.grain import grain
+from conserved.moment import Direction, Plan, Point
 from conserved.testing import assert_gradients_conserve
 from reference import moment_map as naive
 from zoo import LAWFUL, Case, ids
@@ -56,7 +55,7 @@ def test_residuals_are_those_of_the_identities_by_their_definition(case: Case) -
     theta = {name: p.detach() for name, p in model.named_parameters()}
     slopes = {name: _noisy(p) for name, p in model.named_parameters()}
     symmetries = case.laws(model).symmetries
-    places, tables, _ = weighed(Plan.of(symmetries), theta, slopes)
+    places, tables = Plan.of(symmetries).evaluate([Point(theta), Direction(slopes)], [(0, 1)], sizes=True).sizes()
     for place, (value, scale) in zip(places, torch.cat(tables).tolist(), strict=True):
         symmetry = symmetries[place]
         slow_value, slow_scale = _slowly(symmetry, theta, slopes)

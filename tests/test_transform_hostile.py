@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from conserved import recognize
 from conserved.symmetry import Leg, Scaling, Symmetry
+from conserved.symmetry.view import View
 from conserved.transform import (
     Checkpoint,
     Exchange,
@@ -31,7 +32,6 @@ from conserved.transform import (
 )
 from conserved.transform.coupling import rotatable
 from conserved.transform.finding import example_call
-from conserved.view import View
 from nano_gpt import NanoGPT
 from test_cli import run
 from test_transform_align import scrambled

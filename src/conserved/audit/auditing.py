@@ -21,16 +21,15 @@ from conserved.audit.lookups import Loses, lost, tables
 from conserved.audit.places import described
 from conserved.audit.report import Audit, Finding, Row
 from conserved.backward import coarsest
-from conserved.balance import Balance, weigh
+from conserved.balance import Balance, balance_of
 from conserved.inference import laws_of_model
 from conserved.inference.derivation import Derivation
 from conserved.inference.moved import moved, runs
 from conserved.judging import HALF, TOLERANCE, rounding, status
 from conserved.laws import Dropped, LawSet
 from conserved.shared_memory import overlapping
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status, Verdict
-from conserved.view import whole
 
 _EXPLAINED = 24
 """Failures that are looked into one by one, worst first; each costs a transfer from the device."""
@@ -86,7 +85,7 @@ def audit(
     found = laws_of_model(model, loss=loss) if laws is None else laws
     with torch.no_grad():
         backward = _Backward.of(model, found)
-        balance = weigh(backward.laws.plan, backward.points, backward.slopes)
+        balance = balance_of(backward.laws.plan, backward.points, backward.slopes)
         used, known = _precision(precision, backward, balance)
         settled = _settled(backward, balance, used, accumulated, gauge, given=known == "given")
         return _judged(backward, settled, used, known, tuple(unused), gauge)
@@ -109,9 +108,10 @@ class _Backward:
 
     @staticmethod
     def of(model: nn.Module, laws: LawSet) -> _Backward:
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        theta = dict(model.named_parameters())
+        trained = {name: p for name, p in theta.items() if p.requires_grad}
         slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
-        lawful, gone = _lawful(model, laws)
+        lawful, gone = _lawful(model, theta, laws)
         if trained and not slopes:
             raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
         absent = tuple(name for name in trained if name not in slopes)
@@ -133,14 +133,13 @@ _LAWFUL: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, LawSet, LawSet, tu
 """For every model the laws it was last audited with, and those of them that it keeps."""
 
 
-def _lawful(model: nn.Module, laws: LawSet) -> tuple[LawSet, tuple[Dropped, ...]]:
+def _lawful(model: nn.Module, theta: Mapping[str, Tensor], laws: LawSet) -> tuple[LawSet, tuple[Dropped, ...]]:
     """The laws that this model keeps as it is now, and why it does not keep the others; found out once.
 
     A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor is one
     with a parameter that shares its memory with another since: a step of that one moves it too; nor one of an embedding
     whose padding row is no longer zero.
     """
-    theta = dict(model.named_parameters())
     state = tuple((name, id(p), p.requires_grad, _address(p)) for name, p in theta.items())
     known = _LAWFUL.get(model)
     if known is not None and known[0] == state and known[1] is laws:

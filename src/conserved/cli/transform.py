@@ -164,7 +164,7 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     """NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
     import torch
 
-    from conserved.kind import Translation
+    from conserved.symmetry import Translation
     from conserved.transform.elements import element_shape, scaling_element
 
     name, separator, number = text.rpartition("=")

@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from conserved.kind import GeneralLinear, Translation
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import GeneralLinear, Symmetry, Tensors, Translation
 from conserved.transform.canonical import found_symmetries, representative
 from conserved.transform.elements import (
     Exchange,

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved.kind import ComplexScaling, GeneralLinear
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import ComplexScaling, GeneralLinear, Symmetry, Tensors
+from conserved.symmetry.view import whole
 from conserved.transform.coupling import exchanges as equal_units
 from conserved.transform.elements import Exchange, inverse
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import symmetries_of
 from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on, is_plain
-from conserved.view import whole
 
 DIGITS = 4
 """Significant digits of the numbers that a digest is made of."""

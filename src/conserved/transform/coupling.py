@@ -20,9 +20,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from conserved.kind import ComplexScaling, GeneralLinear, Scaling
 from conserved.laws import LawSet
-from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, Scaling, Symmetry, Tensors
 from conserved.transform.activations import Call, call_with
 from conserved.transform.elements import Exchange, Orthogonal, acted
 from conserved.transform.finding import as_a_function, example_call

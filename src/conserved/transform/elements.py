@@ -17,10 +17,17 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.kind import ComplexScaling, Degree, GeneralLinear, Kind, OneScale, Scaling, Translation
-from conserved.sheaf import Legs
-from conserved.symmetry import Symmetry
-from conserved.view import View
+from conserved.symmetry import (
+    ComplexScaling,
+    Degree,
+    GeneralLinear,
+    Kind,
+    OneScale,
+    RowProducts,
+    Scaling,
+    Symmetry,
+    Translation,
+)
 
 CONDITION = 1e12
 """Matrices worse conditioned than this are refused: their inverse would lose the weights in rounding."""
@@ -34,24 +41,7 @@ class _WithoutLaw(Kind):
     """A group without symmetric generators: it moves parameters and leaves no law behind."""
 
     __slots__ = ()
-
-    def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
-        return a.new_zeros((*a.shape[:-2], 0))
-
-    def weighed(self, a: Legs, b: Legs) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
-        raise NotImplementedError(f"{self.title} has no law to weigh.")
-
-    def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
-        return law.reshape(0, 0)
-
-    def numbers(self, n: int, m: int) -> int:
-        return 0
-
-    def identities(self, n: int, m: int) -> int:
-        return 0
-
-    def term(self, view: View, *, latex: bool) -> str:
-        return view.text(latex=latex)
+    products = RowProducts(())
 
 
 class Exchange(_WithoutLaw):

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.shared_memory import memory_of, overlapping
-from conserved.symmetry import Symmetry
+from conserved.symmetry import Symmetry, View, whole
 from conserved.transform.elements import Unmovable, acted, checked, inverse, row_scales
-from conserved.view import View, whole
 
 STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Precisions in which weights are numbers and not codes."""

@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.grams import row_dots
-from conserved.kind import GeneralLinear, OneScale, Translation
-from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.moment.torch_backend import row_dots
+from conserved.symmetry import GeneralLinear, Leg, OneScale, Symmetry, Tensors, Translation
 from conserved.transform.elements import by_unit, scaling_element
 
 RANK = 1e-12

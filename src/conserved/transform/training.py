@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved.kind import ComplexScaling, GeneralLinear, Translation
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry
+from conserved.symmetry import ComplexScaling, GeneralLinear, Symmetry, Translation
 from conserved.transform.elements import Exchange, acted, inverse
 from conserved.transform.equalizing import Equalized, equalize
 from conserved.transform.moving import write
