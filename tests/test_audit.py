@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -46,6 +47,22 @@ def test_a_right_backward_pass_is_verified_and_says_what_it_cannot_see() -> None
     assert found.failures == ()
     assert "An audit does not see" in found.summary()
     assert found.record()["ok"] is True
+
+
+@pytest.mark.parametrize("spoiled", [1.0, 1.5])
+def test_an_audit_that_is_kept_does_not_keep_gradients(spoiled: float) -> None:
+    model = backward(decoder())
+    weight = next(p for name, p in model.named_parameters() if name.endswith("q.weight"))
+    assert weight.grad is not None
+    weight.grad *= spoiled
+    alive = [weakref.ref(p.grad) for p in model.parameters() if p.grad is not None]
+    found = audit(model, loss="cross_entropy")
+    assert bool(found.failures) == (spoiled != 1)
+    model.zero_grad(set_to_none=True)
+    assert alive
+    assert not any(one() is not None for one in alive)
+    assert found.rows
+    assert found.coverage.parameters
 
 
 @pytest.mark.parametrize("case", LAWFUL, ids=ids)
