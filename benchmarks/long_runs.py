@@ -197,9 +197,7 @@ def tables(options: argparse.Namespace) -> None:
             "runs": [row_of(run) for run in runs_there],
             "laws": [row for run in runs_there for row in laws_of(run.trajectory)],
             "step_sizes": step_sizes(runs_there),
-            "fields": [
-                row for path in sorted(options.store.glob("*.fields.json")) for row in json.loads(path.read_text())
-            ],
+            "fields": [row for rows in fields for row in rows],
         }
         if options.extra is not None and device != "cpu":
             record |= json.loads(options.extra.read_text())
