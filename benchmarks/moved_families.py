@@ -97,7 +97,7 @@ def identity(laws: Any, case: Subject) -> float:
         return 0.0
     slopes = gradients(case)
     theta = {name: p.detach() for name, p in case.model.named_parameters()}
-    balance = laws.weigh(slopes, theta)
+    balance = laws.balance(slopes, theta)
     pull = float(torch.stack([g.norm() for g in slopes.values()]).norm())
     kept = balance.residuals[balance.scales > 1e-10 * max(pull, 1e-300)]
     return float(kept.max(initial=0.0))

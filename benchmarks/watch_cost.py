@@ -1,6 +1,6 @@
 """What the README's loop costs: an audit after every backward pass, its result read at once.
 
-python benchmarks/watch_cost.py               # on a GPU 0.6 billion parameters at 4 × 2,048 tokens; small on a processor
+python benchmarks/watch_cost.py    # on a GPU 0.6 billion parameters at 4 × 2,048 tokens; small on a processor
 
 Loops of several passes with and without audits are timed in turns, as whole loops: the host of an ordinary loop runs
 ahead of the device, and an audit that is read makes it wait. `alone` is an audit with the device waited for before and

@@ -31,7 +31,7 @@ import tables  # noqa: E402
 PARTS = {
     "laws": "Laws",
     "symmetry": "Symmetries",
-    "kind": "Kinds of group",
+    "moment": "Evaluating moment maps",
     "verdict": "Verdicts",
     "recognize": "Recognising a model",
     "discover": "Discovering laws",
@@ -53,8 +53,11 @@ PARTS = {
 """The pages of the reference: a part of the package each."""
 
 DERIVED = (
-    "symmetry",
-    "kind",
+    "symmetry.symmetry",
+    "symmetry.kind",
+    "symmetry.products",
+    "moment.sources",
+    "moment.row_identities",
     "balance",
     "grain",
     "inference.types",

@@ -242,7 +242,7 @@ def residuals(laws: LawSet, subject: Subject, *, exact: bool = True, inputs: int
             found = {symmetry.name: found.get(symmetry.name, float("nan")) for symmetry in chosen}
             continue
         theta = _every(subject)
-        weighed = chosen.weigh(slopes, theta)
+        weighed = chosen.balance(slopes, theta)
         # The objective's slope along what it sees is about one: where parameters do not reach it, all is rounding.
         pull = max(float(torch.stack([g.norm() for g in slopes.values()]).norm()), 1.0)
         for symmetry, r, scale in zip(chosen, weighed.residuals, weighed.scales, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -13,9 +14,8 @@ from torch import Tensor, nn
 import conserved
 from conserved import Status, Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.audit import Audit
-from conserved.balance import weighed
-from conserved.batch import Plan
 from conserved.grain import grain
+from conserved.moment import Direction, Plan, Point
 from conserved.testing import assert_gradients_conserve
 from reference import moment_map as naive
 from zoo import LAWFUL, Case, ids
@@ -49,6 +49,22 @@ def test_a_right_backward_pass_is_verified_and_says_what_it_cannot_see() -> None
     assert found.record()["ok"] is True
 
 
+@pytest.mark.parametrize("spoiled", [1.0, 1.5])
+def test_an_audit_that_is_kept_does_not_keep_gradients(spoiled: float) -> None:
+    model = backward(decoder())
+    weight = next(p for name, p in model.named_parameters() if name.endswith("q.weight"))
+    assert weight.grad is not None
+    weight.grad *= spoiled
+    alive = [weakref.ref(p.grad) for p in model.parameters() if p.grad is not None]
+    found = audit(model, loss="cross_entropy")
+    assert bool(found.failures) == (spoiled != 1)
+    model.zero_grad(set_to_none=True)
+    assert alive
+    assert not any(one() is not None for one in alive)
+    assert found.rows
+    assert found.coverage.parameters
+
+
 @pytest.mark.parametrize("case", LAWFUL, ids=ids)
 def test_residuals_are_those_of_the_identities_by_their_definition(case: Case) -> None:
     model = case.model()
@@ -56,7 +72,7 @@ def test_residuals_are_those_of_the_identities_by_their_definition(case: Case) -
     theta = {name: p.detach() for name, p in model.named_parameters()}
     slopes = {name: _noisy(p) for name, p in model.named_parameters()}
     symmetries = case.laws(model).symmetries
-    places, tables, _ = weighed(Plan.of(symmetries), theta, slopes)
+    places, tables = Plan.of(symmetries).evaluate([Point(theta), Direction(slopes)], [(0, 1)], sizes=True).sizes()
     for place, (value, scale) in zip(places, torch.cat(tables).tolist(), strict=True):
         symmetry = symmetries[place]
         slow_value, slow_scale = _slowly(symmetry, theta, slopes)

@@ -146,7 +146,7 @@ class TestTiers:
 
 
 def _inert(name: str, start: dict[str, Tensor]) -> conserved.LawSet:
-    from conserved.kind import Translation
+    from conserved.symmetry import Translation
 
     view = conserved.View.of(name, tuple(start[name].shape))
     symmetry = conserved.Symmetry(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import program_grammar
 from conserved import LawSet, Verdict, blocks, recognize
@@ -251,27 +252,47 @@ def test_an_operation_without_a_rule_leaves_a_law_open() -> None:
     assert not report.ok
 
 
-def test_assumed_laws_are_not_proved() -> None:
-    class Straight(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return gradients[0] * 2
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)
 
-        def forward(self, x: Tensor) -> Any:
-            return self.b(Straight.apply(self.a(x)))
+class CheckpointFunction(Doubled):
+    """Called as torch's own is, and nothing like it."""
 
-    laws = recognize(Model(), torch.randn(5, 3))
+
+class Around(Doubled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        return checkpoint(torch.mul, x, 2, use_reentrant=True)
+
+
+class Within(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(self.function(self.a(x)))
+
+
+@pytest.mark.parametrize("function", [Doubled, CheckpointFunction, Around])
+def test_assumed_laws_are_not_proved(function: Any) -> None:
+    laws = recognize(Within(function.apply), torch.randn(5, 3))
     assert [laws.proof(symmetry.name).status for symmetry in laws] == [Status.INCONCLUSIVE]
     assert "author" in laws.proof(laws.symmetries[0].name).message
+
+
+def test_laws_through_checkpoints_of_torch_are_proved() -> None:
+    model = Within(lambda x: checkpoint(torch.mul, x, 2, use_reentrant=True))
+    laws = recognize(model, torch.randn(5, 3))
+    assert [laws.proof(symmetry.name).status for symmetry in laws] == [Status.PROVED]
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 7))

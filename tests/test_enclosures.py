@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conserved import LawSet, Leg, Symmetry, View, certify
 from conserved.certify.certifying import issue
-from conserved.kind import Translation
+from conserved.symmetry import Translation
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

@@ -22,6 +22,11 @@ SAYS = {
         r"2 laws hold 32 conserved numbers",
         r"VERIFIED",
     ),
+    "custom_kind": (
+        r"\(H\*\)\^2 on q \(\+\), k \(−\); 2 conserved",
+        r"‖q⁽ʲ⁾‖² − ‖k⁽ʲ⁾‖²\nVERIFIED",
+        r"all of it accounted for",
+    ),
     "custom_optimizer": (r"sign: \d+% of", r"decay: \d+% of", r"copies kept: 0 bytes", r"unaccounted for: rounding"),
     "custom_sink": (r"run,step,law,observed", r"\nexample,1,gated_neurons,", r"\nexample,2,gated_neurons,"),
     "custom_claim": (r"lectures.linear: VERIFIED: 6 laws, as stated",),
@@ -79,6 +84,10 @@ def test_an_example_runs_and_says_what_it_should(
     for pattern in SAYS[name]:
         assert re.search(pattern, shown), shown
     assert time.process_time() - began < 60
+
+
+def test_a_kind_takes_less_than_eighty_lines() -> None:
+    assert len((EXAMPLES / "custom_kind.py").read_text(encoding="utf-8").splitlines()) < 80
 
 
 def test_the_refutation_takes_thirty_lines() -> None:

@@ -10,18 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from as_written import import_as_written
-from conserved import Monitor, audit, blocks, fused, recognize
-from conserved.balance import weighed
-from conserved.batch import Plan
-from conserved.kind import KINDS, Kind
-from conserved.launches import Launch, Tile
-from conserved.sheaf import Layout, RowProduct, Sheaf
-from conserved.survey import _OUTLINES, surveyed
-from conserved.symmetry import Leg, Symmetry, Tensors
-from conserved.view import View
+from conserved import Monitor, audit, blocks, recognize
+from conserved.moment import Direction, Moments, Plan, Point, Wanted, triton_backend
+from conserved.moment.forms import forms
+from conserved.moment.launches import Launch, Tile
+from conserved.moment.layouts import Layout, PlacedProduct, Stack
+from conserved.moment.torch_backend import TORCH
+from conserved.moment.triton_backend import TRITON
+from conserved.symmetry import KINDS, Kind, Leg, Symmetry, Tensors, View
 
 pytest.importorskip("triton")
-import_as_written("conserved.kernels")
+import_as_written("conserved.moment.kernels")
 
 VIEWS = {
     "rows of a head": View.of("w", (24, 5), grid=(3, 8, 5), axes=1, pick={0: 0}),
@@ -39,26 +38,26 @@ VIEWS = {
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Lets kernels run on the processor, and lists their launches."""
     launched: list[str] = []
-    launch = fused._launch
+    launch = triton_backend._launch
 
     def counted(kernel: object, *args: object, **options: object) -> None:
         launched.append(str(getattr(kernel, "__name__", kernel)))
         launch(kernel, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fused, "available", lambda device: True)
-    monkeypatch.setattr(fused, "_launch", counted)
+    monkeypatch.setattr(triton_backend, "available", lambda device: True)
+    monkeypatch.setattr(triton_backend, "_launch", counted)
     run = Launch.run
 
     def noted(self: Launch, *args: Any) -> None:
-        launched.append("survey")
+        launched.append("placed_sums")
         run(self, *args)
 
     monkeypatch.setattr(Launch, "run", noted)
     return launched
 
 
-def sheaves(view: View, dtype: torch.dtype) -> tuple[Sheaf, Sheaf, list[Tensor], list[Tensor]]:
-    """Two sheaves of three tensors each, and the (batch, n, m) matrices they stand for."""
+def stacks(view: View, dtype: torch.dtype) -> tuple[Stack, Stack, list[Tensor], list[Tensor]]:
+    """Two stacks of three tensors each, and the (batch, n, m) matrices they stand for."""
     batch = tuple(axis for axis, pick in enumerate(view.pick) if pick == 0)
     reading = view.reading(batch)
     layout = Layout.of(reading)
@@ -68,46 +67,56 @@ def sheaves(view: View, dtype: torch.dtype) -> tuple[Sheaf, Sheaf, list[Tensor],
     matrices = [
         [reading.of(tensor).reshape(-1, view.n, view.m).double() for tensor in side] for side in (points, directions)
     ]
-    return Sheaf(tuple(points), layout), Sheaf(tuple(directions), layout), matrices[0], matrices[1]
+    return Stack(tuple(points), layout), Stack(tuple(directions), layout), matrices[0], matrices[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.in_sheaves(8)], ids=repr)
+CASES = [
+    (torch.float32, Wanted(sizes=True), -1),
+    (torch.bfloat16, Wanted(law=True), 1),
+    (torch.float16, Wanted(), -1),
+]
+READ = [kind for kind in KINDS.values() if not kind.linear]
+"""Translations have a kernel of their own."""
+
+
+@pytest.mark.parametrize(("dtype", "wanted", "degree"), CASES, ids=["sizes", "law", "all"])
+@pytest.mark.parametrize("kind", READ, ids=repr)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_a_sheaf_gives_what_its_matrices_give(view: View, kind: Kind, dtype: torch.dtype, kernels: list[str]) -> None:
-    a, b, left, right = sheaves(view, dtype)
-    term, spread = kind.weighed(a, b)
-    for entry, (x, y) in enumerate(zip(left, right, strict=True)):
-        expected, expected_spread = kind.weighed(x, y)
-        torch.testing.assert_close(term[entry].double(), expected, rtol=2e-6, atol=2e-6)
-        torch.testing.assert_close(spread[entry].double(), expected_spread, rtol=2e-6, atol=0)
-    pairs = [(0, 0), (0, 1), (1, 1)]
-    found = kind.pairings([a, b], pairs, torch.float32)
+def test_a_stack_gives_what_its_matrices_give(
+    view: View, kind: Kind, dtype: torch.dtype, wanted: Wanted, degree: int, kernels: list[str]
+) -> None:
+    a, b, left, right = stacks(view, dtype)
+    assert triton_backend.takes(kind.products, a.layout, view.n)
+    pairs, points = ((0, 0), (0, 1), (1, 1)), (True, False)
+    found, squares = forms(TRITON, kind.products, degree, [a, b], pairs, points, torch.float32, wanted)
     for entry, matrices in enumerate(zip(left, right, strict=True)):
-        for form, expected in zip(found, kind.pairings(matrices, pairs, torch.float64), strict=True):
-            torch.testing.assert_close(form[entry].double(), expected, rtol=2e-6, atol=2e-6)
+        expected, spread = forms(TORCH, kind.products, degree, matrices, pairs, points, torch.float64, wanted)
+        torch.testing.assert_close(found[:, entry].double(), expected, rtol=2e-6, atol=2e-6)
+        if squares is not None and spread is not None:
+            torch.testing.assert_close(squares[:, entry].double(), spread, rtol=2e-6, atol=0)
     assert kernels
 
 
 @pytest.mark.parametrize("code", ["scaling", "complex_scaling", "general_linear", "one_scale"])
 def test_pairs_of_different_types_do_not_mix(code: str, kernels: list[str]) -> None:
     kind, view = KINDS[code], VIEWS["rows of a head"]
-    a, _, left, _ = sheaves(view, torch.float32)
-    _, b, _, right = sheaves(view, torch.bfloat16)
-    pairs = [(1, 1), (0, 1), (0, 0), (1, 0), (2, 0)]
-    found = kind.pairings([a, b, a], pairs, torch.float32)
-    assert len(kernels) == 4, "one launch for every two types"
+    a, _, left, _ = stacks(view, torch.float32)
+    _, b, _, right = stacks(view, torch.bfloat16)
+    pairs, points, law = ((1, 1), (0, 1), (0, 0), (1, 0), (2, 0)), (False, False, False), Wanted(law=True)
+    found, _ = forms(TRITON, kind.products, 1, [a, b, a], pairs, points, torch.float32, law)
+    assert len(kernels) <= 4, "one launch for every two types"
     for entry, (x, y) in enumerate(zip(left, right, strict=True)):
-        for form, expected in zip(found, kind.pairings([x, y, x], pairs, torch.float64), strict=True):
-            torch.testing.assert_close(form[entry].double(), expected, rtol=2e-6, atol=2e-6)
+        expected, _ = forms(TORCH, kind.products, 1, [x, y, x], pairs, points, torch.float64, law)
+        torch.testing.assert_close(found[:, entry].double(), expected, rtol=2e-6, atol=2e-6)
 
 
 def test_a_shift_is_added_to_every_entry_of_its_side_only(kernels: list[str]) -> None:
-    a, b, left, right = sheaves(VIEWS["rows of a head"], torch.float32)
-    shifted = Sheaf(a.tensors, a.layout, 1.0)
+    a, b, left, right = stacks(VIEWS["rows of a head"], torch.float32)
+    shifted = Stack(a.tensors, a.layout, 1.0)
     for entry, (x, y) in enumerate(zip(left, right, strict=True)):
         expected = ((1 + x) * y).sum(-1)
-        torch.testing.assert_close(fused.row_sums(shifted, b)[entry].double(), expected, rtol=2e-6, atol=2e-6)
+        found, _ = triton_backend.row_products(shifted, b, sizes=False)
+        torch.testing.assert_close(found[entry].double(), expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +134,7 @@ def test_many_entries_are_fetched_at_once_only_where_all_strides_allow_it(view: 
     batch = tuple(axis for axis, pick in enumerate(view.pick) if pick == 0)
     layout = Layout.of(view.reading(batch))
     assert layout is not None
-    assert Tile.of(RowProduct(layout, layout)).aligned == aligned
+    assert Tile.of(PlacedProduct(layout, layout)).aligned == aligned
 
 
 def test_views_without_few_strides_have_no_layout() -> None:
@@ -148,8 +157,12 @@ def text_loss(model: nn.Module) -> Tensor:
     return F.cross_entropy(model(text[:, :-1]).flatten(0, 1).float(), text[:, 1:].flatten())
 
 
+def identities(plan: Plan, theta: Tensors, slopes: Tensors, *, together: bool = True) -> Moments:
+    return plan.evaluate([Point(theta), Direction(slopes)], [(0, 1)], sizes=True, together=together)
+
+
 def in_order(plan: Plan, theta: Tensors, slopes: Tensors, *, together: bool) -> Tensor:
-    places, tables, _ = weighed(plan, theta, slopes, together=together)
+    places, tables = identities(plan, theta, slopes, together=together).sizes()
     found = torch.empty(len(places), 2, dtype=torch.float64)
     found[places] = torch.cat([table.double() for table in tables])
     return found
@@ -165,7 +178,7 @@ def test_identities_of_all_layers_together_are_those_of_each(name: str, dtype: t
     theta = {key: p.detach() for key, p in model.named_parameters()}
     slopes = {key: p.grad + 0.1 * torch.randn_like(p) for key, p in model.named_parameters() if p.grad is not None}
     together = in_order(plan, theta, slopes, together=True)
-    assert {"survey", "outer_products"} == set(kernels)
+    assert {"placed_sums", "outer_products"} == set(kernels)
     launches = len(kernels)
     torch.testing.assert_close(together, in_order(plan, theta, slopes, together=False), rtol=1e-5, atol=1e-9)
     assert len(kernels) == launches < 80, "launches do not grow with the layers"
@@ -225,7 +238,7 @@ def test_the_ledger_is_the_same_read_together_and_one_by_one(
     together = ledger()
     assert kernels
     with monkeypatch.context() as patched:
-        patched.setattr(fused, "available", lambda device: False)
+        patched.setattr(triton_backend, "available", lambda device: False)
         kernels.clear()
         one_by_one = ledger()
         assert not kernels
@@ -233,19 +246,19 @@ def test_the_ledger_is_the_same_read_together_and_one_by_one(
 
 
 def test_without_a_gpu_nothing_is_compiled() -> None:
-    assert not fused.available(torch.device("cpu"))
+    assert not triton_backend.available(torch.device("cpu"))
 
 
-def test_a_survey_brings_the_norms_of_gradients_along(kernels: list[str]) -> None:
+def test_reading_rows_brings_the_norms_of_gradients_along(kernels: list[str]) -> None:
     torch.manual_seed(0)
     model = MODELS["grouped rotary decoder"]()
     text_loss(model).backward()
     theta = {key: p.detach() for key, p in model.named_parameters()}
     slopes = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
-    _, _, found = weighed(recognize(model, loss="cross_entropy").plan, theta, slopes)
+    found = identities(recognize(model, loss="cross_entropy").plan, theta, slopes).norms
     assert found is not None
     expected = torch.stack([slopes[name].norm() for name in found.names])
-    torch.testing.assert_close(found.norms.float(), expected)
+    torch.testing.assert_close(found.values.float(), expected)
 
 
 def symmetry(name: str, kind: Kind, *legs: Leg) -> Symmetry:
@@ -292,12 +305,13 @@ def test_what_laws_read_together_is_what_each_reads(name: str, kernels: list[str
     generator = torch.Generator().manual_seed(0)
     shapes = {leg.view.parameter: leg.view.shape for law in LAWS[name] for leg in law.legs}
     theta, slopes = ({key: torch.randn(s, generator=generator) for key, s in shapes.items()} for _ in range(2))
-    found = surveyed(plan, theta, slopes)
+    found = plan.row_identities.sizes(theta, slopes)
     assert found is not None
     assert set(found.places) == set(range(len(LAWS[name])))
     together, one_by_one = (in_order(plan, theta, slopes, together=way) for way in (True, False))
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found.norms.float(), torch.stack([slopes[key].norm() for key in found.names]))
+    expected = torch.stack([slopes[key].norm() for key in found.norms.names])
+    torch.testing.assert_close(found.norms.values.float(), expected)
 
 
 def test_a_law_of_all_entries_reads_nothing_that_another_reads(kernels: list[str]) -> None:
@@ -307,9 +321,9 @@ def test_a_law_of_all_entries_reads_nothing_that_another_reads(kernels: list[str
 
     def programs(*laws: Symmetry) -> int:
         plan = Plan.of(laws)
-        assert surveyed(plan, theta, slopes) is not None
-        (survey,) = _OUTLINES[plan].surveys.values()
-        return sum(len(launch.fields) for launch in survey.launches)
+        assert plan.row_identities.sizes(theta, slopes) is not None
+        (program,) = plan.row_identities.programs.values()
+        return sum(len(launch.fields) for launch in program.launches)
 
     assert programs(rows) == 2
     assert programs(everything) == 2

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from conserved import LawSet, Leg, Symmetry, Verdict, View, discover
 from conserved.independence import rank_of_gradients
-from conserved.kind import GeneralLinear, Kind, Scaling
+from conserved.symmetry import GeneralLinear, Kind, Scaling
 from flow import follow
 from sampling import sampled
 from tolerances import FLOW

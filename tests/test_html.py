@@ -12,8 +12,8 @@ from torch import Tensor
 
 from conserved import Leg, Symmetry, View, audit, blocks, discover, html, recognize
 from conserved.attention import energy_field
-from conserved.kind import GeneralLinear
 from conserved.laws import LawSet
+from conserved.symmetry import GeneralLinear
 from conserved.verdict import Status
 
 NASTY = "<script>&w"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conserved import LawSet, Leg, Symmetry, View
-from conserved.kind import GeneralLinear
+from conserved.symmetry import GeneralLinear
 from law_checks import Subject, check, drifts, subject
 from trap_programs import EXPECTED_FALSE, HONEST, TRAPS, build
 

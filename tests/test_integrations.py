@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved import LawSet, Leg, Monitor, Symmetry, View
-from conserved.kind import ComplexScaling, GeneralLinear, Scaling
+from conserved.symmetry import ComplexScaling, GeneralLinear, Scaling
 from conserved.track import RunStore, TensorBoard
 from training import VOCABULARY, decoder, sentences
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from conserved import Monitor, grams, recognize
-from conserved.kind import KINDS, Kind
-from conserved.symmetry import moment_map
+from conserved import Monitor, recognize
+from conserved.moment import Wanted, torch_backend
+from conserved.moment.forms import forms
+from conserved.symmetry import KINDS, Kind, moment_map
 from tolerances import AGREE
 from training import OPTIMIZERS, OptimizerCase, decoder, exact_text_loss, ids, image_loss, stepping, train, vision
 
@@ -62,25 +63,26 @@ def test_pairings_are_the_polar_form_of_the_moment_map(
 ) -> None:
     """Over every path: in one piece and in slices, as processors and as other devices take them."""
     if device:
-        monkeypatch.setattr(grams, "in_cache", lambda like: False)
+        monkeypatch.setattr(torch_backend, "in_cache", lambda like: False)
     one = KINDS[code]
     for size in (1 << 20, 256, 40):
-        monkeypatch.setattr(grams, "_SLICE", size)
-        monkeypatch.setattr(grams, "_DEVICE_SLICE", size)
+        monkeypatch.setattr(torch_backend, "_SLICE", size)
+        monkeypatch.setattr(torch_backend, "_DEVICE_SLICE", size)
         shape = (3, 6, 17) if layout != "columns" else (3, 17, 6)
         legs = [torch.randn(*shape, dtype=dtype) for _ in range(3)]
         legs = [leg.mT if layout == "columns" else leg for leg in legs]
         if layout == "strided":
             legs = [torch.randn(6, 3, 17, dtype=dtype).transpose(0, 1) for _ in range(3)]
-        found = [one.polar(form) for form in one.pairings(legs, PAIRS, dtype)]
-        for form, (i, j) in zip(found, PAIRS, strict=True):
+        directions, law = (False, False, False), Wanted(law=True)
+        values, _ = forms(torch_backend.TORCH, one.products, 1, legs, PAIRS, directions, dtype, law)
+        for form, (i, j) in zip(one.products.polar(values), PAIRS, strict=True):
             torch.testing.assert_close(form, polar_by_definition(one, legs[i], legs[j]), rtol=AGREE[dtype], atol=1e-5)
 
 
 def test_the_path_for_other_devices_gives_the_same_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     ledgers = []
     for device in (False, True):
-        monkeypatch.setattr(grams, "in_cache", lambda like, device=device: not device)
+        monkeypatch.setattr(torch_backend, "in_cache", lambda like, device=device: not device)
         torch.manual_seed(0)
         model = decoder(positions="none").double()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
@@ -101,7 +103,7 @@ def test_coordinates_multiplicities_and_reach_describe_the_law() -> None:
         law, one = values[symmetry.name], symmetry.kind
         coordinates = one.coordinates(law)
         assert coordinates.shape == (symmetry.numbers,)
-        weights = one.multiplicities(symmetry.n, symmetry.m)
+        weights = one.products.multiplicities(symmetry.n, symmetry.m)
         assert float((weights * coordinates.square()).sum()) == pytest.approx(float(law.square().sum()))
         assert (len(one.units(law)) == 1) or not one.together
         if not one.linear:
@@ -109,7 +111,7 @@ def test_coordinates_multiplicities_and_reach_describe_the_law() -> None:
             terms = sum(abs(leg.degree) * leg.view.matrix(laws.parameters[leg.view.parameter]).detach().square().sum(-1)
                         for leg in symmetry.legs if one.code in ("scaling", "general_linear"))  # fmt: skip
             if isinstance(terms, Tensor):
-                reach = one.reach(terms)
+                reach = one.products.reach(terms)
                 assert bool((one.coordinates(reference.scales[symmetry.name]) <= reach * (1 + 1e-12)).all())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conserved import LawSet, Leg, Symmetry
-from conserved.kind import ComplexScaling, GeneralLinear
+from conserved.symmetry import ComplexScaling, GeneralLinear
 from test_recognize_blocks import gradients
 from tolerances import SEEN
 from zoo import LAWFUL, Case, ids

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conserved import LawSet, Leg, Symmetry, View, recognize
-from conserved.kind import ComplexScaling, OneScale, Scaling, Translation
+from conserved.symmetry import ComplexScaling, OneScale, Scaling, Translation
 from hf_zoo import named
 from test_recognize_blocks import gradients
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from conserved import Leg, Symmetry, Verdict, View, discover, recognize
 from conserved.independence import rank_of_gradients
-from conserved.kind import Translation
+from conserved.symmetry import Translation
 from test_recognize_blocks import gradients
 from timm_like import VisionTransformer
 from zoo import Case, case, ids, images

@@ -11,9 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conserved.grams import row_dots
-from conserved.kind import KINDS, ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
-from conserved.symmetry import Leg, Symmetry, View, moment_map
+from conserved.moment.torch_backend import row_dots
+from conserved.symmetry import (
+    KINDS,
+    ComplexScaling,
+    GeneralLinear,
+    Kind,
+    Leg,
+    OneScale,
+    Scaling,
+    Symmetry,
+    Translation,
+    View,
+    moment_map,
+)
 from reference.moment_map import BY_CODE
 from tolerances import AGREE, EXACT_STEP
 

@@ -202,6 +202,8 @@ def test_an_index_says_which_files_count(tmp_path: Path) -> None:
     stray = tmp_path / "in" / "consolidated.safetensors"
     stray.write_bytes(some.read_bytes())
     found = Checkpoint(tmp_path / "in", tmp_path / "out")
+    with found.complete():
+        pass
     assert (tmp_path / "out" / stray.name).is_file()
     assert len(found) == len(json.loads(index.read_text())["weight_map"])
     (tmp_path / "in" / "model.safetensors").write_bytes(some.read_bytes())

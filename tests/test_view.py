@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conserved.view import View
+from conserved.symmetry import View
 
 W = torch.arange(2.0 * 3 * 4 * 5).reshape(24, 5)
 """Stored as (24, 5): three parts of two heads of four rows, or other readings of the same rows."""

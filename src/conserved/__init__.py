@@ -6,6 +6,7 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from conserved import former_paths
 from conserved.version import __version__
 
 if TYPE_CHECKING:
@@ -137,3 +138,4 @@ def __dir__() -> list[str]:
 
 
 sys.modules[__name__].__class__ = _Package
+former_paths.install()

@@ -1,4 +1,4 @@
-"""All gradient identities of one backward pass, weighed: what is left of each, and what that is held against.
+"""All gradient identities of one backward pass: what is left of each, and what that is held against.
 
 Everything is queued on the device and read once. Parameters that are sharded over processes are gathered once each, in
 the order in which the identities need them, and let go after their last use; the processes then agree on the largest
@@ -7,8 +7,7 @@ residual any of them found, because a gradient that should be the same everywher
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +17,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved.batch import Plan
 from conserved.grain import grain
 from conserved.judging import TOLERANCE
+from conserved.moment import Direction, Plan, Point
 from conserved.rescaled import norms, reweighed, suspects
-from conserved.survey import Surveyed, surveyed
-from conserved.symmetry import Symmetry, Tensors
-from conserved.view import whole
+from conserved.symmetry import Symmetry, Tensors, whole
 
 _NOISE = {torch.float16: 1 / 16, torch.bfloat16: 1 / 16}
 """By precision, the largest share of the total rounding error that one gradient may account for; 1 if not listed."""
@@ -56,74 +53,24 @@ class Balance:
     """Processes over which the parameters are sharded."""
 
 
-class _Gathered(Mapping[str, Tensor]):
-    """Sharded tensors made whole when they are first read, and let go after their last use."""
-
-    def __init__(self, tensors: Tensors, uses: Mapping[str, int]) -> None:
-        self._tensors = tensors
-        self._left = dict(uses)
-        self._whole: dict[str, Tensor] = {}
-        self.norms: dict[str, Tensor] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
-        if not hasattr(tensor, "full_tensor"):
-            return tensor
-        if name not in self._whole:
-            self._whole[name] = whole(tensor.detach())
-            self.norms[name] = torch.linalg.vector_norm(self._whole[name])
-        found = self._whole[name]
-        self._left[name] = self._left.get(name, 1) - 1
-        if self._left[name] <= 0:
-            del self._whole[name]
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-def weighed(
-    plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None, together: bool = True
-) -> tuple[list[int], list[Float[Tensor, "_ 2"]], Surveyed | None]:
-    """‖μ(θ, G)‖ of all symmetries and what it is held against: their places, and tables with one row each.
-
-    Nothing waits for the device. `together` reads all layers at once, where that can be done; what was found in doing
-    so comes last.
-    """
-    found = surveyed(plan, theta, slopes) if together and dtype in (None, torch.float32) else None
-    known = () if found is None else found.places
-    places, tables = plan.weighed(theta, slopes, dtype=dtype, together=together, known=frozenset(known))
-    return [*known, *places], tables if found is None else [found.table, *tables], found
-
-
-def weigh(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
-    """Weigh every identity of a plan at parameters θ with gradients, which may be of further parameters too.
+def balance_of(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
+    """Every identity of a plan at parameters θ with gradients, which may be of further parameters too.
 
     An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients; and a
     linear law at least against as much of that norm as rounding could leave in it.
     """
     with torch.no_grad():
         meshes = _meshes(theta)
-        gathered: Mapping[str, Tensor] = {}
-        if meshes:
-            # Parameters that have to be gathered are read one after the other: not all of them may fit.
-            uses = Counter(leg.view.parameter for batch in plan.batches for leg in batch.legs)
-            directions = _Gathered(slopes, uses)
-            places, tables, found = weighed(plan, _Gathered(theta, uses), directions, dtype=dtype, together=False)
-            gathered = directions.norms
-        else:
-            places, tables, found = weighed(plan, theta, slopes, dtype=dtype)
-        read = () if found is None else found.names
+        moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
+        places, tables = moments.sizes()
+        read = () if moments.norms is None else moments.norms.names
         known = frozenset(read)
         rest = {name: slope for name, slope in slopes.items() if name not in known} if read else slopes
         names = (*read, *rest)
         device = tables[0].device if tables else next((slope.device for slope in slopes.values()), torch.device("cpu"))
         samples = _samples(slopes, device)
-        parts = [*(table.flatten() for table in tables), *([] if found is None else [found.norms])]
-        parts += [_norms(rest, gathered, device), *([torch.cat(samples)] if samples else [])]
+        parts = [*(table.flatten() for table in tables), *([] if moments.norms is None else [moments.norms.values])]
+        parts += [_norms(rest, device), *([torch.cat(samples)] if samples else [])]
         queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
         order, count = np.array(places, dtype=np.int64), len(places)
         least = {place: _least(plan.symmetries[place], slopes) for place in plan.linear}
@@ -183,7 +130,7 @@ def _least(symmetry: Symmetry, slopes: Tensors) -> float:
     return _NOISE.get(stored, 1.0) * torch.finfo(stored).eps / TOLERANCE[stored]
 
 
-def _norms(slopes: Tensors, known: Mapping[str, Tensor], device: torch.device) -> Float[Tensor, " gradients"]:
+def _norms(slopes: Tensors, device: torch.device) -> Float[Tensor, " gradients"]:
     """The norm of every gradient; those of plain ones in few operations, and none in half precision."""
     alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for name, slope in slopes.items():
@@ -198,9 +145,8 @@ def _norms(slopes: Tensors, known: Mapping[str, Tensor], device: torch.device) -
         parts.append(torch.stack(torch._foreach_norm([_dense(slopes[name]) for name in names], 2, precise)))
     # In one order on every process: sharded norms are added up over them.
     for name in [name for name, slope in slopes.items() if hasattr(slope, "full_tensor")]:
-        norm = known[name] if name in known else whole(torch.linalg.vector_norm(slopes[name]))
         order.append(name)
-        parts.append(norm.reshape(1))
+        parts.append(whole(torch.linalg.vector_norm(slopes[name])).reshape(1))
     if not parts:
         return torch.zeros(0, device=device, dtype=torch.float64)
     found = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from conserved.kind import ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
-from conserved.symmetry import Leg, Symmetry
+from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Scaling, Symmetry, Translation
 
 
 def spoiled(symmetries: Iterable[Symmetry]) -> tuple[Symmetry, ...]:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from conserved.symmetry import Symmetry
-from conserved.view import View
+from conserved.symmetry import Symmetry, View
 
 LARGEST = 4_000_000
 """Entries of the largest parameter of which each entry is looked at; of larger ones overlaps of legs are not seen."""

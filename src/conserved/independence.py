@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.symmetry import Symmetry, Tensors
-from conserved.view import whole
+from conserved.symmetry import Symmetry, Tensors, whole
 
 _LARGEST = 100_000_000
 """Entries of the largest Jacobian that is formed: 0.8 GB of float64."""

@@ -8,26 +8,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from conserved import html
 from conserved.backward import coarsest, gradients_of, precision_of
-from conserved.balance import Balance, weigh
+from conserved.balance import Balance, balance_of
 from conserved.baselines import spoiled
-from conserved.batch import Plan
 from conserved.coverage import Coverage
 from conserved.independence import rank_of_gradients
 from conserved.judging import judged, rounding, together
+from conserved.moment import Direction, Plan, Point
 from conserved.plain_data import Recorded, record_of, text
 from conserved.shared_memory import overlapping
-from conserved.symmetry import Symmetry, Tensors, envelope, moment_map
+from conserved.symmetry import Symmetry, Tensors
 from conserved.table import plain, renderable, rows, totals
 from conserved.verdict import Verdict
 
 FORMAT = "conserved/laws/1"
+
+Found = TypeVar("Found")
 
 _BALANCED = 1e-6
 """A law this small against its own terms has no meaningful value to be relative to."""
@@ -205,33 +207,33 @@ class LawSet(Recorded):
         """h(θ) of every law by name; gradients are not recorded."""
         theta = self._theta(parameters)
         with torch.no_grad():
-            found = self._plan.evaluate(moment_map, theta, theta, dtype=dtype)
-        return self._conserved(found)
+            return self._named(self._plan.evaluate([Point(theta)], [(0, 0)], law=True, dtype=dtype).values())
 
     def identities(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
         """μ(θ, G) of every symmetry by name. Without `gradients`, those that backward() left on the parameters."""
         theta = self._theta(parameters)
+        sources = Point(theta), Direction(self._gradients(theta, gradients))
         with torch.no_grad():
-            found = self._plan.evaluate(moment_map, theta, self._gradients(theta, gradients), dtype=dtype)
-        return dict(zip((s.name for s in self.symmetries), found, strict=True))
+            return self._named(self._plan.evaluate(sources, [(0, 1)], dtype=dtype).values())
 
     def residuals(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, float]:
         """Relative size of every identity's left-hand side, in [0, 1]: ‖μ(θ, G)‖ over what it is made of."""
-        found = self.weigh(gradients, parameters, dtype=dtype).residuals
-        return dict(zip((symmetry.name for symmetry in self.symmetries), found.tolist(), strict=True))
+        return self._named(self.balance(gradients, parameters, dtype=dtype).residuals.tolist())
 
-    def weigh(
+    def balance(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> Balance:
         """The residual of every identity, and what it is relative to: see `conserved.balance`."""
         theta = self._theta(parameters)
         needed = {name: theta[name] for name in self._plan.needs}
         slopes = self._gradients(theta, gradients)
-        return weigh(self._plan, needed, slopes, dtype=dtype)
+        return balance_of(self._plan, needed, slopes, dtype=dtype)
+
+    weigh = balance
 
     def drift(
         self, updates: Tensors, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
@@ -239,20 +241,19 @@ class LawSet(Recorded):
         """h(θ − U) − h(θ) of every law, exactly, with θ the parameters before the update."""
         theta = self._theta(parameters)
         updates = self._directions(updates)
-        along = partial(moment_map, point=False)
+        sources = Point(theta), Direction(updates)
         with torch.no_grad():
-            first = self._plan.evaluate(moment_map, theta, updates, dtype=dtype)
-            mirror = self._plan.evaluate(along, updates, theta, points=(False, True), dtype=dtype)
-            second = self._plan.evaluate(along, updates, updates, points=(False, False), dtype=dtype)
-        return self._conserved([uu - tu - ut for tu, ut, uu in zip(first, mirror, second, strict=True)])
+            moments = self._plan.evaluate(sources, [(0, 1), (1, 0), (1, 1)], law=True, dtype=dtype)
+            pairs = zip(*(moments.values(pair) for pair in range(3)), strict=True)
+            return self._named([uu - tu - ut for tu, ut, uu in pairs])
 
     def reference(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> Reference:
         """The laws now, to be passed to `errors` later."""
         theta = self._theta(parameters)
         with torch.no_grad():
-            scales = self._plan.evaluate(envelope, theta, theta, dtype=dtype)
+            scales = self._plan.evaluate([Point(theta)], [(0, 0)], law=True, absolute=True, dtype=dtype).values()
         values = {name: value.clone() for name, value in self.values(theta, dtype=dtype).items()}
-        return Reference(values, self._conserved(scales))
+        return Reference(values, self._named(scales))
 
     def errors(
         self,
@@ -339,7 +340,7 @@ class LawSet(Recorded):
         reached_by = gradients_of(loss, theta)
         found = {name: reached_by[name] for name in names}
         gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in found.items()}
-        balance = self.weigh(gradients)
+        balance = self.balance(gradients)
         beside = overlapping(theta)
         moved_along = {s.name: why for s in self.symmetries if (why := _not_alone(s, beside)) is not None}
         if not balance.tested.any():
@@ -461,8 +462,8 @@ class LawSet(Recorded):
             )
         return given
 
-    def _conserved(self, found: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {s.name: s.kind.conserved(value) for s, value in zip(self.symmetries, found, strict=True)}
+    def _named(self, found: Sequence[Found]) -> dict[str, Found]:
+        return dict(zip((symmetry.name for symmetry in self.symmetries), found, strict=True))
 
 
 def _not_alone(symmetry: Symmetry, beside: Mapping[str, str]) -> Verdict | None:

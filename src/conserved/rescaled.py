@@ -1,4 +1,4 @@
-"""Identities whose products would over- or underflow, weighed again in double precision after scaling.
+"""Identities whose products would over- or underflow, taken again in double precision after scaling.
 
 A residual is a quotient that does not care for the size of the loss, but it is computed from squares: a gradient of
 1e20 in single precision has none, nor has one of 1e-24. Such laws are rare, and are looked at one by one.
@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved.symmetry import Symmetry, Tensors, weighed
-from conserved.view import whole
+from conserved.moment import Wanted, of_legs
+from conserved.symmetry import Symmetry, Tensors, whole
 
 _SAFE = {torch.float64: (1e-140, 1e140)}
 _SAFE_SINGLE = (1e-15, 1e17)
@@ -64,13 +64,9 @@ def reweighed(symmetry: Symmetry, theta: Tensors, slopes: Tensors, floor: float)
         return 0.0, floor, floor > 0 and symmetry.kind.linear
     if not (np.isfinite(height) and np.isfinite(steepness)):
         return float("nan"), float("nan"), True
-    size = weighed(
-        symmetry.kind,
-        symmetry.degrees,
-        [point / height for point in points],
-        [direction / steepness for direction in directions],
-    )
-    value, scale = size.tolist()
+    scaled = [(point / height, slope / steepness) for point, slope in zip(points, directions, strict=True)]
+    sums = of_legs(symmetry.kind, symmetry.degrees, scaled, wanted=Wanted(sizes=True))
+    value, scale = sums.sizes()[0].tolist()
     scale = max(scale, floor / steepness / height)
     # Where nothing but zeros is added up, zero is what it should be.
     return (min(value / scale, 1.0) if scale > 0 else 0.0), scale * height * steepness, True

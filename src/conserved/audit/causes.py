@@ -6,10 +6,13 @@ reports of attention kernels, sharded norms and fused experts; docs/audit.md cit
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from conserved.symmetry import Symmetry, Tensors, moment_map
+from conserved.moment import Direction, Plan, Point
+from conserved.symmetry import Symmetry, Tensors
 
 USUAL = {
     "query_key": "between queries and keys: a scale or rotation applied to one of dQ and dK only, heads swapped, "
@@ -56,12 +59,10 @@ def factor(symmetry: Symmetry, theta: Tensors, slopes: Tensors) -> str:
     """Whether the two sides of an identity are parallel: then one gradient is off by a factor, which is named."""
     sides: list[Tensor] = []
     for sign in (1, -1):
-        legs = [(leg.degree, leg.view) for leg in symmetry.legs if leg.degree * sign > 0]
+        legs = tuple(leg for leg in symmetry.legs if leg.degree * sign > 0)
         if not legs:
             return ""
-        left = [view.matrix(theta[view.parameter], point=True).double() for _, view in legs]
-        right = [view.matrix(slopes[view.parameter]).double() for _, view in legs]
-        sides.append(sign * moment_map(symmetry.kind, [degree for degree, _ in legs], left, right))
+        sides.append(sign * replace(symmetry, legs=legs).identity(theta, slopes, dtype=torch.float64))
     plus, minus = (side.flatten() for side in sides)
     names = {sign: _parameters(symmetry, sign) for sign in (1, -1)}
     for side, sign in ((plus, 1), (minus, -1)):
@@ -78,8 +79,9 @@ def step_size(symmetries: list[Symmetry], theta: Tensors, slopes: Tensors) -> fl
 
     μ(θ − τG, G) = −τ μ(G, G), because μ(θ, G) = 0: one number must fit all entries of all identities.
     """
-    left = [symmetry.identity(theta, slopes, dtype=torch.float64).flatten() for symmetry in symmetries]
-    right = [symmetry.moment_map(slopes, slopes, point=False, dtype=torch.float64).flatten() for symmetry in symmetries]
+    sources = Point(theta), Direction(slopes)
+    moments = Plan.of(symmetries).evaluate(sources, [(0, 1), (1, 1)], dtype=torch.float64)
+    left, right = ([value.flatten() for value in moments.values(pair)] for pair in (0, 1))
     # Every identity has its own units: each counts as much as any other.
     sizes = [max(float(part.norm()), 1e-300) for part in left]
     mu = torch.cat([part / size for part, size in zip(left, sizes, strict=True)])

@@ -14,8 +14,7 @@ from torch import Tensor
 from conserved.inference.derivation import Derivation
 from conserved.laws import LawSet
 from conserved.plain_data import record_of
-from conserved.symmetry import Symmetry
-from conserved.view import View
+from conserved.symmetry import Symmetry, View
 
 _SHOWN = 6
 """Names that a text lists."""

@@ -4,7 +4,7 @@ Adding one vector c to all keys of a head adds q_i·c to all scores of row i, an
 
     Σ_j ∂L/∂k_j = 0        for the keys as the scores use them: after norms, after rotary positions.
 
-It is the moment map of a translation whose one leg is the key activation, so it is weighed as every other identity is.
+It is the moment map of a translation whose one leg is the key activation, so it is computed as every other identity is.
 It holds with any mask, additive bias, window, dropout and grouping, and fails by design with learned sink logits or
 capped scores; such layers are left out. Nothing of size length × length is formed.
 """
@@ -26,10 +26,10 @@ from conserved.audit.keys import keys_seen
 from conserved.backward import coarsest
 from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.judging import HALF, TOLERANCE, rounding
-from conserved.kind import Translation
 from conserved.laws import LawSet
+from conserved.moment import Wanted, of_legs
 from conserved.plain_data import record_of
-from conserved.symmetry import full_precision, weighed
+from conserved.symmetry import Translation
 from conserved.verdict import Evidence, Status, Verdict
 
 LOGGER = logging.getLogger("conserved.audit")
@@ -94,7 +94,7 @@ class Gauge:
         own = keys.view_as(keys)
         call, precision = self.seen, coarsest(keys.dtype, self._computing(keys))
         self.seen += 1
-        own.register_hook(lambda slope: self._weigh(name, call, precision, slope))
+        own.register_hook(lambda slope: self._sum_up(name, call, precision, slope))
         return own
 
     @staticmethod
@@ -102,7 +102,7 @@ class Gauge:
         device = keys.device.type
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else keys.dtype
 
-    def _weigh(self, name: str, call: int, precision: torch.dtype, slope: Tensor) -> None:
+    def _sum_up(self, name: str, call: int, precision: torch.dtype, slope: Tensor) -> None:
         self.__dict__.pop("rows", None)
         rows = slope.detach().to(torch.promote_types(slope.dtype, torch.float32))
         if rows.shape[-2] == 1:
@@ -111,8 +111,9 @@ class Gauge:
         # Only the quotient matters, and squares of large or small gradients are infinite or zero.
         peak = rows.abs().amax((-2, -1), keepdim=True)
         rows = rows / torch.where(peak > 0, peak, 1)
-        with torch.no_grad(), full_precision(rows):
-            sizes = weighed(Translation(), (1,), [rows], [rows]).double() * peak.double()[..., 0]
+        with torch.no_grad():
+            sums = of_legs(Translation(), (1,), [(rows, rows)], wanted=Wanted(sizes=True))
+            sizes = sums.sizes()[0].double() * peak.double()[..., 0]
         # (…, heads, 2): everything before the heads is a sequence.
         heads = sizes.shape[-2] if sizes.ndim > 1 else 1
         self._sums.append((name, call, precision, rows.shape[-2] * rows.shape[-1], sizes.reshape(-1, heads, 2)))

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from conserved.symmetry import Leg, Symmetry
-from conserved.view import whole
+from conserved.symmetry import Leg, Symmetry, whole
 
 Loses = Callable[[Symmetry, Leg], str]
 """Why a symmetry with a leg on a table is no law; empty if it is one."""

@@ -53,14 +53,15 @@ def equalize(
     as_json: AsJson = False,
 ) -> None:
     """Move a checkpoint to the best point of its orbit: other weights, the same function."""
-    from conserved.transform import OBJECTIVES
+    from conserved.transform import OBJECTIVES, Checkpoint
     from conserved.transform import equalize as equalized
 
     if objective not in OBJECTIVES:
         raise Usage(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
     if (objective == "activation") != (texts is not None):
         raise Usage("--objective activation and --texts FILE belong together: activations are measured on text.")
-    laws, weights = _opened(folder, out, model, dry=dry_run)
+    laws = _laws(folder, out, model, dry=dry_run)
+    weights = Checkpoint(folder, None if dry_run else out, laws.parameters)
     progress()(f"{len(laws.symmetries)} symmetries; equalising {len(weights)} tensors of {folder}")
     options: dict[str, Any] = {"objective": objective, "approximate": approximate, "seed": seed}
     if texts is not None or load:
@@ -92,11 +93,12 @@ def move(
     """Move a checkpoint along its symmetries by given group elements: other weights, the same function."""
     import torch
 
+    from conserved.transform import Checkpoint
     from conserved.transform import move as moved
 
     if not by and elements is None and random is None:
         raise Usage("Say how to move: --by 'NAME=2.0', --elements FILE or --random SEED.")
-    laws, weights = _opened(folder, out, model, dry=dry_run)
+    laws = _laws(folder, out, model, dry=dry_run)
     chosen: dict[str, Tensor] = {}
     if random is not None:
         generator = torch.Generator().manual_seed(random)
@@ -105,19 +107,19 @@ def move(
         chosen |= _scaled(text, laws.symmetries)
     if elements is not None:
         chosen |= _elements(elements)
+    weights = Checkpoint(folder, None if dry_run else out, laws.parameters)
     _told(moved(weights, chosen, laws=laws), weights, {}, dry=dry_run, as_json=as_json)
 
 
-def _opened(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> tuple[LawSet, Checkpoint]:
-    """The symmetries of the model a folder describes, read without its weights, and its files."""
-    from conserved.transform import Checkpoint, symmetries_of
+def _laws(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> LawSet:
+    """The symmetries of the model a folder describes, read without its weights."""
+    from conserved.transform import symmetries_of
 
     if out is None and not dry:
         raise Usage("Name the folder to write to with -o, or ask for a --dry-run.")
     if not folder.is_dir():
         raise Usage(f"There is no folder {folder}.")
-    laws = symmetries_of(load_model(model or str(folder), [], weights=False))
-    return laws, Checkpoint(folder, None if dry else out, laws.parameters)
+    return symmetries_of(load_model(model or str(folder), [], weights=False))
 
 
 def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | None, options: dict[str, Any]) -> Any:
@@ -135,14 +137,16 @@ def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | No
             weights.movable(name, next(s for s in laws.symmetries if name in s.parameters))
     except Unmovable:
         weights.written += moved
-        if weights.into is not None:
-            for file in weights.into.glob("*.safetensors*"):
-                file.unlink()
-            library: Any = model
-            library.save_pretrained(weights.into)
+        with weights.complete():
+            if weights.staging is not None:
+                for file in weights.staging.glob("*.safetensors*"):
+                    file.unlink()
+                library: Any = model
+                library.save_pretrained(weights.staging)
         return found
     own = dict(model.named_parameters())
-    weights.write({name: own[name].detach() for name in moved})
+    with weights.complete():
+        weights.write({name: own[name].detach() for name in moved})
     return found
 
 
@@ -160,7 +164,7 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     """NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
     import torch
 
-    from conserved.kind import Translation
+    from conserved.symmetry import Translation
     from conserved.transform.elements import element_shape, scaling_element
 
     name, separator, number = text.rpartition("=")

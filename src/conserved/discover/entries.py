@@ -14,8 +14,7 @@ from torch import Tensor
 
 from conserved.discover.charges import EXACT, EntryRelation, cancels
 from conserved.discover.layout import Positions, view_of, views_of
-from conserved.kind import ComplexScaling, GeneralLinear, Kind, Scaling, Translation
-from conserved.symmetry import Leg, Symmetry
+from conserved.symmetry import ComplexScaling, GeneralLinear, Kind, Leg, Scaling, Symmetry, Translation
 
 WHOLE = 12
 """Samples on which entries off the diagonal of the moment map are looked at."""

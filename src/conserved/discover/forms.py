@@ -18,9 +18,7 @@ from torch import Tensor
 from conserved.discover.entries import cliques
 from conserved.discover.features import Rates
 from conserved.discover.relations import EXACT, Relation
-from conserved.kind import ComplexScaling, GeneralLinear, Kind, Scaling, Translation
-from conserved.symmetry import Leg, Symmetry
-from conserved.view import View
+from conserved.symmetry import ComplexScaling, GeneralLinear, Kind, Leg, Scaling, Symmetry, Translation, View
 
 LegType = tuple[str, int, float]
 """Parameter, axis and coefficient shared by the legs of one relation, which differ in their index along the axis."""

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from conserved.view import Pick, View
+from conserved.symmetry import Pick, View
 
 Positions = NDArray[np.int64]
 

@@ -117,15 +117,15 @@ class Span:
             # ‖R⁻¹‖_F bounds the smallest singular value from below: every vector is clearly a new direction.
             self._smallest_clear = min(self._smallest_clear, least)
             self._append(q.mT if least > 1e-2 else self._orthonormal(q.mT))
-            self._weigh(self._project_out(self._faint))
+            self._sort(self._project_out(self._faint))
         elif len(block) > _LARGEST_SVD:
             half = len(block) // 2
             self._absorb(block[:half])
             self._absorb(block[half:])
         else:
-            self._weigh(torch.cat((r.mT @ q.mT, self._faint)))
+            self._sort(torch.cat((r.mT @ q.mT, self._faint)))
 
-    def _weigh(self, rows: Tensor) -> None:
+    def _sort(self, rows: Tensor) -> None:
         """Sort rows orthogonal to the basis into clear and faint directions; these replace the faint ones so far."""
         if not len(rows):
             return

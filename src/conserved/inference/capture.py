@@ -9,6 +9,7 @@ be captured, on real tensors or on the meta device.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved.inference.decompositions import DECOMPOSED
@@ -27,6 +29,9 @@ from conserved.shared_memory import overlapping
 
 AUTOGRAD = "autograd::"
 """Before the name of an autograd function that computes outside PyTorch, where it stands as one operation."""
+
+CHECKPOINT = "torch.utils.checkpoint"
+"""In place of a name: torch computes the forward pass again and differentiates it, so its backward is a derivative."""
 
 KEPT = 100_000
 """Constants of at most this many entries are kept, so that rules can look at their values."""
@@ -225,6 +230,12 @@ class Recorder(TorchDispatchMode):
                 )
             )
 
+    def known_as(self, function: type[torch.autograd.Function]) -> str:
+        """An autograd function's name; torch's checkpoints are what they are called in, another's of that name not."""
+        if function is not CheckpointFunction:
+            return function.__name__
+        return self.custom[-1] if self.custom else CHECKPOINT
+
     def value_of(self, tensor: Tensor) -> int:
         """The number of a tensor's present value."""
         return self._read(tensor).value
@@ -399,15 +410,18 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         torch.nn.modules.module.register_module_forward_pre_hook(enter),
         torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
     ]
-    former = torch.autograd.Function.__dict__["apply"]
+    # Beneath the public `apply`, which programs may have bound long ago: op = MyFunction.apply.
+    base: Any = torch.autograd.function._SingleLevelFunction
+    former = inspect.getattr_static(base, "apply")
+    nested = "apply" in vars(base)
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if (other := recorder.stand_ins.get(f"{AUTOGRAD}{cls.__name__}")) is not None:
             return other(*args, **kwargs)
         before = len(recorder.program.operations)
-        recorder.custom.append(cls.__name__)
+        recorder.custom.append(recorder.known_as(cls))
         try:
-            out = former.__func__(cls, *args, **kwargs)
+            out = former.__get__(None, cls)(*args, **kwargs)
         finally:
             recorder.custom.pop()
         recorder.made_elsewhere(cls.__name__, (args, kwargs), out, before)
@@ -419,13 +433,16 @@ def _watched(recorder: Recorder, model: nn.Module | None) -> Iterator[None]:
         recorder.program.hooked_values.add(recorder.value_of(tensor))
         return former_hook(tensor, hook)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    base.apply = classmethod(apply)
     setattr(Tensor, "register_hook", register_hook)  # noqa: B010
     try:
         yield
     finally:
         setattr(Tensor, "register_hook", former_hook)  # noqa: B010
-        torch.autograd.Function.apply = former  # type: ignore[method-assign]
+        if nested:
+            base.apply = former
+        else:
+            del base.apply
         for hook in hooks:
             hook.remove()
 

@@ -17,8 +17,7 @@ from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type
 from conserved.inference.typing import Typing
 from conserved.inference.written import Unwritten, written, written_law, written_program
-from conserved.kind import ComplexScaling
-from conserved.symmetry import Symmetry
+from conserved.symmetry import ComplexScaling, Symmetry
 from conserved.verdict import Evidence, Verdict
 
 

@@ -9,9 +9,7 @@ import numpy as np
 from conserved.inference.capture import Ref
 from conserved.inference.rules import base_name
 from conserved.inference.typing import Typing
-from conserved.kind import Translation
-from conserved.symmetry import Leg, Symmetry
-from conserved.view import View
+from conserved.symmetry import Leg, Symmetry, Translation, View
 
 
 def inert(typing: Typing) -> list[Symmetry]:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten
 
-from conserved.symmetry import Leg, Symmetry
-from conserved.view import whole
+from conserved.symmetry import Leg, Symmetry, whole
 
 Run = Callable[[Mapping[str, Tensor], int], list[Tensor]]
 """The outputs of a program for given parameters and a seed of its randomness."""

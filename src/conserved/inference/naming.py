@@ -15,8 +15,7 @@ import numpy as np
 
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly, Found, Part
-from conserved.kind import ComplexScaling, GeneralLinear, OneScale
-from conserved.symmetry import Leg, Symmetry
+from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Symmetry
 
 WORDS = {
     "query_scale": ("q", "q_proj", "wq", "query", "to_q", "q_b_proj", "queries", "c_q"),

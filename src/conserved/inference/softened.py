@@ -18,8 +18,7 @@ from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Part
 from conserved.inference.system import Solution
 from conserved.inference.typing import Typing
-from conserved.kind import OneScale, Scaling
-from conserved.symmetry import Symmetry
+from conserved.symmetry import OneScale, Scaling, Symmetry
 
 FUNCTIONS = ("native_layer_norm", "fused_rms_norm", "rms_norm", "native_group_norm", "native_batch_norm")
 """Operations that normalise and have ε as an argument; a name may be longer."""

@@ -21,9 +21,7 @@ from conserved.inference.system import Solution, unsolved
 from conserved.inference.types import Field
 from conserved.inference.typing import Typing
 from conserved.inference.views import Unviewable, columns_view, entries_view, planes_view, rows_view, whole_view
-from conserved.kind import ComplexScaling, GeneralLinear, Kind, OneScale, Scaling, Translation
-from conserved.symmetry import Leg
-from conserved.view import View
+from conserved.symmetry import ComplexScaling, GeneralLinear, Kind, Leg, OneScale, Scaling, Translation, View
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.capture import Operation, Program, Ref
+from conserved.inference.capture import CHECKPOINT, Operation, Program, Ref
 from conserved.inference.engine import Engine, View
 from conserved.inference.rules import RULES, Known, Step, base_name, fix_all, same_value
 from conserved.inference.types import FIXED, Type
@@ -162,13 +162,9 @@ def _seen(typing: Typing, operation: Operation, name: str) -> Known | None:
     return typing.known.get(first) if first != operation.results[0] else None
 
 
-TRANSPARENT = ("CheckpointFunction", "CheckpointFunctionBackward")
-"""Autograd functions whose backward is the derivative of their forward."""
-
-
 def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> None:
     """Remember the charges that go through an autograd function: its backward is whatever its author wrote."""
-    if not operation.custom or operation.custom in TRANSPARENT:
+    if operation.custom in ("", CHECKPOINT):
         return
     typing.custom.add(operation.custom)
     atoms = typing.assumed.setdefault(operation.custom, [])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from conserved.inference.engine import Region
-from conserved.view import Pick, View
+from conserved.symmetry import Pick, View
 
 
 class Unviewable(Exception):

@@ -8,16 +8,15 @@ computed in.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from conserved.batch import Plan
 from conserved.laws import LawSet
-from conserved.symmetry import moment_map
+from conserved.moment import Direction, Point
 
 _PRECISION = torch.float64
 
@@ -30,7 +29,9 @@ class RunLedger:
     def __init__(self, laws: LawSet, theta: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> None:
         """Laws of parameters and gradients that stay where they are in memory while their values change."""
         self.laws, self.theta, self.slopes = laws, theta, slopes
-        self.plan = _joined(laws.plan)
+        # All legs of one shape are read at once, however large: few kernels count more than a copy here.
+        self.plan = replace(laws.plan, small=sys.maxsize)
+        self._point, self._direction = Point(theta), Direction(slopes)
         self.start = self.values()
         self.second = torch.zeros_like(self.start)
         self.first = torch.zeros_like(self.start)
@@ -43,13 +44,13 @@ class RunLedger:
 
     def values(self) -> Tensor:
         """h(θ) of all laws."""
-        return self._vector(self.plan.evaluate(moment_map, self.theta, self.theta, dtype=_PRECISION))
+        return self._vector(self.plan.evaluate([self._point], [(0, 0)], law=True, dtype=_PRECISION).values())
 
     def _sizes(self) -> Tensor:
         return torch.cat([s.flatten() for s in self.laws.reference(self.theta, dtype=_PRECISION).scales.values()])
 
     def _vector(self, found: list[Tensor]) -> Tensor:
-        return torch.cat([s.kind.conserved(value).flatten() for s, value in zip(self.laws, found, strict=True)])
+        return torch.cat([value.flatten() for value in found])
 
     def _places(self) -> dict[str, Tensor]:
         """Which numbers belong to each family."""
@@ -69,22 +70,13 @@ class RunLedger:
         self._add()
 
     def _added(self) -> None:
-        evaluate = self.plan.evaluate
-        along = partial(moment_map, point=False)
         with torch.no_grad():
-            second = evaluate(along, self.slopes, self.slopes, points=(False, False), dtype=_PRECISION)
-            first = evaluate(moment_map, self.theta, self.slopes, points=(True, False), dtype=_PRECISION)
-            self.second += self.rate * self.rate * self._vector(second)
-            self.first -= self.rate * self._mirrored(first)
-
-    def _mirrored(self, first: list[Tensor]) -> Tensor:
-        """μ(θ, G) + μ(G, θ) from μ(θ, G); of a linear law the mirror image is zero."""
-        found = []
-        for symmetry, value in zip(self.laws, first, strict=True):
-            kind = symmetry.kind
-            value = kind.conserved(value)
-            found.append((value if kind.linear else 2 * kind.polar(value)).flatten())
-        return torch.cat(found)
+            found = self.plan.evaluate(
+                (self._point, self._direction), [(0, 1), (1, 0), (1, 1)], law=True, dtype=_PRECISION
+            )
+            first, mirror, second = (self._vector(found.values(pair)) for pair in range(3))
+            self.second += self.rate * self.rate * second
+            self.first -= self.rate * (first + mirror)
 
     def _recorded(self) -> Callable[[], object]:
         """Hundreds of short kernels as one CUDA graph; as they are if they cannot be recorded."""
@@ -128,9 +120,3 @@ class RunLedger:
         """Go on from sums that were saved."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
-
-
-def _joined(plan: Plan) -> Plan:
-    """The same with all legs of one shape read at once, however large: few kernels count more than a copy here."""
-    alike = tuple((tuple(batch for group in groups for batch in group),) for groups in plan.alike)
-    return replace(plan, alike=alike)

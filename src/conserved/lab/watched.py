@@ -14,13 +14,12 @@ from torch.utils._pytree import tree_map
 from conserved.blocks import MixtureOfExperts
 from conserved.impostors import impostors
 from conserved.inference import recognize
-from conserved.kind import Translation
 from conserved.lab.data.examples import Loss
 from conserved.lab.trajectory import Quantity, Role
 from conserved.laws import Change, LawSet, Reference
-from conserved.symmetry import Leg, Symmetry, envelope
+from conserved.moment import Direction
+from conserved.symmetry import Leg, Symmetry, Translation, View
 from conserved.track.record import LawName
-from conserved.view import View
 
 Stacked = Mapping[str, Tensor]
 """Parameters by name, with a first axis over seeds."""
@@ -59,17 +58,17 @@ class Watched:
     def steepness(self, gradients: Stacked) -> dict[str, Tensor]:
         """For every h_i of every quadratic law, what τ⁻² |h_i(θ − τG) − h_i(θ)| can be at most: ½ C_h ‖G‖² of (9).
 
-        A step of gradient descent changes a law by τ² μ(G, G); the envelope bounds that whatever cancels.
+        A step of gradient descent changes a law by τ² μ(G, G); the sum of absolute values bounds that whatever cancels.
         """
         laws = self.laws.select(lambda s: not s.kind.linear and self.roles[s.family] == "law")
         if not laws.symmetries:
             return {}
 
         def of_one(slopes: Stacked) -> dict[str, Tensor]:
-            found = laws.plan.evaluate(envelope, slopes, slopes, points=(False, False), dtype=_PRECISION)
+            found = laws.plan.evaluate([Direction(slopes)], [(0, 0)], law=True, absolute=True, dtype=_PRECISION)
             return {
-                s.name: torch.linalg.vector_norm(s.kind.units(s.kind.conserved(value)), dim=-1)
-                for s, value in zip(laws, found, strict=True)
+                s.name: torch.linalg.vector_norm(s.kind.units(value), dim=-1)
+                for s, value in zip(laws, found.values(), strict=True)
             }
 
         return dict(_over_seeds(of_one, dict(gradients)))

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from conserved.symmetry import whole
 from conserved.track.combination import Combination, Scalar
 from conserved.track.rules import Update
-from conserved.view import whole
 
 Slot = tuple[int, int]
 """A pair of tensors, i ≤ j; for a linear law (0, j) stands for the sum of rows of tensor j."""
@@ -82,7 +82,7 @@ class Expansion:
             made=self.made or any(hasattr(tensor, "full_tensor") for tensor in tensors),
         )
 
-    def shifted(self) -> Expansion:
+    def shifted(self, offset: float) -> Expansion:
         """The same step of θ + c, as a law of 1 + γ sees it: B_0 is then θ' + c, and c one more tensor, the last.
 
         Directions take no shift, so B_0 in them becomes (θ' + c) − c.
@@ -90,7 +90,7 @@ class Expansion:
         gradient = self.gradient
         return replace(
             self,
-            sources=(*self.sources, torch.ones_like(self.sources[0])),
+            sources=(*self.sources, torch.full_like(self.sources[0], offset)),
             before=(*self.before, 1 - self.before[0]),
             total=(*self.total, -self.total[0]),
             parts={cause: (*part, -part[0]) for cause, part in self.parts.items()},

@@ -16,16 +16,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved import fused
-from conserved.batch import Batch, BatchLeg, Plan
-from conserved.kind import Degree, Kind, Translation
-from conserved.sheaf import Sheaf, plain
-from conserved.symmetry import Symmetry, Tensors, full_precision, moment_map, working_dtype
+from conserved.moment import Paired, Plan, Sums, triton_backend
+from conserved.moment.portions import Part
+from conserved.moment.precision import working_dtype
+from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.track.combination import Scalar
 from conserved.track.expansion import Expansion, Slot, StepWeights, Weights
 
 _TEMPORARY = 1 << 25
-"""Entries of parameters whose steps are expanded together: for each of them a rule may make a tensor."""
+"""Entries of parameters whose steps are expanded together at least: for each of them a rule may make a tensor."""
+
+_PORTIONS = 6
+"""About how many portions parameters are read in where there are more: each costs as many launches as a small model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,68 +60,54 @@ class Account:
     rate: Scalar | Float[Tensor, "laws 1"]
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Legs of one batch whose steps have equal coefficients, added up."""
+@dataclass(slots=True, eq=False)
+class _Steps:
+    """A reader of the steps of parameters: a few tensors each, and coefficients that say what the step made of them."""
 
-    weights: StepWeights
-    rate: Scalar
-    slots: tuple[Slot, ...]
-    plus: list[Tensor] = field(default_factory=list)
-    """For every leg of positive degree, the forms of all slots, one row each."""
-    minus: list[Tensor] = field(default_factory=list)
-    absolute: list[Tensor] = field(default_factory=list)
-    """For linear laws: sums of the absolute values of the parameter and of its gradient."""
+    expand: Callable[[Sequence[str]], Sequence[Expansion]]
+    like: Mapping[str, Tensor]
+    portion: int
+    kernels: bool = True
+    numbers: dict[tuple[Hashable, bool], int] = field(default_factory=dict)
+    """By coefficients, and for linear laws or others: where `weights` has them."""
+    weights: list[tuple[StepWeights, tuple[Slot, ...], Scalar]] = field(default_factory=list)
+    """What the account weighs each pair with, all pairs, the rate."""
 
-    def add(self, forms: Tensor, degree: Degree) -> None:
-        (self.plus if degree > 0 else self.minus).append(forms if abs(degree) == 1 else abs(degree) * forms)
+    def stored(self, name: str) -> tuple[Tensor, ...]:
+        """In the precision that watching began in."""
+        return (self.like[name],)
 
-    def signed(self) -> tuple[Tensor, Tensor]:
-        """The sum over all legs with their signs, and without, for every slot."""
-        plus, minus = _over_legs(self.plus), _over_legs(self.minus)
-        if plus is None:
-            assert minus is not None
-            return -minus, minus
-        return (plus, plus) if minus is None else (plus - minus, plus + minus)
+    def read(self, names: Sequence[str]) -> list[_Step]:
+        """The steps of some parameters, when their turn comes."""
+        return [_Step(expansion, self) for expansion in self.expand(names)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """One leg of one batch: the tensors of its parameter's step, and the sums that take what is read."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """The step of one parameter."""
 
-    number: int
-    position: int
-    sources: tuple[Tensor, ...]
-    gradient: tuple[Scalar, ...] | None
-    sums: _Sums
+    expansion: Expansion
+    reader: _Steps
 
+    @property
+    def made(self) -> bool:
+        """Whether the rule made tensors for it."""
+        return self.expansion.made
 
-def _side_by_side(held: Sequence[_Sums]) -> list[_Sums]:
-    """Merge batches that have the same legs, so that later operations run once for all of them."""
-    if len(held) == 1 or len({(len(one.plus), len(one.minus)) for one in held}) > 1:
-        return list(held)
-
-    def joined(side: str) -> list[Tensor]:
-        return [torch.cat(legs, 1) for legs in zip(*(getattr(one, side) for one in held), strict=True)]
-
-    first = held[0]
-    return [
-        _Sums(
-            first.weights,
-            first.rate,
-            first.slots,
-            plus=joined("plus"),
-            minus=joined("minus"),
-            absolute=joined("absolute"),
-        )
-    ]
-
-
-def _over_legs(legs: list[Tensor]) -> Tensor | None:
-    """Stacked once and summed once, however many legs there are."""
-    if not legs:
-        return None
-    return legs[0] if len(legs) == 1 else torch.stack(legs).sum(0)
+    def paired(self, *, linear: bool, offset: float) -> Paired:
+        """Its tensors, θ after the step first, and all pairs of them that the account needs."""
+        step, reader = self.expansion.shifted(offset) if offset else self.expansion, self.reader
+        key = step.key, linear
+        number = reader.numbers.get(key)
+        if number is None:
+            number = reader.numbers[key] = len(reader.weights)
+            weights = step.weights(linear=linear)
+            reader.weights.append((weights, weights.slots(), step.rate))
+        points = (True,) + (False,) * (len(step.sources) - 1)
+        bounded: tuple[int, ...] = ()
+        if linear:
+            bounded = (0,) if step.gradient is None else (0, _index(step.gradient))
+        return Paired(step.sources, points, reader.weights[number][1], number, bounded)
 
 
 class Ledger:
@@ -127,167 +115,64 @@ class Ledger:
 
     def __init__(self, symmetries: Sequence[Symmetry], theta: Tensors, *, dtype: torch.dtype | None = None) -> None:
         self.symmetries = tuple(symmetries)
-        plan = Plan.of(self.symmetries)
-        self._batches = plan.batches
-        self._uses: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._plan, self._dtype = Plan.of(self.symmetries), dtype
         grouped: dict[tuple[Kind, int, int, torch.device], list[int]] = defaultdict(list)
-        self._dtypes: list[torch.dtype] = []
-        for number, batch in enumerate(self._batches):
+        for number, batch in enumerate(self._plan.batches):
             first = self.symmetries[batch.members[0]]
-            device = theta[first.parameters[0]].device
-            grouped[first.kind, first.n, _columns(first), device].append(number)
-            self._dtypes.append(working_dtype([theta[leg.view.parameter] for leg in batch.legs], dtype))
-            for position, leg in enumerate(batch.legs):
-                self._uses[leg.view.parameter].append((number, position))
-        self._lies = [
-            [_lies(self.symmetries[batch.members[0]], leg, dtype) for leg in batch.legs]
-            for batch, dtype in zip(self._batches, self._dtypes, strict=True)
-        ]
+            # Columns matter to the size of a translation's law alone.
+            columns = first.m if first.kind.linear else 0
+            grouped[first.kind, first.n, columns, theta[first.parameters[0]].device].append(number)
         self._members = list(grouped.values())
         self.shelves = tuple(
-            Shelf(kind, n, m, tuple(place for number in numbers for place in self._batches[number].members))
+            Shelf(kind, n, m, tuple(place for number in numbers for place in self._plan.batches[number].members))
             for (kind, n, m, _), numbers in grouped.items()
         )
-        self.parameters = tuple(self._uses)
-        self._like = theta[self.parameters[0]]
-        # Where layers are read together, their parameters' steps are expanded together too.
-        most = _TEMPORARY if fused.available(self._like.device) else 0
-        self._portions = _portions({name: theta[name].numel() for name in self._uses}, most)
+        self.parameters = tuple(self._plan.uses)
+        self._portion = max(_TEMPORARY, sum(self._plan.counts.values()) // _PORTIONS)
+        self._like = {
+            name: torch.empty((), dtype=theta[name].dtype, device=theta[name].device) for name in self.parameters
+        }
 
     def account(self, expand: Callable[[Sequence[str]], Sequence[Expansion]]) -> list[Account]:
         """The account of a step for every shelf; `expand` gives the steps of some parameters when their turn comes."""
-        sums: list[dict[Hashable, _Sums]] = [{} for _ in self._batches]
-        known: dict[tuple[Hashable, bool], StepWeights] = {}
-        waiting: dict[Hashable, list[_Read]] = defaultdict(list)
-        with torch.no_grad(), full_precision(self._like):
-            for names in self._portions:
-                made = False
-                for name, expansion in zip(names, expand(names), strict=True):
-                    types = _types(expansion.sources)
-                    made = made or expansion.made
-                    for number, position in self._uses[name]:
-                        read = self._noted(sums[number], number, position, expansion, known)
-                        lies = self._lies[number][position]
-                        if types is None or lies is None:
-                            self._read(read)
-                        else:
-                            waiting[lies, types, read.sums.slots].append(read)
-                if made:
-                    self._read_together(waiting)
-            self._read_together(waiting)
-            return [self._shelved(numbers, sums) for numbers in self._members]
+        # Where layers are read together, their parameters' steps are expanded together too.
+        together = triton_backend.available(self._like[self.parameters[0]].device)
+        steps = _Steps(expand, self._like, self._portion if together else 0)
+        with torch.no_grad():
+            parts = self._plan.evaluate(steps, law=True, dtype=self._dtype).parts
+            return [self._shelved([parts[number] for number in numbers], steps) for numbers in self._members]
 
-    def _noted(
-        self,
-        sums: dict[Hashable, _Sums],
-        number: int,
-        position: int,
-        expansion: Expansion,
-        known: dict[tuple[Hashable, bool], StepWeights],
-    ) -> _Read:
-        """What is to be read of one leg, and which sums of its batch it belongs to."""
-        batch = self._batches[number]
-        if batch.legs[position].view.offset:
-            expansion = expansion.shifted()
-        key, linear = expansion.key, self.symmetries[batch.members[0]].kind.linear
-        if key not in sums:
-            if (key, linear) not in known:
-                known[key, linear] = expansion.weights(linear=linear)
-            weights = known[key, linear]
-            sums[key] = _Sums(weights, expansion.rate, weights.slots())
-        return _Read(number, position, expansion.sources, expansion.gradient, sums[key])
-
-    def _read(self, read: _Read) -> None:
-        """Add one leg to the sums of its batch."""
-        batch, dtype = self._batches[read.number], self._dtypes[read.number]
-        leg, symmetry = batch.legs[read.position], self.symmetries[batch.members[0]]
-        kind, degree, offset = symmetry.kind, symmetry.legs[read.position].degree, leg.view.offset
-        first, *rest = (_matrices(batch, leg, source, point=place == 0) for place, source in enumerate(read.sources))
-        legs = [first, *rest[:-1], offset * rest[-1]] if offset else [first, *rest]
-        if kind.linear:
-            # The moment map at a point is the sum of the rows of the direction, whatever the point.
-            chosen = [legs[j].to(dtype) for _, j in read.sums.slots]
-            forms = torch.stack([moment_map(kind, (1,), (chosen[0],), (direction,)) for direction in chosen])
-            shown = [0] if read.gradient is None else [0, _index(read.gradient)]
-            assert isinstance(kind, Translation)
-            absolute = kind.column_sizes([legs[j] for j in shown], dtype)
-            read.sums.absolute.append(abs(degree) * absolute)
-        else:
-            forms = kind.pairings(legs, read.sums.slots, dtype)
-        read.sums.add(forms, degree)
-
-    def _read_together(self, waiting: dict[Hashable, list[_Read]]) -> None:
-        """Add the legs that wait to the sums of their batches, those that lie alike in one go."""
-        for reads in waiting.values():
-            first = reads[0]
-            batch = self._batches[first.number]
-            layout = batch.legs[first.position].layout
-            assert layout is not None
-            sheaves = [Sheaf(column, layout) for column in zip(*(read.sources for read in reads), strict=True)]
-            kind = self.symmetries[batch.members[0]].kind
-            forms = kind.pairings(sheaves, first.sums.slots, torch.float32)
-            for read, mine in zip(reads, forms.unbind(1), strict=True):
-                owner = self._batches[read.number]
-                size = len(owner.members)
-                whole = mine if mine.shape[1] == size else mine.expand(-1, size, *mine.shape[2:])
-                read.sums.add(whole, self.symmetries[owner.members[0]].legs[read.position].degree)
-        waiting.clear()
-
-    def _shelved(self, numbers: Sequence[int], sums: Sequence[dict[Hashable, _Sums]]) -> Account:
+    def _shelved(self, parts: Sequence[Part], steps: _Steps) -> Account:
         """Put the sums of all batches of a shelf together."""
-        keys = {key for number in numbers for key in sums[number]}
-        kind = self.symmetries[self._batches[numbers[0]].members[0]].kind
+        kind = self.symmetries[parts[0].members[0]].kind
+        keys = {key for part in parts for key in part.sums}
         if len(keys) == 1:
             (key,) = keys
-            return _accounted(kind, [sums[number][key] for number in numbers])
-        pieces = [_mixed([_accounted(kind, [held]) for held in sums[number].values()]) for number in numbers]
-        return _stacked(pieces)
+            return _accounted(kind, [part.expanded(key) for part in parts], *steps.weights[key])
+        return _stacked(
+            [
+                _mixed([_accounted(kind, [part.expanded(key)], *steps.weights[key]) for key in part.sums])
+                for part in parts
+            ]
+        )
 
 
-def _portions(entries: Mapping[str, int], most: int) -> list[list[str]]:
-    """Parameters in order, as many at a time as have at most so many entries together; a larger one by itself."""
-    found: list[list[str]] = []
-    room = -1
-    for name, count in entries.items():
-        if count > room:
-            found.append([])
-            room = most
-        found[-1].append(name)
-        room -= count
-    return found
+def _side_by_side(held: Sequence[Sums]) -> list[Sums]:
+    """Batches of the same legs as one, so that what follows is done once for all of them."""
+    if len(held) == 1 or len({(len(one.plus), len(one.minus)) for one in held}) > 1:
+        return list(held)
 
+    def joined(side: str) -> list[Tensor]:
+        return [torch.cat(legs, 1) for legs in zip(*(getattr(one, side) for one in held), strict=True)]
 
-def _lies(symmetry: Symmetry, leg: BatchLeg, dtype: torch.dtype) -> Hashable | None:
-    """Equal for legs that lie in memory alike and can be read together; None for one that is read by itself."""
-    alone = leg.view.offset or dtype != torch.float32 or not symmetry.kind.in_sheaves(symmetry.n)
-    return None if alone or leg.layout is None else (symmetry.kind, leg.layout)
-
-
-def _types(sources: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
-    """The types of tensors that kernels can read."""
-    device = sources[0].device
-    if not fused.available(device):
-        return None
-    found = tuple(source.dtype for source in sources)
-    readable = all(kind in fused.TYPES for kind in found) and all(plain(source, device) for source in sources)
-    return found if readable else None
-
-
-def _columns(symmetry: Symmetry) -> int:
-    """The columns that matter to the size of a law: only a translation's law has any."""
-    return symmetry.m if symmetry.kind.linear else 0
-
-
-def _matrices(batch: Batch, leg: BatchLeg, source: Tensor, *, point: bool) -> Tensor:
-    found = leg.matrices({leg.view.parameter: source}, point=point)
-    return found if len(found) == len(batch.members) else found.expand(len(batch.members), -1, -1)
+    return [Sums(held[0].pairs, plus=joined("plus"), minus=joined("minus"), columns=joined("columns"))]
 
 
 def _index(gradient: Sequence[Scalar]) -> int:
     return next(j for j, weight in enumerate(gradient) if isinstance(weight, Tensor) or weight != 0)
 
 
-def _weighed(forms: Tensor, slots: tuple[Slot, ...], weights: Weights) -> Tensor:
+def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: Weights) -> Tensor:
     """Σ weight · form."""
     total: Tensor | None = None
     for slot, weight in weights.items():
@@ -301,28 +186,29 @@ def _weighed(forms: Tensor, slots: tuple[Slot, ...], weights: Weights) -> Tensor
     return torch.zeros_like(forms[0]) if total is None else total
 
 
-def _accounted(kind: Kind, held: Sequence[_Sums]) -> Account:
+def _accounted(
+    kind: Kind, held: Sequence[Sums], weights: StepWeights, slots: tuple[Slot, ...], rate: Scalar
+) -> Account:
     """The account of batches whose legs all step with the same coefficients."""
-    weights, slots, rate = held[0].weights, held[0].slots, held[0].rate
+    products = kind.products
     held = _side_by_side(held)
-    sums = [one.signed() for one in held]
-    forms = _cat([kind.coordinates(kind.polar(difference)) for difference, _ in sums], 1)
+    forms = _cat([products.coordinates(products.polar(one.signed())) for one in held], 1)
     if kind.linear:
-        absolute = _cat([_added(one.absolute) for one in held], 1)
+        absolute = _cat([_added(one.columns) for one in held], 1)
         sizes, moved = absolute[0], forms.new_zeros(forms.shape[1])
         steepness = absolute[1].amax(-1) if len(absolute) > 1 else torch.zeros_like(moved)
     else:
-        spread = _cat([kind.sizes(total) for _, total in sums], 1)
+        spread = _cat([products.squares(one.unsigned()) for one in held], 1)
         sizes = spread[0]
-        moved = _weighed(spread, slots, weights.second).sum(-1)
-        steep = _weighed(spread, slots, weights.steepness).amax(-1)
+        moved = _combined(spread, slots, weights.second).sum(-1)
+        steep = _combined(spread, slots, weights.steepness).amax(-1)
         steepness = 2 * (steep.clamp(min=0) * sizes.amax(-1)).sqrt()
     return Account(
         law=forms[0],
         sizes=sizes,
-        first={cause: _weighed(forms, slots, part) for cause, part in weights.first.items()},
-        slope=_weighed(forms, slots, weights.slope),
-        second=_weighed(forms, slots, weights.second),
+        first={cause: _combined(forms, slots, part) for cause, part in weights.first.items()},
+        slope=_combined(forms, slots, weights.slope),
+        second=_combined(forms, slots, weights.second),
         moved=moved,
         steepness=steepness,
         rate=rate,
@@ -394,7 +280,7 @@ def rounding(shelf: Shelf, symmetries: Sequence[Symmetry], theta: Tensors, dtype
     for place in shelf.places:
         symmetry = symmetries[place]
         stored = max(torch.finfo(theta[name].dtype).eps for name in symmetry.parameters)
-        work = torch.finfo(working_dtype([theta[name] for name in symmetry.parameters], dtype)).eps
-        terms = sum(symmetry.kind.terms(leg.view.n, leg.view.m) for leg in symmetry.legs)
+        work = torch.finfo(working_dtype((theta[name].dtype for name in symmetry.parameters), dtype)).eps
+        terms = sum(symmetry.kind.products.summands(leg.view.n, leg.view.m) for leg in symmetry.legs)
         found.append(3 * stored + 4 * sqrt(terms) * work)
     return found

@@ -10,12 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.judging import TOLERANCE
-from conserved.laws import Reference
+from conserved.laws import Change, Reference
 from conserved.symmetry import Symmetry, Tensors
 from conserved.track.ledger import Account, Shelf, rounding
-
-_BALANCED = 1e-6
-"""As in `LawSet.errors`: below this share of its terms a law has no value to be relative to."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +78,7 @@ class Scales:
         }
         return Scales(
             denominators=torch.stack([_denominators(shelf, reference, one.name) for one in chosen]).to(like),
-            multiplicities=shelf.kind.multiplicities(shelf.n, chosen[0].m).to(like),
+            multiplicities=shelf.kind.products.multiplicities(shelf.n, chosen[0].m).to(like),
             rounding=like.new_tensor(rounding(shelf, symmetries, theta, dtype))[:, None],
             tolerance=like.new_tensor(limits),
             floor=like.new_tensor(floors),
@@ -104,11 +101,10 @@ class Scales:
 
 
 def _denominators(shelf: Shelf, reference: Reference, name: str) -> Tensor:
-    units = shelf.kind.units
-    size = torch.linalg.vector_norm(units(reference.values[name]), dim=-1)
-    terms = torch.linalg.vector_norm(units(reference.scales[name]), dim=-1)
-    size = torch.where(size > _BALANCED * terms, size, terms)
-    return torch.where(size > 0, size, torch.ones_like(size))
+    size, terms = (
+        torch.linalg.vector_norm(shelf.kind.units(part[name]), dim=-1) for part in (reference.values, reference.scales)
+    )
+    return Change(distance=size, size=size, terms=terms).unit()
 
 
 def begun(account: Account) -> Running:
@@ -154,7 +150,7 @@ def settled(
         else (torch.ones_like(account.moved) * account.rate)
     )
     sizes = torch.maximum(account.sizes, running.sizes)
-    bound = scales.rounding * shelf.kind.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
+    bound = scales.rounding * shelf.kind.products.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
     running.accounted += explained
     # Copies: what an account holds are views of everything it was computed from.
     running.previous, running.sizes = account.law.clone(), account.sizes.clone()

@@ -13,14 +13,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry, Tensors, envelope
+from conserved.moment import Direction, Point
+from conserved.symmetry import Tensors
 from conserved.track.ledger import Ledger
 from conserved.track.shelf_account import Running
 from conserved.track.watch import OptimizerWatch
@@ -107,7 +108,7 @@ def decays(ledger: Ledger, running: list[Running], watch: OptimizerWatch) -> lis
     """The decay law for every law whose legs decay alike, in the order of the laws."""
     found: dict[int, Decay] = {}
     for shelf, kept in zip(ledger.shelves, running, strict=True):
-        weights = shelf.kind.multiplicities(shelf.n, shelf.m).to(kept.reference)
+        weights = shelf.kind.products.multiplicities(shelf.n, shelf.m).to(kept.reference)
         size = (weights * kept.reference.square()).sum(-1)
         share = ((weights * kept.reference * kept.previous).sum(-1) / size).tolist()
         for place, left in zip(shelf.places, share, strict=True):
@@ -128,23 +129,18 @@ def momenta(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """A = anti μ(θ, b) and the size of its terms, for every law all of whose legs have momentum buffers."""
     buffers = {name: buffer for name in theta if (buffer := watch.buffer_of(name)) is not None}
-    return dict(_turning(laws, theta, buffers, dtype))
-
-
-def _turning(
-    laws: LawSet, theta: Tensors, buffers: Tensors, dtype: torch.dtype | None
-) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-    for symmetry in laws:
-        if all(name in buffers for name in symmetry.parameters):
-            with torch.no_grad():
-                value = symmetry.kind.rotation(symmetry.moment_map(theta, buffers, dtype=dtype))
-                if value is not None:
-                    yield symmetry.name, (value, _size(symmetry, theta, buffers, dtype))
-
-
-def _size(symmetry: Symmetry, theta: Tensors, buffers: Tensors, dtype: torch.dtype | None) -> Tensor:
-    left, right = symmetry.matrices(theta, dtype), symmetry.matrices(buffers, dtype, point=False)
-    return torch.linalg.vector_norm(envelope(symmetry.kind, symmetry.degrees, left, right))
+    turning = laws.select(lambda s: all(name in buffers for name in s.parameters))
+    sources = Point(theta), Direction(buffers)
+    with torch.no_grad():
+        values, bounds = (
+            turning.plan.evaluate(sources, [(0, 1)], absolute=absolute, dtype=dtype).values()
+            for absolute in (False, True)
+        )
+        return {
+            symmetry.name: (part, torch.linalg.vector_norm(bound))
+            for symmetry, value, bound in zip(turning, values, bounds, strict=True)
+            if (part := symmetry.kind.products.rotation(value)) is not None
+        }
 
 
 def angular_momenta(laws: LawSet, start: Momenta, now: Momenta, watch: OptimizerWatch) -> list[AngularMomentum]:

@@ -157,6 +157,8 @@ class _Watch(TorchDispatchMode):
 
 def channel_sizes(model: nn.Module, batches: Iterable[Batch]) -> ChannelSizes:
     """Run a model, as it is and without gradients, and measure what every weight is multiplied with."""
+    if isinstance(batches, Tensor | Mapping):
+        raise ValueError("batches is a list of batches; to measure on one batch, put it in a list.")
     watch = _Watch(dict(model.named_parameters()))
     empty = True
     with torch.no_grad():

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from conserved.kind import GeneralLinear, Translation
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry, Tensors
-from conserved.transform.elements import Exchange, Orthogonal, by_unit, composed, scaling_element
+from conserved.symmetry import GeneralLinear, Symmetry, Tensors, Translation
+from conserved.transform.canonical import found_symmetries, representative
+from conserved.transform.elements import (
+    Exchange,
+    Orthogonal,
+    Unmovable,
+    by_unit,
+    composed,
+    inverse,
+    scaling_element,
+)
 from conserved.transform.moving import Weights, act_on
 
 ROUNDS = 50
@@ -50,62 +59,96 @@ class Aligned:
 def align(
     reference: nn.Module | Mapping[str, Tensor],
     target: nn.Module | Mapping[str, Tensor],
-    *,
-    laws: LawSet | Iterable[Symmetry],
-    exchanges: Iterable[Symmetry] = (),
+    *args: Any,
+    laws: LawSet | Iterable[Symmetry] | None = None,
+    exchanges: Iterable[Symmetry] | None = None,
     continuous: bool = True,
+    **kwargs: Any,
 ) -> Aligned:
     """Move one checkpoint along its orbit as near to another as it gets. Its function stays what it is.
 
     Args:
         reference: the checkpoint to come near to; it is not changed.
         target: the one that is moved: a module in place, of a dictionary `Aligned.state` is the result.
-        laws: the symmetries, as `conserved.transform.symmetries_of` gives them.
-        exchanges: units that may change places, as `conserved.transform.exchanges` finds them.
+        *args: example inputs, as the model is called; not needed with `laws`, or where the model says how.
+        laws: the symmetries, as `conserved.transform.symmetries_of` gives them; a dictionary needs them.
+        exchanges: units that may change places, as `conserved.transform.exchanges` finds them; they are looked for
+            where neither they nor laws are given.
         continuous: whether to use scalings, general linear groups and translations as well.
+        **kwargs: more example inputs, by name.
 
     Returns:
         An `Aligned`: the distance before and after, the move, and what remains in each parameter.
 
     """
-    listed = [s for s in (laws.symmetries if isinstance(laws, LawSet) else laws) if s.exact] if continuous else []
-    swaps = list(exchanges)
+    exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
+    every = [*swaps, *(exact if continuous else ())]
     known = laws.parameters if isinstance(laws, LawSet) else ()
     wanted, own = Weights(reference), Weights(target, known)
-    every = [*swaps, *listed]
     for symmetry in every:
         for name in symmetry.parameters:
             wanted.movable(name, symmetry)
             own.movable(name, symmetry)
     names = dict.fromkeys(name for symmetry in every for name in symmetry.parameters)
-    goal, work = ({name: weights.read(name) for name in names} for weights in (wanted, own))
-    before = distance(goal, work)
-    steps: list[tuple[Symmetry, Tensor]] = []
-    rounds, last, now = 0, float("inf"), before
+    goal, start = ({name: weights.read(name).cpu() for name in names} for weights in (wanted, own))
+    for weights in (goal, start):
+        for name, tensor in weights.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise Unmovable(f"{name} has entries that are not finite: there is no distance to make small.")
+    before = distance(goal, start)
     with torch.no_grad():
-        while rounds < ROUNDS and now < last - 1e-9 * before:
-            rounds, last = rounds + 1, now
-            for symmetry in every:
-                element = nearest(symmetry, goal, work)
-                if element is None:
-                    continue
-                trial = {name: work[name].clone() for name in symmetry.parameters}
-                act_on(symmetry, element, trial)
-                mine = {name: work[name] for name in trial}
-                if distance({n: goal[n] for n in trial}, trial) <= distance({n: goal[n] for n in trial}, mine):
-                    work |= trial
-                    steps.append((symmetry, element))
-            now = distance(goal, work)
-        own.write(work)
+        found = _gone_round(goal, start, every, [])
+        if continuous and distance(goal, found.work) > 1e-6 * before:
+            # Going round may end where no single symmetry helps; two checkpoints of one orbit have one representative.
+            (_, there), (middle, steps) = (representative(weights, exact, swaps) for weights in (goal, start))
+            back = [(s, inverse(s.kind, element)) for s, element in reversed(there)]
+            work = {name: middle[name].clone() for name in names}
+            for symmetry, element in back:
+                act_on(symmetry, element, work)
+            other = _gone_round(goal, work, every, [*steps, *back])
+            found = min(found, other, key=lambda one: distance(goal, one.work))
+        own.write(found.work)
     return Aligned(
         parameters=tuple(own.written),
         state=own.state,
-        steps=tuple(_merged(steps)),
+        steps=tuple(_merged(found.steps)),
         before=before,
-        after=distance(goal, work),
-        remains={name: float((work[name] - goal[name]).norm() / goal[name].norm().clamp_min(1e-300)) for name in names},
-        rounds=rounds,
+        after=distance(goal, found.work),
+        remains={n: float((found.work[n] - goal[n]).norm() / goal[n].norm().clamp_min(1e-300)) for n in names},
+        rounds=found.rounds,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Way:
+    """Weights on their way to a goal."""
+
+    work: dict[str, Tensor]
+    steps: list[tuple[Symmetry, Tensor]]
+    rounds: int
+
+
+def _gone_round(
+    goal: Tensors, start: Tensors, every: Sequence[Symmetry], steps: Sequence[tuple[Symmetry, Tensor]]
+) -> _Way:
+    """Bring one symmetry after the other as near to the goal as it gets, until nothing comes nearer."""
+    work, taken = dict(start), list(steps)
+    now = distance(goal, work)
+    rounds, last, least = 0, float("inf"), 1e-9 * now
+    while rounds < ROUNDS and now < last - least:
+        rounds, last = rounds + 1, now
+        for symmetry in every:
+            element = nearest(symmetry, goal, work)
+            if element is None:
+                continue
+            trial = {name: work[name].clone() for name in symmetry.parameters}
+            act_on(symmetry, element, trial)
+            mine = {name: work[name] for name in trial}
+            if distance({n: goal[n] for n in trial}, trial) <= distance({n: goal[n] for n in trial}, mine):
+                work |= trial
+                taken.append((symmetry, element))
+        now = distance(goal, work)
+    return _Way(work=work, steps=taken, rounds=rounds)
 
 
 def _merged(steps: Sequence[tuple[Symmetry, Tensor]]) -> list[tuple[Symmetry, Tensor]]:
@@ -192,7 +235,10 @@ def _nearest_linear(wanted: list[Tensor], mine: list[Tensor], degrees: Sequence[
     eye = torch.eye(n, dtype=torch.float64)
 
     def cost(g: Tensor) -> float:
-        inverted = torch.linalg.inv(g).mT
+        inverse_of, failed = torch.linalg.inv_ex(g)
+        if int(failed):
+            return float("inf")
+        inverted = inverse_of.mT
         return sum(
             float((a - (g if d > 0 else inverted) @ b).square().sum())
             for a, b, d in zip(wanted, mine, degrees, strict=True)

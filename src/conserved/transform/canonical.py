@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from conserved.kind import ComplexScaling, GeneralLinear
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry, Tensors
-from conserved.transform.elements import Exchange
+from conserved.symmetry import ComplexScaling, GeneralLinear, Symmetry, Tensors
+from conserved.symmetry.view import whole
+from conserved.transform.coupling import exchanges as equal_units
+from conserved.transform.elements import Exchange, inverse
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import symmetries_of
-from conserved.transform.moving import Weights, act_on
+from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on, is_plain
 
 DIGITS = 4
 """Significant digits of the numbers that a digest is made of."""
@@ -26,61 +27,92 @@ def canonical(
     target: nn.Module | Mapping[str, Tensor],
     *args: Any,
     laws: LawSet | None = None,
-    exchanges: Iterable[Symmetry] = (),
+    exchanges: Iterable[Symmetry] | None = None,
     **kwargs: Any,
 ) -> dict[str, Tensor]:
     """The weights at a point of the orbit that does not depend on where on it they were.
 
     Laws are made zero first, which fixes scales and leaves rotations; then rows of general linear spaces become
-    eigenvectors of their Gram matrix, largest first, with a positive sum; pairs of rotary planes get the phase at which
-    their sum is real; and equal units are put in the order of their norms. Where eigenvalues or norms coincide the
-    representative is not unique.
+    eigenvectors of their Gram matrix, largest first, with a positive sum of cubes; pairs of rotary planes get the phase
+    at which theirs is real; and equal units are put in the order of their norms. Where eigenvalues or norms coincide
+    the representative is not unique.
 
     Args:
         target: a module or a dictionary of weights, which stays as it is.
         *args: example inputs, as the model is called; not needed with `laws`.
         laws: the symmetries, which a dictionary needs.
-        exchanges: units that may change places, as `conserved.transform.exchanges` finds them.
+        exchanges: units that may change places, as `conserved.transform.exchanges` finds them; they are looked for
+            where neither they nor laws are given.
         **kwargs: more example inputs, by name.
 
     Returns:
         The moved weights in float64; names that no symmetry moves are passed on.
 
     """
+    exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
+    tensors = dict(target.named_parameters()) if isinstance(target, nn.Module) else dict(target)
+    weights = Weights(tensors)
+    for symmetry in (*exact, *swaps):
+        for name in symmetry.parameters:
+            weights.movable(name, symmetry)
+    state, _ = representative({n: whole(t.detach()).double() for n, t in tensors.items() if _counts(t)}, exact, swaps)
+    return {**tensors, **state}
+
+
+def _counts(tensor: object) -> bool:
+    """Whether something in a dictionary of weights is numbers that can be computed with."""
+    return isinstance(tensor, Tensor) and is_plain(tensor) and tensor.dtype in STORED and bool(tensor.numel())
+
+
+def found_symmetries(
+    target: nn.Module | Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    laws: LawSet | Iterable[Symmetry] | None,
+    exchanges: Iterable[Symmetry] | None,
+) -> tuple[list[Symmetry], list[Symmetry]]:
+    """Exact symmetries of the function, and units that may change places: those given, or the model's own."""
     if laws is None:
         if not isinstance(target, nn.Module):
-            raise ValueError("Of a dictionary of weights the symmetries are not known: pass laws=.")
+            raise ValueError("Of a dictionary of weights the symmetries are not known: pass laws=symmetries_of(model).")
         laws = symmetries_of(target, *args, **kwargs)
-    tensors = dict(target.named_parameters()) if isinstance(target, nn.Module) else dict(target)
-    state = {n: t.detach().double() if t.is_floating_point() else t for n, t in tensors.items()}
-    state = equalize(state, laws=laws).state
-    weights = Weights(state)
-    exact = [s for s in laws.symmetries if s.exact]
-    swaps = list(exchanges)
-    names = dict.fromkeys(name for symmetry in (*exact, *swaps) for name in symmetry.parameters)
-    work = {name: weights.read(name) for name in names}
-    with torch.no_grad():
-        for symmetry in exact:
-            if isinstance(symmetry.kind, GeneralLinear):
-                act_on(symmetry, _principal(symmetry, work), work)
-        for symmetry in swaps:
-            act_on(symmetry, _sorted(symmetry, work), work)
-        # Sums of rows do not change when columns change places, so signs and phases come last.
-        for symmetry in exact:
-            if isinstance(symmetry.kind, GeneralLinear | ComplexScaling):
-                act_on(symmetry, _signed(symmetry, work), work)
+        exchanges = equal_units(target, *args, laws=laws, **kwargs) if exchanges is None else exchanges
+    listed = laws.symmetries if isinstance(laws, LawSet) else laws
+    exact = [s for s in listed if s.exact and s.family not in (*ABOUT_GRADIENTS, *ABOUT_LOSS)]
+    return exact, list(exchanges or ())
+
+
+def representative(
+    state: Tensors, exact: Sequence[Symmetry], swaps: Sequence[Symmetry]
+) -> tuple[dict[str, Tensor], list[tuple[Symmetry, Tensor]]]:
+    """Weights in float64 at the point of their orbit that does not depend on where they were, and the way there."""
+    balanced = equalize(state, laws=exact).moved
+    steps = [(s, inverse(s.kind, element)) for s, element in reversed(list(balanced.inverse.items()))]
+    weights = Weights(balanced.state)
+    work = {name: weights.read(name).cpu() for symmetry in (*exact, *swaps) for name in symmetry.parameters}
+    linear = [s for s in exact if isinstance(s.kind, GeneralLinear)]
+    passes = (
+        (linear, _principal),
+        (swaps, _sorted),
+        # Odd sums over columns do not change when these change places, so signs and phases come after that.
+        ([s for s in exact if isinstance(s.kind, GeneralLinear | ComplexScaling)], _signed),
         # Exchanging units inside a head undoes the order of its eigenvectors.
-        for symmetry in exact:
-            if isinstance(symmetry.kind, GeneralLinear):
-                act_on(symmetry, _ordered(symmetry, work), work)
-    return {**state, **work}
+        (linear, _ordered),
+    )
+    with torch.no_grad():
+        for members, chosen in passes:
+            for symmetry in members:
+                element = chosen(symmetry, work)
+                act_on(symmetry, element, work)
+                steps.append((symmetry, element))
+    return {**balanced.state, **work}, steps
 
 
 def _gram(symmetry: Symmetry, work: Tensors) -> Tensor:
     found = torch.zeros(symmetry.n, symmetry.n, dtype=torch.float64)
     for leg, matrix in zip(symmetry.legs, symmetry.matrices(work), strict=True):
         if leg.degree > 0:
-            found += (matrix @ matrix.mT).cpu()
+            found += matrix @ matrix.mT
     return found
 
 
@@ -96,17 +128,19 @@ def _ordered(symmetry: Symmetry, work: Tensors) -> Tensor:
 
 def _sorted(symmetry: Symmetry, work: Tensors) -> Tensor:
     assert isinstance(symmetry.kind, Exchange)
-    sizes = torch.stack([matrix.square().sum(1).cpu() for matrix in symmetry.matrices(work)]).sum(0)
+    sizes = torch.stack([matrix.square().sum(1) for matrix in symmetry.matrices(work)]).sum(0)
     return sizes.argsort(descending=True, stable=True)
 
 
 def _signed(symmetry: Symmetry, work: Tensors) -> Tensor:
-    first = symmetry.matrices(work)[0].sum(1).cpu()
+    """Signs and phases that make sums of cubes positive; plain sums may be zero, as where a norm centres."""
+    first = symmetry.matrices(work)[0]
     if isinstance(symmetry.kind, GeneralLinear):
-        return torch.diag(torch.where(first < 0, -1.0, 1.0).double())
+        return torch.diag(torch.where(first.pow(3).sum(1) < 0, -1.0, 1.0).double())
     pairs = first.unflatten(0, (-1, 2))
-    whole = torch.complex(pairs[:, 0], pairs[:, 1])
-    return torch.where(whole.abs() > 0, whole.conj() / whole.abs().clamp_min(1e-300), torch.ones_like(whole))
+    numbers = torch.complex(pairs[:, 0], pairs[:, 1])
+    total = (numbers * numbers.abs().square()).sum(1)
+    return torch.where(total.abs() > 0, total.conj() / total.abs().clamp_min(1e-300), torch.ones_like(total))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +168,12 @@ def fingerprint(
     target: nn.Module | Mapping[str, Tensor],
     *args: Any,
     laws: LawSet | None = None,
-    exchanges: Iterable[Symmetry] = (),
+    exchanges: Iterable[Symmetry] | None = None,
     **kwargs: Any,
 ) -> Fingerprint:
     """What identifies a checkpoint wherever on its orbit it is; takes what `canonical` does."""
     found = {}
     for name, tensor in canonical(target, *args, laws=laws, exchanges=exchanges, **kwargs).items():
-        if tensor.is_floating_point():
+        if _counts(tensor):
             found[name] = (float(tensor.norm()), float(tensor.pow(4).sum() ** 0.25), float(tensor.abs().max()))
     return Fingerprint(numbers=found)

@@ -2,18 +2,23 @@
 
 Moving changes neither shapes nor precisions, so a moved checkpoint has the layout of the one it came from: files are
 copied, and the bytes of the tensors that move are written over. Memory is that of the largest group of tensors that
-move together. The format is described at https://github.com/huggingface/safetensors; nothing is unpickled.
+move together. All of it happens in a hidden folder that gets its name when it is complete, so that no run that was
+stopped leaves something that looks like a checkpoint. The format is described at
+https://github.com/huggingface/safetensors; nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -43,8 +48,8 @@ class Checkpoint(Weights):
 
     Args:
         folder: where the files are.
-        into: where moved tensors are written; files and all that lies beside them are copied there first. Without it
-            nothing is written, and what would be is listed.
+        into: the folder to make, which holds moved tensors and whatever else lies beside the files. It appears when
+            `move` or `equalize` is done. Without it nothing is written, and what would be is listed.
         known: names of the model's parameters; a further tensor with the same numbers is a tied copy.
 
     """
@@ -59,14 +64,17 @@ class Checkpoint(Weights):
                 both = f"{self._places[twice].file.name} and {file.name}"
                 raise Unmovable(f"{twice} is in {both}, and it is not said which is loaded. Remove one of the files.")
             self._places |= places
-        if self.into is not None:
-            _copied(self.folder, self.into)
-        self._names = {name: found for name in known if (found := self._found(name)) is not None}
+        self._known = frozenset(known)
+        self._names = {name: found for name in self._known if (found := self._found(name)) is not None}
         mine = set(self._names.values())
         self._strangers = [name for name in self._places if name not in mine] if self._names else []
         self.state = {}
         self.written = []
         self.read_bytes = 0
+        self.staging = None if self.into is None else _copied(self.folder, self.into)
+        """Where files are until they are complete."""
+        if self.staging is not None:
+            self._tidy = finalize(self, shutil.rmtree, self.staging, ignore_errors=True)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -75,7 +83,11 @@ class Checkpoint(Weights):
         """The name in the files: itself, or the only one that differs by the name of an outer module."""
         if name in self._places:
             return name
-        near = [other for other in self._places if other.endswith(f".{name}") or name.endswith(f".{other}")]
+        near = [
+            other
+            for other in self._places
+            if (other.endswith(f".{name}") or name.endswith(f".{other}")) and other not in self._known
+        ]
         return near[0] if len(near) == 1 else None
 
     def _place(self, name: str) -> _Place:
@@ -113,20 +125,35 @@ class Checkpoint(Weights):
         return found.to(torch.promote_types(found.dtype, least))
 
     def write(self, work: Mapping[str, Tensor]) -> None:
-        rounded = {name: tensor.to(TYPES[self._place(name).code]).contiguous() for name, tensor in work.items()}
-        for name, tensor in rounded.items():
-            if not bool(torch.isfinite(tensor).all()) and bool(torch.isfinite(work[name]).all()):
-                raise Unmovable(f"Moving {name} leaves the range of {tensor.dtype}; nothing of its group was written.")
+        if self.into is not None and self.staging is None:
+            raise Unmovable(f"{self.into} has been written; open it as a checkpoint of its own to move it further.")
+        rounded = {name: self.rounded(name, tensor, TYPES[self._place(name).code]) for name, tensor in work.items()}
         for name, tensor in rounded.items():
             targets = [self._names.get(name, name), *self._tied_copies(name)]
             self.written += targets
-            if self.into is None:
+            if self.staging is None:
                 continue
             for target in targets:
                 place = self._places[target]
-                with (self.into / place.file.name).open("r+b") as file:
+                with (self.staging / place.file.name).open("r+b") as file:
                     file.seek(place.start)
-                    file.write(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+                    file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+    @contextmanager
+    def complete(self) -> Iterator[None]:
+        if self.into is None or self.staging is None:
+            yield
+            return
+        try:
+            yield
+            if self.into.exists():
+                self.into.rmdir()
+            self.staging.rename(self.into)
+        except OSError as problem:
+            raise Unmovable(f"{self.into} cannot be written to: {problem}.") from problem
+        finally:
+            self._tidy()
+            self.staging = None
 
     def _tied_copies(self, name: str) -> list[str]:
         place = self._place(name)
@@ -142,7 +169,9 @@ def _files(folder: Path) -> list[Path]:
     """The files that hold the weights: those that the index lists, if there is one."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise Unmovable(f"There are no safetensors files in {folder}.")
+        pickled = next(iter(sorted(folder.glob("*.bin"))), None)
+        hint = "" if pickled is None else f" {pickled.name} is not read: load the model and save it as safetensors."
+        raise Unmovable(f"There are no safetensors files in {folder}.{hint}")
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if not indices:
         return files
@@ -188,17 +217,36 @@ def _header(file: Path) -> dict[str, _Place]:
     return found
 
 
-def _copied(folder: Path, into: Path) -> None:
+def _copied(folder: Path, into: Path) -> Path:
+    """A hidden copy of a folder's files beside the folder that is to be made."""
     if into.resolve() == folder.resolve():
         raise Unmovable(f"{into} is the checkpoint itself; name another folder to write to.")
     if into.exists() and not into.is_dir():
         raise Unmovable(f"{into} is a file; name a folder to write to.")
     if into.exists() and any(into.iterdir()):
         raise Unmovable(f"{into} is not empty; name a folder that is.")
+    staging = into.resolve().parent / f".{into.resolve().name}.{token_hex(4)}.partial"
     try:
-        into.mkdir(parents=True, exist_ok=True)
-        for file in folder.iterdir():
-            if file.is_file():
-                shutil.copyfile(file, into / file.name)
+        staging.mkdir(parents=True)
+        try:
+            for file in folder.iterdir():
+                if file.is_file():
+                    shutil.copyfile(file, staging / file.name)
+            for part in _parts(folder):
+                shutil.copytree(folder / part, staging / part)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
     except OSError as problem:
         raise Unmovable(f"{into} cannot be written to: {problem}.") from problem
+    return staging
+
+
+def _parts(folder: Path) -> list[str]:
+    """Folders within one that a sentence-transformers model is loaded from as well; others are not copied."""
+    try:
+        listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        named = [str(one.get("path") or "") for one in listed]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return []
+    return [name for name in named if name and Path(name).name == name and (folder / name).is_dir()]

@@ -20,17 +20,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from conserved.kind import ComplexScaling, GeneralLinear, Scaling
 from conserved.laws import LawSet
-from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, Scaling, Symmetry, Tensors
 from conserved.transform.activations import Call, call_with
-from conserved.transform.elements import Exchange, Orthogonal
+from conserved.transform.elements import Exchange, Orthogonal, acted
 from conserved.transform.finding import as_a_function, example_call
-from conserved.transform.moving import ABOUT_GRADIENTS, act_on
+from conserved.transform.moving import ABOUT_GRADIENTS, STORED, act_on, is_plain, write
 from conserved.transform.objectives import is_matrix
 
 SAME = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Relative change of the outputs below which a move left them alone; libraries compute norms in single precision."""
+
+SEEN = {torch.float64: 1e-3, torch.float32: 1e-2}
+"""The same against the change that one leg makes alone: what outputs hardly see cannot be judged by a small change."""
 
 _NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm")
 
@@ -102,7 +104,14 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
         finally:
             for name in still:
                 parameters[name].requires_grad_(True)
-    return [s for s in found if isinstance(s.kind, Scaling | GeneralLinear | ComplexScaling)]
+    return [
+        s for s in found if isinstance(s.kind, Scaling | GeneralLinear | ComplexScaling) and _movable(s, parameters)
+    ]
+
+
+def _movable(symmetry: Symmetry, tensors: Tensors) -> bool:
+    """Whether all that a symmetry moves is plain numbers."""
+    return all(is_plain(tensors[name]) and tensors[name].dtype in STORED for name in symmetry.parameters)
 
 
 def output_vector(model: nn.Module, call: Call) -> Tensor:
@@ -112,26 +121,61 @@ def output_vector(model: nn.Module, call: Call) -> Tensor:
     return torch.cat([t.detach().double().flatten() for t in found])
 
 
-def holds(model: nn.Module, call: Call, steps: Sequence[tuple[Symmetry, Tensor]]) -> bool:
-    """Whether a move leaves the outputs alone; it is undone by putting the weights back."""
+def _after(model: nn.Module, steps: Sequence[tuple[Symmetry, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
+    """Parameters in float64, moved along some symmetries: those that moved, and those asked for."""
     own = dict(model.named_parameters())
-    names = dict.fromkeys(name for symmetry, _ in steps for name in symmetry.parameters)
-    former = {name: own[name].detach().clone() for name in names}
-    dtype = next(iter(former.values())).dtype
-    with as_a_function(model):
+    every = dict.fromkeys([*names, *(name for symmetry, _ in steps for name in symmetry.parameters)])
+    work = {name: own[name].detach().to(torch.float64, copy=True).contiguous() for name in every}
+    for symmetry, element in steps:
+        act_on(symmetry, element, work)
+    return work
+
+
+def _outputs_at(model: nn.Module, call: Call, at: Tensors) -> Tensor:
+    """What a model returns with other values of some parameters, which are put back."""
+    own = dict(model.named_parameters())
+    former = {name: own[name].detach().clone() for name in at}
+    try:
+        for name, value in at.items():
+            own[name].data.copy_(value)
+        return output_vector(model, call)
+    finally:
+        for name, value in former.items():
+            own[name].data.copy_(value)
+
+
+def holds(
+    model: nn.Module,
+    call: Call,
+    symmetry: Symmetry,
+    elements: Sequence[Tensor],
+    first: Sequence[tuple[Symmetry, Tensor]] = (),
+) -> bool:
+    """Whether outputs stay when a symmetry is moved by each element, after `first`, and see its largest leg alone.
+
+    What outputs do not see, as everything before a head of zeros, is not known to be a symmetry and does not hold.
+    """
+    own = dict(model.named_parameters())
+    dtype = own[symmetry.parameters[0]].dtype
+    with as_a_function(model), torch.no_grad():
         before = output_vector(model, call)
-        try:
-            with torch.no_grad():
-                work = {name: value.to(torch.float64, copy=True) for name, value in former.items()}
-                for symmetry, element in steps:
-                    act_on(symmetry, element, work)
-                for name, value in work.items():
-                    own[name].data.copy_(value)
-            after = output_vector(model, call)
-        finally:
-            for name, value in former.items():
-                own[name].data.copy_(value)
-    return float((after - before).norm()) <= SAME.get(dtype, 0.05) * float(before.norm())
+        work = _after(model, first, symmetry.parameters)
+        for element in elements:
+            legs = symmetry.matrices(work)
+            moved = [acted(symmetry, element, leg, 1) for leg in legs]
+            sizes = [float((there - here).norm()) for there, here in zip(moved, legs, strict=True)]
+            place = sizes.index(max(sizes))
+            largest = symmetry.legs[place].view
+            alone = {**work, largest.parameter: work[largest.parameter].clone()}
+            write(largest, alone[largest.parameter], moved[place])
+            together = {name: value.clone() for name, value in work.items()}
+            act_on(symmetry, element, together)
+            change, seen = (float((_outputs_at(model, call, at) - before).norm()) for at in (together, alone))
+            if not change <= SAME.get(dtype, 0.05) * float(before.norm()):
+                return False
+            if not seen > 0 or change > SEEN.get(dtype, 0.1) * seen:
+                return False
+    return True
 
 
 def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs: Any) -> list[Symmetry]:
@@ -153,10 +197,15 @@ def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs
         for s in candidates(model, call)
         if s.n > 1
     ]
-    found = _joined(units) + _heads(laws)
-    generator = torch.Generator().manual_seed(0)
-    kept = [s for s in found if holds(model, call, [(s, torch.randperm(s.n, generator=generator))])]
-    return _numbered(kept)
+    own = dict(model.named_parameters())
+    found = _joined(units) + [one for one in _heads(laws) if _movable(one, own)]
+    return _numbered([s for s in found if holds(model, call, s, _cycles(s.n))])
+
+
+def _cycles(n: int) -> list[Tensor]:
+    """The cycle of all n and that of all but one, which together make every permutation."""
+    order = torch.arange(n)
+    return [order.roll(1), torch.cat([order[:-1].roll(1), order[-1:]])][: n - 1]
 
 
 def _joined(units: Sequence[Symmetry]) -> list[Symmetry]:
@@ -243,6 +292,8 @@ def foldable(laws: LawSet, tensors: Tensors) -> dict[Symmetry, Tensor]:
         gain = symmetry.legs[0]
         if symmetry.family != "gain" or not symmetry.exact or is_matrix(gain) or gain.degree != 1:
             continue
+        if not _movable(symmetry, tensors):
+            continue
         values = gain.view.matrix(tensors[gain.view.parameter].detach(), point=True)[:, 0].double()
         if bool((values > 0).all()):
             found[symmetry] = 1 / values
@@ -264,12 +315,21 @@ def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry
             continue
         legs = tuple(Leg(view) for view in dict.fromkeys(leg.view for leg in space.legs))
         one = replace(space, kind=Orthogonal(), legs=legs, family="rotation", part="", source="probed", epsilon=0.0)
-        element = one.element(spread=1.0, generator=torch.Generator().manual_seed(0))
-        if holds(model, call, [*folds.items(), (one, element)]):
+        first = list(folds.items())
+        if holds(model, call, one, _turns(space.n), first):
             found.append(one)
-        elif holds(model, call, [*folds.items(), (one, keeping_ones(element[1:, 1:]))]):
+        elif space.n > 2 and holds(model, call, one, [keeping_ones(g) for g in _turns(space.n - 1)], first):
             found.append(replace(one, family="rotation_about_ones"))
     return _numbered(found), folds if found else {}
+
+
+def _turns(n: int) -> list[Tensor]:
+    """Two orthogonal matrices in general position, one of them a mirror: a space that allows both allows any."""
+    generator = torch.Generator().manual_seed(0)
+    found = [torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0] for _ in range(2)]
+    for matrix, sign in zip(found, (1, -1), strict=True):
+        matrix[0] *= sign * torch.linalg.det(matrix).sign()
+    return found
 
 
 def keeping_ones(matrix: Float[Tensor, "k k"]) -> Float[Tensor, "n n"]:

@@ -17,10 +17,17 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.kind import ComplexScaling, Degree, GeneralLinear, Kind, OneScale, Scaling, Translation
-from conserved.sheaf import Legs
-from conserved.symmetry import Symmetry
-from conserved.view import View
+from conserved.symmetry import (
+    ComplexScaling,
+    Degree,
+    GeneralLinear,
+    Kind,
+    OneScale,
+    RowProducts,
+    Scaling,
+    Symmetry,
+    Translation,
+)
 
 CONDITION = 1e12
 """Matrices worse conditioned than this are refused: their inverse would lose the weights in rounding."""
@@ -34,24 +41,7 @@ class _WithoutLaw(Kind):
     """A group without symmetric generators: it moves parameters and leaves no law behind."""
 
     __slots__ = ()
-
-    def contract(self, a: Float[Tensor, "*batch n k"], b: Float[Tensor, "*batch n l"]) -> Float[Tensor, "*out"]:
-        return a.new_zeros((*a.shape[:-2], 0))
-
-    def weighed(self, a: Legs, b: Legs) -> tuple[Float[Tensor, "*out"], Float[Tensor, "*batch"]]:
-        raise NotImplementedError(f"{self.title} has no law to weigh.")
-
-    def units(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "laws size"]:
-        return law.reshape(0, 0)
-
-    def numbers(self, n: int, m: int) -> int:
-        return 0
-
-    def identities(self, n: int, m: int) -> int:
-        return 0
-
-    def term(self, view: View, *, latex: bool) -> str:
-        return view.text(latex=latex)
+    products = RowProducts(())
 
 
 class Exchange(_WithoutLaw):
@@ -97,14 +87,19 @@ def checked(symmetry: Symmetry, element: Tensor) -> Tensor:
     """The element in the precision it acts in, or a sentence saying why it is none of this symmetry."""
     kind, n, m = symmetry.kind, symmetry.n, symmetry.m
     shape = element_shape(symmetry)
-    element = torch.as_tensor(element).detach()
+    try:
+        element = torch.as_tensor(element).detach()
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise Unmovable(f"The element for {symmetry.name} is no tensor of numbers: {problem}.") from problem
     if tuple(element.shape) != shape:
         raise Unmovable(
             f"{symmetry.name} is {kind.group(n, m)}: its elements have shape {shape}; got {tuple(element.shape)}."
         )
     if isinstance(kind, Exchange):
-        order = element.long()
-        if not torch.equal(order.sort().values.cpu(), torch.arange(n)):
+        order = element.real.long()
+        if not torch.equal(order.to(element.dtype), element) or not torch.equal(
+            order.sort().values.cpu(), torch.arange(n)
+        ):
             raise Unmovable(f"{symmetry.name} exchanges {n} units: an element lists each of 0 … {n - 1} once.")
         return order
     if element.is_complex() != isinstance(kind, ComplexScaling) and element.is_complex():
@@ -158,7 +153,7 @@ def inverse(kind: Kind, element: Tensor) -> Tensor:
 def acted(symmetry: Symmetry, element: Tensor, matrix: Float[Tensor, "n m"], degree: Degree) -> Float[Tensor, "n m"]:
     """One leg moved; a matrix that is diagonal, or orthogonal, never meets a solver."""
     if isinstance(symmetry.kind, GeneralLinear) and degree < 0:
-        return torch.linalg.inv(element).mT @ matrix
+        return torch.linalg.inv(element).mT.to(matrix.device) @ matrix
     return symmetry.kind.act(element.to(matrix.device), matrix, degree)
 
 

@@ -120,10 +120,11 @@ def equalize(
     )
     named = laws.parameters if isinstance(laws, LawSet) else ()
     weights = target if isinstance(target, Weights) else Weights(target, named)
-    groups = [
-        _together([symmetry for symmetry, _ in group], chooser, weights, skipped)
-        for group in sharing_tensors([(symmetry, torch.empty(0)) for symmetry in usable])
-    ]
+    with weights.complete():
+        groups = [
+            _together([symmetry for symmetry, _ in group], chooser, weights, skipped)
+            for group in sharing_tensors([(symmetry, torch.empty(0)) for symmetry in usable])
+        ]
     totals = {symmetry: element for group in groups for symmetry, element in group.elements.items()}
     moved = MovedWeights(
         moved=tuple(symmetry.name for symmetry in totals),
@@ -189,8 +190,7 @@ def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights,
             for parameter in symmetry.parameters:
                 weights.movable(parameter, symmetry)
     except Unmovable as problem:
-        skipped |= {symmetry.name: str(problem) for symmetry in members}
-        return _Group(elements={}, values=({}, {}), laws=({}, {}), sweeps=0)
+        return _refused(members, problem, skipped)
     with torch.no_grad():
         names = dict.fromkeys(p for s in members for p in s.parameters)
         work = {name: weights.read(name, chooser.precision) for name in names}
@@ -203,13 +203,22 @@ def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights,
         for symmetry, element in elements.items():
             act_on(symmetry, element, work)
         after = {s.name: s.law(work) for s in elements}
-    weights.write(work)
+    try:
+        weights.write(work)
+    except Unmovable as problem:
+        return _refused(members, problem, skipped)
     return _Group(
         elements=elements,
         values=({name: start[name] for name in end}, end),
         laws=(before, after),
         sweeps=sweeps,
     )
+
+
+def _refused(members: Sequence[Symmetry], problem: Unmovable, skipped: dict[str, str]) -> _Group:
+    """A group that stays as it is, and why."""
+    skipped |= {symmetry.name: str(problem) for symmetry in members}
+    return _Group(elements={}, values=({}, {}), laws=({}, {}), sweeps=0)
 
 
 def _left_alone(symmetry: Symmetry, chooser: Objective, *, approximate: bool) -> str:

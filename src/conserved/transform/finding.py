@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.transform.activations import Call
@@ -18,9 +19,10 @@ from conserved.transform.moving import ABOUT_GRADIENTS
 def symmetries_of(model: nn.Module, *args: Any, **kwargs: Any) -> LawSet:
     """The symmetries of a model's function in use.
 
-    Laws of training differ from them in three ways: a frozen parameter may be moved like any other; dropout and batch
-    statistics are out of the way (the model is read in evaluation mode); and what only says that a gradient is zero,
-    such as a row of padding, is left out. No loss is assumed: outputs stay as they are.
+    Laws of training differ from them in three ways: a frozen parameter may be moved like any other, and so may a row of
+    padding, which is looked up though it gets no gradient; dropout and batch statistics are out of the way (the model
+    is read in evaluation mode); and what only says that a gradient is zero is left out. No loss is assumed: outputs
+    stay as they are.
 
     Args:
         model: a module.
@@ -54,16 +56,39 @@ def example_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 @contextmanager
 def as_a_function(model: nn.Module) -> Iterator[None]:
-    """Within it the model is in evaluation mode and all of its floating-point parameters count as free."""
+    """Within it the model is in evaluation mode, its floating-point parameters are free, and padding is a row like any.
+
+    A table's `padding_idx` stays readable: some models ask for it.
+    """
     modes = {module: module.training for module in model.modules()}
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    tables = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and _is_plain(module)
+    ]
     try:
         model.eval()
         for parameter in frozen:
             parameter.requires_grad_(True)
+        for table in tables:
+            vars(table)["forward"] = partial(_look_up, table)
         yield
     finally:
         for module, mode in modes.items():
             module.training = mode
         for parameter in frozen:
             parameter.requires_grad_(False)
+        for table in tables:
+            vars(table).pop("forward", None)
+
+
+def _is_plain(table: nn.Embedding) -> bool:
+    """Whether a table is looked up as torch does it, and nothing has been put in the way."""
+    return type(table).forward is nn.Embedding.forward and "forward" not in vars(table)
+
+
+def _look_up(table: nn.Embedding, index: Tensor) -> Tensor:
+    return nn.functional.embedding(
+        index, table.weight, None, table.max_norm, table.norm_type, table.scale_grad_by_freq, table.sparse
+    )

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.kind import GeneralLinear
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import GeneralLinear, Symmetry, Tensors
 from conserved.transform.coupling import keeping_ones
 from conserved.transform.elements import Orthogonal
 from conserved.transform.objectives import Objective, is_matrix, row_ranges

@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from conserved.kind import GeneralLinear, Scaling
 from conserved.laws import LawSet
-from conserved.symmetry import Leg, Symmetry
+from conserved.symmetry import GeneralLinear, Leg, Scaling, Symmetry
 from conserved.transform.activations import activation_sizes
 from conserved.transform.finding import as_a_function, example_call, symmetries_of
 from conserved.transform.objectives import is_matrix

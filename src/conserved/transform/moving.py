@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -11,9 +12,8 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.shared_memory import memory_of, overlapping
-from conserved.symmetry import Symmetry
+from conserved.symmetry import Symmetry, View, whole
 from conserved.transform.elements import Unmovable, acted, checked, inverse, row_scales
-from conserved.view import View, whole
 
 STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Precisions in which weights are numbers and not codes."""
@@ -65,8 +65,9 @@ def move(
     """Move weights along symmetries, so that the function they compute stays what it is.
 
     Legs are moved in float64 and rounded once, to the precision they are stored in. Scales that are powers of two are
-    exact, and undone bit for bit. Symmetries that share tensors are written together, once all of them are known to
-    be finite, so that the function is intact whenever something is refused.
+    exact, and undone bit for bit, as long as no number falls below the normal range of its precision. Symmetries that
+    share tensors are written together, once all of them are known to be in range, so that the function is intact
+    whenever something is refused.
 
     Args:
         target: a module, moved in place; or a dictionary of tensors, which stays as it is (`MovedWeights.state` has
@@ -83,13 +84,14 @@ def move(
     steps = _steps(elements, laws)
     named = laws.parameters if isinstance(laws, LawSet) else ()
     tensors = target if isinstance(target, Weights) else Weights(target, named)
-    for symmetry, _ in steps:
-        for name in symmetry.parameters:
-            tensors.movable(name, symmetry)
     before: dict[str, Tensor] = {}
     after: dict[str, Tensor] = {}
-    for component in sharing_tensors(steps):
-        _move_together(component, tensors, before, after, values=values)
+    with tensors.complete():
+        for symmetry, _ in steps:
+            for name in symmetry.parameters:
+                tensors.movable(name, symmetry)
+        for component in sharing_tensors(steps):
+            _move_together(component, tensors, before, after, values=values)
     order = [symmetry.name for symmetry, _ in steps]
     return MovedWeights(
         moved=tuple(order),
@@ -107,6 +109,8 @@ def _steps(elements: Elements, laws: LawSet | Iterable[Symmetry]) -> list[tuple[
     known = {symmetry.name: symmetry for symmetry in (laws.symmetries if isinstance(laws, LawSet) else laws)}
     found = []
     for key, element in elements.items():
+        if not isinstance(key, str | Symmetry):
+            raise Unmovable(f"Elements are given by symmetries or their names; got {key!r}.")
         if isinstance(key, str) and key not in known:
             listed = ", ".join(list(known)[:3]) + (", …" if len(known) > 3 else "")
             raise Unmovable(
@@ -205,17 +209,23 @@ def notes(symmetries: Iterable[Symmetry]) -> list[str]:
     ]
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is its own numbers, perhaps in shards, and no code of a quantiser's."""
+    return type(tensor) in (Tensor, nn.Parameter) or hasattr(tensor, "full_tensor")
+
+
 class Weights:
     """The tensors that are moved: a module's own, written in place, or a dictionary, of which a new one is made."""
 
     def __init__(self, target: nn.Module | Mapping[str, Tensor], known: Iterable[str] = ()) -> None:
         self._module = isinstance(target, nn.Module)
-        tensors: dict[str, Tensor] = {}
-        tensors.update(target.named_parameters() if isinstance(target, nn.Module) else target)
-        self._tensors = tensors
-        self._shared = overlapping({name: t for name, t in tensors.items() if isinstance(t, Tensor)})
+        given: dict[str, Tensor] = {}
+        given.update(target.named_parameters() if isinstance(target, nn.Module) else target)
+        # Dictionaries of weights may hold more than weights: the extra state of a module can be anything.
+        self._tensors = {name: tensor for name, tensor in given.items() if isinstance(tensor, Tensor)}
+        self._shared = overlapping(self._tensors)
         self._aliases = {} if self._module else self._tied(frozenset(known))
-        self.state: dict[str, Tensor] = {} if self._module else dict(tensors)
+        self.state: dict[str, Tensor] = {} if self._module else given
         self.written: list[str] = []
 
     def _tied(self, known: frozenset[str]) -> dict[str, list[str]]:
@@ -245,10 +255,13 @@ class Weights:
             near = [other for other in self._tensors if other.endswith(name) or name.endswith(other)]
             hint = f" There is {near[0]}: are the names from a wrapped model?" if near else ""
             raise Unmovable(f"{symmetry.name} moves {name}, which is not among the {len(self._tensors)} tensors.{hint}")
-        sharded = hasattr(tensor, "full_tensor")
-        plain = type(tensor) in (Tensor, nn.Parameter) or sharded
-        if tensor.dtype not in STORED or not plain:
-            how = str(tensor.dtype) if plain else type(tensor).__name__
+        shapes = {leg.view.shape for leg in symmetry.legs if leg.view.parameter == name} - {tuple(tensor.shape)}
+        if is_plain(tensor) and shapes:
+            raise Unmovable(
+                f"{name} has shape {tuple(tensor.shape)}, and {shapes.pop()} in the model that {symmetry.name} is of."
+            )
+        if tensor.dtype not in STORED or not is_plain(tensor):
+            how = str(tensor.dtype) if is_plain(tensor) else type(tensor).__name__
             raise Unmovable(
                 f"{name} is stored as {how}, codes of a quantiser and not numbers that can be scaled. "
                 f"Move the model first and quantise it then, or leave {symmetry.name} out."
@@ -267,12 +280,34 @@ class Weights:
         dtype = torch.promote_types(tensor.dtype, least)
         return whole(tensor).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
+    @contextmanager
+    def complete(self) -> Iterator[None]:
+        """Within it tensors are written; those that are kept elsewhere appear at its end, or not at all."""
+        yield
+
+    def rounded(self, name: str, moved: Tensor, dtype: torch.dtype) -> Tensor:
+        """A moved tensor in the precision it is stored in; refused if numbers left its range, above or below."""
+        found = moved.to(dtype)
+        if not bool(torch.isfinite(found).all()):
+            if not bool(torch.isfinite(self.read(name)).all()):
+                raise Unmovable(f"{name} has entries that are not finite; nothing of its group was written.")
+            raise Unmovable(f"Moving {name} leaves the range of {dtype}; nothing of its group was written.")
+        limits = torch.finfo(dtype)
+        if moved.numel() and float(found.abs().min()) < limits.tiny:
+            former = self.read(name).abs()
+            for axis in range(found.ndim):
+                others = [d for d in range(found.ndim) if d != axis]
+                now, before = (t.abs().amax(others) if others else t.abs() for t in (moved, former))
+                if bool(((now > 0) & (16 * now < before) & (now < 4 * limits.tiny * limits.eps)).any()):
+                    raise Unmovable(
+                        f"Moving {name} makes some of it too small for {dtype}, which would round it to nearly "
+                        "nothing; nothing of its group was written."
+                    )
+        return found
+
     def write(self, work: Mapping[str, Tensor]) -> None:
         """Round and write tensors that belong together, unless one of them left the range of its precision."""
-        rounded = {name: value.to(self._tensors[name].dtype) for name, value in work.items()}
-        for name, value in rounded.items():
-            if not bool(torch.isfinite(value).all()) and bool(torch.isfinite(self.read(name)).all()):
-                raise Unmovable(f"Moving {name} leaves the range of {value.dtype}; nothing of its group was written.")
+        rounded = {name: self.rounded(name, value, self._tensors[name].dtype) for name, value in work.items()}
         for name, value in rounded.items():
             former = self._tensors[name]
             if hasattr(former, "full_tensor"):
@@ -285,4 +320,4 @@ class Weights:
                 former.data.copy_(value)
                 continue
             for alias in (name, *self._aliases.get(name, ())):
-                self.state[alias] = self._tensors[alias] = value
+                self.state[alias] = self._tensors[alias] = value.to(former.device)

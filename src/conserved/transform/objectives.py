@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.grams import row_dots
-from conserved.kind import GeneralLinear, OneScale, Translation
-from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.moment.torch_backend import row_dots
+from conserved.symmetry import GeneralLinear, Leg, OneScale, Symmetry, Tensors, Translation
 from conserved.transform.elements import by_unit, scaling_element
 
 RANK = 1e-12
@@ -64,6 +63,8 @@ class Balanced(Objective):
     PAP = B: the geometric mean of A⁻¹ and B.
     """
 
+    sweeps = 1000
+
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
         kind = symmetry.kind
         legs = symmetry.matrices(work)
@@ -89,6 +90,8 @@ def _geometric_mean(symmetry: Symmetry, legs: list[Tensor]) -> Tensor:
     for leg, matrix in zip(symmetry.legs, legs, strict=True):
         grams[leg.degree < 0] += matrix @ matrix.mT
     plus, minus = grams
+    if not bool(torch.isfinite(plus + minus).all()):
+        raise Impossible("some of its weights, or their squares, are not finite")
     if not float(plus.trace()) or not float(minus.trace()):
         raise Impossible("one side is zero, and would shrink the other for ever")
     values, vectors = torch.linalg.eigh(plus)
@@ -115,6 +118,8 @@ def _least_norm(symmetry: Symmetry, squares: list[Float[Tensor, " units"]]) -> F
         torch.stack([one for one, sign in zip(squares, signs, strict=True) if sign == side]).sum(0)
         for side in (True, False)
     )
+    if not bool(torch.isfinite(plus + minus).all()):
+        raise Impossible("some of its weights, or their squares, are not finite")
     alive = (plus > 0) & (minus > 0)
     if not bool(alive.any()):
         raise Impossible("one side is zero, and would shrink the other for ever")
@@ -122,6 +127,7 @@ def _least_norm(symmetry: Symmetry, squares: list[Float[Tensor, " units"]]) -> F
     if {abs(leg.degree) for leg in symmetry.legs} != {1}:
         logarithm = torch.zeros_like(plus)
         degrees = torch.tensor([float(leg.degree) for leg in symmetry.legs], dtype=torch.float64)[:, None]
+        degrees = degrees.to(plus.device)
         terms = torch.stack(squares)
         for _ in range(200):
             # Newton's method in log s on a convex function, with steps that cannot overshoot.
@@ -177,8 +183,9 @@ class Range(Objective):
         if all(sides):
             plus, minus = (ranges(symmetry, work, side) for side in sides)
             alive = (plus > 0) & (minus > 0)
-            ratio = torch.where(alive, minus / plus.clamp_min(1e-300), 1.0)
-            return scaling_element(symmetry, ratio ** (0.5 / degree))
+            # Roots before the quotient, which may leave the range where its root does not.
+            roots = (torch.where(alive, side, 1.0) ** (0.5 / degree) for side in (minus, plus))
+            return scaling_element(symmetry, next(roots) / next(roots))
         (legs,) = filter(None, sides)
         relative = [one / one.max().clamp_min(1e-300) for one in (ranges(symmetry, work, [leg]) for leg in legs)]
         share = torch.stack(relative).amax(0)

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.kind import ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
-from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Scaling, Symmetry, Tensors, Translation
 from conserved.transform.activations import ChannelSizes, check_statistic
 from conserved.transform.elements import scaling_element
 from conserved.transform.moving import act_on, write

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved.kind import ComplexScaling, GeneralLinear, Translation
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry
+from conserved.symmetry import ComplexScaling, GeneralLinear, Symmetry, Translation
 from conserved.transform.elements import Exchange, acted, inverse
 from conserved.transform.equalizing import Equalized, equalize
 from conserved.transform.moving import write
@@ -97,7 +96,7 @@ def carry(
             if key in FIRST or isinstance(symmetry.kind, Exchange):
                 moved = acted(symmetry, element, matrix, -leg.degree)
             else:
-                moved = _squares(symmetry, element, -leg.degree) @ matrix
+                moved = _squares(symmetry, element, -leg.degree).to(matrix.device) @ matrix
             whole = value.detach().double().contiguous()
             write_direction(leg.view, whole, moved)
             value.copy_(whole)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved.sheaf import Axes, RowProduct
+from conserved.moment.layouts import Axes, PlacedProduct
 
 _VECTOR = 8
 """Entries that are fetched at once if addresses and strides are multiples of it."""
@@ -31,7 +31,7 @@ class Tile:
     lifted: bool
 
     @staticmethod
-    def of(product: RowProduct) -> Tile:
+    def of(product: PlacedProduct) -> Tile:
         """The long side of a tile is the one along which entries are next to each other."""
         layout = product.first
         n, m = layout.count("rows"), layout.count("columns")
@@ -80,11 +80,11 @@ class Launch:
         norms: Float[Tensor, " programs"],
     ) -> None:
         """Fill in the sums of all row products, and by program the squares of the products and of the second factor."""
-        from conserved import kernels
+        from conserved.moment import kernels
 
         tile = self.tile
         with torch.cuda.device_of(sums):
-            kernels.survey[(len(self.programs),)](
+            kernels.placed_sums[(len(self.programs),)](
                 self.programs,
                 self.fields,
                 self.shifts,
@@ -129,7 +129,7 @@ class Draft:
     count: int = 0
     """How many programs."""
 
-    def add(self, product: RowProduct, sources: tuple[int, int], shift: float, out: int) -> NDArray[np.int64]:
+    def add(self, product: PlacedProduct, sources: tuple[int, int], shift: float, out: int) -> NDArray[np.int64]:
         """One product, whose sums go to `out` and after; the numbers of its programs, a row for each of the batch."""
         layout = product.first
         assert replace(layout, offset=0) == replace(product.second, offset=0)

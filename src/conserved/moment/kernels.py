@@ -1,4 +1,4 @@
-"""Triton kernels that sum products of legs lying anywhere in memory; `conserved.fused` launches them.
+"""Triton kernels that sum products of legs lying anywhere in memory; `triton_backend` and `launches` launch them.
 
 Legs are given by a table with the address of each, and by the strides they have in common.
 """
@@ -79,7 +79,7 @@ def row_sums(
 
 
 @triton.jit
-def survey(
+def placed_sums(
     programs, fields, shifts, table, sums, squares, norms,
     FIELDS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr, LIFTED: tl.constexpr,

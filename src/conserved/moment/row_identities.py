@@ -1,4 +1,4 @@
-r"""All identities of a plan whose groups act on single rows, weighed in a few launches however many layers there are.
+r"""All identities of a plan whose groups act on single rows, in a few launches however many layers there are.
 
 For these kinds the moment map is made of sums over single rows. With p going through products of a row of θ and a row
 of G, of which each leg has one or several, and r through rows,
@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import gcd, prod
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -31,11 +31,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved import fused
-from conserved.batch import Batch, Plan
-from conserved.launches import Addresses, Draft, Launch, Tile
-from conserved.sheaf import Layout, RowProduct, plain
-from conserved.symmetry import Tensors
+from conserved.moment import triton_backend
+from conserved.moment.batches import Batch
+from conserved.moment.launches import Addresses, Draft, Launch, Tile
+from conserved.moment.layouts import Layout, PlacedProduct, placed, plain
+from conserved.symmetry.symmetry import Symmetry, Tensors
 
 Integers = NDArray[np.int64]
 Types = tuple[torch.dtype, torch.dtype]
@@ -49,7 +49,32 @@ _COLUMNS = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Survey:
+class Norms:
+    """Norms of tensors, by the names of their parameters."""
+
+    names: tuple[str, ...]
+    values: Float[Tensor, " parameters"]
+
+    @staticmethod
+    def of(found: Mapping[str, Tensor]) -> Norms | None:
+        """From single numbers."""
+        return Norms(tuple(found), torch.stack([*found.values()])) if found else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowSizes:
+    """‖μ(θ, G)‖ of the symmetries that act on single rows."""
+
+    places: tuple[int, ...]
+    """The symmetries."""
+    table: Float[Tensor, "s 2"]
+    """‖μ(θ, G)‖ and what it is held against, of each."""
+    norms: Norms
+    """Of every gradient that was read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Program:
     """Where every row product is read, and what it is added to."""
 
     launches: tuple[Launch, ...]
@@ -59,7 +84,7 @@ class Survey:
     to_moments: Tensor
     to_sizes: Tensor
 
-    def weighed(self, points: list[Tensor], directions: list[Tensor]) -> Float[Tensor, " sizes"]:
+    def run(self, points: list[Tensor], directions: list[Tensor]) -> Float[Tensor, " sizes"]:
         """‖μ(θ, G)‖ of every symmetry that is covered, then the scale of each, and ‖G‖ of every gradient."""
         where = Addresses.of([*points, *directions])
 
@@ -74,66 +99,53 @@ class Survey:
         return (self.to_sizes @ torch.cat((moments.square(), terms.square(), squares, norms))).sqrt_()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Outline:
-    """What a survey of a plan covers, and the surveys that were made of it, by device and types."""
+@dataclass(frozen=True, eq=False)
+class RowIdentities:
+    """The symmetries among some that act on single rows, and the programs that read them, by device and types."""
 
-    batches: tuple[Batch, ...]
-    places: tuple[int, ...]
-    names: tuple[str, ...]
-    surveys: dict[tuple[torch.device, tuple[Types, ...]], Survey] = field(default_factory=dict)
+    symmetries: Sequence[Symmetry]
+    all_batches: Sequence[Batch]
+    programs: dict[tuple[torch.device, tuple[Types, ...]], _Program] = field(default_factory=dict)
 
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """Those that are read row by row; the ones that add up whole legs last, as they use what others read."""
+        found = [
+            (batch, [self.products(batch, number) for number in range(len(batch.legs))]) for batch in self.all_batches
+        ]
+        readable = [(batch, products) for batch, products in found if None not in products]
+        readable.sort(key=lambda one: all(product.step == 0 for some in one[1] for product in some or ()))
+        return tuple(batch for batch, _ in readable)
 
-_OUTLINES: WeakKeyDictionary[Plan, _Outline] = WeakKeyDictionary()
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The symmetries."""
+        return tuple(place for batch in self.batches for place in batch.members)
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that are read."""
+        return tuple(dict.fromkeys(leg.view.parameter for batch in self.batches for leg in batch.legs))
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Surveyed:
-    """What a survey found."""
+    def products(self, batch: Batch, number: int) -> tuple[PlacedProduct, ...] | None:
+        """The row products of one leg; None if they cannot be read."""
+        layout = batch.legs[number].layout
+        return None if layout is None else placed(self.symmetries[batch.members[0]].kind.products, layout)
 
-    places: tuple[int, ...]
-    """The symmetries it covers."""
-    table: Float[Tensor, "s 2"]
-    """‖μ(θ, G)‖ and its scale, of each."""
-    names: tuple[str, ...]
-    """The gradients it read."""
-    norms: Float[Tensor, " p"]
-
-
-def surveyed(plan: Plan, theta: Tensors, slopes: Tensors) -> Surveyed | None:
-    """Weigh all symmetries that act on rows one by one; None where that cannot be done."""
-    if plan not in _OUTLINES:
-        _OUTLINES[plan] = _outline(plan)
-    outline = _OUTLINES[plan]
-    if not outline.names or not fused.available(theta[outline.names[0]].device):
-        return None
-    points, directions = ([tensors[name] for name in outline.names] for tensors in (theta, slopes))
-    device = points[0].device
-    if not all(plain(tensor, device) and tensor.dtype in fused.TYPES for tensor in (*points, *directions)):
-        return None
-    types = tuple((point.dtype, direction.dtype) for point, direction in zip(points, directions, strict=True))
-    if (device, types) not in outline.surveys:
-        outline.surveys[device, types] = _Drafting(plan, outline, types).survey(device)
-    sizes = outline.surveys[device, types].weighed(points, directions)
-    count = len(outline.places)
-    return Surveyed(outline.places, sizes[: 2 * count].view(2, count).mT, outline.names, sizes[2 * count :])
-
-
-def _outline(plan: Plan) -> _Outline:
-    def products(batch: Batch) -> list[tuple[RowProduct, ...] | None]:
-        kind = plan.symmetries[batch.members[0]].kind
-        return [None if leg.layout is None else kind.row_products(leg.layout) for leg in batch.legs]
-
-    def adds_up_legs(batch: Batch) -> bool:
-        return all(product.step == 0 for some in products(batch) for product in some or ())
-
-    # Those that add up whole legs come last, because they can use what others read.
-    batches = sorted((batch for batch in plan.batches if None not in products(batch)), key=adds_up_legs)
-    return _Outline(
-        tuple(batches),
-        tuple(place for batch in batches for place in batch.members),
-        tuple(dict.fromkeys(leg.view.parameter for batch in batches for leg in batch.legs)),
-    )
+    def sizes(self, theta: Tensors, slopes: Tensors) -> RowSizes | None:
+        """‖μ(θ, G)‖ of all of them, and what it is held against; None where kernels cannot do it."""
+        if not self.names or not triton_backend.available(theta[self.names[0]].device):
+            return None
+        points, directions = ([tensors[name] for name in self.names] for tensors in (theta, slopes))
+        device = points[0].device
+        if not all(plain(one, device) and one.dtype in triton_backend.TYPES for one in (*points, *directions)):
+            return None
+        types = tuple((point.dtype, direction.dtype) for point, direction in zip(points, directions, strict=True))
+        if (device, types) not in self.programs:
+            self.programs[device, types] = _Drafting(self, types).program(device)
+        found = self.programs[device, types].run(points, directions)
+        count = len(self.places)
+        return RowSizes(self.places, found[: 2 * count].view(2, count).mT, Norms(self.names, found[2 * count :]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,8 +202,8 @@ class _Sparse:
 class _Drafting:
     """Assigns rows and columns of the output matrices to symmetries and their legs."""
 
-    def __init__(self, plan: Plan, outline: _Outline, types: tuple[Types, ...]) -> None:
-        self._plan, self._outline = plan, outline
+    def __init__(self, outline: RowIdentities, types: tuple[Types, ...]) -> None:
+        self._outline = outline
         self._types = dict(zip(outline.names, types, strict=True))
         self._index = {name: number for number, name in enumerate(outline.names)}
         legs = [leg for batch in outline.batches for leg in batch.legs]
@@ -202,14 +214,14 @@ class _Drafting:
         """Per group of symmetries: indices, how legs are read, and the weight of squared entries in the scale."""
         self._rows = 0
         self._drafts: dict[tuple[Types, Tile], Draft] = defaultdict(Draft)
-        self._known: dict[tuple[str, RowProduct, float], _Reading] = {}
+        self._known: dict[tuple[str, PlacedProduct, float], _Reading] = {}
         self._whole: dict[tuple[str, float], list[_Reading]] = {}
         """Of a parameter with a shift: readings of θ ∘ G that cover all of it once."""
         self._gradients: dict[str, list[_Reading]] = {}
         """The same of G alone."""
 
-    def survey(self, device: torch.device) -> Survey:
-        """The finished survey, on the device."""
+    def program(self, device: torch.device) -> _Program:
+        """The finished program, on the device."""
         owners = 0
         for batch in self._outline.batches:
             self._add_batch(batch, owners + np.arange(len(batch.members)))
@@ -233,7 +245,7 @@ class _Drafting:
             for reading in self._gradients[name]:
                 at = moments + terms + programs + first[reading.launch] + reading.programs
                 sizes.add(2 * owners + number, at, 1.0)
-        return Survey(
+        return _Program(
             launches=tuple(
                 draft.launch(types, tile, first[types, tile], device) for (types, tile), draft in self._drafts.items()
             ),
@@ -245,16 +257,15 @@ class _Drafting:
         )
 
     def _add_batch(self, batch: Batch, owners: Integers) -> None:
-        first = self._plan.symmetries[batch.members[0]]
+        first = self._outline.symmetries[batch.members[0]]
         size = first.kind.identities(first.n, first.m)
         moments = self._moments.more(len(owners) * size)
         self._of_moments.add(np.repeat(owners, size), moments, 1.0)
-        for degree, leg in zip(first.degrees, batch.legs, strict=True):
+        for number, (degree, leg) in enumerate(zip(first.degrees, batch.legs, strict=True)):
             terms = self._terms.more(len(moments))
             self._moments.add(moments, terms, float(degree))
             self._of_terms.add(np.repeat(owners, size), terms, float(degree) ** 2)
-            assert leg.layout is not None
-            products = first.kind.row_products(leg.layout)
+            products = self._outline.products(batch, number)
             assert products is not None
             name, shift = leg.view.parameter, leg.view.offset
             for product in products:
@@ -266,7 +277,7 @@ class _Drafting:
                     self._terms.add(where, reading.sums, float(product.sign))
                     self._programs.append((owners, reading, float(degree) ** 2))
 
-    def _readings(self, name: str, product: RowProduct, shift: float) -> list[_Reading]:
+    def _readings(self, name: str, product: PlacedProduct, shift: float) -> list[_Reading]:
         """What a product of a parameter and its gradient is read by."""
         layout, entries = product.first, self._entries[name]
         if (
@@ -282,7 +293,7 @@ class _Drafting:
                 self._whole.setdefault((name, shift), found)
         return found
 
-    def _read(self, name: str, product: RowProduct, shift: float) -> _Reading:
+    def _read(self, name: str, product: PlacedProduct, shift: float) -> _Reading:
         key = (name, replace(product, start=0, step=1, sign=1), shift)
         if key not in self._known:
             source = self._index[name]
@@ -298,9 +309,9 @@ class _Drafting:
         )
         source = self._index[name] + len(self._index)
         kind = self._types[name][1]
-        return self._drafted(RowProduct(layout, layout, lifted=True), (kind, kind), (source, source), 0.0)
+        return self._drafted(PlacedProduct(layout, layout, lifted=True), (kind, kind), (source, source), 0.0)
 
-    def _drafted(self, product: RowProduct, types: Types, sources: tuple[int, int], shift: float) -> _Reading:
+    def _drafted(self, product: PlacedProduct, types: Types, sources: tuple[int, int], shift: float) -> _Reading:
         layout = product.first
         batch, rows = layout.count("batch"), layout.count("rows")
         launch = types, Tile.of(product)
@@ -310,7 +321,7 @@ class _Drafting:
         return _Reading(sums.size * layout.count("columns"), sums, launch, programs)
 
 
-def _short(product: RowProduct) -> Iterator[RowProduct]:
+def _short(product: PlacedProduct) -> Iterator[PlacedProduct]:
     """The same product with few columns each, where going through all of them would take one program too long."""
     far, (size, stride) = product.first.columns
     if far[0] > 1 or size <= _COLUMNS or product.first.rows[1][1] != 1:

@@ -12,10 +12,10 @@ from math import prod
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from conserved.view import Reading
+from conserved.symmetry.products import Products, RowProducts
+from conserved.symmetry.view import Reading
 
 Axis = tuple[int, int]
 """Size and stride, in entries."""
@@ -62,16 +62,19 @@ class Layout:
         outer, inner = getattr(self, axes)
         return int(outer[0] * inner[0])
 
-    def halves(self) -> tuple[Layout, Layout]:
-        """The even rows and the odd rows."""
-        outer, (size, stride) = self.rows
-        if size == 2:
-            rows = ((1, 0), outer)
-        else:
-            assert size % 2 == 0, "rows come in pairs"
-            rows = (outer, (size // 2, 2 * stride))
-        even = replace(self, rows=rows)
-        return even, replace(even, offset=self.offset + stride)
+    def row_of_units(self, unit: int, row: int) -> Layout | None:
+        """Of every `unit` rows the one with this number; None if strides do not say where those are."""
+        if unit == 1:
+            return self
+        (many, far), (few, near) = self.rows
+        if few % unit == 0:
+            rows = ((many, far), (few // unit, unit * near)) if few > unit else ((1, 0), (many, far))
+            return replace(self, rows=rows, offset=self.offset + row * near)
+        several = unit // few
+        if unit % few or many % several:
+            return None
+        offset = self.offset + row // few * far + row % few * near
+        return replace(self, rows=((1, 0), (many // several, several * far)), offset=offset)
 
     def turned(self) -> Layout:
         """The transposes of the matrices."""
@@ -97,7 +100,7 @@ def _two(axes: list[Axis]) -> Axes:
 
 
 @dataclass(frozen=True, slots=True)
-class RowProduct:
+class PlacedProduct:
     """Products of one row of A with one row of B, for all rows of two layouts: what they are added to, and the sign.
 
     Row r is added to number start + step · r of the moment map.
@@ -111,13 +114,29 @@ class RowProduct:
     lifted: bool = False
     """A is all ones and not read: what translations act on."""
 
-    def swapped(self) -> RowProduct:
+    def swapped(self) -> PlacedProduct:
         """The same for μ(B, A)."""
         return replace(self, first=self.second, second=self.first)
 
 
+def placed(products: Products, layout: Layout) -> tuple[PlacedProduct, ...] | None:
+    """Row products of a leg of degree +1 that lies so; None if it has others, or does not lie in units."""
+    if not isinstance(products, RowProducts) or not products.terms:
+        return None
+    step = 0 if products.faces == "entries" else products.width
+    if products.faces == "columns":
+        layout = layout.turned()
+    found = []
+    for term in products.terms:
+        first, second = (layout.row_of_units(products.unit, row) for row in (term.first, term.second))
+        if first is None or second is None:
+            return None
+        found.append(PlacedProduct(first, second, term.number, step, term.sign, products.lifted))
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Sheaf:
+class Stack:
     """One view of several tensors: a stack of (entries, batch, n, m) matrices, entry by entry in the tensors' order."""
 
     tensors: tuple[Tensor, ...]
@@ -139,19 +158,10 @@ class Sheaf:
         layout = self.layout
         return len(self.tensors), layout.count("batch"), layout.count("rows"), layout.count("columns")
 
-    def halves(self) -> tuple[Sheaf, Sheaf]:
-        """The even rows and the odd rows, as real and imaginary parts lie."""
-        even, odd = self.layout.halves()
-        return replace(self, layout=even), replace(self, layout=odd)
-
     def addresses(self) -> list[int]:
         """Where the first entry of each tensor's view lies."""
         offset = self.layout.offset * self.tensors[0].element_size()
         return [tensor.data_ptr() + offset for tensor in self.tensors]
-
-
-Legs = Float[Tensor, "..."] | Sheaf
-"""Matrices that rows and columns are summed over, whether they lie in one tensor or not."""
 
 
 def plain(tensor: Tensor, device: torch.device) -> bool:

@@ -16,9 +16,7 @@ of f, and U the update of any optimizer, θ' = θ − U:
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -27,25 +25,11 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.kind import KINDS, ComplexScaling, Degree, GeneralLinear, Kind, OneScale, Scaling, Translation
 from conserved.plain_data import Recorded, real, record_of, size, text
-from conserved.sheaf import Legs
-from conserved.view import Pick, View
-
-__all__ = [
-    "ComplexScaling",
-    "GeneralLinear",
-    "Kind",
-    "Leg",
-    "OneScale",
-    "Pick",
-    "Scaling",
-    "Symmetry",
-    "Tensors",
-    "Translation",
-    "View",
-    "moment_map",
-]
+from conserved.symmetry.formulas import Formula, formula
+from conserved.symmetry.kind import Degree, Kind
+from conserved.symmetry.kinds import KINDS
+from conserved.symmetry.view import View
 
 Tensors = Mapping[str, Tensor]
 """A parameter-shaped collection: the parameters themselves, their gradients, an optimizer's update."""
@@ -60,60 +44,9 @@ def moment_map(
     point: bool = True,
 ) -> Float[Tensor, "..."]:
     """μ(A, B) of legs given as (…, n, m) matrices; leading axes are batched over. `point`: A are parameters."""
-    total: Tensor | None = None
-    for degree, left, right in zip(degrees, a, b, strict=True):
-        left = kind.lift(left, point=point)
-        term = kind.contract(left, right) if degree > 0 else kind.contract(right, left)
-        total = degree * term if total is None else torch.add(total, term, alpha=degree)
-    assert total is not None
-    return total
+    from conserved.moment import of_legs
 
-
-def envelope(
-    kind: Kind, degrees: Sequence[Degree], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
-) -> Float[Tensor, "..."]:
-    """The moment map with every sign taken as plus: what |μ(A, B)| could be, entry by entry, if nothing cancelled."""
-    total: Tensor | None = None
-    for degree, left, right in zip(degrees, a, b, strict=True):
-        left = kind.lift(left, point=True)
-        term = abs(degree) * (kind.bound(left, right) if degree > 0 else kind.bound(right, left))
-        total = term if total is None else total + term
-    assert total is not None
-    return total
-
-
-def weighed(
-    kind: Kind,
-    degrees: Sequence[Degree],
-    a: Sequence[Legs],
-    b: Sequence[Legs],
-    *,
-    legs: Sequence[int] | None = None,
-) -> Float[Tensor, "*batch 2"]:
-    """‖μ(θ, G)‖ and what it is to be held against, for parameters A = θ and gradients B = G.
-
-    The square of the second is Σ over legs of ‖term‖² + ‖term as if its products had random signs‖². A wrong gradient
-    leaves a μ as large as the terms themselves; rounding leaves its unit times this, whatever the size and number of
-    the legs. Sheaves hold several legs each, as many as `legs` says, and all symmetries of each.
-    """
-    total: Tensor | None = None
-    scale: Tensor | None = None
-    for place, (degree, left, right) in enumerate(zip(degrees, a, b, strict=True)):
-        left = kind.lift(left, point=True) if isinstance(left, Tensor) else left
-        term, squares = kind.weighed(left, right) if degree > 0 else kind.weighed(right, left)
-        size = degree**2 * (_norms(term, squares.ndim).square() + squares)
-        if legs is not None:
-            term, size = (whole.unflatten(0, (legs[place], -1)).sum(0).flatten(0, 1) for whole in (term, size))
-        total = degree * term if total is None else torch.add(total, term, alpha=degree)
-        scale = size if scale is None else scale + size
-    assert total is not None
-    assert scale is not None
-    return torch.stack((_norms(total, scale.ndim), scale.sqrt()), -1)
-
-
-def _norms(values: Float[Tensor, "..."], batch: int) -> Float[Tensor, "..."]:
-    """The norm over all axes after the first `batch` ones."""
-    return torch.linalg.vector_norm(values.flatten(batch) if values.ndim > batch else values.unsqueeze(-1), dim=-1)
+    return of_legs(kind, degrees, [*zip(a, b, strict=True)], points=(point, False)).value()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +59,6 @@ class Leg:
     def __str__(self) -> str:
         sign = "+" if self.degree > 0 else "−"
         return f"{self.view} ({sign})" if abs(self.degree) == 1 else f"{self.view} ({sign}{abs(self.degree):g})"
-
-
-class Formula(str):
-    """A law as text. Calling it is how formulas were asked for before they were properties."""
-
-    def __call__(self) -> str:
-        """The text itself."""
-        warnings.warn("formula is a property now: leave out the parentheses.", DeprecationWarning, stacklevel=2)
-        return str(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -158,7 +82,10 @@ class Symmetry(Recorded):
     def __post_init__(self) -> None:
         if not self.legs:
             raise ValueError(f"{self.name}: a symmetry needs at least one leg.")
-        self.kind.check(tuple(leg.degree for leg in self.legs))
+        try:
+            self.kind.check(tuple(leg.degree for leg in self.legs), self.n)
+        except ValueError as problem:
+            raise ValueError(f"{self.name}: {problem}") from None
         for shared, sizes in (
             ("rows", {leg.view.n for leg in self.legs}),
             ("columns", {leg.view.m for leg in self.legs}),
@@ -168,8 +95,6 @@ class Symmetry(Recorded):
                 raise ValueError(
                     f"{self.name}: legs of a {self.kind.title} must have the same number of {shared}; {listing}."
                 )
-        if isinstance(self.kind, ComplexScaling) and self.n % 2:
-            raise ValueError(f"{self.name}: complex scaling pairs up rows, and {self.n} is odd.")
 
     @property
     def name(self) -> str:
@@ -225,7 +150,7 @@ class Symmetry(Recorded):
         if missing:
             raise KeyError(f"{self.name} needs {missing[0]}, which is not among the {len(tensors)} tensors given.")
         found = [leg.view.matrix(tensors[leg.view.parameter], point=point) for leg in self.legs]
-        precision = working_dtype(found, dtype)
+        precision = dtype or reduce(torch.promote_types, (one.dtype for one in found), torch.float32)
         return [matrix.to(precision) for matrix in found]
 
     def moment_map(
@@ -242,27 +167,31 @@ class Symmetry(Recorded):
         `other` says the same of B, which by default is a point if it is A and A is one.
         """
         second_is = (point and a is b) if other is None else other
-        left, right = self.matrices(a, dtype, point=point), self.matrices(b, dtype, point=second_is)
-        common = torch.promote_types(left[0].dtype, right[0].dtype)
-        left = [matrix.to(common) for matrix in left]
-        # The same objects where the collections are the same: a leg with itself is known to be symmetric.
-        right = left if a is b else [matrix.to(common) for matrix in right]
-        with full_precision(left[0]):
-            return moment_map(self.kind, self.degrees, left, right, point=point)
+        same = a is b and point == second_is
+        given = [(a, point)] if same else [(a, point), (b, second_is)]
+        return self._moments(given, ((0, 0 if same else 1),), dtype)[0]
+
+    def _moments(
+        self, sources: Sequence[tuple[Tensors, bool]], pairs: tuple[tuple[int, int], ...], dtype: torch.dtype | None
+    ) -> Float[Tensor, "pairs ..."]:
+        """μ for pairs of sources, each a collection and whether it is a point."""
+        from conserved.moment import of_legs
+
+        legs = [self.matrices(tensors, dtype, point=point) for tensors, point in sources]
+        points = tuple(point for _, point in sources)
+        return of_legs(self.kind, self.degrees, [*zip(*legs, strict=True)], points=points, pairs=pairs).signed()
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ) = μ(θ, θ), the conserved quantity of gradient flow."""
-        return self.kind.conserved(self.moment_map(theta, theta, dtype=dtype))
+        return self.kind.conserved(self._moments([(theta, True)], ((0, 0),), dtype)[0])
 
     def identity(self, theta: Tensors, gradient: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model."""
-        return self.moment_map(theta, gradient, dtype=dtype)
+        return self._moments([(theta, True), (gradient, False)], ((0, 1),), dtype)[0]
 
     def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ − U) − h(θ), exactly, from the update alone."""
-        first = self.moment_map(theta, update, dtype=dtype)
-        mirror = self.moment_map(update, theta, point=False, other=True, dtype=dtype)
-        second = self.moment_map(update, update, point=False, dtype=dtype)
+        first, mirror, second = self._moments([(theta, True), (update, False)], ((0, 1), (1, 0), (1, 1)), dtype)
         return self.kind.conserved(second - first - mirror)
 
     def act(self, theta: Tensors, g: Tensor) -> dict[str, Tensor]:
@@ -284,21 +213,11 @@ class Symmetry(Recorded):
     @property
     def formula(self) -> Formula:
         """The law as a formula in plain text."""
-        return Formula(self._written(latex=False))
-
-    def _written(self, *, latex: bool) -> str:
-        pieces: list[str] = []
-        for leg in self.legs:
-            term = self.kind.term(leg.view, latex=latex)
-            weight = "" if abs(leg.degree) == 1 else f"{abs(leg.degree):g}" + (r"\," if latex else "·")
-            minus = "-" if latex else "−"
-            joint = ("" if leg.degree > 0 else minus) if not pieces else (" + " if leg.degree > 0 else f" {minus} ")
-            pieces.append(f"{joint}{weight}{term}")
-        return "".join(pieces)
+        return formula(self.kind, ((leg.view, leg.degree) for leg in self.legs), latex=False)
 
     def latex(self) -> str:
         """The law as LaTeX."""
-        return self._written(latex=True)
+        return str(formula(self.kind, ((leg.view, leg.degree) for leg in self.legs), latex=True))
 
     def __repr__(self) -> str:
         legs = ", ".join(map(str, self.legs))
@@ -360,27 +279,3 @@ def _sizes(values: Any) -> tuple[int, ...]:
 def _range(values: list[Any]) -> tuple[int, int]:
     start, stop = map(size, values)
     return start, stop
-
-
-def working_dtype(tensors: Sequence[Shaped[Tensor, "..."]], dtype: torch.dtype | None) -> torch.dtype:
-    """The precision laws are computed in: `dtype` if given, else the legs' common one and at least float32."""
-    if dtype is not None:
-        return dtype
-    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
-
-
-@contextmanager
-def full_precision(like: Shaped[Tensor, "..."]) -> Iterator[None]:
-    """Keeps a surrounding autocast region, or TF32, from computing laws in less than the working precision."""
-    with torch.autocast(like.device.type, enabled=False):
-        if like.device.type != "cuda":
-            yield
-            return
-        switch = torch.backends.cuda.matmul
-        name, exact = ("fp32_precision", "ieee") if hasattr(switch, "fp32_precision") else ("allow_tf32", False)
-        former = getattr(switch, name)
-        setattr(switch, name, exact)
-        try:
-            yield
-        finally:
-            setattr(switch, name, former)

@@ -1,0 +1,252 @@
+r"""Bilinear forms of one leg, from the products its kind is made of: written once, for every backend.
+
+A backend computes two things, for several pairs of legs at a time and in one pass over memory: products of equal rows,
+Σ_j a_ij b_ij, and outer products A Bᵀ; with `sizes` also the sum of the squares of all products of entries. Its root is
+the size the form would have if those products had random signs, and, times the unit of rounding, what independent
+rounding errors of B leave in it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.symmetry.kind import Degree
+from conserved.symmetry.products import Products, RowProducts
+
+Pair = tuple[int, int]
+"""Two sources, by number: A and B of μ(A, B)."""
+
+Found = tuple[Tensor, Tensor | None]
+"""Values, a row for every pair, and with `sizes` the sums of squares."""
+
+
+class Backend(ABC):
+    """Computes products of legs, which are whatever it reads: matrices, or matrices that lie in many tensors."""
+
+    @abstractmethod
+    def faced(self, legs: Sequence[Any], faces: str) -> Sequence[Any]:
+        """Legs with what counts as their rows as rows."""
+
+    @abstractmethod
+    def row_of_units(self, leg: Any, unit: int, row: int) -> Any:
+        """One row of every unit."""
+
+    @abstractmethod
+    def row_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
+        """Σ_j a_ij b_ij for every row i and every pair of legs."""
+
+    @abstractmethod
+    def outer_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
+        """A Bᵀ for every pair of legs."""
+
+    def row_totals(
+        self, legs: Sequence[Any], pairs: Sequence[Pair], points: Sequence[bool], dtype: torch.dtype, *, sizes: bool
+    ) -> Found:
+        """Σ_j b_ij for every row i of B where A is a point, and zero where it is a direction."""
+        raise NotImplementedError(f"{type(self).__name__} has no sums of single legs.")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is computed of every leg."""
+
+    law: bool = False
+    """Only the part of μ that laws are made of."""
+    absolute: bool = False
+    """Every sign plus and every entry its absolute value: what |μ| could be if nothing cancelled."""
+    sizes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """Which rows are multiplied for some pairs of sources, and how the products are added up."""
+
+    rows: tuple[tuple[int, int | None], ...]
+    """Of a source, the row of every unit; None stands for all rows."""
+    products: tuple[Pair, ...]
+    sums: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
+    """By pair and number of a unit, products and their signs."""
+    whole: bool
+    """Whether products are of all rows, and are added up by unit."""
+
+    plain: bool
+    """Whether values are the products as they come."""
+
+
+@cache
+def _recipe(products: RowProducts, pairs: tuple[Pair, ...], turned: bool, wanted: Wanted) -> _Recipe:
+    numbers = products.symmetric if wanted.law else tuple(range(products.width))
+    every = {(row, row, 1) for row in range(products.unit)}
+    # Where every row is paired with itself, all rows are read as they lie.
+    whole = products.unit > 1 and all({(t.first, t.second, t.sign) for t in products.into(k)} == every for k in numbers)
+    rows: dict[tuple[int, int | None], int] = {}
+    found: dict[Pair, int] = {}
+    sums = []
+    for i, j in pairs:
+        a, b = (j, i) if turned else (i, j)
+        parts = []
+        for number in numbers:
+            terms: list[tuple[int | None, int | None, int]] = [
+                (term.first, term.second, 1 if wanted.absolute else term.sign) for term in products.into(number)
+            ]
+            if i == j and number not in products.symmetric and not wanted.absolute:
+                # Antisymmetric: of a leg with itself it is zero.
+                terms = []
+            part = []
+            for first, second, sign in [(None, None, 1)] if whole else terms:
+                x, y = (rows.setdefault(row, len(rows)) for row in ((a, first), (b, second)))
+                part.append((found.setdefault((min(x, y), max(x, y)), len(found)), sign))
+            parts.append(tuple(part))
+        sums.append(tuple(parts))
+    plain = sums == [(((place, 1),),) for place in range(len(found))]
+    return _Recipe(tuple(rows), tuple(found), tuple(sums), whole, plain)
+
+
+def forms(
+    backend: Backend,
+    products: Products,
+    degree: Degree,
+    legs: Sequence[Any],
+    pairs: tuple[Pair, ...],
+    points: Sequence[bool],
+    dtype: torch.dtype,
+    wanted: Wanted,
+) -> Found:
+    """For a leg of degree ±1 what μ(A, B) is, up to that sign, for every pair of sources; a row for each.
+
+    Args:
+        backend: what computes products.
+        products: what μ is made of.
+        degree: only its sign matters: a negative leg contributes μ(B, A).
+        legs: the leg of every source, as the backend reads it.
+        pairs: pairs of sources.
+        points: which sources are points, and not directions.
+        dtype: the precision of the results.
+        wanted: which part, and whether sums of squares come with it.
+
+    """
+    if not isinstance(products, RowProducts):
+        turned = pairs if degree > 0 else [(j, i) for i, j in pairs]
+        return backend.outer_products(legs, turned, dtype, sizes=wanted.sizes)
+    if not products.terms:
+        # A group without law or identity, such as the exchange of equal units.
+        nothing = legs[0].new_zeros((len(pairs), *legs[0].shape[:-2]), dtype=dtype)
+        return nothing.unsqueeze(-1)[..., :0], nothing if wanted.sizes else None
+    faced = backend.faced(legs, products.faces)
+    if products.lifted:
+        return backend.row_totals(faced, pairs, points, dtype, sizes=wanted.sizes)
+    recipe = _recipe(products, pairs, degree < 0, wanted)
+    rows = [
+        faced[source] if row is None else backend.row_of_units(faced[source], products.unit, row)
+        for source, row in recipe.rows
+    ]
+    sums, squares = backend.row_products(rows, recipe.products, dtype, sizes=wanted.sizes)
+    if products.faces == "entries":
+        sums = sums.squeeze(-1) if sums.shape[-1] == 1 else sums.sum(-1)
+    if recipe.whole:
+        sums = sums.unflatten(-1, (-1, products.unit)).sum(-1)
+    if recipe.plain:
+        return sums, squares
+    values = []
+    for numbers in recipe.sums:
+        found = [_signed(sums, part) for part in numbers]
+        values.append(found[0] if len(found) == 1 else torch.stack(found, -1))
+    stacked = values[0].unsqueeze(0) if len(values) == 1 else torch.stack(values)
+    if squares is None:
+        return stacked, None
+    spread = [sum(squares[place] for part in numbers for place, _ in part) for numbers in recipe.sums]
+    return stacked, torch.stack([torch.as_tensor(one) for one in spread])
+
+
+def _signed(each: Tensor, part: Sequence[tuple[int, int]]) -> Tensor:
+    if not part:
+        return torch.zeros_like(each[0])
+    (first, sign), *rest = part
+    total = each[first] if sign > 0 else -each[first]
+    for place, sign in rest:
+        total = total + each[place] if sign > 0 else total - each[place]
+    return total
+
+
+@dataclass(slots=True)
+class Sums:
+    """Forms of the legs of some symmetries, to be added up; a row for every pair, then one for every symmetry."""
+
+    pairs: tuple[Pair, ...]
+    absolute: bool = False
+    """Whether all legs count as positive."""
+    plus: list[Tensor] = field(default_factory=list)
+    """Of every leg of positive degree, times it."""
+    minus: list[Tensor] = field(default_factory=list)
+    """Of every leg of negative degree, times its absolute value."""
+    scales: list[Tensor] = field(default_factory=list)
+    """With `sizes`: of every leg ‖term‖² + ‖term as if its products had random signs‖²."""
+    columns: list[Tensor] = field(default_factory=list)
+    """For linear laws, where asked for: bounds of the sums of absolute values."""
+
+    def add(self, found: Found, degree: Degree, *, stacked: tuple[int, int] | None = None) -> None:
+        """Take a leg into account; or so many legs of several layers, leg after leg, with batches of that size."""
+        values, squares = found
+        if squares is not None:
+            scale = degree**2 * (_norms(values, squares.ndim).square() + squares)
+            self.scales.append(scale if stacked is None else _together(scale, *stacked))
+        values = values if stacked is None else _together(values, *stacked)
+        (self.plus if degree > 0 or self.absolute else self.minus).append(
+            values if abs(degree) == 1 else abs(degree) * values
+        )
+
+    def signed(self) -> Float[Tensor, "pairs ..."]:
+        """μ, for every pair."""
+        plus, minus = _over_legs(self.plus), _over_legs(self.minus)
+        if plus is None:
+            assert minus is not None
+            return -minus
+        return plus if minus is None else plus - minus
+
+    def unsigned(self) -> Float[Tensor, "pairs ..."]:
+        """The same with all legs counted as positive."""
+        plus, minus = _over_legs(self.plus), _over_legs(self.minus)
+        if plus is None:
+            assert minus is not None
+            return minus
+        return plus if minus is None else plus + minus
+
+    def value(self) -> Float[Tensor, "..."]:
+        """μ of the first pair."""
+        return self.signed()[0]
+
+    def sizes(self) -> Float[Tensor, "pairs *batch 2"]:
+        """‖μ‖, and what an identity is held against.
+
+        A wrong gradient leaves a μ as large as the terms of single legs; rounding leaves its unit times the scale,
+        whatever the size and number of the legs.
+        """
+        scale = _over_legs(self.scales)
+        assert scale is not None
+        return torch.stack((_norms(self.signed(), scale.ndim), scale.sqrt()), -1)
+
+
+def _together(entries: Tensor, legs: int, batch: int) -> Tensor:
+    """From (pairs, legs · layers, batch, …) to (pairs, layers · batch, …); a leg that a batch shares is repeated."""
+    layers = entries.unflatten(1, (legs, -1)).sum(1)
+    return layers.expand(-1, -1, batch, *layers.shape[3:]).flatten(1, 2)
+
+
+def _over_legs(legs: list[Tensor]) -> Tensor | None:
+    """Stacked once and summed once, however many legs there are."""
+    if len(legs) < 3:
+        return None if not legs else legs[0] if len(legs) == 1 else legs[0] + legs[1]
+    return torch.stack(torch.broadcast_tensors(*legs)).sum(0)
+
+
+def _norms(values: Float[Tensor, "..."], batch: int) -> Float[Tensor, "..."]:
+    """The norm over all axes after the first `batch` ones."""
+    return torch.linalg.vector_norm(values.flatten(batch) if values.ndim > batch else values.unsqueeze(-1), dim=-1)

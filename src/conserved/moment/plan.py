@@ -1,0 +1,255 @@
+"""How moment maps of a fixed list of symmetries are evaluated, on whatever device their parameters are.
+
+Parameters that are there are read at once: batches of different parameters but equal shapes are concatenated when they
+are small, where the cost is in launching the operations and not in the arithmetic. Parameters that a reader hands out a
+portion at a time are read once each, leg by leg. On a GPU, kernels of our own read legs of all layers that lie in
+memory alike where they are (`triton_backend`, `row_identities`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conserved.moment import triton_backend
+from conserved.moment.batches import Batch, alike
+from conserved.moment.forms import Pair, Sums, Wanted, forms
+from conserved.moment.layouts import Layout, Stack
+from conserved.moment.portions import Part, in_portions
+from conserved.moment.precision import full_precision, working_dtype
+from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
+from conserved.moment.sources import Gathered, Reader, Source
+from conserved.moment.torch_backend import TORCH
+from conserved.symmetry.kind import Degree
+from conserved.symmetry.symmetry import Symmetry
+
+_SMALL = 1 << 15
+"""Legs of at most this many entries are concatenated across parameters."""
+
+_SINGLE = (None, torch.float32)
+"""What kernels compute in."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Moment maps of every symmetry of a plan."""
+
+    count: int
+    parts: tuple[Part, ...]
+    rows: RowSizes | None = None
+    """With `sizes`, what kernels found of symmetries that act on single rows."""
+    norms: Norms | None = None
+    """Norms of the last source that came with it, of some parameters."""
+
+    def values(self, pair: int = 0) -> list[Tensor]:
+        """μ of one pair, by its place among the pairs, for every symmetry in order."""
+        found: dict[int, Tensor] = {}
+        for part in self.parts:
+            value = part.only().signed()[pair]
+            found.update(zip(part.members, value.expand(len(part.members), *value.shape[1:]).unbind(), strict=True))
+        return [found[place] for place in range(self.count)]
+
+    def sizes(self) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
+        """‖μ‖ of the first pair and what it is held against: places of symmetries, and tables with a row for each."""
+        places = [] if self.rows is None else [*self.rows.places]
+        tables = [] if self.rows is None else [self.rows.table]
+        for part in self.parts:
+            places += part.members
+            tables.append(part.only().sizes()[0].expand(len(part.members), 2))
+        return places, tables
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How to evaluate a fixed list of symmetries with few operations."""
+
+    symmetries: tuple[Symmetry, ...]
+    alike: tuple[tuple[Batch, ...], ...]
+    """Batches whose legs have the same sizes and lie in memory in the same way."""
+    needs: dict[str, str]
+    """Every parameter that is read, with the name of a symmetry that reads it."""
+    small: int = _SMALL
+    """Entries up to which the legs of batches that are alike are concatenated."""
+
+    @staticmethod
+    def of(symmetries: Sequence[Symmetry]) -> Plan:
+        """The plan of some symmetries."""
+        needs = {name: symmetry.name for symmetry in reversed(symmetries) for name in symmetry.parameters}
+        return Plan(tuple(symmetries), alike(symmetries), needs)
+
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """Every batch: each symmetry is a member of exactly one."""
+        return tuple(batch for batches in self.alike for batch in batches)
+
+    @cached_property
+    def units(self) -> tuple[tuple[tuple[Batch, ...], ...], ...]:
+        """Batches that are alike, those with small legs together and each of the others alone."""
+        found = []
+        for batches in self.alike:
+            small = tuple(batch for batch in batches if batch.entries <= self.small)
+            large = [(batch,) for batch in batches if batch.entries > self.small]
+            found.append((small, *large) if small else tuple(large))
+        return tuple(found)
+
+    @cached_property
+    def entries(self) -> NDArray[np.int64]:
+        """How many entries the legs of each symmetry have together."""
+        return np.array([symmetry.entries for symmetry in self.symmetries], dtype=np.int64)
+
+    @cached_property
+    def epsilons(self) -> NDArray[np.float64]:
+        """The ε of each symmetry."""
+        return np.array([symmetry.epsilon for symmetry in self.symmetries], dtype=np.float64)
+
+    @cached_property
+    def linear(self) -> tuple[int, ...]:
+        """Symmetries, by their place, whose laws are linear."""
+        return tuple(place for place, symmetry in enumerate(self.symmetries) if symmetry.kind.linear)
+
+    @cached_property
+    def uses(self) -> dict[str, list[tuple[int, int]]]:
+        """By parameter, the legs that read it: the number of a batch, and the position among its legs."""
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for number, batch in enumerate(self.batches):
+            for position, leg in enumerate(batch.legs):
+                found[leg.view.parameter].append((number, position))
+        return dict(found)
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """By parameter, how many entries it has."""
+        return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
+
+    @cached_property
+    def by_kernels(self) -> tuple[tuple[bool, ...], ...]:
+        """By batch and leg, whether kernels compute its products."""
+        return tuple(
+            tuple(
+                triton_backend.takes(self.symmetries[batch.members[0]].kind.products, leg.layout, leg.view.n)
+                for leg in batch.legs
+            )
+            for batch in self.batches
+        )
+
+    @cached_property
+    def row_identities(self) -> RowIdentities:
+        """Programs for kernels that read all identities of single rows, kept by device and types."""
+        return RowIdentities(self.symmetries, self.batches)
+
+    def evaluate(
+        self,
+        read: Reader | Sequence[Source],
+        pairs: Sequence[Pair] = (),
+        *,
+        law: bool = False,
+        absolute: bool = False,
+        sizes: bool = False,
+        together: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> Moments:
+        """Moment maps of every symmetry, for pairs of sources.
+
+        Args:
+            read: points and directions, or a reader that hands out parameters in portions.
+            pairs: numbers of sources, such as (0, 1) for μ(first, second); a reader may name its own.
+            law: only the part of μ that laws are made of.
+            absolute: every sign plus and every entry its absolute value: what |μ| could be if nothing cancelled.
+            sizes: what is needed to hold identities against rounding. Nothing waits for the device.
+            together: whether kernels may read many layers at once, where there are any.
+            dtype: the precision; that of the tensors, and at least float32, if not given.
+
+        """
+        wanted = Wanted(law, absolute, sizes)
+        if not isinstance(read, Sequence):
+            return Moments(len(self.symmetries), in_portions(self, read, wanted, dtype))
+        if any(hasattr(one.tensors[name], "full_tensor") for one in read for name in self.needs):
+            gathered = Gathered(read, tuple(pairs))
+            whole = in_portions(self, gathered, wanted, dtype)
+            return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
+        together = together and sizes and not absolute and dtype in _SINGLE
+        identity = tuple(pairs) == ((0, 1),) and [one.point for one in read] == [True, False]
+        rows = self.row_identities.sizes(*(one.tensors for one in read)) if together and identity else None
+        known = frozenset(() if rows is None else rows.places)
+        parts: list[Part] = []
+        with full_precision(one.tensors[name].device.type for one in read for name in self.needs):
+            for batches, units in zip(self.alike, self.units, strict=True):
+                if batches[0].members[0] in known:
+                    continue
+                stacked = self._stacked(batches, read, tuple(pairs), wanted) if together else None
+                parts += [*self._apart(units, read, tuple(pairs), wanted, dtype)] if stacked is None else [stacked]
+        return Moments(len(self.symmetries), tuple(parts), rows, None if rows is None else rows.norms)
+
+    def _apart(
+        self,
+        units: Sequence[Sequence[Batch]],
+        sources: Sequence[Source],
+        pairs: tuple[Pair, ...],
+        wanted: Wanted,
+        dtype: torch.dtype | None,
+    ) -> Iterator[Part]:
+        """Units of batches that are alike, one after the other."""
+        points = tuple(source.point for source in sources)
+        first = self.symmetries[units[0][0].members[0]]
+        for unit in units:
+            found = [
+                [[leg.matrices(s.tensors[leg.view.parameter], point=s.point) for leg in b.legs] for b in unit]
+                for s in sources
+            ]
+            precision = working_dtype({one.dtype for source in found for legs in source for one in legs}, dtype)
+            sums = Sums(pairs, wanted.absolute)
+            for position, degree in enumerate(first.degrees):
+                legs = [_concatenated([legs[position] for legs in source], unit, precision) for source in found]
+                legs = [leg.abs() for leg in legs] if wanted.absolute else legs
+                sums.add(forms(TORCH, first.kind.products, degree, legs, pairs, points, precision, wanted), degree)
+            yield Part(tuple(member for batch in unit for member in batch.members), {0: sums})
+
+    def _stacked(
+        self, batches: Sequence[Batch], sources: Sequence[Source], pairs: tuple[Pair, ...], wanted: Wanted
+    ) -> Part | None:
+        """Batches that are alike, read by kernels all at once; None where kernels cannot read them.
+
+        Several legs of one symmetry can lie alike too: all that is written into a residual stream is scaled by one
+        number. They are stacked one after the other.
+        """
+        first = self.symmetries[batches[0].members[0]]
+        products = first.kind.products
+        if not triton_backend.available(sources[0].tensors[first.legs[0].view.parameter].device):
+            return None
+        classes: dict[tuple[Degree, Layout, float], list[int]] = defaultdict(list)
+        for position, (degree, leg) in enumerate(zip(first.degrees, batches[0].legs, strict=True)):
+            if leg.layout is None or not triton_backend.takes(products, leg.layout, leg.view.n):
+                return None
+            classes[degree, leg.layout, leg.view.offset].append(position)
+        read: list[tuple[Degree, int, list[Stack]]] = []
+        for (degree, layout, offset), positions in classes.items():
+            names = [batch.legs[position].view.parameter for position in positions for batch in batches]
+            stacks = [
+                Stack(tuple(one.tensors[name] for name in names), layout, offset if one.point else 0.0)
+                for one in sources
+            ]
+            if not all(map(triton_backend.reads, stacks)):
+                return None
+            read.append((degree, len(positions), stacks))
+        points, sums = tuple(source.point for source in sources), Sums(pairs, wanted.absolute)
+        for degree, legs, stacks in read:
+            found = forms(triton_backend.TRITON, products, degree, stacks, pairs, points, torch.float32, wanted)
+            sums.add(found, degree, stacked=(legs, len(batches[0].members)))
+        return Part(tuple(member for batch in batches for member in batch.members), {0: sums})
+
+
+def _concatenated(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torch.dtype) -> Tensor:
+    """One leg of a few batches as one tensor of (symmetries, n, m)."""
+    if len(unit) == 1:
+        return matrices[0].to(dtype)
+    parts = (one.to(dtype).expand(len(b.members), -1, -1) for one, b in zip(matrices, unit, strict=True))
+    return torch.cat([*parts])

@@ -1,0 +1,121 @@
+"""What moment maps are taken of: points, directions, and readers that hand them out a few parameters at a time.
+
+All that is known of a symmetry is a sum over pairs of sources: its law is the pair (θ, θ), its identity (θ, G), the
+drift of a step (θ, U), (U, θ) and (U, U). A source is a collection of tensors of the parameters' shapes that knows
+whether it is a point (parameters) or a direction (a gradient, an update): an offset that a view adds, as in 1 + γ, and
+the 1 by which a translation acts are those of points alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from conserved.moment.forms import Pair
+from conserved.symmetry.symmetry import Tensors
+from conserved.symmetry.view import whole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """Parameters."""
+
+    tensors: Tensors
+    point: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Direction:
+    """A gradient, an update: the difference of two points."""
+
+    tensors: Tensors
+    point: ClassVar[bool] = False
+
+
+Source = Point | Direction
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Paired:
+    """The tensors of one parameter, one for each source, and the pairs of them that are asked for."""
+
+    tensors: tuple[Tensor, ...]
+    points: tuple[bool, ...]
+    pairs: tuple[Pair, ...]
+    key: int = 0
+    """Legs of one law are added up where this is equal."""
+    bounded: tuple[int, ...] = ()
+    """Sources of which linear laws also need bounds of the sums of absolute values."""
+
+
+@runtime_checkable
+class Parcel(Protocol):
+    """What a reader has of one parameter."""
+
+    @property
+    def made(self) -> bool:
+        """Whether tensors exist for this reading only, and are to be let go soon."""
+        ...
+
+    def paired(self, *, linear: bool, offset: float) -> Paired:
+        """The tensors as a law sees them that is `linear` or not, through a view with an `offset`."""
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Hands out parameters in portions that fit in memory: gathered, expanded, loaded, whatever it takes."""
+
+    portion: int
+    """Entries of parameters that are read at a time; a larger parameter is read by itself."""
+    kernels: bool
+    """Whether kernels may read the tensors together."""
+
+    def stored(self, name: str) -> Sequence[Tensor]:
+        """Tensors of the types and on the device that a parameter will be read in; their values are not asked for."""
+        ...
+
+    def read(self, names: Sequence[str]) -> Iterable[Parcel]:
+        """These parameters, in this order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Whole:
+    """A parcel of the same pairs for every law."""
+
+    content: Paired
+    made: bool = True
+
+    def paired(self, *, linear: bool, offset: float) -> Paired:
+        """All of it."""
+        return self.content
+
+
+@dataclass(eq=False)
+class Gathered:
+    """Sharded tensors, made whole one parameter at a time: not all of them may fit."""
+
+    sources: Sequence[Source]
+    pairs: tuple[Pair, ...]
+    norms: dict[str, Tensor] = field(default_factory=dict)
+    """Of every parameter that was gathered, the norm of the last source."""
+    portion: int = 0
+    kernels: bool = False
+
+    def stored(self, name: str) -> list[Tensor]:
+        """As they are, in pieces."""
+        return [source.tensors[name] for source in self.sources]
+
+    def read(self, names: Sequence[str]) -> Iterator[Parcel]:
+        """Gathered as they are asked for."""
+        for name in names:
+            given = [source.tensors[name].detach() for source in self.sources]
+            found = tuple(map(whole, given))
+            if hasattr(given[-1], "full_tensor"):
+                self.norms[name] = torch.linalg.vector_norm(found[-1])
+            yield _Whole(Paired(found, tuple(source.point for source in self.sources), self.pairs))

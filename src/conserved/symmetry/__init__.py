@@ -1,0 +1,32 @@
+"""What a symmetry is: kinds of group, views of parameters, legs, the symmetry itself, and its law as a formula."""
+
+from conserved.symmetry.formulas import Formula
+from conserved.symmetry.kind import Degree, Kind
+from conserved.symmetry.kinds import KINDS, ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
+from conserved.symmetry.products import OuterProduct, Products, RowProducts, Term
+from conserved.symmetry.symmetry import Leg, Symmetry, Tensors, moment_map
+from conserved.symmetry.view import Pick, Reading, View, whole
+
+__all__ = [
+    "KINDS",
+    "ComplexScaling",
+    "Degree",
+    "Formula",
+    "GeneralLinear",
+    "Kind",
+    "Leg",
+    "OneScale",
+    "OuterProduct",
+    "Pick",
+    "Products",
+    "Reading",
+    "RowProducts",
+    "Scaling",
+    "Symmetry",
+    "Tensors",
+    "Term",
+    "Translation",
+    "View",
+    "moment_map",
+    "whole",
+]

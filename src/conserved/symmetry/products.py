@@ -1,0 +1,189 @@
+r"""The products a moment map is made of: of single rows, or one outer product. A kind of group says them once.
+
+For two legs A and B of degree +1 the moment map is bilinear in their rows. Either it is all of A Bᵀ (`OuterProduct`),
+or rows come in units and every unit has a few numbers of its own (`RowProducts`):
+
+    μ[u, k] = Σ over terms (i, j, k, s) of  s · ⟨row i of unit u of A, row j of unit u of B⟩
+
+Everything else follows from this list: how many laws and identities there are, what |μ| could be if nothing cancelled
+(every sign plus, every entry its absolute value), the law (terms of a row with itself) and the angular momentum (the
+others, which are antisymmetric). How to compute it on some device is no matter of this file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Term(NamedTuple):
+    """Row `first` of a unit of A times row `second` of the same unit of B, added to one number of the unit."""
+
+    first: int
+    second: int
+    number: int = 0
+    sign: int = 1
+
+
+class Products(ABC):
+    """A moment map of two legs, as products; `n` and `m` are the rows and columns of a leg."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def shape(self, n: int, m: int) -> tuple[int, ...]:
+        """The shape of μ."""
+
+    @abstractmethod
+    def numbers(self, n: int, m: int) -> int:
+        """How many conserved numbers the law holds."""
+
+    @abstractmethod
+    def summands(self, n: int, m: int) -> int:
+        """How many products of entries one leg adds to one number of the law."""
+
+    def identities(self, n: int, m: int) -> int:
+        """How many numbers μ has: each is a gradient identity."""
+        return prod(self.shape(n, m))
+
+    @abstractmethod
+    def law(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
+        """The part of μ(θ, θ) that is not identically zero: the pairing with symmetric generators."""
+
+    @abstractmethod
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
+        """The pairing of μ(θ, V) with antisymmetric generators, an angular momentum; None where there are none."""
+
+    def polar(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:
+        """½(μ(A, B) + μ(B, A)), from the law part of μ(A, B)."""
+        return law
+
+    @abstractmethod
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        """The law as a vector without repeated entries; leading axes are batched over."""
+
+    def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
+        """How often each coordinate occurs among the entries of the law."""
+        return torch.ones(self.numbers(n, m))
+
+    def squares(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
+        """The entries of a law that are sums of squares: all of them, or the diagonal of a matrix."""
+        return self.coordinates(law)
+
+    def reach(self, squares: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
+        """Upper bounds of all coordinates of a law with these sums of squares, if nothing cancelled."""
+        return squares
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowProducts(Products):
+    """Products of single rows, unit by unit."""
+
+    terms: tuple[Term, ...] = (Term(0, 0),)
+    unit: int = 1
+    """Rows that make up one unit."""
+    faces: Literal["rows", "columns", "entries"] = "rows"
+    """What counts as the rows of a leg: its rows, its columns, or all its entries as one row."""
+    lifted: bool = False
+    """A counts as all ones where it is a point, and as zero where it is a direction: what translations act on."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a unit."""
+        return 1 + max((term.number for term in self.terms), default=-1)
+
+    @property
+    def symmetric(self) -> tuple[int, ...]:
+        """The numbers of a unit that pair rows with themselves: those of the law."""
+        return tuple(k for k in range(self.width) if all(term.first == term.second for term in self.into(k)))
+
+    @property
+    def antisymmetric(self) -> tuple[int, ...]:
+        """The other numbers, which vanish on (θ, θ)."""
+        return tuple(k for k in range(self.width) if k not in self.symmetric)
+
+    def into(self, number: int) -> tuple[Term, ...]:
+        """The terms of one number."""
+        return tuple(term for term in self.terms if term.number == number)
+
+    def shape(self, n: int, m: int) -> tuple[int, ...]:
+        if not self.terms:
+            return (0,)
+        units = () if self.faces == "entries" else ((n if self.faces == "rows" else m) // self.unit,)
+        return units if self.width == 1 else (*units, self.width)
+
+    def numbers(self, n: int, m: int) -> int:
+        return self.identities(n, m) // self.width * len(self.symmetric) if self.terms else 0
+
+    def summands(self, n: int, m: int) -> int:
+        length = {"rows": m, "columns": n, "entries": n * m}[self.faces]
+        return length * max((len(self.into(number)) for number in self.symmetric), default=0)
+
+    def law(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
+        return self._chosen(mu, self.symmetric)
+
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
+        return self._chosen(mu, self.antisymmetric) if self.antisymmetric else None
+
+    def _chosen(self, mu: Tensor, numbers: tuple[int, ...]) -> Tensor:
+        if len(numbers) == self.width:
+            return mu
+        return mu[..., numbers[0]] if len(numbers) == 1 else torch.stack([mu[..., k] for k in numbers], -1)
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        several = len(self.symmetric) > 1
+        if self.faces == "entries":
+            return law if several else law.unsqueeze(-1)
+        return law.flatten(-2) if several else law
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OuterProduct(Products):
+    """All of A Bᵀ: every row of A with every row of B."""
+
+    def shape(self, n: int, m: int) -> tuple[int, ...]:
+        return n, n
+
+    def numbers(self, n: int, m: int) -> int:
+        return n * (n + 1) // 2
+
+    def summands(self, n: int, m: int) -> int:
+        return m
+
+    def law(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*law"]:
+        return mu
+
+    def rotation(self, mu: Float[Tensor, "*out"]) -> Float[Tensor, "*part"] | None:
+        return mu - mu.mT
+
+    def polar(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*law"]:
+        return (law + law.mT) / 2
+
+    def coordinates(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch numbers"]:
+        row, column = _upper(law.shape[-1], law.device)
+        return law[..., row, column]
+
+    def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
+        row, column = torch.triu_indices(n, n)
+        return torch.where(row == column, 1.0, 2.0)
+
+    def squares(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
+        return law.diagonal(dim1=-2, dim2=-1)
+
+    def reach(self, squares: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch numbers"]:
+        # |Σ_k a_ik a_jk| ≤ ‖a_i‖ ‖a_j‖.
+        root = squares.sqrt()
+        return self.coordinates(root.unsqueeze(-1) * root.unsqueeze(-2))
+
+
+@cache
+def _upper(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    row, column = torch.triu_indices(n, n, device=device)
+    return row, column
