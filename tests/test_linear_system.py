@@ -1,0 +1,100 @@
+"""Sparse exact systems have the solutions of the dense ones, whether unknowns are merged first or not."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from conserved.inference.system import LinearSystem
+
+Equation = list[tuple[Fraction, int]]
+
+
+def solutions(equations: list[Equation], count: int, *, joined: bool) -> np.ndarray:
+    """A column for each free number, a row for each atom; atom 0 is zero."""
+    system = LinearSystem()
+    system.fresh((count - 1,))
+    for equation in equations:
+        system.add([(weight, np.array([atom])) for weight, atom in equation])
+    return np.asarray(system.solve(joined=joined).expand.todense())
+
+
+def dense(equations: list[Equation], count: int) -> np.ndarray:
+    rows = np.zeros((len(equations) + 1, count))
+    rows[0, 0] = 1
+    for row, equation in zip(rows[1:], equations, strict=True):
+        for weight, atom in equation:
+            row[atom] += float(weight)
+    return rows
+
+
+def sums_over_positions(tokens: int, width: int, layers: int) -> tuple[list[Equation], int]:
+    """u_{l+1}[t] = u_l[t] + v_l[d] for all t and d, with the signs of every third equation turned."""
+    u = 1 + np.arange((layers + 1) * tokens).reshape(layers + 1, tokens)
+    v = u.max() + 1 + np.arange(layers * width).reshape(layers, width)
+    one = Fraction(1)
+    equations = []
+    for layer, t, d in np.ndindex(layers, tokens, width):
+        sign = -one if len(equations) % 3 == 0 else one
+        terms = ((sign, u[layer, t]), (sign, v[layer, d]), (-sign, u[layer + 1, t]))
+        equations.append([(weight, int(atom)) for weight, atom in terms])
+    return equations, int(v.max()) + 1
+
+
+def random_system(seed: int) -> tuple[list[Equation], int]:
+    """Mostly equations of three terms with unit weights on few unknowns, so that many differ in one term."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(6, 16))
+    equations = []
+    for _ in range(int(rng.integers(2, 14))):
+        size = int(rng.choice([2, 3, 3, 3, 4]))
+        weights = rng.choice([-1, 1], size) if rng.random() < 0.8 else rng.choice([-3, -2, 1, 2], size)
+        atoms = rng.choice(count, size, replace=False)
+        equations.append([(Fraction(int(w), 2), int(a)) for w, a in zip(weights, atoms, strict=True)])
+    return equations, count
+
+
+def check(equations: list[Equation], count: int, *, joined: bool) -> None:
+    found, matrix = solutions(equations, count, joined=joined), dense(equations, count)
+    assert np.abs(matrix @ found).max(initial=0.0) < 1e-12
+    assert found.shape[1] == np.linalg.matrix_rank(found) == count - np.linalg.matrix_rank(matrix)
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["merged first", "eliminated"])
+@pytest.mark.parametrize("seed", range(60))
+def test_random_systems(seed: int, joined: bool) -> None:
+    check(*random_system(seed), joined=joined)
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["merged first", "eliminated"])
+def test_sums_over_positions(joined: bool) -> None:
+    check(*sums_over_positions(5, 4, 3), joined=joined)
+
+
+def test_sums_over_positions_are_merged_and_not_eliminated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one equation for each position, layer and feature, one for each position and layer is left at most."""
+    from conserved.inference import system
+
+    left: list[int] = []
+    eliminate = system._eliminate
+
+    def counted(rows, variables):  # type: ignore[no-untyped-def]
+        left.append(rows.shape[0])
+        return eliminate(rows, variables)
+
+    monkeypatch.setattr(system, "_eliminate", counted)
+    solutions(*sums_over_positions(12, 10, 2), joined=True)
+    solutions(*sums_over_positions(12, 10, 2), joined=False)
+    assert left[0] <= 2 * 12
+    assert left[1] == 2 * 12 * 10
+
+
+def test_an_unknown_that_is_its_own_negative_is_zero() -> None:
+    """x + y + z = 0 and x + y − z = 0."""
+    one = Fraction(1)
+    equations = [[(one, 1), (one, 2), (one, 3)], [(one, 1), (one, 2), (-one, 3)]]
+    found = solutions(equations, 4, joined=True)
+    assert not found[3].any()
+    check(equations, 4, joined=True)
