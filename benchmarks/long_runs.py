@@ -1,5 +1,8 @@
 """The paper's runs to their last step: full batches and mini-batches of Appendix D, in pieces, with the exact ledger.
 
+Along the way the energy fields of all heads are described, on four inputs at several context lengths, by a process of
+its own (`NAME.fields.json`): what Lee's paper says of delocalisation, incoherence and rank, while a model learns.
+
     python benchmarks/long_runs.py profile --images FASHION_MNIST_FOLDER --text king_james.txt
     python benchmarks/long_runs.py run --images … --text … --plan penn:1e-5 cifar:4e-4 --seconds 500 --store STATES
 
@@ -16,21 +19,26 @@ import gc
 import gzip
 import json
 import math
+import multiprocessing
 import os
 import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
+from torch import Tensor, nn
 
+from conserved.attention import probe
 from conserved.lab.data import Examples
-from conserved.lab.long import Arithmetic, LongRun, train_on
+from conserved.lab.long import Arithmetic, LongRun, recorded_steps, train_on
 from conserved.lab.pieces import Products
-from conserved.lab.recipes import Recipe, examples_of, named
+from conserved.lab.recipes import Recipe, build, examples_of, named
 from conserved.lab.schedule import Schedule
 from conserved.lab.train import Limits
 from conserved.lab.trajectory import Trajectory
@@ -73,6 +81,60 @@ def arithmetic(recipe: Recipe, options: argparse.Namespace) -> Arithmetic:
     """What the set-up is computed with unless the command line says otherwise."""
     stem = recipe.name.split("-")[0]
     return Arithmetic(products=options.products or PRODUCTS[stem], micro=8 if options.small else MICRO[stem])
+
+
+LENGTHS = (64, 128, 256)
+"""Of contexts whose energy fields are described."""
+
+DESCRIBED = "participation gaussian_participation coherence gaussian_coherence effective_rank bound evenness"
+"""Of every head; the median over heads is kept, and the largest logit."""
+
+
+class Fields:
+    """Energy fields of a model at a few of the recorded steps, described beside its training."""
+
+    def __init__(self, recipe: Recipe, examples: Examples, path: Path) -> None:
+        self.recipe, self.path = recipe, path
+        self.inputs = torch.cat([examples.inputs[:2], examples.inputs[-2:]]).cpu()
+        marks = recorded_steps(recipe.steps)
+        self.steps = {min(marks, key=lambda mark: abs(mark - recipe.steps * part)) for part in SEEN_AT}
+        self.found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+        self.pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        self.waiting: list[Future[list[dict[str, Any]]]] = []
+
+    def __call__(self, step: int, model: nn.Module) -> None:
+        """Hand a copy of the weights over."""
+        if step in self.steps and all(row["step"] != step for row in self.found):
+            weights = {name: tensor.detach().float().cpu() for name, tensor in model.state_dict().items()}
+            self.waiting.append(self.pool.submit(described, self.recipe, weights, self.inputs, step))
+
+    def close(self) -> None:
+        """Wait for what is under way, and write."""
+        for one in self.waiting:
+            self.found += one.result()
+        self.pool.shutdown()
+        self.path.write_text(json.dumps(shortened(self.found)) + "\n")
+
+
+SEEN_AT = (0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0)
+"""Shares of a run after which fields are described."""
+
+
+def described(recipe: Recipe, weights: dict[str, Tensor], inputs: Tensor, step: int) -> list[dict[str, Any]]:
+    """A row for every context length: medians over heads, and whether rows sum to zero and ranks obey their bound."""
+    torch.set_num_threads(1)
+    model = build(recipe, 0).float().eval()
+    model.load_state_dict(weights)
+    text = not inputs.is_floating_point()
+    lengths = [length for length in LENGTHS if length <= inputs.shape[1]] or [inputs.shape[1]]
+    rows = []
+    for length in lengths if text else (0,):
+        found = probe(model, inputs[:, :length] if text else inputs.float())
+        row: dict[str, Any] = {"recipe": recipe.name, "step": step, "length": found.rows[0].length}
+        row |= {name: median(getattr(head, name) for head in found.rows) for name in DESCRIBED.split()}
+        row |= {"largest_logit": max(head.largest_logit for head in found.rows), "heads": len(found.rows)}
+        rows.append(row | {"verdict": found.verdict.status.value})
+    return rows
 
 
 class Data:
@@ -124,6 +186,7 @@ def tables(options: argparse.Namespace) -> None:
     today = datetime.now(UTC).date().isoformat()
     for device in sorted({run.trajectory.device for run in found}):
         runs_there = [run for run in found if run.trajectory.device == device]
+        fields = [json.loads(path.read_text()) for path in sorted(options.store.glob("*.fields.json"))]
         record: dict[str, Any] = {
             "date": today,
             "commit": commit(),
@@ -134,6 +197,7 @@ def tables(options: argparse.Namespace) -> None:
             "runs": [row_of(run) for run in runs_there],
             "laws": [row for run in runs_there for row in laws_of(run.trajectory)],
             "step_sizes": step_sizes(runs_there),
+            "fields": [row for rows in fields for row in rows],
         }
         if options.extra is not None and device != "cpu":
             record |= json.loads(options.extra.read_text())
@@ -262,6 +326,7 @@ def runs(options: argparse.Namespace) -> None:
             print(f"{entry}: finished before", flush=True)
             continue
         examples = data.of(recipe)
+        fields = Fields(recipe, examples, options.output / f"{name}_{rate}_{number}_{how.products}.fields.json")
         found = train_on(
             recipe,
             examples,
@@ -276,10 +341,12 @@ def runs(options: argparse.Namespace) -> None:
                 every=options.every,
             ),
             say=lambda line: print(line, flush=True),
+            seen=fields,
         )
         told(found)
         print(found.pieces[-1], flush=True)
         path = written(found, options.output)
+        fields.close()
         if found.finished:
             done.write_text(path.name)
         del found

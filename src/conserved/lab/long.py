@@ -13,7 +13,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from conserved.lab.train import Diverged, Limits, batch_indices, marks
 from conserved.lab.trajectory import Quantity, Trajectory
 from conserved.lab.watched import Recording, watch
 from conserved.plain_data import record_of
+
+Seen = Callable[[int, nn.Module], None]
 
 deterministic: Any = torch.utils.deterministic
 
@@ -114,6 +116,7 @@ def train_on(
     device: str = "cpu",
     limits: Limits | None = None,
     say: Say = lambda _: None,
+    seen: Seen = lambda _, __: None,
 ) -> LongRun:
     """Train until the end or until a piece's seconds are over; the same call goes on from the checkpoint.
 
@@ -126,6 +129,7 @@ def train_on(
         device: Where to train.
         limits: Seconds of this piece (not of the whole run), and where and how often the state is saved.
         say: Told the steps done and the time left, now and then.
+        seen: Given the step and the model, in the precision of its gradients, whenever laws are recorded.
 
     Returns:
         The run so far.
@@ -133,6 +137,7 @@ def train_on(
     limits = limits or Limits()
     with _deterministic():
         run = _Long(recipe, examples, rate, seed, arithmetic, torch.device(device))
+        run.seen = seen
         if limits.checkpoint is not None and limits.checkpoint.exists():
             run.load(limits.checkpoint)
             say(f"{run.title}: goes on from step {run.done:,} of {recipe.steps:,}")
@@ -200,6 +205,7 @@ class _Long:
         laws = watched.laws.select(lambda symmetry: watched.roles[symmetry.family] == "law")
         self.ledger = RunLedger(laws, self.weights, self.slopes)
         self.accounts: list[dict[str, dict[str, float]]] = []
+        self.seen: Seen = lambda _, __: None
         self.done, self.spent, self.time, self.squares = 0, 0.0, 0.0, 0.0
         self.pieces: list[dict[str, Any]] = []
         self.coarseness: float | None = None
@@ -377,6 +383,7 @@ class _Long:
         weights, slopes = ({n: t.unsqueeze(0) for n, t in part.items()} for part in (self.weights, self.slopes))
         self.recording.note(weights, slopes, loss[None], self.done, self.time, self.squares)
         self.accounts.append(self.ledger.measured())
+        self.seen(self.done, self.model)
 
     def step(self) -> None:
         """θ ← θ − τG, with its account."""
