@@ -242,6 +242,7 @@ def built(name: str, seed: int) -> nn.Module:
 
 def inputs_of(model: nn.Module, habit: Habit, generator: torch.Generator) -> dict[str, Any] | Tensor:
     """What a model is called with."""
+    model = getattr(model, "_orig_mod", model)
     rows = 1 if habit.shape == "one sample" else 3
     if isinstance(model, Convolutional):
         return torch.randn(max(rows, 2), 3, 8, 8, generator=generator)

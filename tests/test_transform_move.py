@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.multiprocessing.spawn import spawn
 
@@ -18,7 +19,7 @@ import float64
 from catalogue import named
 from conserved import LawSet, Leg, Symmetry, View, recognize
 from conserved.discover.function import tensors_in
-from conserved.transform import Exchange, Unmovable, move, symmetries_of
+from conserved.transform import Exchange, Unmovable, equalize, mappings, move, symmetries_of
 from law_checks import residuals
 from tolerances import IDENTITY
 from two_processes import WORLD, join
@@ -260,6 +261,13 @@ def _sharded(rank: int, folder: str) -> None:
         assert isinstance(tensor, DTensor)
         assert tensor.placements == (Shard(0),)
         assert torch.equal(tensor.full_tensor(), wanted[name])
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(ValueError, match=r"is sharded, and what it is multiplied with is not seen"):
+        mappings(model, x, laws=laws)
+    equalize(model, laws=laws)
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor)
+        torch.testing.assert_close(parameter.full_tensor(), equalize(plain, laws=laws).state[name])
     (Path(folder) / str(rank)).write_text("agreed")
     dist.destroy_process_group()
 

@@ -159,7 +159,13 @@ def channel_sizes(model: nn.Module, batches: Iterable[Batch]) -> ChannelSizes:
     """Run a model, as it is and without gradients, and measure what every weight is multiplied with."""
     if isinstance(batches, Tensor | Mapping):
         raise ValueError("batches is a list of batches; to measure on one batch, put it in a list.")
-    watch = _Watch(dict(model.named_parameters()))
+    parameters = dict(model.named_parameters())
+    sharded = next((name for name, parameter in parameters.items() if hasattr(parameter, "full_tensor")), None)
+    if sharded is not None:
+        raise ValueError(
+            f"{sharded} is sharded, and what it is multiplied with is not seen. Measure on a model that is whole."
+        )
+    watch = _Watch(parameters)
     empty = True
     with torch.no_grad():
         for batch in batches:

@@ -293,7 +293,7 @@ class Weights:
                 raise Unmovable(f"{name} has entries that are not finite; nothing of its group was written.")
             raise Unmovable(f"Moving {name} leaves the range of {dtype}; nothing of its group was written.")
         limits = torch.finfo(dtype)
-        if moved.numel() and float(found.abs().min()) < limits.tiny:
+        if torch.count_nonzero(found) < torch.count_nonzero(moved):
             former = self.read(name).abs()
             for axis in range(found.ndim):
                 others = [d for d in range(found.ndim) if d != axis]
