@@ -35,7 +35,7 @@ def sums_over_positions(tokens: int, width: int, layers: int) -> tuple[list[Equa
     u = 1 + np.arange((layers + 1) * tokens).reshape(layers + 1, tokens)
     v = u.max() + 1 + np.arange(layers * width).reshape(layers, width)
     one = Fraction(1)
-    equations = []
+    equations: list[Equation] = []
     for layer, t, d in np.ndindex(layers, tokens, width):
         sign = -one if len(equations) % 3 == 0 else one
         terms = ((sign, u[layer, t]), (sign, v[layer, d]), (-sign, u[layer + 1, t]))
