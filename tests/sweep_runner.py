@@ -1,7 +1,8 @@
-"""The sweep that tests interrupt: thirty runs of the ReLU attention layer, in the process that is killed."""
+"""The sweep that tests interrupt: thirty runs of the ReLU attention layer, in processes that are killed."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -39,9 +40,21 @@ def tasks() -> list[Training]:
 
 
 def main() -> None:
-    """Begin to sweep into the store named on the command line."""
+    """For every line of the input, begin to sweep into the store named on the command line, in a process of its own.
+
+    Says which process that is, and when it has ended. What they import is imported once.
+    """
     torch.set_num_threads(1)
-    sweep(tasks(), Path(sys.argv[1]), NeverDone())
+    for _ in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            try:
+                sweep(tasks(), Path(sys.argv[1]), NeverDone())
+            finally:
+                os._exit(3)
+        print(child, flush=True)  # noqa: T201
+        os.waitpid(child, 0)
+        print("ended", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_a_sweep_killed_three_times_at_random_ends_with_exactly_its_thirty_results(
     tmp_path: Path, uninterrupted: dict[str, dict[str, Any]]
 ) -> None:
@@ -62,15 +63,22 @@ def test_a_sweep_killed_three_times_at_random_ends_with_exactly_its_thirty_resul
     command = [sys.executable, str(Path(__file__).with_name("sweep_runner.py")), str(store)]
     chance = random.Random(0)
     seen = 0
-    for _ in range(3):
-        enough = seen + chance.randint(1, 6)
-        running = subprocess.Popen(command)
-        while running.poll() is None and count(store) < enough:
-            time.sleep(chance.uniform(0.0, 0.05))
-        running.send_signal(signal.SIGKILL)
-        running.wait()
-        seen = count(store)
-        assert enough <= seen < RESULTS
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        for _ in range(3):
+            enough = seen + chance.randint(1, 6)
+            driver.stdin.write("begin\n")
+            driver.stdin.flush()
+            running = int(driver.stdout.readline())
+            while count(store) < enough:
+                os.kill(running, 0)  # Raises if it has ended by itself.
+                time.sleep(chance.uniform(0.0, 0.05))
+            os.kill(running, signal.SIGKILL)
+            assert driver.stdout.readline() == "ended\n"
+            seen = count(store)
+            assert enough <= seen < RESULTS
+        driver.stdin.close()
     assert not sweep(tasks(), store, Here()).failures
     assert RunStore(store).check()
     assert stored(store) == uninterrupted
