@@ -859,6 +859,8 @@ def moved_families() -> str:
         ("bfloat16", "the same in bfloat16"),
         ("undone", "weights after the inverse, float64"),
         *((name, f"equalised: {name}, float64") for name in ("balanced", "range", "activation", "incoherent")),
+        ("incoherent, stream too", "rotated with the residual stream, as probed, float64"),
+        ("exchanged", "units that are alike change places, as probed, float64"),
         ("identity after", "largest gradient identity after the move"),
     ):
         values = sorted(row[key] for row in rows if isinstance(row.get(key), float))
