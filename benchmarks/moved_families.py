@@ -1,5 +1,7 @@
 """The function of many models before and after moves: every exact symmetry by a random element, and each objective.
 
+What is probed and not read off the program, rotations of residual streams and exchanges of units, is moved too.
+
 Models of the catalogue, in random order until the time is used up, in evaluation mode at scattered weights. In float64
 and float32 the relative change of the outputs is recorded; in bfloat16 also how far the model is from its own float32
 twin, which is what its rounding amounts to.
@@ -23,7 +25,7 @@ from torch.utils._pytree import tree_map
 import float64
 from catalogue import Entry, entries
 from conserved.discover.function import tensors_in
-from conserved.transform import equalize, move, symmetries_of
+from conserved.transform import equalize, exchanges, move, symmetries_of
 from law_checks import Subject, gradients
 from measure import save
 
@@ -75,6 +77,15 @@ def measured(entry: Entry) -> dict[str, Any]:
         equalize(case.model, laws=laws, objective=objective, batches=[case.kwargs or case.args])
         row[objective] = change(before, outputs(case.model, case.args, case.kwargs))
         case.model.load_state_dict(start)
+    equalize(case.model, *case.args, objective="incoherent", **case.kwargs)
+    row["incoherent, stream too"] = change(before, outputs(case.model, case.args, case.kwargs))
+    case.model.load_state_dict(start)
+    alike = exchanges(case.model, *case.args, **case.kwargs)
+    generator = torch.Generator().manual_seed(2)
+    move(case.model, {s: s.element(generator=generator) for s in alike}, values=False)
+    row["exchanged"] = change(before, outputs(case.model, case.args, case.kwargs))
+    row["exchanges"] = len(alike)
+    case.model.load_state_dict(start)
     for dtype in (torch.float32, torch.bfloat16):
         model = copy.deepcopy(case.model).to(dtype)
         args, kwargs = tree_map(

@@ -142,6 +142,32 @@ def audit_cost() -> str:
     return table(heads, rows)
 
 
+def watch_cost() -> str:
+    """What the README's loop costs, audits read at every step."""
+    record = stored("watch_cost", "h200")
+    rows = []
+    for precision, found in record["loops"].items():
+        added = found["added_share_of_pass"]
+        shares = [number(100 * added[key]) for key in ("median", "low", "high")]
+        rows.append(
+            (
+                precision,
+                seconds(found["pass_seconds"]["median"]),
+                f"{shares[0]} % [{shares[1]}, {shares[2]}]",
+                seconds(found["alone_seconds"]["median"]),
+                seconds(found["first_call_seconds"]),
+            )
+        )
+    heads = (
+        "0.577 billion parameters",
+        "forward and backward",
+        "an audit adds",
+        "with the device waited for",
+        "first call",
+    )
+    return f"{table(heads, rows)}\n\nMedian and quartiles of loops in turns. {made_on(record)}"
+
+
 def check_shares() -> str:
     """Planted defects of functions that a check sees, by line of defence."""
     record = stored("check_catalogue")
@@ -833,6 +859,8 @@ def moved_families() -> str:
         ("bfloat16", "the same in bfloat16"),
         ("undone", "weights after the inverse, float64"),
         *((name, f"equalised: {name}, float64") for name in ("balanced", "range", "activation", "incoherent")),
+        ("incoherent, stream too", "rotated with the residual stream, as probed, float64"),
+        ("exchanged", "units that are alike change places, as probed, float64"),
         ("identity after", "largest gradient identity after the move"),
     ):
         values = sorted(row[key] for row in rows if isinstance(row.get(key), float))

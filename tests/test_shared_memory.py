@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from conserved import Status, audit, certify, discover, recognize
 from conserved.blocks import Attention, FeedForward
 from conserved.discover import Unsuitable
-from conserved.shared_memory import overlapping
+from conserved.shared_memory import overlapping, parameters_of, parts_of
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -158,3 +159,30 @@ def test_an_lstm_and_a_tied_head_are_as_before() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].weight
     assert overlapping(dict(model.named_parameters(remove_duplicate=False))) == {}
+
+
+class Prefixed(nn.Linear):
+    """Lists its parameters under other names, as wrappers that shard do."""
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return ((f"flat.{name}", parameter) for name, parameter in super().named_parameters(*args, **kwargs))
+
+
+def _tied() -> nn.Module:
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(nn.Embedding(5, 3), shared, nn.ReLU(), shared, nn.Linear(3, 5, bias=False), nn.LSTM(5, 2))
+    model[4].weight = model[0].weight
+    model.register_parameter("absent", None)
+    model.append(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    return model
+
+
+@pytest.mark.parametrize("make", [_tied, lambda: nn.Linear(2, 2), nn.Identity, lambda: Prefixed(2, 3)])
+def test_parameters_and_modules_found_in_one_pass_are_those_that_torch_lists(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    parameters, modules = parts_of(model)
+    assert list(parameters_of(model).items()) == list(model.named_parameters())
+    assert modules == list(model.modules())
+    twice = dict(model.named_parameters(remove_duplicate=False))
+    assert {id(p) for _, p in parameters} == {id(p) for p in twice.values()}
+    assert all(twice[name] is p for name, p in parameters)

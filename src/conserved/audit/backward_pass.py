@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conserved.audit.lookups import Loses, lost, tables
 from conserved.laws import Dropped, LawSet
-from conserved.shared_memory import overlapping
+from conserved.shared_memory import overlapping, parameters_of
 from conserved.symmetry import Symmetry, Tensors
 
 
@@ -32,7 +32,7 @@ class BackwardPass:
 
     @staticmethod
     def of(model: nn.Module, laws: LawSet) -> BackwardPass:
-        theta = dict(model.named_parameters())
+        theta = parameters_of(model)
         trained = {name: p for name, p in theta.items() if p.requires_grad}
         slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
         lawful, gone = _lawful(model, theta, laws)

@@ -19,7 +19,7 @@ from conserved.audit.coverage import coverage
 from conserved.audit.excuses import EITHER, EXPLAINED, clipped_at, lost_since, untrue, with_noise
 from conserved.audit.gauging import Gauge
 from conserved.audit.places import described
-from conserved.audit.report import Audit, Finding, Row
+from conserved.audit.report import Audit, Finding, Row, evidence_of
 from conserved.audit.residuals import Known, Residuals
 from conserved.balance import Balance
 from conserved.judging import status
@@ -133,11 +133,11 @@ class _Case:
         tested = np.flatnonzero(self.tested).tolist()
         return frozenset(self.symmetries[place].name for place in tested).difference(self.late)
 
-    @property
-    def nearest(self) -> Row | None:
+    def nearest(self) -> Evidence:
         """The identity that is furthest off among those tested."""
         places = np.flatnonzero(self.tested)
-        return self.row(int(places[self.excess[places].argmax()])) if len(places) else None
+        place = int(places[self.excess[places].argmax()])
+        return evidence_of(self.symmetries[place].name, float(self.left.residuals[place]), float(self.limits[place]))
 
     def row(self, place: int, suggests: tuple[str, ...] = ()) -> Row:
         """One identity, for people."""
@@ -299,11 +299,10 @@ def _verdict(
             " conserved.register_operator says what they keep; conserved.check tests their backward."
         )
     else:
-        nearest, nearly = case.nearest, int(case.left.nearly.sum())
-        assert nearest is not None
+        nearly = int(case.left.nearly.sum())
         message = f"All {tested} gradient identities hold to the rounding of {str(used).removeprefix('torch.')}"
         message += f", {nearly} of them up to a norm's ε." if nearly else "."
-        return _said(Status.VERIFIED, message, nearest.evidence)
+        return _said(Status.VERIFIED, message, case.nearest())
     return _said(Status.INCONCLUSIVE, message)
 
 

@@ -29,6 +29,11 @@ _SHOWN = 12
 Trouble = Literal["missing", "not finite", "zero"]
 
 
+def evidence_of(name: str, residual: float, tolerance: float) -> Evidence:
+    """The residual of one identity against its tolerance."""
+    return Evidence(what=f"relative residual of {name}", value=residual, limit=tolerance)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One gradient identity: how far off it is, how far rounding could take it, and what a failure suggests."""
@@ -51,7 +56,7 @@ class Row:
     @property
     def evidence(self) -> Evidence:
         """The residual against its tolerance."""
-        return Evidence(what=f"relative residual of {self.name}", value=self.residual, limit=self.tolerance)
+        return evidence_of(self.name, self.residual, self.tolerance)
 
     @property
     def ok(self) -> bool:

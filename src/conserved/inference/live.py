@@ -19,6 +19,7 @@ from conserved.inference.capture import Recorder
 from conserved.inference.examples import Call, NoExample
 from conserved.inference.infer import recognize
 from conserved.laws import LawSet
+from conserved.shared_memory import parts_of
 
 
 def being_followed() -> bool:
@@ -152,9 +153,8 @@ def _state(model: nn.Module) -> Hashable:
     """What the laws of a model depend on besides its code. Kept laws hold the parameters, so that no identity is used
     twice.
     """
-    parameters = tuple(
-        (name, id(parameter), parameter.requires_grad)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
+    parameters, modules = parts_of(model)
+    return (
+        tuple((name, id(parameter), parameter.requires_grad) for name, parameter in parameters),
+        tuple((type(module), module.training, id(vars(module).get("forward"))) for module in modules),
     )
-    modules = tuple((type(module), module.training, id(vars(module).get("forward"))) for module in model.modules())
-    return parameters, modules
