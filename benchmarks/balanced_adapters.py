@@ -22,7 +22,7 @@ import transformers
 from torch import Tensor
 
 from conserved.inference import recognize
-from conserved.lab.data.sources import open_images
+from conserved.papers.lab.data.sources import open_images
 from conserved.symmetry import Symmetry
 from conserved.transform import EqualizeEvery
 from measure import save

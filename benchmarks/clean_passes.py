@@ -380,8 +380,8 @@ def _laws(model: nn.Module, habit: Habit) -> Any:
 def _watched(model: nn.Module) -> Any:
     from contextlib import contextmanager
 
-    from conserved.audit.gauging import Gauge, watch_norms
-    from conserved.audit.keys import keys_seen
+    from conserved.auditing.attention_keys import keys_seen
+    from conserved.auditing.softmax_gauge import Gauge, watch_norms
 
     @contextmanager
     def watching() -> Any:

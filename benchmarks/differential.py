@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from conserved.discover import Unsuitable
+from conserved.discovery import Unsuitable
 from measure import save
 from random_functions import compared, random_function
 from random_programs import Compared, compare, random_case

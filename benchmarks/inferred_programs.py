@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from conserved import recognize
-from conserved.discover.function import Unsuitable
-from conserved.discover.rank import LEAST_GAP
+from conserved.discovery.function import Unsuitable
+from conserved.discovery.rank import LEAST_GAP
 from law_checks import check, count, drifts, subject, undefined
 from measure import RESULTS, commit, machine
 from program_grammar import PRODUCTIONS, build, compose

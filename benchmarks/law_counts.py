@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from catalogue import Entry, entries
-from conserved.discover.function import Unsuitable
-from conserved.discover.rank import LEAST_GAP
+from conserved.discovery.function import Unsuitable
+from conserved.discovery.rank import LEAST_GAP
 from law_checks import Subject, count
 
 FILE = Path(__file__).parent.parent / "tests" / "data" / "law_counts.json"

@@ -35,14 +35,14 @@ import torch
 from torch import Tensor, nn
 
 from conserved.attention import probe
-from conserved.lab.data import Examples
-from conserved.lab.long import Arithmetic, LongRun, recorded_steps, train_on
-from conserved.lab.pieces import Products
-from conserved.lab.recipes import Recipe, build, examples_of, named
-from conserved.lab.schedule import Schedule
-from conserved.lab.train import Limits
-from conserved.lab.trajectory import Trajectory
-from conserved.lab.windows import comparison, in_step_size_at, windows
+from conserved.papers.lab.data import Examples
+from conserved.papers.lab.long import Arithmetic, LongRun, recorded_steps, train_on
+from conserved.papers.lab.pieces import Products
+from conserved.papers.lab.recipes import Recipe, build, examples_of, named
+from conserved.papers.lab.schedule import Schedule
+from conserved.papers.lab.train import Limits
+from conserved.papers.lab.trajectory import Trajectory
+from conserved.papers.lab.windows import comparison, in_step_size_at, windows
 from measure import commit, machine, save
 
 MICRO = {"cifar": 5_000, "imagenet": 512, "penn": 192, "wikitext": 48}
@@ -384,7 +384,7 @@ def profile(options: argparse.Namespace) -> None:
 
 
 def _timed(recipe: Recipe, examples: Examples, how: Arithmetic, options: argparse.Namespace) -> dict[str, Any]:
-    from conserved.lab.long import _deterministic, _Long
+    from conserved.papers.lab.long import _deterministic, _Long
 
     cuda = options.device.startswith("cuda")
     with _deterministic():

@@ -32,8 +32,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from conserved.lab.data.sources import open_images, open_text
 from conserved.laws import LawSet
+from conserved.papers.lab.data.sources import open_images, open_text
 from conserved.transform import equalize, symmetries_of
 from measure import RESULTS, save
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from conserved.track.sinks import RunStore
-from conserved.track.sinks.digest import digest
+from conserved.store import RunStore
+from conserved.store.run_digest import digest
 from measure import save
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

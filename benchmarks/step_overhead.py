@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from conserved import Monitor, MonitorConfig, blocks, recognize
-from conserved.track import GENERIC, Rule, SQLite
+from conserved.tracking import GENERIC, Rule, SQLite
 from measure import save, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {

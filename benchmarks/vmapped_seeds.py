@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from conserved.lab.data import Examples
-from conserved.lab.graphed import graphed
-from conserved.lab.recipes import build, cifar, small_images
-from conserved.lab.train import loss_of, slopes_of, stacked
+from conserved.papers.lab.data import Examples
+from conserved.papers.lab.graphed import graphed
+from conserved.papers.lab.recipes import build, cifar, small_images
+from conserved.papers.lab.train import loss_of, slopes_of, stacked
 from measure import RESULTS, save, side_by_side
 
 TARGET = 5.0

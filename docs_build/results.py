@@ -713,7 +713,7 @@ def tolerances() -> str:
     """What rounding explains, by precision, for identities of few and of many entries: from the library's own table."""
     import torch
 
-    from conserved.judging import TOLERANCE, rounding
+    from conserved.laws.identity_verdicts import TOLERANCE, rounding
 
     rows = [
         (
@@ -742,7 +742,7 @@ def slowest() -> str:
 
 def claims() -> str:
     """How the statements of the sources, and ours, came out when they were last run."""
-    from conserved.claims.page import tally_table
+    from conserved.papers.claims.page import tally_table
 
     own, ours = (table(*tally_table(whose)) for whose in ("source", "ours"))
     return f"What the sources state (errors that are one are counted once):\n\n{own}\n\nWhat we state:\n\n{ours}"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from conserved import recognize
 from conserved.blocks import SwiGLU
-from conserved.lab.figure import PALETTE, Figure, Finding, line, panels
+from conserved.papers.lab.figure import PALETTE, Figure, Finding, line, panels
 from conserved.report import write_report
-from conserved.track import store_document
+from conserved.tracking import store_document
 
 
 def laws_by_width(widths: tuple[int, ...] = (4, 8, 16, 32)) -> Figure:

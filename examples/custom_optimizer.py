@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conserved import Monitor, blocks
-from conserved.track import Combination, ParameterStep, Update, register_rule
+from conserved.tracking import Combination, ParameterStep, Update, register_rule
 
 
 class Lion(torch.optim.Optimizer):

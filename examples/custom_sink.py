@@ -10,8 +10,7 @@ from typing import IO
 import torch
 
 from conserved import Monitor, blocks
-from conserved.track import Sink, StepRecord
-from conserved.track.sinks import Run
+from conserved.store import Run, Sink, StepRecord
 
 
 class Csv(Sink):

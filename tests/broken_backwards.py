@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved import Audit, Gauge, LawSet, audit, blocks, gauge, recognize
-from conserved.blocks.attention import rotate
+from conserved.papers.blocks.attention import rotate
 
 SCALES = ("stream_scale", "query_scale", "key_scale")
 """Families of laws that say that a norm forgets the scale of its input."""

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from conserved.blocks import Attention, FeedForward, TransformerBlock
-from conserved.blocks.transformer import SinusoidalPositions
-from conserved.claims import (
+from conserved.papers.blocks.transformer import SinusoidalPositions
+from conserved.papers.claims import (
     blog,
     paper_experiments,
     paper_framework,
@@ -22,9 +22,9 @@ from conserved.claims import (
     paper_lemmas,
     summary,
 )
-from conserved.claims import paper_blocks as block
-from conserved.claims.balls import scalar_attention
-from conserved.claims.polynomials import arranged, fractions
+from conserved.papers.claims import paper_blocks as block
+from conserved.papers.claims.balls import scalar_attention
+from conserved.papers.claims.polynomials import arranged, fractions
 
 MUTATIONS: dict[str, dict[str, Any]] = {}
 """By code, the keyword arguments of the check that make it come out the other way."""

@@ -41,7 +41,7 @@ def chosen(files: list[str]) -> list[Path]:
 
 def _part(file: str) -> str:
     """The part of the package, or the module of the tests, that a file belongs to."""
-    found = re.match(r"(?:src/conserved|src|tests)/(\w+)", file)
+    found = re.match(r"(?:src/conserved/papers|src/conserved|src|tests)/(\w+)", file)
     return found[1] if found and not found[1].startswith(("__init__", "test_", "conftest", "data", "models")) else ""
 
 

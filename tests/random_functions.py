@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conserved.certify.trace import trace
-from conserved.discover.function import Function, function_of
+from conserved.certificates.trace import trace
+from conserved.discovery.function import Function, function_of
 from random_programs import Case, Compared, compare
 
 Step = Callable[[list[Tensor]], Tensor]

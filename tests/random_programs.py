@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 import conserved_verify as second
-from conserved.certify.arithmetic import Balls, Floats, Undecided, precision
-from conserved.certify.differentiate import Sample, bracket, gradient, run
-from conserved.certify.jets import Jet
-from conserved.certify.program import UNARY, Malformed, Node, Program
-from conserved.certify.validate import fitting, read_program, well_formed
+from conserved.certificates.arithmetic import Balls, Floats, Undecided, precision
+from conserved.certificates.differentiate import Sample, bracket, gradient, run
+from conserved.certificates.jets import Jet
+from conserved.certificates.program import UNARY, Malformed, Node, Program
+from conserved.certificates.validate import fitting, read_program, well_formed
 
 BITS = 100
 BINARY = ("add", "subtract", "multiply")

@@ -11,9 +11,9 @@ from torch import nn
 from conserved import Monitor, MonitorConfig, audit, recognize
 from conserved.attention import probe
 from conserved.blocks import Attention
-from conserved.track import SQLite, store_document
-from conserved.track.record import FIELDS, LawName, StepRecord
-from conserved.track.sinks import Run
+from conserved.store import Run
+from conserved.store.step_record import FIELDS, LawName, StepRecord
+from conserved.tracking import SQLite, store_document
 
 IMAGE = "<img src=x onerror=hacked()>"
 SCRIPT = "</script><script>hacked()</script><!--<script>\u2028"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from conserved.lab.places import Here, Place, Result
-from conserved.lab.recipes import named
-from conserved.lab.sweep import Training, sweep
-from conserved.lab.task import Task
+from conserved.papers.lab.places import Here, Place, Result
+from conserved.papers.lab.recipes import named
+from conserved.papers.lab.sweep import Training, sweep
+from conserved.papers.lab.task import Task
 
 RESULTS = 30
 

@@ -22,7 +22,7 @@ from conserved.attention import (
     probe,
     softmax_statistics,
 )
-from conserved.attention.alarm import Watch, departures
+from conserved.attention.departures import Watch, departures
 
 RULE = Rule(thresholds={"coherence": 0.5, "largest_logit": 0.5, "evenness": 0.5}, memory=3, patience=2)
 

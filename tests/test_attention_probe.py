@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from conserved import blocks
 from conserved.attention import Unheard, energy_field, low_rank, low_rank_table, probe
-from conserved.attention.capture import Capture, listening
-from conserved.attention.low_rank import directions_needed, truncation_errors
-from conserved.attention.probe import gaussian_keys, shape_of, shuffled_keys
+from conserved.attention.attention_calls import Capture, listening
+from conserved.attention.low_rank_heads import directions_needed, truncation_errors
+from conserved.attention.probing import gaussian_keys, shape_of, shuffled_keys
 from hf_zoo import FAMILIES, Family, ids, named
 from test_transformers_in_use import SENTENCES, minilm  # noqa: F401
 from timm_like import VisionTransformer

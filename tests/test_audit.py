@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import conserved
 from conserved import Status, Symmetry, Verdict, audit, blocks, gauge, recognize
-from conserved.audit import Audit
-from conserved.grain import grain
+from conserved.auditing import Audit
+from conserved.laws.gradient_grain import grain
 from conserved.moment import Direction, Plan, Point
 from conserved.testing import assert_gradients_conserve
 from reference import moment_map as naive

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import conserved
 from conserved import audit, blocks, recognize
-from conserved.audit import Audit
+from conserved.auditing import Audit
 from two_processes import WORLD, join
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]

@@ -15,8 +15,8 @@ from torch import nn
 import conserved
 from conserved import Certificate, Verdict
 from conserved.blocks import FeedForward, MixtureOfExperts
-from conserved.certify import Malformed
-from conserved.certify.contents import digest
+from conserved.certificates import Malformed
+from conserved.certificates.contents import digest
 from test_cli import run
 
 

@@ -20,12 +20,12 @@ import conserved
 import conserved_verify
 from conserved import Certificate, LawSet, Verdict, blocks, certify, recognize
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
-from conserved.certify import certifying
-from conserved.certify.certifying import issue
-from conserved.certify.contents import Contents
-from conserved.certify.form import Form
-from conserved.certify.proof import encloses_zero, enclosure, prove_rank, proved_by_argument, random_fields
-from conserved.discover import Unsuitable
+from conserved.certificates import certifying
+from conserved.certificates.certifying import issue
+from conserved.certificates.contents import Contents
+from conserved.certificates.form import Form
+from conserved.certificates.proof import encloses_zero, enclosure, prove_rank, proved_by_argument, random_fields
+from conserved.discovery import Unsuitable
 from conserved.verdict import Status
 from zoo import CASES, Case
 
@@ -172,7 +172,7 @@ def _mutants(form: Form, rng: random.Random) -> list[Form]:
 
 
 def _proved(contents: Contents, form: Form) -> bool:
-    from conserved.certify.proof import decisions_at
+    from conserved.certificates.proof import decisions_at
 
     x = contents.inputs[0]
     return proved_by_argument(contents.program, [form], x, decisions_at(contents.program, contents.theta, x, 128))

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conserved.certify.arithmetic import Balls, Floats, Undecided, precision
-from conserved.certify.builder import NoRule
-from conserved.certify.differentiate import Sample, bracket, gradient, run
-from conserved.certify.jets import Jet, apply, slope
-from conserved.certify.operators import MOVES, RULES
-from conserved.certify.program import UNARY, Program
-from conserved.certify.trace import trace
-from conserved.discover.fields import bracket_field
-from conserved.discover.function import function_of, to_device, written_out
+from conserved.certificates.arithmetic import Balls, Floats, Undecided, precision
+from conserved.certificates.builder import NoRule
+from conserved.certificates.differentiate import Sample, bracket, gradient, run
+from conserved.certificates.jets import Jet, apply, slope
+from conserved.certificates.operators import MOVES, RULES
+from conserved.certificates.program import UNARY, Program
+from conserved.certificates.trace import trace
+from conserved.discovery.fields import bracket_field
+from conserved.discovery.function import function_of, to_device, written_out
 from zoo import CASES, Case
 
 DOMAINS = {"log": (0.01, 4.0), "sqrt": (0.01, 4.0), "reciprocal": (0.01, 4.0)}

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conserved.certify.proof import departure, enclosure, random_fields
-from conserved.claims import paper_blocks as block
-from conserved.claims.balls import ball, scalar_attention
-from conserved.claims.certified import certificate, forms_of, gradients, named
-from conserved.claims.descents import constant, drifts, exponent, flow, scattered
-from conserved.claims.judging import held, judged
-from conserved.claims.polynomials import (
+from conserved.certificates.proof import departure, enclosure, random_fields
+from conserved.papers.claims import paper_blocks as block
+from conserved.papers.claims.balls import ball, scalar_attention
+from conserved.papers.claims.certified import certificate, forms_of, gradients, named
+from conserved.papers.claims.descents import constant, drifts, exponent, flow, scattered
+from conserved.papers.claims.judging import held, judged
+from conserved.papers.claims.polynomials import (
     Letters,
     arranged,
     determinant,
@@ -30,7 +30,7 @@ from conserved.claims.polynomials import (
     squares,
     times,
 )
-from conserved.claims.words import Words, matrices
+from conserved.papers.claims.words import Words, matrices
 from conserved.verdict import Evidence, Verdict
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

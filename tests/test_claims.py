@@ -17,8 +17,9 @@ import pytest
 import conserved
 from claim_mutations import MUTATIONS
 from conserved import Evidence, Verdict
-from conserved.claims import Claim, NoSuchClaim, Outcome, claims, judging, ledger, passages
-from conserved.claims.page import heading, section, statement_list, tallies
+from conserved.claims import Claim, NoSuchClaim, Outcome, claims
+from conserved.papers.claims import judging, passages, registry
+from conserved.papers.claims.page import heading, section, statement_list, tallies
 from conserved.verdict import Status
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -54,7 +55,7 @@ def written() -> str:
 @pytest.mark.parametrize("claim", ALL)
 def test_a_claim_comes_out_as_recorded_with_evidence_and_a_section_on_the_page(claim: Claim) -> None:
     """One run for all that is asked of an outcome: runs are what takes time here."""
-    outcome = ledger.outcome(claim)
+    outcome = registry.outcome(claim)
     assert not outcome.failure
     assert outcome.verdict.status.value == outcome.recorded
     assert not outcome.changed
@@ -101,7 +102,7 @@ def test_a_claim_comes_out_the_other_way_when_its_subject_is_broken(claim: Claim
     assert claim.code in MUTATIONS, "every claim needs a mutation in tests/claim_mutations.py"
     broken = claim.check(**MUTATIONS[claim.code])
     good = broken.holds or broken == Verdict.ANSWERED
-    assert good is not (ledger.recorded()[claim.code] in HOLDS), broken
+    assert good is not (registry.recorded()[claim.code] in HOLDS), broken
     assert broken != Verdict.INCONCLUSIVE, broken
 
 
@@ -113,7 +114,7 @@ class TestTheLedger:
     def test_it_covers_the_sources(self) -> None:
         codes = [claim.code for claim in claims()]
         assert len(codes) >= 165
-        assert {claim.document for claim in claims()} >= set(ledger.SOURCES)
+        assert {claim.document for claim in claims()} >= set(registry.SOURCES)
         for item in ("D1", "L2", "T3", "T4", "C5", "R6", "T7", "C8", "R9", "L10", "L11", "T12", "L13", "T14"):
             assert f"note.{item}" in codes
 
@@ -123,7 +124,7 @@ class TestTheLedger:
             assert len(set(said)) == len(said)
 
     def test_what_replaces_a_refuted_claim_is_a_claim_that_holds(self) -> None:
-        recorded, codes = ledger.recorded(), {claim.code: claim for claim in claims()}
+        recorded, codes = registry.recorded(), {claim.code: claim for claim in claims()}
         for claim in codes.values():
             if claim.corrected_by:
                 assert recorded[claim.code] == "refuted", claim.code
@@ -135,7 +136,7 @@ class TestTheLedger:
                 assert not codes[claim.under].under, "errors are counted under one that stands by itself"
 
     def test_what_we_state_ourselves_is_not_the_sources(self) -> None:
-        recorded = ledger.recorded()
+        recorded = registry.recorded()
         for claim in claims():
             if claim.corrects and recorded[claim.corrects] == "refuted" and claim.code != "blog.T1":
                 assert claim.whose == "ours", claim.code
@@ -145,7 +146,7 @@ class TestTheLedger:
                 assert recorded[claim.code] != "refuted", claim.code
 
     def test_errors_that_are_one_are_counted_once(self) -> None:
-        recorded = ledger.recorded()
+        recorded = registry.recorded()
         counted = sum(row.counts.get(name, 0) for row in tallies("source") for name in ("false", "overclaim", "slip"))
         refuted = [claim for claim in claims() if recorded[claim.code] == "refuted"]
         dependent = [claim for claim in refuted if claim.under]
@@ -159,7 +160,7 @@ class TestTheLedger:
         assert listed == [heading(claim) for claim in claims()]
 
     def test_what_is_recorded_is_what_there_is(self) -> None:
-        assert list(ledger.recorded()) == [claim.code for claim in claims()]
+        assert list(registry.recorded()) == [claim.code for claim in claims()]
 
     @pytest.mark.parametrize(
         ("pattern", "codes"),
@@ -175,9 +176,9 @@ class TestTheLedger:
         names = [claim.code for claim in claims(pattern)]
         assert [name for name in names if not name.startswith("note.L13")] == codes
 
-    @pytest.mark.parametrize("old", ledger.RENAMED)
+    @pytest.mark.parametrize("old", registry.RENAMED)
     def test_a_code_of_the_first_version_leads_to_what_took_its_place(self, old: str) -> None:
-        assert [claim.code for claim in claims(old)] == [ledger.RENAMED[old]]
+        assert [claim.code for claim in claims(old)] == [registry.RENAMED[old]]
 
     def test_a_pattern_that_matches_nothing_says_what_there_is(self) -> None:
         with pytest.raises(NoSuchClaim, match=r"note\.L10"):
@@ -312,7 +313,7 @@ class TestJudging:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger that forgets what a test adds."""
     claims()
-    monkeypatch.setattr(ledger, "_registered", dict(ledger._registered))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 def _mine(**options: Any) -> Claim:
@@ -375,11 +376,11 @@ class TestClaimsOfOthers:
             return Verdict(status=Verdict.INCONCLUSIVE, message="")
 
         torch.manual_seed(5)
-        ledger.outcome(_mine(check=check))
+        registry.outcome(_mine(check=check))
         after = float(torch.randn(()))
         torch.manual_seed(5)
         assert float(torch.randn(())) == after, "nor does it disturb those of the caller"
-        ledger.outcome(_mine(check=check))
+        registry.outcome(_mine(check=check))
         assert drawn[0] == drawn[1]
 
 
@@ -394,20 +395,20 @@ def test_the_example_for_contributors_runs() -> None:
 
 
 def test_claims_are_loaded_when_they_are_asked_for() -> None:
-    code = "import sys, conserved; assert 'conserved.claims' not in sys.modules; conserved.claims.claims"
+    code = "import sys, conserved; assert 'conserved.papers' not in sys.modules; conserved.claims.claims"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_laws_read_off_the_operations_say_so_and_others_do_not() -> None:
-    proved = {code: ledger.outcome(ledger.claims(code)[0]).verdict.scope for code in ("paper.T4.6", "paper.T4.6.k")}
+    proved = {code: registry.outcome(registry.claims(code)[0]).verdict.scope for code in ("paper.T4.6", "paper.T4.6.k")}
     assert proved["paper.T4.6"].startswith("the laws by rules that name no size, that there are no others at d = 3")
     # Inference does not see that one active expert leaves the router without a gradient.
     assert proved["paper.T4.6.k"].startswith("at d = 3")
 
 
 def test_a_quantity_outside_the_span_of_the_typed_laws_is_not_said_to_be_among_them() -> None:
-    from conserved.claims import paper_blocks
-    from conserved.claims.certified import certificate, forms_of, typed_laws
+    from conserved.papers.claims import paper_blocks
+    from conserved.papers.claims.certified import certificate, forms_of, typed_laws
 
     build, shape = paper_blocks.swiglu_network, (5, 3)
     contents = certificate(build, shape).contents

@@ -373,7 +373,7 @@ class TestExitCodesAndMistakes:
         assert capsys.readouterr().err.strip() == "Stopped. Nothing was written."
 
     def test_a_large_count_says_how_large_before_it_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from conserved.discover import rank
+        from conserved.discovery import rank
 
         assert rank.announcement(1000, torch.device("cpu")) == ""
         said = rank.announcement(32_768, torch.device("cpu"))
@@ -413,6 +413,6 @@ class TestCompletion:
 
     def test_the_figures_offered_are_those_there_are(self) -> None:
         from conserved.cli.reproduce import FIGURES
-        from conserved.lab.figures import CODES
+        from conserved.papers.lab.figures import CODES
 
         assert FIGURES == CODES

@@ -10,8 +10,9 @@ import pytest
 
 import conserved
 from conserved import Evidence, Verdict
-from conserved.claims import Claim, claims, ledger
-from conserved.track.sinks.sqlite import RunStore
+from conserved.claims import Claim, claims
+from conserved.papers.claims import registry
+from conserved.store.run_store import RunStore
 from test_cli import run
 
 Printed = pytest.CaptureFixture[str]
@@ -53,14 +54,14 @@ def test_a_witness_is_not_cut_at_the_width_of_the_terminal(monkeypatch: Patch, c
 def test_what_is_finished_is_shown_when_the_run_is_interrupted(
     monkeypatch: Patch, tmp_path: Path, capsys: Printed
 ) -> None:
-    whole = ledger.outcome
+    whole = registry.outcome
 
     def stops(claim: Claim) -> Any:
         if claim.code == "note.L11":
             raise KeyboardInterrupt
         return whole(claim)
 
-    monkeypatch.setattr(ledger, "outcome", stops)
+    monkeypatch.setattr(registry, "outcome", stops)
     store = tmp_path / "store.db"
     assert run(monkeypatch, "claims", "note.L1", "--store", str(store)) == 130
     shown = capsys.readouterr().out
@@ -101,7 +102,7 @@ def test_the_list_runs_nothing(monkeypatch: Patch, capsys: Printed) -> None:
     def never(claim: Claim) -> Any:
         raise AssertionError("a claim was run")
 
-    monkeypatch.setattr(ledger, "outcome", never)
+    monkeypatch.setattr(registry, "outcome", never)
     assert run(monkeypatch, "claims", "--list") == 0
     shown = capsys.readouterr().out
     assert all(claim.code in shown for claim in claims())
@@ -124,7 +125,7 @@ def test_outcomes_are_kept_in_a_store(monkeypatch: Patch, tmp_path: Path, capsys
 
 def test_strict_fails_when_a_verdict_is_not_the_recorded_one(monkeypatch: Patch, capsys: Printed) -> None:
     assert run(monkeypatch, "claims", "note.L10", "--strict") == 0
-    monkeypatch.setattr(ledger, "recorded", lambda: {"note.L10": "proved"})
+    monkeypatch.setattr(registry, "recorded", lambda: {"note.L10": "proved"})
     assert run(monkeypatch, "claims", "note.L10") == 0, "without --strict it is only shown"
     capsys.readouterr()
     assert run(monkeypatch, "claims", "note.L10", "--strict") == 1
@@ -137,7 +138,7 @@ def test_a_check_that_crashes_is_reported_and_the_rest_runs(monkeypatch: Patch, 
 
     good = Verdict(status=Verdict.VERIFIED, message="Fine.", evidence=(Evidence(what="looked"),))
     claims()
-    monkeypatch.setattr(ledger, "_registered", dict(ledger._registered))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     for code, check in (("mine.T1", bad), ("mine.T2", lambda: good)):
         conserved.claims.register(Claim(code=code, title=code, statement=code, source="me", place="p. 1", check=check))
     assert run(monkeypatch, "claims", "mine") == 1

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from conserved import Monitor
 from conserved.optional import Missing, require
-from conserved.track import LiveTable, Sink, StepRecord, TensorBoard, Trackio, WeightsAndBiases
+from conserved.tracking import LiveTable, Sink, StepRecord, TensorBoard, Trackio, WeightsAndBiases
 from training import decoder, exact_text_loss, train
 
 
@@ -78,7 +78,7 @@ OFFLINE = """
 import sys; sys.path.insert(0, {here!r})
 import torch; torch.set_num_threads(1)
 from test_dashboards import watched
-from conserved.track import WeightsAndBiases, Trackio
+from conserved.tracking import WeightsAndBiases, Trackio
 watched({sink}, spoil=True)
 """
 

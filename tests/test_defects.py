@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved import Monitor, MonitorConfig
-from conserved.track import Growth, rule_of
+from conserved.tracking import Growth, rule_of
 from training import decoder, exact_text_loss, muon_and_adamw, sentences, text_loss, train
 
 WHEN, STEPS = 4, 8

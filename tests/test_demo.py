@@ -21,7 +21,7 @@ from conserved.demo.found import found_lines
 from conserved.demo.running import CHAPTERS
 from conserved.demo.training import BATCH, LENGTH, Task, loaded
 from conserved.report.contents import read
-from conserved.track import RunStore, store_document
+from conserved.tracking import RunStore, store_document
 from report_store import claim
 
 CHEAP = Settings(steps=2, claims=(), recipes=())

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from conserved import Discovery, LawSet, Verdict, blocks, discover
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
-from conserved.discover import Unsuitable, find_laws
-from conserved.discover.fields import bracket_field, draw_words, one_of
-from conserved.discover.fields import vectors as bracket_vectors
-from conserved.discover.function import function_of, written_out
-from conserved.independence import rank_of_gradients
+from conserved.discovery import Unsuitable, find_laws
+from conserved.discovery.fields import bracket_field, draw_words, one_of
+from conserved.discovery.fields import vectors as bracket_vectors
+from conserved.discovery.function import function_of, written_out
+from conserved.laws.independence import rank_of_gradients
 from test_lookalikes import PostNorm
 from zoo import CASES, LAWFUL, Case, ids, named, vectors
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from conserved import Monitor, MonitorConfig
-from conserved.track import Entry
+from conserved.tracking import Entry
 from tolerances import ORDER
 from training import decoder, exact_text_loss, noise_loss, stepping, train, vision
 

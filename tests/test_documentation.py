@@ -56,7 +56,7 @@ class SignDescent(torch.optim.SGD): pass
 """,
     "report.md": """
 import conserved
-conserved.track.store_document("store.db", "audit", "nothing yet", {})
+conserved.tracking.store_document("store.db", "audit", "nothing yet", {})
 """,
 }
 """What a page's fragments are about: a model, its optimizer, its data, a store."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conserved import LawSet, Leg, Symmetry, View, certify
-from conserved.certify.certifying import issue
+from conserved.certificates.certifying import issue
 from conserved.symmetry import Translation
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

@@ -222,7 +222,7 @@ OPTIMIZERS = {
 def test_the_ledger_is_the_same_read_together_and_one_by_one(
     optimizer: str, temporary: int, kernels: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conserved.track.ledger._TEMPORARY", temporary)
+    monkeypatch.setattr("conserved.tracking.ledger._TEMPORARY", temporary)
 
     def ledger() -> list[tuple[float, ...]]:
         torch.manual_seed(0)

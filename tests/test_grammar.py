@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved import LawSet, Leg, Symmetry, Verdict, View, discover
-from conserved.independence import rank_of_gradients
+from conserved.laws.independence import rank_of_gradients
 from conserved.symmetry import GeneralLinear, Kind, Scaling
 from flow import follow
 from sampling import sampled

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import conserved
 import conserved_verify
 from conserved import Verdict
-from conserved.certify import Malformed
-from conserved.discover import Unsuitable
+from conserved.certificates import Malformed
+from conserved.discovery import Unsuitable
 from traps import TRAPS, Trap
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from conserved import Leg, Symmetry, View, audit, blocks, discover, html, recognize
+from conserved import Leg, Symmetry, View, audit, blocks, discover, recognize
 from conserved.attention import energy_field
 from conserved.laws import LawSet
+from conserved.output import html
 from conserved.symmetry import GeneralLinear
 from conserved.verdict import Status
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from conserved import LawSet, Leg, Monitor, Symmetry, View
 from conserved.symmetry import ComplexScaling, GeneralLinear, Scaling
-from conserved.track import RunStore, TensorBoard
+from conserved.tracking import RunStore, TensorBoard
 from training import VOCABULARY, decoder, sentences
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("as_users_run_it")]
@@ -246,4 +246,4 @@ def test_integrations_are_found_by_name_only() -> None:
     import conserved.integrations
 
     with pytest.raises(AttributeError, match="KerasCallback"):
-        _ = conserved.integrations.KerasCallback
+        _ = conserved.integrations.KerasCallback  # type: ignore[attr-defined]

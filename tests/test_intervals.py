@@ -14,16 +14,16 @@ from torch import nn
 
 from conserved import Verdict, blocks, certify
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
-from conserved.certify import intervals, proof
-from conserved.certify.arithmetic import BALL_FUNCTIONS, Array, Balls, precision
-from conserved.certify.batches import Batch, NotBatched
-from conserved.certify.certifying import _arrays, _one
-from conserved.certify.intervals import Interval, independence_bounds
-from conserved.certify.program import Program
-from conserved.certify.proof import Input, field_intervals, field_rows, prove_rank
-from conserved.certify.trace import trace
-from conserved.certify.words import bracket_rows
-from conserved.discover.function import function_of, to_device
+from conserved.certificates import intervals, proof
+from conserved.certificates.arithmetic import BALL_FUNCTIONS, Array, Balls, precision
+from conserved.certificates.batches import Batch, NotBatched
+from conserved.certificates.certifying import _arrays, _one
+from conserved.certificates.intervals import Interval, independence_bounds
+from conserved.certificates.program import Program
+from conserved.certificates.proof import Input, field_intervals, field_rows, prove_rank
+from conserved.certificates.trace import trace
+from conserved.certificates.words import bracket_rows
+from conserved.discovery.function import function_of, to_device
 
 FLOATS = st.floats(-1e6, 1e6, allow_nan=False) | st.floats(-1e-300, 1e-300)
 RADII = st.floats(0, 1) | st.sampled_from([0.0, 1e-17, 1e-310])

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from conserved.lab.data.embedded import sequences, standard_library_text
-from conserved.lab.fits import exponent, interval
-from conserved.lab.order import Descent, slopes
+from conserved.papers.lab.data.embedded import sequences, standard_library_text
+from conserved.papers.lab.fits import exponent, interval
+from conserved.papers.lab.order import Descent, slopes
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, -0.5], ids=str)

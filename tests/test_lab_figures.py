@@ -12,17 +12,17 @@ from typing import Any
 import jaxtyping
 import pytest
 
-from conserved.lab.accounts import Account
-from conserved.lab.counts import COMPONENTS, Count
-from conserved.lab.exponents import at_flow_time, by_rate, growth, in_step_size
-from conserved.lab.figure import Figure, Table
-from conserved.lab.figures import CODES, all_figures
-from conserved.lab.levels import RATES, Levels
-from conserved.lab.places import Here
-from conserved.lab.recipes import named
-from conserved.lab.sweep import keep, sweep, trainings, trajectories
-from conserved.lab.task import Task
-from conserved.lab.trajectory import Trajectory
+from conserved.papers.lab.accounts import Account
+from conserved.papers.lab.counts import COMPONENTS, Count
+from conserved.papers.lab.exponents import at_flow_time, by_rate, growth, in_step_size
+from conserved.papers.lab.figure import Figure, Table
+from conserved.papers.lab.figures import CODES, all_figures
+from conserved.papers.lab.levels import RATES, Levels
+from conserved.papers.lab.places import Here
+from conserved.papers.lab.recipes import named
+from conserved.papers.lab.sweep import keep, sweep, trainings, trajectories
+from conserved.papers.lab.task import Task
+from conserved.papers.lab.trajectory import Trajectory
 from made_once import made_once
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def reproduced(folder: Path) -> Path:
     tasks += [Account(optimizer=name) for name in ("sgd", "adam", "momentum")]
     tasks += [Count(component=name) for name in ("swiglu", "sigmoid", "softmax")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("conserved.lab.accounts._STEPS", 20)
+        patch.setattr("conserved.papers.lab.accounts._STEPS", 20)
         assert not sweep(tasks, folder / "store.db", Here()).failures
     return folder / "store.db"
 

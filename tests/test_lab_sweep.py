@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from conserved.lab.places import Here, Place, Processes, Ray
-from conserved.lab.sweep import KIND, NoRoom, Training, checkpoints, sweep, trainings, trajectories
-from conserved.lab.task import Documents, Progress, Task
-from conserved.track.sinks.sqlite import RunStore, store_document
+from conserved.papers.lab.places import Here, Place, Processes, Ray
+from conserved.papers.lab.sweep import KIND, NoRoom, Training, checkpoints, sweep, trainings, trajectories
+from conserved.papers.lab.task import Documents, Progress, Task
+from conserved.store.run_store import RunStore, store_document
 from sweep_runner import RESULTS, tasks
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -185,7 +185,7 @@ class Seen(ProcessPoolExecutor):
 @pytest.mark.slow
 def test_a_worker_that_dies_between_two_results_loses_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is broken when the next task is submitted, not while one is waited for."""
-    monkeypatch.setattr("conserved.lab.places.ProcessPoolExecutor", Seen)
+    monkeypatch.setattr("conserved.papers.lab.places.ProcessPoolExecutor", Seen)
     Seen.made.clear()
     now = tmp_path / "now"
     running = Processes(2).run(

@@ -13,13 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from conserved import LawSet, Monitor, recognize
-from conserved.lab.checkpoint import Foreign
-from conserved.lab.data import Examples
-from conserved.lab.memory import bytes_kept, micro_batch
-from conserved.lab.recipes import FULL, SMALL, Precision, Recipe, build, examples_of, named, small_images, small_text
-from conserved.lab.schedule import Schedule
-from conserved.lab.train import Diverged, Limits, batch_indices, loss_of, marks, train
-from conserved.lab.trajectory import Trajectory
+from conserved.papers.lab.checkpoint import Foreign
+from conserved.papers.lab.data import Examples
+from conserved.papers.lab.memory import bytes_kept, micro_batch
+from conserved.papers.lab.recipes import (
+    FULL,
+    SMALL,
+    Precision,
+    Recipe,
+    build,
+    examples_of,
+    named,
+    small_images,
+    small_text,
+)
+from conserved.papers.lab.schedule import Schedule
+from conserved.papers.lab.train import Diverged, Limits, batch_indices, loss_of, marks, train
+from conserved.papers.lab.trajectory import Trajectory
 from reference.descent import descend
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

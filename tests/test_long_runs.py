@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from as_written import import_as_written
-from conserved.lab import half, pieces
-from conserved.lab.checkpoint import Foreign
-from conserved.lab.data import Examples
-from conserved.lab.fast import Unsupported, operations, outputs, summed_loss
-from conserved.lab.fits import slope
-from conserved.lab.ledger import RunLedger
-from conserved.lab.long import Arithmetic, LongRun, recorded_steps, train_on
-from conserved.lab.pieces import Products
-from conserved.lab.recipes import Recipe, build, cifar, penn
-from conserved.lab.schedule import Schedule
-from conserved.lab.train import Diverged, Limits, loss_of
-from conserved.lab.trajectory import Trajectory
-from conserved.lab.watched import watch
-from conserved.lab.windows import comparison, in_step_size_at, windows
+from conserved.papers.lab import half, pieces
+from conserved.papers.lab.checkpoint import Foreign
+from conserved.papers.lab.data import Examples
+from conserved.papers.lab.fast import Unsupported, operations, outputs, summed_loss
+from conserved.papers.lab.fits import slope
+from conserved.papers.lab.long import Arithmetic, LongRun, recorded_steps, train_on
+from conserved.papers.lab.pieces import Products
+from conserved.papers.lab.recipes import Recipe, build, cifar, penn
+from conserved.papers.lab.schedule import Schedule
+from conserved.papers.lab.step_account import RunLedger
+from conserved.papers.lab.train import Diverged, Limits, loss_of
+from conserved.papers.lab.trajectory import Trajectory
+from conserved.papers.lab.watched import watch
+from conserved.papers.lab.windows import comparison, in_step_size_at, windows
 
 pytest.importorskip("triton")
-import_as_written("conserved.lab.piece_kernels")
+import_as_written("conserved.papers.lab.piece_kernels")
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 """Thousands of small evaluations, each of which the type checks of the tests would make several times as long."""
@@ -132,7 +132,7 @@ class TestKernels:
         return torch.randn(self.rows, 2 * self.width), bias, share, torch.randn(self.rows, self.width)
 
     def test_gates_in_pieces(self, shared: bool, biased: bool) -> None:
-        from conserved.lab.piece_kernels import gate_rows, gate_slopes
+        from conserved.papers.lab.piece_kernels import gate_rows, gate_slopes
 
         branches, bias, share, above = self.inputs(shared, biased)
         hidden = self.width // (self.experts if shared else 1)
@@ -156,7 +156,7 @@ class TestKernels:
             torch.testing.assert_close(shares.unflatten(1, (self.experts, -1)).sum(-1), of_share, rtol=1e-5, atol=1e-4)
 
     def test_gates_in_half_precision(self, shared: bool, biased: bool) -> None:
-        from conserved.lab.piece_kernels import half_gate, half_gate_slopes
+        from conserved.papers.lab.piece_kernels import half_gate, half_gate_slopes
 
         branches, bias, share, above = self.inputs(shared, biased)
         shift = torch.tensor(1.4)
@@ -176,7 +176,7 @@ class TestKernels:
 
 
 def test_rows_are_cut_by_the_kernel_as_by_pytorch() -> None:
-    from conserved.lab.piece_kernels import cut_rows
+    from conserved.papers.lab.piece_kernels import cut_rows
 
     x = torch.randn(19, 130)
     out = torch.empty(19, 3, 130, dtype=torch.float16)

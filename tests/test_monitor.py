@@ -14,10 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from conserved import Monitor, MonitorConfig, Symmetry, blocks, recognize
-from conserved.track import GENERIC, Entry, ParameterStep, PrecisionChanged, StepMissed, Update, register_rule, rule_of
-from conserved.track.combination import Combination
-from conserved.track.record import By
-from conserved.track.rules import Rule
+from conserved.store.step_record import By
+from conserved.tracking import (
+    GENERIC,
+    Entry,
+    ParameterStep,
+    PrecisionChanged,
+    StepMissed,
+    Update,
+    register_rule,
+    rule_of,
+)
+from conserved.tracking.combination import Combination
+from conserved.tracking.optimizer_rules import Rule
 from training import (
     OPTIMIZERS,
     OptimizerCase,

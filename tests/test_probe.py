@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conserved.auditing import Axis, Group, TensorLeg, probe
-from conserved.auditing.function import function_of
-from conserved.auditing.moves import gather, outer, spread
-from conserved.auditing.noise import measure_output_noise
+from conserved.inference.probing.axis_moves import gather, outer, spread
+from conserved.inference.probing.noise import measure_output_noise
+from conserved.inference.probing.numerical_function import function_of
 from kernel_zoo import _rotated
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from conserved import Verdict, discover
-from conserved.certify.arithmetic import Balls, precision
-from conserved.certify.differentiate import Sample, bracket
-from conserved.certify.jets import Jet
-from conserved.certify.trace import trace
-from conserved.discover import discovery
-from conserved.discover.fields import bracket_field, draw_words, one_of
-from conserved.discover.function import function_of, written_out
-from conserved.discover.rank import Span, closure
+from conserved.certificates.arithmetic import Balls, precision
+from conserved.certificates.differentiate import Sample, bracket
+from conserved.certificates.jets import Jet
+from conserved.certificates.trace import trace
+from conserved.discovery import discovery
+from conserved.discovery.fields import bracket_field, draw_words, one_of
+from conserved.discovery.function import function_of, written_out
+from conserved.discovery.rank import Span, closure
 from nano_gpt import NanoGPT
 
 TOKENS = torch.tensor([[0, 1, 2, 4]])

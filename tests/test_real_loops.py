@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved import Monitor, MonitorConfig, blocks
-from conserved.track import GENERIC
-from conserved.track import Monitor as SameMonitor
+from conserved.tracking import GENERIC
+from conserved.tracking import Monitor as SameMonitor
 from training import (
     LENGTH,
     VOCABULARY,
@@ -125,8 +125,8 @@ class Overflowing:
 def test_steps_that_a_gradient_scaler_skips_move_nothing(cls: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fused = way != "plain"
     if "device" in way:
-        monkeypatch.setattr("conserved.track.watch.remote", lambda tensor: True)
-        monkeypatch.setattr("conserved.track.rules._number", lambda step: step.to(torch.float64))
+        monkeypatch.setattr("conserved.tracking.optimizer_watch.remote", lambda tensor: True)
+        monkeypatch.setattr("conserved.tracking.optimizer_rules._number", lambda step: step.to(torch.float64))
     model = decoder()
     options = {"momentum": 0.9} if cls is torch.optim.SGD else {"weight_decay": 0.1}
     optimizer = cls(model.parameters(), lr=0.01, fused=fused, **options)
@@ -264,7 +264,7 @@ def test_parts_of_a_model_that_a_batch_does_not_reach_stay_where_they_are() -> N
 
 
 def test_step_counts_on_a_device_are_followed_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conserved.track.watch.remote", lambda tensor: True)
+    monkeypatch.setattr("conserved.tracking.optimizer_watch.remote", lambda tensor: True)
     model = decoder().double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     train(model, optimizer, exact_text_loss, 2)

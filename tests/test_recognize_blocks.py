@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved import LawSet
-from conserved.lab.fits import exponent
+from conserved.papers.lab.fits import exponent
 from flow import follow
 from reference.descent import descend
 from tolerances import EXACT_STEP, FLOW, FUNCTION_UNCHANGED, IDENTITY, ORDER

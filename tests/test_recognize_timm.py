@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved import Leg, Symmetry, Verdict, View, discover, recognize
-from conserved.independence import rank_of_gradients
+from conserved.laws.independence import rank_of_gradients
 from conserved.symmetry import Translation
 from test_recognize_blocks import gradients
 from timm_like import VisionTransformer

@@ -20,7 +20,7 @@ import torch
 
 from conserved import audit, recognize
 from conserved.cli import main
-from conserved.lab.figure import line, panels
+from conserved.papers.lab.figure import line, panels
 from conserved.report import NoSuchRun, NotAStore, Unwritable, write_report
 from conserved.report.claimcards import tally
 from conserved.report.contents import read
@@ -31,8 +31,8 @@ from conserved.report.numerals import numeral, without_folders
 from conserved.report.page import Anchors
 from conserved.report.scales import scale_of
 from conserved.report.summary import hero, verdict_line
-from conserved.track import RunStore, store_document
-from conserved.track.sinks.digest import digest, spread
+from conserved.store.run_digest import digest, spread
+from conserved.tracking import RunStore, store_document
 from report_store import IMAGE, LINK, SCRIPT, claim, figure, hostile_store, random_ledger, refuted, watch
 
 

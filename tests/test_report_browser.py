@@ -11,7 +11,7 @@ import pytest
 from chromium import Page, browsing, installed
 from conserved.demo import Demo
 from conserved.report import write_report
-from conserved.track import store_document
+from conserved.tracking import store_document
 from report_store import IMAGE, LINK, SCRIPT, claim, hostile_store, refuted
 
 pytestmark = [

@@ -18,10 +18,10 @@ import pytest
 import conserved
 import conserved_verify as second
 from conserved import Certificate
-from conserved.certify import Malformed
-from conserved.certify.contents import digest
-from conserved.certify.program import UNARY
-from conserved.discover import Unsuitable
+from conserved.certificates import Malformed
+from conserved.certificates.contents import digest
+from conserved.certificates.program import UNARY
+from conserved.discovery import Unsuitable
 from random_functions import compared, random_function
 from random_programs import compare, random_case
 from test_cli import run

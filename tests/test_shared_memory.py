@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from conserved import Status, audit, certify, discover, recognize
 from conserved.blocks import Attention, FeedForward
-from conserved.discover import Unsuitable
-from conserved.shared_memory import overlapping, parameters_of, parts_of
+from conserved.discovery import Unsuitable
+from conserved.laws.shared_memory import overlapping, parameters_of, parts_of
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

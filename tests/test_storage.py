@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conserved import Verdict, certify, discover
-from conserved.discover import find_laws
-from conserved.discover.charges import null_space, sparse_basis
-from conserved.discover.layout import view_of, views_of
+from conserved.discovery import find_laws
+from conserved.discovery.charges import null_space, sparse_basis
+from conserved.discovery.layout import view_of, views_of
 from storage import LAYOUTS, grouped, stacked, tied
 
 INPUT = torch.zeros(5, 4)

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from conserved import Monitor, MonitorConfig
-from conserved.track import JsonLines, RunStore, SQLite, store_document
-from conserved.track.record import By
-from conserved.track.sinks.jsonl import lines
+from conserved.store.json_lines import lines
+from conserved.store.step_record import By
+from conserved.tracking import JsonLines, RunStore, SQLite, store_document
 from training import decoder, exact_text_loss, train
 
 HERE = Path(__file__).parent

@@ -17,8 +17,8 @@ import torch
 
 from conserved import Monitor, cli
 from conserved.report import NotAStore, write_report
-from conserved.track import BrokenStore, RunStore, RunTaken, SQLite, store_document
-from conserved.track.sinks.jsonl import lines
+from conserved.store.json_lines import lines
+from conserved.tracking import BrokenStore, RunStore, RunTaken, SQLite, store_document
 from report_store import claim, watch
 from training import decoder, exact_text_loss
 

@@ -19,7 +19,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from conserved import Monitor, recognize
-from conserved.track import RunStore
+from conserved.tracking import RunStore
 from training import decoder, sentences
 from two_processes import WORLD, join
 

@@ -18,7 +18,7 @@ from torch.multiprocessing.spawn import spawn
 import float64
 from catalogue import named
 from conserved import LawSet, Leg, Symmetry, View, recognize
-from conserved.discover.function import tensors_in
+from conserved.discovery.function import tensors_in
 from conserved.transform import Exchange, Unmovable, equalize, mappings, move, symmetries_of
 from law_checks import residuals
 from tolerances import IDENTITY

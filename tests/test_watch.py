@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from conserved import GradientsDoNotConserve, Monitor, audit, blocks, gauge, recognize
 from conserved.alarm import Alarm, grouped
-from conserved.track import RunStore, SQLite
-from conserved.track.sinks.sqlite import detailed
+from conserved.store.run_store import detailed
+from conserved.tracking import RunStore, SQLite
 from plugged_in import CASES, Planted, loss_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -90,8 +90,8 @@ def test_stopping_leaves_the_parameters_as_they_were() -> None:
 def test_audits_keep_to_their_budget_and_come_at_least_every_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     _, short = run(steps=14, monitor={"audit": "auto", "budget": 1e-6})
     assert [entry.step for entry in short.audits] == list(range(1, 15)), "a second in all is no burden"
-    monkeypatch.setattr("conserved.track.audits.GRACE", 0.0)
-    monkeypatch.setattr("conserved.track.audits.AT_LEAST", 6)
+    monkeypatch.setattr("conserved.tracking.run_audits.GRACE", 0.0)
+    monkeypatch.setattr("conserved.tracking.run_audits.AT_LEAST", 6)
     _, monitor = run(steps=14, monitor={"audit": "auto", "budget": 1e-6})
     assert [entry.step for entry in monitor.audits] == [1, 2, 8, 14]
     assert monitor.audits[0].why == "the first backward pass"
@@ -289,7 +289,7 @@ def test_a_store_keeps_details_at_a_decreasing_rate_and_totals_of_every_step(tmp
 def test_how_large_a_store_will_be_is_told_at_the_start_and_a_large_one_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conserved.track.monitor._LARGE", 3e8)
+    monkeypatch.setattr("conserved.tracking.monitor._LARGE", 3e8)
     with caplog.at_level(logging.INFO, "conserved"):
         run(steps=2, monitor={"sinks": SQLite(tmp_path / "small.db")})
         run(steps=2, monitor={"sinks": SQLite(tmp_path / "large.db", detail=None)})

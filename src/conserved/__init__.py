@@ -1,33 +1,34 @@
 """Find, prove, watch and use the quantities that neural-network training conserves."""
 
 import importlib
-import sys
 import warnings
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from conserved import former_paths
 from conserved.version import __version__
 
 if TYPE_CHECKING:
-    from conserved import attention, blocks, claims, integrations, lab, report, testing, track, transform
-    from conserved.audit import (
+    from conserved import attention, integrations, report, store, testing, tracking, transform
+    from conserved.auditing import (
         Audit,
         AuditHook,
+        Check,
         Gauge,
         GradientsDoNotConserve,
         audit,
+        check,
         check_replicas,
         check_update,
         gauge,
     )
-    from conserved.auditing import Check, Probe, Uncheckable, check, probe
-    from conserved.certify import Certificate, certify
-    from conserved.discover import Discovery, discover
+    from conserved.certificates import Certificate, certify
+    from conserved.discovery import Discovery, discover
     from conserved.inference import Component, recognize, register, register_operator
+    from conserved.inference.probing import Probe, Uncheckable, probe
     from conserved.laws import Dropped, Law, LawSet, Reference
+    from conserved.papers import blocks, claims, lab
     from conserved.symmetry import Kind, Leg, Symmetry, View
-    from conserved.track import Monitor, MonitorConfig
+    from conserved.tracking import Monitor, MonitorConfig
     from conserved.verdict import Evidence, Status, Verdict, Witness
 
 __all__ = [
@@ -73,24 +74,24 @@ __all__ = [
     "register",
     "register_operator",
     "report",
+    "store",
     "testing",
-    "track",
+    "tracking",
     "transform",
 ]
 
 _PARTS = {
-    "audit": (
-        "Audit AuditHook Gauge GradientsDoNotConserve audit check_replicas check_update gauge "
+    "auditing": (
+        "Audit AuditHook Check Gauge GradientsDoNotConserve audit check check_replicas check_update gauge "
         "audit_every landing replicas"
     ),
-    "auditing": "Check Probe Uncheckable check probe",
-    "certify": "Certificate certify",
-    "discover": "Discovery discover find_laws",
-    "impostors": "impostors",
+    "certificates": "Certificate certify",
+    "discovery": "Discovery discover find_laws",
     "inference": "Component recognize register register_operator",
-    "laws": "Dropped Law LawSet Reference",
+    "inference.probing": "Probe Uncheckable probe",
+    "laws": "Dropped Law LawSet Reference impostors",
     "symmetry": "Kind Leg Symmetry View",
-    "track": "Monitor MonitorConfig",
+    "tracking": "Monitor MonitorConfig",
     "verdict": "Evidence Status Verdict Witness",
 }
 """Which part of the package defines which public name. Each is loaded when it is first asked for, so that the command
@@ -109,15 +110,6 @@ _RENAMED = {
 """Names of the first release, and what to write instead; they go with the next one."""
 
 
-class _Package(ModuleType):
-    """Some parts have the name of their main function (audit, certify, discover, impostors); importing a
-    part would put the module in the place of the function, whichever was asked for first."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (isinstance(value, ModuleType) and name in _HOMES):
-            super().__setattr__(name, value)
-
-
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         found = getattr(importlib.import_module(f"conserved.{_HOMES[name]}"), name)
@@ -125,7 +117,7 @@ def __getattr__(name: str) -> Any:
             message = f"conserved.{name} goes with the next release: use {_RENAMED[name]}."
             warnings.warn(message, DeprecationWarning, stacklevel=2)
             return found
-    elif name in __all__:
+    elif name in __all__ or name == "track":
         found = importlib.import_module(f"conserved.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -137,5 +129,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-sys.modules[__name__].__class__ = _Package
-former_paths.install()
+former_paths.install(__name__)

@@ -1,44 +1,185 @@
-"""Modules of the first release under the paths they had; they go with the next one."""
+"""Paths that modules are found under beside their own: short ones that stay, and those of the first release, which go
+with the next one. Under either it is the same module, not a copy."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import warnings
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
+
+STANDING = {
+    "conserved.blocks": "conserved.papers.blocks",
+    "conserved.claims": "conserved.papers.claims",
+    "conserved.lab": "conserved.papers.lab",
+}
+"""Short paths that stay, for these packages and everything in them."""
 
 MOVED = {
     "conserved.kind": "conserved.symmetry",
     "conserved.view": "conserved.symmetry.view",
     "conserved.batch": "conserved.moment",
+    "conserved.audit": "conserved.auditing",
+    "conserved.track.sinks": "conserved.store",
+    "conserved.track": "conserved.tracking",
+    "conserved.certify": "conserved.certificates",
+    "conserved.discover": "conserved.discovery",
+    "conserved.impostors": "conserved.laws",
+    "conserved.attention.alarm": "conserved.attention.departures",
+    "conserved.attention.capture": "conserved.attention.attention_calls",
+    "conserved.attention.low_rank": "conserved.attention.low_rank_heads",
+    "conserved.attention.natural": "conserved.attention.natural_attention",
+    "conserved.attention.probe": "conserved.attention.probing",
+    "conserved.audit.agreement": "conserved.auditing.replica_agreement",
+    "conserved.audit.auditing": "conserved.auditing.model_audit",
+    "conserved.audit.coverage": "conserved.auditing.tested_parameters",
+    "conserved.audit.epsilon": "conserved.auditing.epsilon_terms",
+    "conserved.audit.every": "conserved.auditing.repeated_audits",
+    "conserved.audit.gauging": "conserved.auditing.softmax_gauge",
+    "conserved.audit.hook": "conserved.auditing.audit_hook",
+    "conserved.audit.keys": "conserved.auditing.attention_keys",
+    "conserved.audit.landed": "conserved.auditing.landed_updates",
+    "conserved.audit.lookups": "conserved.auditing.lookup_tables",
+    "conserved.audit.places": "conserved.auditing.law_places",
+    "conserved.audit.report": "conserved.auditing.audit_result",
+    "conserved.audit.trial": "conserved.auditing.random_trial",
+    "conserved.auditing.checking": "conserved.auditing.functions.checking",
+    "conserved.auditing.comparing": "conserved.auditing.functions.comparing",
+    "conserved.auditing.dependence": "conserved.auditing.functions.dependence",
+    "conserved.auditing.function": "conserved.inference.probing.numerical_function",
+    "conserved.auditing.identities": "conserved.auditing.functions.identity_tests",
+    "conserved.auditing.locating": "conserved.auditing.functions.locating",
+    "conserved.auditing.mixing": "conserved.inference.probing.matrix_groups",
+    "conserved.auditing.moves": "conserved.inference.probing.axis_moves",
+    "conserved.auditing.noise": "conserved.inference.probing.noise",
+    "conserved.auditing.parts": "conserved.auditing.functions.part_relations",
+    "conserved.auditing.probing": "conserved.inference.probing.symmetry_search",
+    "conserved.auditing.relations": "conserved.auditing.functions.relations",
+    "conserved.auditing.report": "conserved.auditing.functions.check_result",
+    "conserved.auditing.scanning": "conserved.inference.probing.axis_scan",
+    "conserved.auditing.setting": "conserved.auditing.functions.pass_under_test",
+    "conserved.auditing.slopes": "conserved.auditing.functions.slope_tests",
+    "conserved.auditing.tested": "conserved.auditing.functions.gradient_test",
+    "conserved.backward": "conserved.laws.pass_precision",
+    "conserved.balance": "conserved.laws.identities",
+    "conserved.baselines": "conserved.laws.baselines",
+    "conserved.claims.claim": "conserved.papers.claims.claim_record",
+    "conserved.claims.ledger": "conserved.papers.claims.registry",
+    "conserved.configured": "conserved.integrations.configured_models",
+    "conserved.coverage": "conserved.laws.coverage",
+    "conserved.grain": "conserved.laws.gradient_grain",
+    "conserved.html": "conserved.output.html",
+    "conserved.independence": "conserved.laws.independence",
+    "conserved.judging": "conserved.laws.identity_verdicts",
+    "conserved.lab.ledger": "conserved.papers.lab.step_account",
+    "conserved.printable": "conserved.output.printable",
+    "conserved.rescaled": "conserved.laws.rescaled_identities",
+    "conserved.shared_memory": "conserved.laws.shared_memory",
+    "conserved.table": "conserved.laws.law_table",
+    "conserved.terminal": "conserved.output.terminal",
+    "conserved.track.alarms": "conserved.tracking.alarm_rules",
+    "conserved.track.audits": "conserved.tracking.run_audits",
+    "conserved.track.config": "conserved.tracking.monitor_config",
+    "conserved.track.expansion": "conserved.tracking.step_expansion",
+    "conserved.track.figure": "conserved.tracking.run_figure",
+    "conserved.track.raised": "conserved.tracking.raised_alarms",
+    "conserved.track.record": "conserved.store.step_record",
+    "conserved.track.rules": "conserved.tracking.optimizer_rules",
+    "conserved.track.selection": "conserved.tracking.watched_laws",
+    "conserved.track.shelf_account": "conserved.tracking.kept_account",
+    "conserved.track.sinks.digest": "conserved.store.run_digest",
+    "conserved.track.sinks.jsonl": "conserved.store.json_lines",
+    "conserved.track.sinks.live": "conserved.store.live_table",
+    "conserved.track.sinks.sampled": "conserved.store.sampled_sink",
+    "conserved.track.sinks.sqlite": "conserved.store.run_store",
+    "conserved.track.transfer": "conserved.tracking.device_transfer",
+    "conserved.track.watch": "conserved.tracking.optimizer_watch",
+    "conserved.transform.canonical": "conserved.transform.canonical_form",
 }
-"""Where names that others may import are now."""
+"""Where modules of the first release are now, and everything in them that is not listed itself."""
 
 
-class _Former(MetaPathFinder, Loader):
-    """Finds a module under its former path."""
+def present(path: str) -> str | None:
+    """The path of a module now, if `path` is another one for it."""
+    beginning, rest = path, ""
+    while beginning.startswith("conserved."):
+        now = MOVED.get(beginning) or STANDING.get(beginning)
+        if now is not None:
+            return now + rest
+        beginning, _, last = beginning.rpartition(".")
+        rest = f".{last}{rest}"
+    return None
+
+
+class _OtherPaths(MetaPathFinder, InspectLoader):
+    """Finds a module under another path than its own."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Only for paths that have moved."""
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
+        """Only for paths that lead elsewhere, where there is something."""
+        now = present(fullname)
+        own = None if now is None else importlib.util.find_spec(now)
+        if own is None:
+            return None
+        spec = ModuleSpec(fullname, self, origin=own.origin, is_package=own.submodule_search_locations is not None)
+        spec.submodule_search_locations = own.submodule_search_locations
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module where it is now, every public name of it."""
-        now = importlib.import_module(MOVED[spec.name])
-        message = f"{spec.name} goes with the next release: import from {MOVED[spec.name]}."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        former = ModuleType(spec.name, now.__doc__)
-        vars(former).update({name: value for name, value in vars(now).items() if not name.startswith("_")})
-        return former
+        """The module itself, with a warning if the path is on its way out."""
+        now = _now(spec.name)
+        if not any(spec.name == path or spec.name.startswith(f"{path}.") for path in STANDING) or spec.name in MOVED:
+            message = f"{spec.name} goes with the next release: import from {now}."
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        module = importlib.import_module(now)
+        # The import system is about to write `spec` into it.
+        spec.loader_state = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do."""
+        """It has run already; it is given back its own specification."""
+        other = module.__spec__
+        if other is not None and other.loader is self:
+            module.__spec__ = other.loader_state
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """For `python -m`."""
+        own = importlib.util.find_spec(_now(fullname))
+        return own.loader.get_code(own.name) if own is not None and isinstance(own.loader, InspectLoader) else None
+
+    def get_source(self, fullname: str) -> str | None:
+        """For tracebacks of what `python -m` runs."""
+        own = importlib.util.find_spec(_now(fullname))
+        return own.loader.get_source(own.name) if own is not None and isinstance(own.loader, InspectLoader) else None
+
+    def is_package(self, fullname: str) -> bool:
+        """Whether there are modules in it."""
+        own = importlib.util.find_spec(_now(fullname))
+        return own is not None and own.submodule_search_locations is not None
 
 
-def install() -> None:
-    """Let former paths be imported."""
-    if not any(isinstance(finder, _Former) for finder in sys.meta_path):
-        sys.meta_path.append(_Former())
+def _now(path: str) -> str:
+    found = present(path)
+    assert found is not None
+    return found
+
+
+class Package(ModuleType):
+    """Some paths of the first release have the name of a function of this package (audit, certify, discover,
+    impostors). The import system puts what it imports under such a path into the package, where the function is."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        former = isinstance(value, ModuleType) and f"{self.__name__}.{name}" in MOVED
+        if not (former and name in vars(self)["_HOMES"]):
+            super().__setattr__(name, value)
+
+
+def install(package: str) -> None:
+    """Let the other paths be imported; before the files of the packages they lead to are looked for, which would load
+    them a second time."""
+    if not any(isinstance(finder, _OtherPaths) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OtherPaths())
+    sys.modules[package].__class__ = Package

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from conserved.audit import Audit, Gauge, audit
-from conserved.audit.gauging import watch_norms
-from conserved.auditing import Check, check
-from conserved.backward import precision_of
+from conserved.auditing import Audit, Check, Gauge, audit, check
+from conserved.auditing.softmax_gauge import watch_norms
 from conserved.inference import laws_of_model
 from conserved.laws import LawSet
+from conserved.laws.pass_precision import precision_of
 
 if TYPE_CHECKING:
     import pytest

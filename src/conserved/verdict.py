@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from conserved.printable import printable
+from conserved.output.printable import printable
 
 
 class Status(StrEnum):

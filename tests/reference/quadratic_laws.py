@@ -19,8 +19,8 @@ from torch.func import functional_call
 
 import float64
 from conserved import LawSet
-from conserved.discover.fields import gradient_field, one_of
-from conserved.discover.function import Function, function_of, written_out
+from conserved.discovery.fields import gradient_field, one_of
+from conserved.discovery.function import Function, function_of, written_out
 from law_checks import Subject, imitate, logits_of, without_epsilon
 
 SMALL = 1e-9

@@ -1,15 +1,15 @@
 """The energy field of softmax attention at any length, what a live model shows of it, and natural attention."""
 
-from conserved.attention.alarm import Rule
-from conserved.attention.capture import Unheard
+from conserved.attention.attention_calls import Unheard
 from conserved.attention.coherence import gaussian_coherence
+from conserved.attention.departures import Rule
 from conserved.attention.energy import EnergyField, energy_field
 from conserved.attention.figure import coherence_figure
-from conserved.attention.low_rank import LowRank, LowRankTable, low_rank, low_rank_table
+from conserved.attention.low_rank_heads import LowRank, LowRankTable, low_rank, low_rank_table
 from conserved.attention.moments import Moments
 from conserved.attention.monitor import AttentionMonitor, AttentionRecord
-from conserved.attention.natural import NaturalAttention, NaturalDescent, token_fisher, value_metric
-from conserved.attention.probe import HeadRow, Probe, probe
+from conserved.attention.natural_attention import NaturalAttention, NaturalDescent, token_fisher, value_metric
+from conserved.attention.probing import HeadRow, Probe, probe
 from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from conserved import html
+from conserved.output import html
 
 if TYPE_CHECKING:
     from conserved.attention.energy import EnergyField

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from conserved.alarm import Alarm
-from conserved.attention.alarm import Rule, Watch
-from conserved.attention.capture import Capture, listening
+from conserved.attention.attention_calls import Capture, listening
+from conserved.attention.departures import Rule, Watch
 from conserved.attention.energy import energy_field
-from conserved.attention.probe import sequences
+from conserved.attention.probing import sequences
 from conserved.attention.softmax import softmax_statistics
 from conserved.plain_data import Recorded, record_of
 

@@ -1,22 +1,62 @@
-"""Is this function's backward right? `check` tests it, `probe` finds the symmetries of a forward pass."""
+"""Is this gradient right? Identities of a model's backward pass, the softmax gauge, replicas that agree, updates that
+land; and the backward of a single function, with no model and no reference."""
 
-from conserved.auditing.checking import check
-from conserved.auditing.function import Uncheckable
-from conserved.auditing.moves import Axis, Group, ProbedSymmetry, TensorLeg
-from conserved.auditing.probing import Probe, probe
-from conserved.auditing.report import Check
-from conserved.auditing.tested import Method, Tested
+from typing import TYPE_CHECKING
+
+from conserved.on_demand import loaded_on_demand
+
+if TYPE_CHECKING:
+    from conserved.auditing.audit_hook import AuditHook
+    from conserved.auditing.audit_result import Audit, Finding, Row
+    from conserved.auditing.functions import Check, Method, Tested, check
+    from conserved.auditing.landed_updates import Landing, landing
+    from conserved.auditing.landed_updates import landing as check_update
+    from conserved.auditing.model_audit import audit
+    from conserved.auditing.repeated_audits import GradientsDoNotConserve, audit_every
+    from conserved.auditing.replica_agreement import Replicas, replicas
+    from conserved.auditing.replica_agreement import replicas as check_replicas
+    from conserved.auditing.softmax_gauge import Gauge, gauge
+    from conserved.inference.probing import Axis, Group, Probe, ProbedSymmetry, TensorLeg, Uncheckable, probe
+else:
+    __getattr__ = loaded_on_demand(
+        __name__,
+        {
+            "audit_hook": "AuditHook",
+            "audit_result": "Audit Finding Row",
+            "functions": "Axis Check Group Method Probe ProbedSymmetry TensorLeg Tested Uncheckable check probe",
+            "landed_updates": "Landing check_update:landing landing",
+            "model_audit": "audit",
+            "repeated_audits": "GradientsDoNotConserve audit_every",
+            "replica_agreement": "Replicas check_replicas:replicas replicas",
+            "softmax_gauge": "Gauge gauge",
+        },
+    )
 
 __all__ = [
+    "Audit",
+    "AuditHook",
     "Axis",
     "Check",
+    "Finding",
+    "Gauge",
+    "GradientsDoNotConserve",
     "Group",
+    "Landing",
     "Method",
     "Probe",
     "ProbedSymmetry",
+    "Replicas",
+    "Row",
     "TensorLeg",
     "Tested",
     "Uncheckable",
+    "audit",
+    "audit_every",
     "check",
+    "check_replicas",
+    "check_update",
+    "gauge",
+    "landing",
     "probe",
+    "replicas",
 ]

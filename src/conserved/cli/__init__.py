@@ -20,7 +20,7 @@ def main() -> None:
     try:
         app()
     except Exception as problem:
-        from conserved.terminal import Console
+        from conserved.output.terminal import Console
 
         errors = Console(stderr=True)
         if isinstance(problem, _refusals()):
@@ -34,10 +34,10 @@ def main() -> None:
 def _refusals() -> tuple[type[Exception], ...]:
     """What the library raises where a user gave it something it cannot use."""
     from conserved.attention import Unheard
-    from conserved.certify import Malformed
-    from conserved.configured import BadConfig
-    from conserved.discover import Unsuitable
-    from conserved.track import BrokenStore, RunTaken
+    from conserved.certificates import Malformed
+    from conserved.discovery import Unsuitable
+    from conserved.integrations.configured_models import BadConfig
+    from conserved.tracking import BrokenStore, RunTaken
     from conserved.transform import Unmovable
 
     return Usage, Missing, Unheard, Malformed, BadConfig, Unsuitable, BrokenStore, RunTaken, Unmovable

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from conserved.printable import printable
-from conserved.terminal import Console
+from conserved.output.printable import printable
+from conserved.output.terminal import Console
 from conserved.verdict import Status
 from conserved.version import __version__
 

@@ -9,7 +9,7 @@ import typer
 from conserved.cli.app import AsJson, Usage, app, ended, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
 from conserved.cli.storing import Store, can_store, store_record
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 
 
 @app.command()
@@ -28,13 +28,13 @@ def attention(
     can_store(store)
     import torch
 
-    from conserved import configured
     from conserved.attention import low_rank_table, probe
+    from conserved.integrations import configured_models
 
-    if text and not configured.has_weights(target):
+    if text and not configured_models.has_weights(target):
         raise Usage(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
-    if configured.has_weights(target):
-        model, given = configured.pretrained(target, text or [])
+    if configured_models.has_weights(target):
+        model, given = configured_models.pretrained(target, text or [])
     else:
         model, given = load_model(target, options or []).eval(), None
     positional: tuple[Any, ...] = ()

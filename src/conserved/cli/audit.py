@@ -20,7 +20,7 @@ from conserved.cli.app import (
 )
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
 from conserved.cli.storing import Store, can_store, store_record
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 from conserved.verdict import Status
 
 
@@ -44,7 +44,7 @@ def audit(
 ) -> None:
     """Run one backward pass of a model on random data and check it: gradient identities and the softmax gauge."""
     can_store(store)
-    from conserved.audit.trial import AUTOCAST, trial
+    from conserved.auditing.random_trial import AUTOCAST, trial
 
     on_device(device)
     known_loss(loss)

@@ -21,7 +21,7 @@ from conserved.cli.app import (
     progress,
 )
 from conserved.cli.models import InputShape, Options, inputs_of, load_model
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 
 
 @app.command()
@@ -38,7 +38,7 @@ def certify(
     as_json: AsJson = False,
 ) -> None:
     """Prove by ball arithmetic how many conservation laws a model has, or check such a proof."""
-    from conserved.certify import Certificate, Malformed
+    from conserved.certificates import Certificate, Malformed
 
     if (check is None) == (target is None):
         raise Usage("Name a model to certify, or a file with --check FILE.")

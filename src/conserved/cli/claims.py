@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conserved.cli.app import DOES_NOT_HOLD, INTERRUPTED, AsJson, Usage, app, in_a_folder, print_json
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 from conserved.verdict import Status
 
 STYLES = {
@@ -34,7 +34,7 @@ def _codes(incomplete: str) -> list[str]:
     """Codes of claims for the shell, from the recorded verdicts: the claims themselves take a second to load."""
     from importlib.resources import files
 
-    known = json.loads(files("conserved").joinpath("claims", "recorded.json").read_text(encoding="utf-8"))
+    known = json.loads(files("conserved").joinpath("papers", "claims", "recorded.json").read_text(encoding="utf-8"))
     return sorted(code for code in known if code.startswith(incomplete))
 
 
@@ -52,7 +52,7 @@ def claims(
     as_json: AsJson = False,
 ) -> None:
     """Run the claims of the papers, the blog post and the notes, and say which hold."""
-    from conserved.claims.ledger import NoSuchClaim, claims, outcomes
+    from conserved.papers.claims.registry import NoSuchClaim, claims, outcomes
 
     try:
         chosen = claims(pattern)
@@ -70,7 +70,7 @@ def claims(
             for outcome in outcomes(chosen, progress=tell):
                 found.append(outcome)
                 if store is not None:
-                    from conserved.track.sinks.sqlite import store_document
+                    from conserved.store.run_store import store_document
 
                     store_document(store, "claim", outcome.claim.code, outcome.record())
         except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from conserved.cli.app import AsJson, Usage, app, ended, interrupted, print_json
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 
 
 @app.command()
@@ -25,7 +25,7 @@ def demo(
     console.print("loading PyTorch", style="dim")
     from conserved.demo import Occupied, Settings, run
     from conserved.report import NotAStore, Unwritable
-    from conserved.track import BrokenStore
+    from conserved.tracking import BrokenStore
 
     try:
         found = run(folder, Settings(seed=seed, steps=steps), console=console)

@@ -10,7 +10,7 @@ import typer
 import conserved
 from conserved.cli.app import AsJson, Device, Loss, app, ended, known_loss, on_device, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 from conserved.cli.app import AsJson, Loss, Usage, app, known_loss, print_json
 from conserved.cli.models import InputShape, Options, Target, call_of, load_model
 from conserved.cli.storing import Store, can_store, store_record
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 
 
 @app.command()
@@ -26,7 +26,7 @@ def laws(
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
     can_store(store)
     from conserved.inference import NoExample, recognize
-    from conserved.table import renderable
+    from conserved.laws.law_table import renderable
 
     known_loss(loss)
     model = load_model(target, options or [], weights=False)

@@ -44,11 +44,11 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
     import torch
     from torch import nn
 
-    from conserved import configured
+    from conserved.integrations import configured_models
 
     given = options_of(options)
-    if configured.is_config_file(target):
-        return configured.from_file(target, given, empty=not weights)
+    if configured_models.is_config_file(target):
+        return configured_models.from_file(target, given, empty=not weights)
     factory = load_named(target, "model", ", or a config.json")
     if isinstance(factory, nn.Module):
         if options:
@@ -60,10 +60,10 @@ def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.M
     torch.manual_seed(0)
     try:
         if getattr(factory, "__module__", "").startswith("transformers."):
-            model = configured.from_class(factory, given, empty=not weights) or factory(**given)
+            model = configured_models.from_class(factory, given, empty=not weights) or factory(**given)
         else:
             model = factory(**given)
-    except configured.BadConfig:
+    except configured_models.BadConfig:
         raise
     except (Exception, SystemExit) as problem:
         raise Usage(f"{target} failed: {type(problem).__name__}: {problem}") from problem

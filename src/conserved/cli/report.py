@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from conserved.cli.app import AsJson, Usage, app, in_a_folder, print_json
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 
 StoreFile = Annotated[Path, typer.Argument(help="a run store, such as conserved-demo/store.db", metavar="STORE")]
 
@@ -29,7 +29,7 @@ def report(
 ) -> None:
     """Write everything in a run store as one HTML file that needs no network."""
     from conserved.report import NoSuchRun, NotAStore, Unwritable, write_report
-    from conserved.track import BrokenStore
+    from conserved.tracking import BrokenStore
 
     in_a_folder(output)
     try:
@@ -57,7 +57,7 @@ def runs(store: StoreFile, as_json: AsJson = False) -> None:
     """List the runs and records that a run store holds."""
     from conserved.report import NotAStore
     from conserved.report.contents import listing
-    from conserved.track import BrokenStore
+    from conserved.tracking import BrokenStore
 
     try:
         found = listing(store)

@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from conserved.cli.app import DOES_NOT_HOLD, INTERRUPTED, AsJson, Usage, app, in_a_folder, on_device, print_json
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 
 if TYPE_CHECKING:
-    from conserved.lab.places import Place
-    from conserved.lab.reproduction import Reproduction
-    from conserved.lab.sweep import Say
+    from conserved.papers.lab.places import Place
+    from conserved.papers.lab.reproduction import Reproduction
+    from conserved.papers.lab.sweep import Say
 
 FIGURES = (
     "figure1",
@@ -59,11 +59,11 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Re-run the papers' experiments and make their figures, with fitted exponents; what is stored is not run again."""
-    from conserved.lab.data import Unusable
-    from conserved.lab.figures import CODES
-    from conserved.lab.reproduction import plan, reproduce
-    from conserved.lab.sweep import NoRoom
-    from conserved.track import BrokenStore
+    from conserved.papers.lab.data import Unusable
+    from conserved.papers.lab.figures import CODES
+    from conserved.papers.lab.reproduction import plan, reproduce
+    from conserved.papers.lab.sweep import NoRoom
+    from conserved.tracking import BrokenStore
 
     on_device(device)
     in_a_folder(store)
@@ -98,7 +98,7 @@ def reproduce(
 
 
 def _place(device: str, workers: int | None, ray: str | None) -> Place:
-    from conserved.lab.places import Here, Processes, Ray
+    from conserved.papers.lab.places import Here, Processes, Ray
 
     if ray is not None:
         return Ray(ray)

@@ -23,7 +23,7 @@ def store_record(store: Path | None, kind: str, target: str, options: Sequence[s
     """Put a record into a store, under what was asked for; an earlier one of that name is replaced."""
     if store is None:
         return
-    from conserved.track import store_document
+    from conserved.tracking import store_document
 
     try:
         store_document(store, kind, name_of(target, options), record)

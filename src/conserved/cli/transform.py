@@ -11,7 +11,7 @@ import typer
 
 from conserved.cli.app import AsJson, Usage, app, print_json, progress
 from conserved.cli.models import load_model
-from conserved.terminal import Console
+from conserved.output.terminal import Console
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,7 +124,7 @@ def _laws(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> La
 
 def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | None, options: dict[str, Any]) -> Any:
     """Load the whole model, move it, and write the tensors that moved; or all of them, if files have other tensors."""
-    from conserved.configured import pretrained, tokenized
+    from conserved.integrations.configured_models import pretrained, tokenized
     from conserved.transform import Unmovable
     from conserved.transform import equalize as equalized
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conserved.claims.ledger import claims, outcomes
 from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, Task, Tell, trained
-from conserved.lab.figure import PALETTE, Figure, Finding, line, panels
-from conserved.lab.figures import all_figures
-from conserved.lab.places import Here, Processes
-from conserved.lab.recipes import named
-from conserved.lab.sweep import keep, sweep, trainings
-from conserved.track import Monitor, MonitorConfig, store_document
+from conserved.papers.claims.registry import claims, outcomes
+from conserved.papers.lab.figure import PALETTE, Figure, Finding, line, panels
+from conserved.papers.lab.figures import all_figures
+from conserved.papers.lab.places import Here, Processes
+from conserved.papers.lab.recipes import named
+from conserved.papers.lab.sweep import keep, sweep, trainings
+from conserved.tracking import Monitor, MonitorConfig, store_document
 
 MODEL = MODEL_FILE
 WATCHED = "AdamW"

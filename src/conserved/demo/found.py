@@ -10,8 +10,8 @@ from typing import Any
 from conserved.demo.chapters import CLEAN, MODEL, PLANTED, THEOREM, WATCHED
 from conserved.laws import LawSet
 from conserved.report.numerals import numeral
-from conserved.track import RunStore
-from conserved.track.sinks.digest import digest
+from conserved.store.run_digest import digest
+from conserved.tracking import RunStore
 
 
 def found_lines(store: RunStore) -> list[str]:

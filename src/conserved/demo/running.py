@@ -17,12 +17,12 @@ from conserved.demo import chapters
 from conserved.demo.chapters import Settings
 from conserved.demo.found import found_lines
 from conserved.demo.training import Tell, copied
-from conserved.lab.threads import threads
+from conserved.papers.lab.threads import threads
 from conserved.plain_data import record_of
 from conserved.report import write_report
 from conserved.report.contents import check, read
 from conserved.report.summary import headlines, overall
-from conserved.track import RunStore, store_document
+from conserved.tracking import RunStore, store_document
 from conserved.verdict import Status
 from conserved.version import __version__
 

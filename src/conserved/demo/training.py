@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved.audit import Audit, audit
+from conserved.auditing import Audit, audit
 from conserved.inference import recognize
-from conserved.lab.data.embedded import standard_library
 from conserved.laws import LawSet
+from conserved.papers.lab.data.embedded import standard_library
 
 MODEL_FILE, KERNEL_FILE = "gpt.py", "fused_norm.py"
 BATCH, LENGTH = 12, 64

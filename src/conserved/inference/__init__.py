@@ -2,13 +2,28 @@
 is a law.
 """
 
-from conserved.inference.examples import NoExample
-from conserved.inference.infer import recognize
-from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model, run_as_written
-from conserved.inference.retired import Component, register
-from conserved.inference.rules import RULES, Step, rule
+from typing import TYPE_CHECKING
 
-register_operator = rule
+from conserved.on_demand import loaded_on_demand
+
+if TYPE_CHECKING:
+    from conserved.inference.examples import NoExample
+    from conserved.inference.infer import recognize
+    from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model, run_as_written
+    from conserved.inference.retired import Component, register
+    from conserved.inference.rules import RULES, Step, rule
+    from conserved.inference.rules import rule as register_operator
+else:
+    __getattr__ = loaded_on_demand(
+        __name__,
+        {
+            "examples": "NoExample",
+            "infer": "recognize",
+            "live": "FirstCall being_followed known_laws laws_of_model run_as_written",
+            "retired": "Component register",
+            "rules": "RULES Step register_operator:rule rule",
+        },
+    )
 
 __all__ = [
     "RULES",

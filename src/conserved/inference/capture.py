@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.objective import judged
-from conserved.shared_memory import overlapping
+from conserved.laws.shared_memory import overlapping
 
 AUTOGRAD = "autograd::"
 """Before the name of an autograd function that computes outside PyTorch, where it stands as one operation."""

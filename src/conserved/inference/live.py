@@ -19,7 +19,7 @@ from conserved.inference.capture import Recorder
 from conserved.inference.examples import Call, NoExample
 from conserved.inference.infer import recognize
 from conserved.laws import LawSet
-from conserved.shared_memory import parts_of
+from conserved.laws.shared_memory import parts_of
 
 
 def being_followed() -> bool:

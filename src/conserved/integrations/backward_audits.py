@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conserved.audit import Audit, audit
+from conserved.auditing import Audit, audit
 from conserved.inference import FirstCall
 from conserved.laws import LawSet
 

@@ -13,7 +13,7 @@ from conserved.inference import recognize
 from conserved.integrations.reporting import tell
 from conserved.laws import LawSet
 from conserved.optional import require
-from conserved.track import Monitor, MonitorConfig, Sink
+from conserved.tracking import Monitor, MonitorConfig, Sink
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback

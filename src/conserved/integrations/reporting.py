@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from conserved.terminal import Console
-from conserved.track import Monitor
-from conserved.track.sinks import Sink, TensorBoard, Trackio, WeightsAndBiases
-from conserved.track.sinks.sampled import Sampled
+from conserved.output.terminal import Console
+from conserved.store import Sink, TensorBoard, Trackio, WeightsAndBiases
+from conserved.store.sampled_sink import Sampled
+from conserved.tracking import Monitor
 
 
 def sinks_of(args: Any) -> list[Sink]:

@@ -11,8 +11,8 @@ import torch
 from conserved.integrations.reporting import sinks_of, tell
 from conserved.laws import LawSet
 from conserved.optional import require
-from conserved.track import Monitor, MonitorConfig, Sink
-from conserved.track.sinks import opened
+from conserved.store import opened
+from conserved.tracking import Monitor, MonitorConfig, Sink
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

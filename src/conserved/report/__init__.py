@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conserved.report.contents import Contents, NoSuchRun, NotAStore, read
 from conserved.report.page import Unwritable, rendered, written
-from conserved.track.sinks.store_file import undamaged
+from conserved.store.store_file import undamaged
 
 __all__ = ["Contents", "NoSuchRun", "NotAStore", "Unwritable", "write_report"]
 

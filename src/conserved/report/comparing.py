@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from conserved.report.plot import Axis, Plot, line
 from conserved.report.table import Table
-from conserved.track.sinks.digest import Digest
+from conserved.store.run_digest import Digest
 
 _FAMILIES_DRAWN = 6
 

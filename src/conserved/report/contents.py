@@ -19,9 +19,9 @@ from conserved.report.heads import AttentionSection, attention_section
 from conserved.report.lawtables import LawSection, law_section
 from conserved.report.plot import Plot, from_document
 from conserved.report.watched import RunSection, run_section
-from conserved.track.sinks import RunStore
-from conserved.track.sinks.digest import digest
-from conserved.track.sinks.store_file import undamaged
+from conserved.store import RunStore
+from conserved.store.run_digest import digest
+from conserved.store.store_file import undamaged
 
 T = TypeVar("T")
 

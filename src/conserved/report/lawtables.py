@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from conserved.laws import LawSet
+from conserved.laws.law_table import rows, totals
 from conserved.report.plot import Axis, Plot
 from conserved.report.table import Table
-from conserved.table import rows, totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

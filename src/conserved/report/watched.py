@@ -12,7 +12,7 @@ from conserved.alarm import Alarm
 from conserved.report.numerals import numeral, shown, without_folders
 from conserved.report.plot import Axis, Plot, line
 from conserved.report.table import Table
-from conserved.track.sinks.digest import Digest, FamilyStep
+from conserved.store.run_digest import Digest, FamilyStep
 from conserved.verdict import Status
 
 _FAMILIES_DRAWN = 12

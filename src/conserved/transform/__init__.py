@@ -2,7 +2,7 @@
 
 from conserved.transform.activations import Call, activation_sizes
 from conserved.transform.aligning import Aligned, align
-from conserved.transform.canonical import Fingerprint, canonical, fingerprint
+from conserved.transform.canonical_form import Fingerprint, canonical, fingerprint
 from conserved.transform.checkpoint import Checkpoint
 from conserved.transform.coupling import exchanges
 from conserved.transform.elements import Exchange, Orthogonal, Unmovable

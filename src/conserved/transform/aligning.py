@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.symmetry import GeneralLinear, Symmetry, Tensors, Translation
-from conserved.transform.canonical import found_symmetries, representative
+from conserved.transform.canonical_form import found_symmetries, representative
 from conserved.transform.elements import (
     Exchange,
     Orthogonal,

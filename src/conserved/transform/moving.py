@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
-from conserved.shared_memory import memory_of, overlapping
+from conserved.laws.shared_memory import memory_of, overlapping
 from conserved.symmetry import Symmetry, View, whole
 from conserved.transform.elements import Unmovable, acted, checked, inverse, row_scales
 

@@ -1,0 +1,191 @@
+r"""What the leading directions of the energy field hold: how few are enough, and from what length on.
+
+The best approximation of E by a matrix of rank r leaves out σ_{r+1}, …: its relative error is
+(Σ_{i>r} σ_i² / Σ σ_i²)^½ in the Frobenius norm, and no entry is off by more than σ_{r+1}.
+If every logit of a row is off by at most δ, its attention weights change by factors between e^{−2δ} and e^{2δ}.
+The best approximation keeps queries and keys of r entries each: E_r = (Q P)(K_c P')ᵀ for d × r maps P and P', so a head
+whose field has a small rank is a head that would do with narrower keys in its cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor, nn
+
+from conserved.attention.attention_calls import Capture, Unheard, listening
+from conserved.attention.energy import energy_field
+from conserved.attention.moments import Moments
+from conserved.attention.probing import sequences
+
+TOLERANCE = 0.1
+"""Relative error in the Frobenius norm at which a field counts as being of a rank: 99 % of its energy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """One head: the relative error of keeping r directions, the directions needed, and how both grow with the length.
+
+    `reaches` gives for a number of directions the shortest of the `lengths` at which that many are needed.
+    """
+
+    layer: str
+    head: int
+    width: int
+    length: int
+    errors: dict[int, float]
+    needed: int
+    growth: dict[int, int]
+    reaches: dict[int, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRankTable:
+    """Every head of a model."""
+
+    rows: tuple[LowRank, ...]
+    tolerance: float
+    skipped: tuple[tuple[str, str], ...]
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {"tolerance": self.tolerance, "heads": [asdict(row) for row in self.rows]}
+
+    def renderable(self) -> Group:
+        """A table for a rich console."""
+        parts: list[RenderableType] = []
+        for layer in dict.fromkeys(row.layer for row in self.rows):
+            rows = [row for row in self.rows if row.layer == layer]
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            kept, lengths = list(rows[0].errors), list(rows[0].growth)
+            headings = ["head", "need", *(f"err@{rank}" for rank in kept), *(f"L={length}" for length in lengths)]
+            for heading in headings:
+                table.add_column(heading, justify="right", no_wrap=True, min_width=5)
+            for row in rows:
+                errors = [f"{row.errors[rank]:.3f}" for rank in kept]
+                growth = [str(row.growth[length]) for length in lengths]
+                table.add_row(str(row.head), f"{row.needed}/{row.width}", *errors, *growth)
+            parts += [Text(f"{layer or '(model)'}, {rows[0].length} keys", style="bold"), table]
+        note = (
+            f"need: directions for a relative error of {self.tolerance:g}; err@r: relative error of keeping r; "
+            "L=n: directions needed for the first n keys"
+        )
+        return Group(*parts, Text(note), *(Text(f"{layer}: not described, {why}") for layer, why in self.skipped))
+
+
+def truncation_errors(values: Float[Tensor, "*heads n"]) -> Float[Tensor, "*heads n1"]:
+    """Relative Frobenius error of keeping 0, 1, …, n directions."""
+    squares = values.square()
+    tails = squares.flip(-1).cumsum(-1).flip(-1)
+    tails = torch.nn.functional.pad(tails, (0, 1))
+    return (tails / tails[..., :1].clamp(min=1e-300)).sqrt()
+
+
+def directions_needed(values: Float[Tensor, "*heads n"], tolerance: float = TOLERANCE) -> Tensor:
+    """How many directions bring the relative error down to `tolerance`; none for a field of zeros."""
+    enough = truncation_errors(values) <= tolerance
+    return enough.double().argmax(-1)
+
+
+def low_rank(
+    q: Float[Tensor, "*heads queries d"],
+    k: Float[Tensor, "*kv_heads keys d"],
+    *,
+    tolerance: float = TOLERANCE,
+    scale: float | None = None,
+    layer: str = "",
+    lengths: Sequence[int] | None = None,
+) -> list[LowRank]:
+    """One row per head of (heads, length, d) queries and keys, for the field over all keys.
+
+    Beginnings of the sequence at all `lengths` (doubling from 8 on) are judged in one pass, since their sums add up.
+    """
+    if not 0 < tolerance < 1:
+        raise ValueError(f"The tolerance is a relative error between 0 and 1; got {tolerance}.")
+    if q.ndim == 2:
+        q, k = q[None], k[None]
+    length, width = k.shape[-2:]
+    chosen = sorted({n for n in lengths if 0 < n < length} | {length}) if lengths else _doubling(length)
+    kept = sorted({1, max(1, width // 8), max(1, width // 4), max(1, width // 2)})
+    groups = q.shape[-3] // k.shape[-3]
+    spectra = _growing(q, k, chosen, scale, groups)
+    full = energy_field(q, k, scale=scale).singular_values
+    errors, needed = truncation_errors(full), directions_needed(full, tolerance)
+    ranks = torch.stack([directions_needed(values, tolerance) for values in spectra], -1)
+    found = []
+    for head in range(q.shape[-3]):
+        growth = dict(zip(chosen, map(int, ranks[head].tolist()), strict=True))
+        found.append(
+            LowRank(
+                layer=layer,
+                head=head,
+                width=width,
+                length=length,
+                errors={rank: float(errors[head, min(rank, errors.shape[-1] - 1)]) for rank in kept},
+                needed=int(needed[head]),
+                growth=growth,
+                reaches={rank: next((n for n, has in growth.items() if has >= rank), None) for rank in kept},
+            )
+        )
+    return found
+
+
+def _doubling(length: int) -> list[int]:
+    powers = [8 << i for i in range(max(0, math.ceil(math.log2(max(length, 9) / 8)))) if 8 << i < length]
+    return [*powers, length]
+
+
+def _growing(q: Tensor, k: Tensor, lengths: Sequence[int], scale: float | None, groups: int) -> list[Tensor]:
+    """Singular values of the field of ever longer beginnings; each stretch of the sequence is read once."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    gap = k.shape[-2] - q.shape[-2]
+    queries: Moments | None = None
+    keys: Moments | None = None
+    found, past = [], 0
+    for length in lengths:
+        fresh = Moments.of(k[..., past:length, :])
+        keys = fresh if keys is None else keys.merge(fresh)
+        asked = q[..., max(0, past - gap) : max(0, length - gap), :]
+        if asked.shape[-2]:
+            new = Moments.of(asked)
+            queries = new if queries is None else queries.merge(new)
+        if queries is None:
+            found.append(k.new_zeros(q.shape[-3], 1, dtype=torch.float64))
+        else:
+            factor = keys.factor.repeat_interleave(groups, -3)
+            found.append(torch.linalg.svdvals(abs(scale) * queries.about_zero() @ factor.mT))
+        past = length
+    return found
+
+
+def low_rank_table(model: nn.Module, *args: Any, tolerance: float = TOLERANCE, **model_inputs: Any) -> LowRankTable:
+    """Run a model once and say of every head how few directions its field needs; of each layer's longest sequence."""
+    padding = model_inputs.get("attention_mask")
+    padding = padding if isinstance(padding, Tensor) and padding.ndim == 2 else None
+    found: dict[str, list[LowRank]] = {}
+    skipped: dict[str, str] = {}
+
+    def hear(capture: Capture) -> None:
+        if capture.problem:
+            skipped[capture.path] = capture.problem
+            return
+        seen = list(sequences(capture, padding, skipped))
+        if seen:
+            q, k, _ = max(seen, key=lambda one: one[1].shape[-2])
+            found[capture.path] = low_rank(q, k, tolerance=tolerance, scale=capture.scale, layer=capture.path)
+
+    core = getattr(model, "_orig_mod", model)
+    with torch.no_grad(), listening(core, hear):
+        core(*args, **model_inputs)
+    if not found and not skipped:
+        raise Unheard(f"{type(core).__name__} ran without a call of attention that could be heard.")
+    rows = tuple(row for rows in found.values() for row in rows)
+    return LowRankTable(rows=rows, tolerance=tolerance, skipped=tuple(skipped.items()))

@@ -1,0 +1,246 @@
+"""What an audit found: a row for each identity, findings about single gradients, one verdict, and how it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from conserved.auditing.softmax_gauge import Gauge
+from conserved.auditing.tested_parameters import Coverage
+from conserved.laws import Dropped
+from conserved.output import html
+from conserved.plain_data import record_of
+from conserved.verdict import Evidence, Status, Verdict
+
+BLIND = (
+    "An audit does not see: a wrong factor on all gradients (loss scale, accumulation); what no law spans "
+    "(unclaimed parameters, GELU and SiLU networks); an error shared by queries and keys, such as a mask or "
+    "softmax term wrong in both (conserved.gauge sees those); ranks that disagree (conserved.replicas)."
+)
+"""Printed with every clean result."""
+
+_SHOWN = 12
+"""Failures that a summary lists."""
+
+Trouble = Literal["missing", "not finite", "zero"]
+
+
+def evidence_of(name: str, residual: float, tolerance: float) -> Evidence:
+    """The residual of one identity against its tolerance."""
+    return Evidence(what=f"relative residual of {name}", value=residual, limit=tolerance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One gradient identity: how far off it is, how far rounding could take it, and what a failure suggests."""
+
+    name: str
+    family: str
+    parameters: tuple[str, ...]
+    part: str
+    residual: float
+    tolerance: float
+    status: Status
+    checked: bool = True
+    """Whether any gradient reached the identity, so that it says something."""
+    source: str = "typed"
+    """How the law was found: "typed", "probed" or "assumed"; see `conserved.Symmetry`."""
+    where: tuple[str, ...] = ()
+    """The rows of every parameter that it speaks of, in words."""
+    suggests: tuple[str, ...] = ()
+
+    @property
+    def evidence(self) -> Evidence:
+        """The residual against its tolerance."""
+        return evidence_of(self.name, self.residual, self.tolerance)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the identity stands, or could not be put to the test because no gradient reached it."""
+        return not self.failed
+
+    @property
+    def failed(self) -> bool:
+        """Whether the residual is more than rounding and a norm's ε explain."""
+        return self.status is Status.REFUTED
+
+    @property
+    def excess(self) -> float:
+        """The residual over what rounding explains; infinite if it is not a number."""
+        return self.residual / self.tolerance if self.residual == self.residual else float("inf")
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        names = "name family parameters part residual tolerance ok status source where suggests"
+        return record_of(self, names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something about the gradient of one parameter that no identity says."""
+
+    parameter: str
+    trouble: Trouble
+
+    @property
+    def matters(self) -> bool:
+        """Whether the pass cannot be called right with it; a gradient of zeros alone is only worth knowing."""
+        return self.trouble != "zero"
+
+    def __str__(self) -> str:
+        return {
+            "missing": f"{self.parameter} is trainable and has no gradient",
+            "not finite": f"the gradient of {self.parameter} is not finite",
+            "zero": f"the gradient of {self.parameter} is zero",
+        }[self.trouble]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Audit:
+    """The identities of one backward pass, worst first.
+
+    `ok`: nothing is refuted, no gradient is missing, and something was tested. `conclusive`: everything that could be
+    tested was, to rounding. Only both together are green, and `coverage` says for how much of the model.
+    `precision` is the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of
+    the gradients themselves), or read off the gradients' bits.
+    """
+
+    verdict: Verdict
+    failures: tuple[Row, ...]
+    """The identities that do not hold, worst first."""
+    left_open: tuple[Row, ...]
+    """Identities up to a norm's ε that are further off than √ε; weights and gradients do not say whether ε is why."""
+    worst: float
+    """The largest relative residual; 0 if there is none."""
+    others: Callable[[], Iterable[Row]]
+    """The rows that did not fail, made when they are asked for: most audits are clean and nobody reads them."""
+    tested: int
+    """Identities that a gradient reached."""
+    by_family: Callable[[], Mapping[str, float]]
+    """The largest residual over what rounding explains, by family of law, when it is asked for."""
+    covers: Callable[[], Coverage]
+    """Works out the coverage, when it is asked for."""
+    findings: tuple[Finding, ...] = ()
+    unclaimed: tuple[str, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    """Laws of the architecture that this model does not keep, and why; they are not tested."""
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Operations without a typing rule that the model runs: laws through them are not known."""
+    gauge: Gauge | None = None
+    """What was seen of the keys of attention, if the pass was watched."""
+    precision: torch.dtype
+    known: Literal["given", "stored", "bits"]
+    ranks: int = 1
+    moved: float | None = None
+    """The step size that explains all failures: the parameters moved by it after the gradient was taken."""
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """One for every identity: failures, then what holds, then what no gradient reached; worst first."""
+        return (*self.failures, *sorted(self.others(), key=lambda row: (not row.checked, -row.excess)))
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """The share of trained parameters and of modules that tested identities span, and what they leave out."""
+        return self.covers()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is refuted, no gradient is missing, and something was tested."""
+        if self.verdict == Status.REFUTED or any(item.matters for item in self.findings):
+            return False
+        return self.conclusive or self.tested > 0
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether everything that could be tested was, and is as it should be to rounding."""
+        return self.verdict.holds
+
+    @property
+    def badge(self) -> str:
+        """The verdict in a few words, with what it covers: "verified, 94 % of parameters"."""
+        if self.conclusive:
+            return f"{self.verdict.status.value}, {self.coverage.percent} of parameters"
+        return self.verdict.status.value
+
+    def __getitem__(self, name: str) -> Row:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"No identity is named {name!r} among the {len(self.rows)} audited.")
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        found = self.verdict.record() | record_of(self, "ok conclusive badge coverage unknown worst ranks moved rows")
+        found |= {"precision": _named(self.precision), "precision_known": self.known, "not_seen": BLIND}
+        return found | record_of(self, "findings unclaimed dropped")
+
+    def summary(self) -> str:
+        """The verdict, failures with what they suggest, findings, and what a clean audit does not see."""
+        checked = sum(row.checked for row in self.rows)
+        known = {"given": "as given", "stored": "as stored", "bits": "as the bits of the gradients show"}[self.known]
+        where = f" over {self.ranks} processes" if self.ranks > 1 else ""
+        lines = [f"{self.verdict.status.value.upper()}: {self.verdict.message}"]
+        lines.append(
+            f"{checked:,} of {len(self.rows):,} identities tested{where} in {_named(self.precision)} ({known}); "
+            f"largest residual {self.worst:.2g}"
+        )
+        for row in self.failures[:_SHOWN]:
+            lines.append(f"  {row.name}: residual {row.residual:.2g}, rounding explains {row.tolerance:.1g}")
+            lines.append(f"    between {_listed(row.where or row.parameters)}")
+            lines += [f"    {text}" for text in row.suggests]
+        if len(self.failures) > _SHOWN:
+            lines.append(f"  … and {len(self.failures) - _SHOWN:,} more")
+        for row in self.left_open[:_SHOWN]:
+            why = "; ε may explain it" if "up to" in self.verdict.message else ""
+            lines.append(f"  {row.name}: residual {row.residual:.2g}, over {row.tolerance:.1g}{why}")
+        if len(self.left_open) > _SHOWN:
+            lines.append(f"  … and {len(self.left_open) - _SHOWN:,} more that ε may explain")
+        troubles = [str(item) for item in self.findings]
+        lines += [f"  {text}" for text in troubles[:_SHOWN]]
+        if len(troubles) > _SHOWN:
+            lines.append(f"  … and {len(troubles) - _SHOWN:,} more")
+        if self.dropped:
+            first = f"{self.dropped[0].name}: {self.dropped[0].reason}"
+            lines.append(f"Not tested, because this model does not keep them: {len(self.dropped)} laws ({first}).")
+        if self.unclaimed:
+            lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters.")
+        lines += self.coverage.lines()
+        if self.ok:
+            lines.append(BLIND)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The verdict and the identities, worst first, for notebooks."""
+        worst = self.failures[:_SHOWN] or self.rows[:5]
+        heads = ("identity", "residual", "rounding explains", *(["where to look"] if self.failures else []))
+        listed = [
+            (row.name, f"{row.residual:.2g}", f"{row.tolerance:.1g}", *([" ".join(row.suggests)] if row.failed else []))
+            for row in worst
+        ]
+        parts = [html.badge(self.verdict, self.badge), html.paragraph(" ".join(self.coverage.lines()))]
+        parts += [*(html.paragraph(str(item)) for item in self.findings[:_SHOWN])]
+        if listed:
+            parts.append(html.table(heads, listed, numbers=(1, 2), wraps=3))
+        if len(self.rows) > len(worst):
+            rest = len(self.rows) - len(worst)
+            parts.append(html.paragraph(f"… and {rest:,} more identities, none further off", quiet=True))
+        return html.panel(*parts, html.paragraph(BLIND, quiet=True) if self.ok else "")
+
+    def __repr__(self) -> str:
+        return f"<Audit: {self.badge}, {len(self.rows)} identities, worst {self.worst:.2g}>"
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def _named(precision: torch.dtype) -> str:
+    return str(precision).removeprefix("torch.")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"

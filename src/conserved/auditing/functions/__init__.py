@@ -1,0 +1,20 @@
+"""Is this function's backward right? `check` tests it with no reference and no model."""
+
+from conserved.auditing.functions.check_result import Check
+from conserved.auditing.functions.checking import check
+from conserved.auditing.functions.gradient_test import Method, Tested
+from conserved.inference.probing import Axis, Group, Probe, ProbedSymmetry, TensorLeg, Uncheckable, probe
+
+__all__ = [
+    "Axis",
+    "Check",
+    "Group",
+    "Method",
+    "Probe",
+    "ProbedSymmetry",
+    "TensorLeg",
+    "Tested",
+    "Uncheckable",
+    "check",
+    "probe",
+]

@@ -1,0 +1,157 @@
+"""What a check found: every test by gradient, failures with place and meaning, what could not be tested, a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conserved.auditing.functions.gradient_test import Method, Tested
+from conserved.inference.probing.axis_moves import ProbedSymmetry
+from conserved.plain_data import record_of
+from conserved.verdict import Evidence, Verdict
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The result of checking one function's backward on one set of inputs.
+
+    Attributes:
+        function: name of the function.
+        inputs: the floating-point inputs, each with precision and shape.
+        device: where it ran.
+        symmetries: continuous symmetries found on the forward pass.
+        tests: every test that was made.
+        untested: by gradient, what could not be tested and why.
+        notes: what else was noticed, such as inputs that are overwritten.
+        noise: by gradient, its own relative noise.
+        seconds: the time the check took.
+    """
+
+    function: str
+    inputs: Mapping[str, str]
+    device: str
+    precision: str
+    symmetries: tuple[ProbedSymmetry, ...]
+    tests: tuple[Tested, ...]
+    untested: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+    noise: Mapping[str, float]
+    seconds: float
+
+    @property
+    def tested(self) -> dict[str, tuple[Tested, ...]]:
+        """The tests each gradient took part in."""
+        return {name: tuple(test for test in self.tests if name in test.gradients) for name in self.inputs}
+
+    @property
+    def failures(self) -> tuple[Tested, ...]:
+        """The tests that failed: identities first, then relations, then slopes; the clearest first."""
+        order = list(Method)
+        broken = [test for test in self.tests if not test.ok]
+        return tuple(
+            sorted(broken, key=lambda test: (order.index(test.method), not test.meaning, -min(test.worst, 1e30)))
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Nothing failed, and every gradient was tested by something."""
+        return not self.failures and all(self.tested.values())
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether a wrong gradient has been found, or a wrong factor would have been found in every gradient."""
+        return bool(self.failures) or not self.blind
+
+    @property
+    def blind(self) -> tuple[str, ...]:
+        """Gradients in which a wrong constant factor would not have been seen."""
+        return tuple(
+            name for name, tests in self.tested.items() if not any(test.sees_factor and test.ok for test in tests)
+        )
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """The gradients that failures point at: those that fail a test of their own, else all in a failed one."""
+        own = {test.gradients[0] for test in self.failures if len(test.gradients) == 1}
+        every = {name for test in self.failures for name in test.gradients}
+        return tuple(name for name in self.inputs if name in (own or every))
+
+    @property
+    def verdict(self) -> Verdict:
+        """REFUTED if a test failed, VERIFIED if every gradient was tested including its factor, else INCONCLUSIVE."""
+        evidence = tuple(
+            Evidence(what=f"{_gradients(test)}: {test.what}", value=test.residual, limit=test.limit)
+            for test in (self.failures or self._closest())[:8]
+        )
+        if self.failures:
+            which = ", ".join(f"d{name}" for name in self.suspects)
+            message = f"The backward of {self.function} is wrong: {which} fail" + (
+                "s." if len(self.suspects) == 1 else "."
+            )
+            return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence)
+        if not self.tests:
+            message = f"Nothing about the backward of {self.function} could be tested."
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
+        told = f"{len(self.tests)} tests on {len(self.inputs)} gradients hold to the noise of {self.precision}"
+        if self.blind or not self.ok:
+            which = ", ".join(f"d{name}" for name in self.blind)
+            message = f"{told}; a wrong factor in {which} would not have been seen."
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message, evidence=evidence)
+        return Verdict(status=Verdict.VERIFIED, message=f"{told}.", evidence=evidence)
+
+    def _closest(self) -> tuple[Tested, ...]:
+        return tuple(sorted(self.tests, key=lambda test: -test.worst)[:1])
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        found = record_of(self, "function inputs device precision ok conclusive verdict failures tests")
+        found["symmetries"] = [str(symmetry) for symmetry in self.symmetries]
+        return found | record_of(self, "untested notes noise seconds")
+
+    def __str__(self) -> str:
+        verdict = self.verdict
+        lines = [f"{verdict.status.value.upper()}: {verdict.message}"]
+        shown = ", ".join(f"{name} {kind}" for name, kind in self.inputs.items())
+        lines.append(f"  {shown} on {self.device}; {len(self.symmetries)} symmetries of the forward")
+        for name in self.suspects or ():
+            lines += self._failed(name)
+        lines.append("  gradient   identities        relations         slopes            own noise")
+        for name, tests in self.tested.items():
+            cells = [_cell([test for test in tests if test.method is method]) for method in list(Method)[1:]]
+            lines.append(
+                f"  d{name:<9} " + " ".join(f"{cell:<17}" for cell in cells) + f" {self.noise.get(name, 0.0):.0e}"
+            )
+        for name, reasons in self.untested.items():
+            lines += [f"  untested, d{name}: {reason}" for reason in reasons[:_SHOWN]]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def _failed(self, name: str) -> list[str]:
+        every = [test for test in self.failures if name in test.gradients]
+        mine = list({test.what: test for test in reversed(every)}.values())[::-1]
+        located = next((test.where for test in mine if "each tile" in test.what), "")
+        lines = [f"  d{name}:" + (f" wrong at {located}" if located else "")]
+        for test in mine[:_SHOWN]:
+            lines.append(f"    fails: {test.what}")
+            lines.append(
+                f"      off by {test.residual:.2g}, rounding explains {test.limit:.1g}; {test.where or 'everywhere'}"
+            )
+            if test.meaning:
+                lines.append(f"      {test.meaning}")
+        if len(mine) > _SHOWN:
+            lines.append(f"    and {len(mine) - _SHOWN} more")
+        return lines
+
+
+def _gradients(test: Tested) -> str:
+    return " and ".join(f"d{name}" for name in test.gradients)
+
+
+def _cell(tests: list[Tested]) -> str:
+    """How many tests hold, and the largest residual."""
+    if not tests:
+        return "–"
+    good = sum(test.ok for test in tests)
+    return f"{good}/{len(tests)} to {max(test.residual for test in tests):.0e}"

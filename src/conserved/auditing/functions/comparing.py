@@ -1,0 +1,85 @@
+"""Two gradients that should be equal, held against each other: what every relation ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from conserved.auditing.functions.gradient_test import Gap, Method, Tested, gap_between
+from conserved.auditing.functions.locating import pattern_meaning, where
+from conserved.auditing.functions.pass_under_test import Setting
+from conserved.inference.probing.noise import by_row, wide
+
+Gradients = Sequence[Tensor | None]
+
+REFUSALS = (Exception,)
+"""What a kernel may raise on inputs it refuses: anything."""
+
+
+def compare(
+    setting: Setting,
+    what: str,
+    got: Gradients,
+    expected: Gradients,
+    *,
+    places: Sequence[int] | None = None,
+    noise: Sequence[Tensor | None] | None = None,
+    exactly: bool = False,
+    factor: bool = False,
+    meaning: str = "",
+) -> Iterator[Tested]:
+    """A test for each input: whether two gradients agree up to their noise."""
+    function = setting.function
+    for place in range(len(function.names)) if places is None else places:
+        right, found = expected[place], got[place]
+        if right is None and found is None:
+            continue
+        name = function.names[place]
+        if right is None or found is None:
+            missing = torch.zeros_like(function.values[place]) if right is None else right
+            found, right = (missing * 0 if found is None else found), missing
+        deviation = (setting.noise.grads if noise is None else noise)[place]
+        size = by_row(wide(setting.grads[place]).square()).sqrt().mean() if setting.grads[place] is not None else 0.0  # type: ignore[arg-type]
+        floor = 8 * setting.noise.unit * setting.noise.response[place] * float(size)
+        spread = (
+            torch.zeros((), device=found.device, dtype=torch.float64) if deviation is None or exactly else deviation
+        )
+        gap = gap_between(found, right, spread, setting.noise.unit, floor)
+        yield _judged(setting, name, what, gap, factor=factor, meaning=meaning)
+
+
+def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, meaning: str) -> Tested:
+    test = Tested(
+        gradients=(name,),
+        method=Method.RELATION,
+        what=what,
+        residual=gap.residual,
+        limit=gap.allowed,
+        worst=gap.worst,
+        sees_factor=factor,
+    )
+    if test.ok:
+        return test
+    bad = gap.ratio > 1
+    told = pattern_meaning(name, bad, gap.got, gap.expected, setting.shapes)
+    return replace(test, where=where(bad), meaning="; ".join(part for part in (told, meaning) if part))
+
+
+def backward_pass(
+    setting: Setting,
+    values: Sequence[Tensor] | None = None,
+    slopes: Sequence[Tensor] | None = None,
+    wanted: Sequence[int] | None = None,
+) -> Gradients:
+    """The gradients at the inputs and output gradients of the setting, or at others."""
+    chosen = setting.function.values if values is None else values
+    return setting.function.gradients(chosen, setting.slopes if slopes is None else slopes, wanted)[1]
+
+
+def short(problem: Exception) -> str:
+    """An exception in one line."""
+    lines = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {lines[0][:100] if lines else ''}"

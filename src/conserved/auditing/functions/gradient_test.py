@@ -1,0 +1,107 @@
+"""One test of gradients: what was held against what, how close it came, and where it failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conserved.inference.probing.noise import by_row, wide
+from conserved.laws.identity_verdicts import status
+from conserved.plain_data import record_of
+from conserved.verdict import Status
+
+NOISE, ROUNDING = 14.0, 32.0
+"""How many standard deviations of a gradient's own noise, and roundings of its size, a right gradient may be off."""
+
+
+class Method(StrEnum):
+    """The four lines of defence, in the order in which they are asked."""
+
+    PRESENCE = "presence"
+    IDENTITY = "identity"
+    RELATION = "relation"
+    SLOPE = "slope"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    """A test that was made.
+
+    Attributes:
+        gradients: names of the inputs whose gradient takes part.
+        method: the line of defence it belongs to.
+        what: the statement that was tested.
+        residual: how far it is from holding, relative to the gradients' size.
+        limit: what noise and rounding explain, on the same scale.
+        worst: the largest ratio of a single entry's residual to its limit; a test fails above one.
+        sees_factor: whether a gradient that is off by a constant factor would have failed.
+        where: which entries failed, in words; empty if none.
+        meaning: what such a failure usually means.
+    """
+
+    gradients: tuple[str, ...]
+    method: Method
+    what: str
+    residual: float
+    limit: float
+    worst: float
+    sees_factor: bool = False
+    where: str = ""
+    meaning: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return status(self.worst, 1.0, tested=True, nearly=False) is Status.VERIFIED
+
+    def record(self) -> dict[str, Any]:
+        """Plain data."""
+        found = record_of(self, "gradients method what ok residual limit worst sees_factor where meaning")
+        return found | ({} if self.worst < float("inf") else {"worst": None})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Two tensors that should be equal, entry by entry: their difference and what may be left of it."""
+
+    got: Tensor
+    expected: Tensor
+    limit: Tensor
+
+    @property
+    def difference(self) -> Tensor:
+        return self.got - self.expected
+
+    @property
+    def ratio(self) -> Tensor:
+        """The difference over its limit; infinite where something is not a number."""
+        found = self.difference.abs() / self.limit.clamp_min(1e-300)
+        return torch.where(torch.isfinite(found), found, torch.full_like(found, float("inf")))
+
+    @property
+    def worst(self) -> float:
+        return float(self.ratio.max()) if self.got.numel() else 0.0
+
+    @property
+    def residual(self) -> float:
+        """The difference over the size of what was expected."""
+        size = float(self.expected.norm()) or float(self.got.norm()) or 1.0
+        found = float(self.difference.norm()) / size
+        return found if found == found else float("inf")
+
+    @property
+    def allowed(self) -> float:
+        """The limit on the same scale."""
+        size = float(self.expected.norm()) or float(self.got.norm()) or 1.0
+        return float(self.limit.expand_as(self.got).norm()) / size
+
+
+def gap_between(got: Tensor, expected: Tensor, deviation: Tensor, unit: float, floor: float = 0.0) -> Gap:
+    """The gap between a gradient and what it should be, against the noise of its rows and the rounding of its size."""
+    right = wide(expected)
+    size = by_row(right.square()).sqrt()
+    limit = NOISE * deviation + ROUNDING * unit * (size + right.abs()) + floor
+    return Gap(got=wide(got), expected=right, limit=limit)

@@ -1,0 +1,164 @@
+"""The identity of gradients that each symmetry of the forward pass implies, tested on one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from conserved.auditing.functions.gradient_test import NOISE, ROUNDING, Gap, Method, Tested
+from conserved.auditing.functions.locating import factor, factor_meaning, where
+from conserved.auditing.functions.pass_under_test import Setting
+from conserved.inference.probing.axis_moves import Group, ProbedSymmetry, TensorLeg, gather, generator_part, outer
+from conserved.inference.probing.noise import wide
+
+_NEAR = 16.0
+"""An identity of a symmetry that holds up to e may be off by about e; how much further rounding of e may put it."""
+
+
+def identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> list[Tested]:
+    """One test for each symmetry whose inputs have a gradient."""
+    return [
+        _test(setting, symmetry)
+        for symmetry in symmetries
+        if all(setting.grads[leg.place] is not None for leg in symmetry.inputs)
+    ]
+
+
+def _terms(setting: Setting, symmetry: ProbedSymmetry, leg: TensorLeg) -> tuple[Tensor, Tensor, Tensor]:
+    """What a leg adds to the identity, the variance of it, and the sum of the squares it is made of."""
+    if leg.output:
+        value, slope = wide(setting.outs[leg.place]), wide(setting.slopes[leg.place])
+        value_noise = setting.noise.outs[leg.place].expand_as(value)
+        slope_noise = torch.zeros_like(slope)
+    else:
+        grad, deviation = setting.grads[leg.place], setting.noise.grads[leg.place]
+        assert grad is not None
+        assert deviation is not None
+        value, slope = wide(setting.function.values[leg.place]), wide(grad)
+        value_noise, slope_noise = torch.zeros_like(value), deviation.expand_as(slope)
+    squares = (value.square(), slope.square(), value_noise.square(), slope_noise.square())
+    sign = -1.0 if leg.output else 1.0
+    if symmetry.group is Group.TRANSLATION:
+        total = gather(slope, leg) * leg.degree * sign
+        return total, gather(squares[3], leg), gather(squares[1], leg)
+    if symmetry.group is Group.SCALING:
+        total = gather(value * slope, leg) * leg.degree * sign
+        variance = gather(squares[0] * squares[3] + squares[1] * squares[2], leg)
+        return total, variance * leg.degree**2, gather(squares[0] * squares[1], leg) * leg.degree**2
+    total = outer(slope, value, leg) * sign
+    variance = outer(squares[3], squares[0], leg) + outer(squares[1], squares[2], leg)
+    size = outer(squares[1], squares[0], leg)
+    if leg.degree < 0:
+        total, variance, size = -total.transpose(-1, -2), variance.transpose(-1, -2), size.transpose(-1, -2)
+    return total, variance, size
+
+
+def gap_of(setting: Setting, symmetry: ProbedSymmetry) -> tuple[Gap, list[Tensor]]:
+    """Both sides of the identity with what rounding allows between them, and what each leg adds."""
+    parts, variances, squares = zip(*(_terms(setting, symmetry, leg) for leg in symmetry.legs), strict=True)
+    total = torch.stack(parts).sum(0)
+    variance = torch.stack(variances).sum(0)
+    size = torch.stack(squares).sum(0).sqrt() + torch.stack([part.abs() for part in parts]).sum(0)
+    limit = NOISE * variance.sqrt() + ROUNDING * setting.noise.unit * size
+    if not symmetry.exact:
+        limit = limit + _NEAR * symmetry.error * (size + 3 * _output_size(setting, total.numel()))
+    if symmetry.group in (Group.ROTATION, Group.PAIRED):
+        total = generator_part(symmetry.group, total, symmetry.pairs)
+        if symmetry.group is Group.ROTATION:
+            limit = limit + limit.transpose(-1, -2)
+        else:
+            limit = generator_part(Group.PAIRED, limit, symmetry.pairs)[..., :1].expand_as(total)
+    scale = torch.stack(squares).sum(0).sqrt()
+    return Gap(got=total, expected=torch.zeros_like(total), limit=limit), [*parts, scale]
+
+
+def _output_size(setting: Setting, count: int) -> float:
+    """The size of ⟨dout, out⟩ that falls on each of so many coordinates: what moves if a symmetry nearly holds."""
+    squares = sum(
+        float((wide(out).square() * wide(slope).square()).sum())
+        for out, slope in zip(setting.outs, setting.slopes, strict=True)
+    )
+    return float((squares / max(count, 1)) ** 0.5)
+
+
+def _test(setting: Setting, symmetry: ProbedSymmetry) -> Tested:
+    gap, (*parts, scale) = gap_of(setting, symmetry)
+    names = tuple(leg.name for leg in symmetry.inputs)
+    bad = gap.ratio > 1
+    size = float(torch.stack([part.norm() for part in parts]).max()) or float(scale.norm()) or 1.0
+    size = max(size, float(scale.norm()))
+    found = Tested(
+        gradients=names,
+        method=Method.IDENTITY,
+        what=statement(symmetry),
+        residual=float(gap.got.norm()) / size,
+        limit=float(gap.limit.expand_as(gap.got).norm()) / size,
+        worst=gap.worst,
+        sees_factor=symmetry.has_output,
+    )
+    if found.ok:
+        return found
+    return replace(
+        found, where=where(bad, _labels(symmetry, bad.ndim)), meaning=_meaning(setting, symmetry, parts, bad)
+    )
+
+
+def _labels(symmetry: ProbedSymmetry, ndim: int) -> list[str] | None:
+    first = symmetry.legs[0]
+    labels = [f"axis {axis.axis} of {first.name}" for axis in first.axes]
+    if symmetry.group in (Group.GENERAL_LINEAR, Group.ROTATION):
+        labels.append(f"axis {first.axes[-1].axis} of {first.name}")
+    if symmetry.group is Group.PAIRED:
+        labels[-1:] = [f"pairs of axis {first.axes[-1].axis}", "part (scale, turn)"]
+    return labels if len(labels) == ndim else None
+
+
+def _meaning(setting: Setting, symmetry: ProbedSymmetry, parts: Sequence[Tensor], bad: Tensor) -> str:
+    shapes = setting.shapes
+    legs = symmetry.legs
+    if not all(bool(torch.isfinite(part).all()) for part in parts):
+        return "a gradient contains infinities or NaN"
+    if len(symmetry.inputs) == 1 and symmetry.has_output:
+        value = factor(parts[0], -sum(parts[1:], torch.zeros_like(parts[0])))
+        if value is not None:
+            return factor_meaning(legs[0].name, value, shapes)
+        return f"d{legs[0].name} does not agree with the output it moves"
+    if len(legs) == 2:
+        value = factor(parts[0], -parts[1])
+        if value is not None and abs(value) > 1e-6:
+            one, other = legs[0].name, legs[1].name
+            return f"either {factor_meaning(one, value, shapes)}, or {factor_meaning(other, 1 / value, shapes)}"
+        return f"d{legs[0].name} and d{legs[1].name} do not belong to the same scores"
+    if len(legs) == 1 and symmetry.group is Group.TRANSLATION:
+        return (
+            f"a shift of {legs[0].name} changes nothing, yet d{legs[0].name} does not add up to zero: a missing "
+            "correction term (softmax, centring), or a mask that differs between forward and backward"
+        )
+    if len(legs) == 1:
+        name = legs[0].name
+        return f"the scale of {name} is forgotten, yet ⟨{name}, d{name}⟩ is not zero: a missing correction term"
+    return ""
+
+
+def statement(symmetry: ProbedSymmetry) -> str:
+    """The identity in words and signs."""
+    shift = symmetry.group is Group.TRANSLATION
+    sides: dict[bool, list[str]] = {False: [], True: []}
+    for leg in symmetry.legs:
+        coefficient = "" if abs(leg.degree) == 1 else f"{abs(leg.degree):g} "
+        term = f"d{leg.name}" if shift else f"d{leg.name}·{leg.name}"
+        sides[leg.output or leg.degree < 0].append(f"{coefficient}Σ {term}")
+    right = " + ".join(sides[True]) or "0"
+    kind = {
+        Group.SCALING: "",
+        Group.TRANSLATION: "",
+        Group.GENERAL_LINEAR: " (all pairs of entries)",
+        Group.PAIRED: " (scale and turn of every pair)",
+        Group.ROTATION: " (antisymmetric part)",
+    }[symmetry.group]
+    axes = ", ".join(map(str, symmetry.legs[0].axes))
+    place = f" for each index of axes {axes} of {symmetry.legs[0].name}" if axes else ""
+    return f"{' + '.join(sides[False])} = {right}{kind}{place}"

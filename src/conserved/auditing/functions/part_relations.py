@@ -1,0 +1,182 @@
+"""Relations between a function and parts of it: parts run alone, parts in another order, sums in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from conserved.auditing.functions.comparing import REFUSALS, Gradients, backward_pass, compare, short
+from conserved.auditing.functions.dependence import Cut, part_of, same
+from conserved.auditing.functions.gradient_test import Tested
+from conserved.auditing.functions.pass_under_test import Setting
+from conserved.inference.probing.noise import rms, wide
+
+_FEW = 16
+
+
+def parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]:
+    """Parts that the forward keeps apart: no gradient flows between them, and one run alone has the same gradient."""
+    for cut in cuts:
+        if setting.late:
+            return
+        slopes = []
+        for slope, axis, place in zip(setting.slopes, cut.out_axes, cut.out_cuts, strict=True):
+            masked = slope.clone()
+            masked.narrow(axis, place, slope.shape[axis] - place).zero_()
+            slopes.append(masked)
+        grads = backward_pass(setting, slopes=slopes)
+        name = "part" if cut.local else "prefix"
+        label = f"the first {cut.out_cuts[0]} of {cut.size} along axis {cut.out_axes[0]} of the output"
+        for part in cut.inputs:
+            grad = grads[part.place]
+            if grad is None:
+                continue
+            beyond: list[Tensor | None] = [None] * len(grads)
+            beyond[part.place] = grad.clone()
+            beyond[part.place].narrow(part.axis, 0, part.cut).zero_()  # type: ignore[union-attr]
+            nothing: list[Tensor | None] = [None if item is None else torch.zeros_like(item) for item in beyond]
+            yield from compare(
+                setting,
+                f"{label}: no gradient where they do not depend on the input",
+                beyond,
+                nothing,
+                places=[part.place],
+                exactly=True,
+                meaning="gradient flows where the forward does not: a mask that differs between forward and backward",
+            )
+        yield from _run_alone(setting, cut, slopes, grads, f"{label}: run alone, the {name} has the same gradient")
+
+
+def _run_alone(
+    setting: Setting, cut: Cut, slopes: Sequence[Tensor], grads: Gradients, what: str
+) -> Iterator[Tested | str]:
+    function = setting.function
+    values = list(function.values)
+    if not cut.known:
+        return
+    for part in cut.inputs:
+        values[part.place] = part_of(values[part.place], part.axis, 0, part.cut)
+    pieces = [
+        part_of(slope, axis, 0, place) for slope, axis, place in zip(slopes, cut.out_axes, cut.out_cuts, strict=True)
+    ]
+    try:
+        outs = function.outputs(values)
+    except REFUSALS as problem:
+        yield f"{what} was not tested: the function refuses the part ({short(problem)})"
+        return
+    for number, (out, whole) in enumerate(zip(outs, setting.outs, strict=True)):
+        expected = whole.narrow(cut.out_axes[number], 0, cut.out_cuts[number])
+        if out.shape != expected.shape:
+            return
+        deviation = setting.noise.outs[number]
+        if deviation.shape[cut.out_axes[number]] > 1:
+            deviation = deviation.narrow(cut.out_axes[number], 0, cut.out_cuts[number])
+        if not same(setting, out, expected, deviation):
+            return
+    try:
+        alone = function.gradients(values, pieces)[1]
+    except REFUSALS as problem:
+        yield f"{what} was not tested: the backward raises ({short(problem)})"
+        return
+    expected_grads = list(grads)
+    noise = list(setting.noise.grads)
+    for part in cut.inputs:
+        whole_grad = grads[part.place]
+        if whole_grad is None:
+            continue
+        expected_grads[part.place] = whole_grad.narrow(part.axis, 0, part.cut)
+        spread = noise[part.place]
+        if spread is not None and spread.shape[part.axis] > 1:
+            noise[part.place] = spread.narrow(part.axis, 0, part.cut)
+    yield from compare(
+        setting,
+        what,
+        alone,
+        expected_grads,
+        noise=noise,
+        meaning="the gradient depends on what lies outside the part: the last tile, a stale block, or a wrong boundary",
+    )
+
+
+def parts_reordered(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]:
+    """Parts that do not mix may be put in another order."""
+    done: set[tuple[int, ...]] = set()
+    for cut in cuts:
+        whole = all(setting.function.values[part.place].shape[part.axis] == cut.size for part in cut.inputs)
+        if not cut.local or cut.out_axes in done or not whole or setting.late:
+            continue
+        done.add(cut.out_axes)
+        axes = {part.place: part.axis for part in cut.inputs}
+        yield from _reordered(
+            setting,
+            axes,
+            dict(enumerate(cut.out_axes)),
+            cut.size,
+            f"reordering axis {cut.out_axes[0]} of the output reorders the gradient",
+        )
+
+
+def sums_reordered(setting: Setting) -> Iterator[Tested | str]:
+    """Entries that are summed over may be put in another order: of one input, or of two together."""
+    values = setting.function.values
+    if sum(out.numel() for out in setting.outs) < _FEW:
+        return  # A few numbers stay the same to their own rounding under changes that are no symmetry.
+    places = range(len(values))
+    sets = [(place,) for place in places] + [(a, b) for a in places for b in places if a < b]
+    for group in sets:
+        for axis in range(min(values[place].ndim for place in group)):
+            sizes = {values[place].shape[axis] for place in group}
+            if len(sizes) != 1 or sizes == {1} or setting.late or not all(setting.telling[place] for place in group):
+                continue
+            size = sizes.pop()
+            names = " and ".join(setting.function.names[place] for place in group)
+            what = f"reordering axis {axis} of {names} together leaves the output, and reorders their gradient"
+            yield from _reordered(setting, dict.fromkeys(group, axis), {}, size, what)
+
+
+def _reordered(
+    setting: Setting, axes: dict[int, int], out_axes: dict[int, int], size: int, what: str
+) -> Iterator[Tested | str]:
+    generator = torch.Generator().manual_seed(setting.seed + size)
+    order = torch.randperm(size, generator=generator)
+    if bool((order == torch.arange(size)).all()):
+        order = order.flip(0)
+    order = order.to(setting.outs[0].device)
+    values = [
+        value.index_select(axes[place], order) if place in axes else value
+        for place, value in enumerate(setting.function.values)
+    ]
+    for place in axes:
+        before = setting.function.values[place]
+        if rms(wide(values[place]) - wide(before)) < 0.5 * rms(before):
+            return  # nearly equal entries have changed places: that proves nothing
+    try:
+        outs = setting.function.outputs(values)
+    except REFUSALS:
+        return
+    for number, (out, before) in enumerate(zip(outs, setting.outs, strict=True)):
+        moved = before.index_select(out_axes[number], order) if number in out_axes else before
+        spread = setting.noise.outs[number]
+        if number in out_axes and spread.shape[out_axes[number]] > 1:
+            spread = spread.index_select(out_axes[number], order)
+        if not same(setting, out, moved, spread):
+            return
+    slopes = [
+        slope.index_select(out_axes[number], order) if number in out_axes else slope
+        for number, slope in enumerate(setting.slopes)
+    ]
+    got = backward_pass(setting, values=values, slopes=slopes)
+    back = torch.argsort(order)
+    straight = [
+        grad.index_select(axes[place], back) if grad is not None and place in axes else grad
+        for place, grad in enumerate(got)
+    ]
+    yield from compare(
+        setting,
+        what,
+        straight,
+        setting.grads,
+        meaning="the gradient depends on the position: a wrong boundary, a tile left out, or entries from elsewhere",
+    )

@@ -1,0 +1,41 @@
+"""What every test of a backward pass needs: one pass, its outputs and gradients, their noise, and the time left."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from conserved.inference.probing.noise import Noise
+from conserved.inference.probing.numerical_function import Function, Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One forward and backward pass of a function, with the noise of both.
+
+    `repeats` says that two forward passes agree bit by bit; `telling`, by input, that outputs show it when that
+    input is changed at random, so that outputs which stay the same say something.
+    """
+
+    function: Function
+    slopes: Values
+    outs: Values
+    grads: tuple[Tensor | None, ...]
+    noise: Noise
+    deadline: float
+    seed: int
+    repeats: bool = True
+    telling: tuple[bool, ...] = ()
+    compiler: str = ""
+    """The backend of torch.compile under which gradients are compared too; none if empty."""
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of inputs by name."""
+        return {name: tuple(value.shape) for name, value in zip(self.function.names, self.function.values, strict=True)}

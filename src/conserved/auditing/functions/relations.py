@@ -1,0 +1,298 @@
+"""Relations that a right backward obeys whatever the function; which of them apply is found out on the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from conserved.auditing.functions.comparing import REFUSALS, backward_pass, compare, short
+from conserved.auditing.functions.dependence import Cut, cuts_of, same
+from conserved.auditing.functions.gradient_test import Method, Tested
+from conserved.auditing.functions.part_relations import parts_alone, parts_reordered, sums_reordered
+from conserved.auditing.functions.pass_under_test import Setting
+from conserved.inference.probing.noise import measure_noise, wide
+
+_COARSE = 64.0
+"""How many times the relative noise of the outputs, times its own sensitivity, the noise of a gradient may be."""
+
+
+def relation_tests(setting: Setting) -> tuple[list[Tested], list[str]]:
+    """Every relation that the forward allows, tested; and what was not tested, with the reason."""
+    found: list[Tested] = []
+    skipped: list[str] = []
+    cuts: list[Cut] = []
+    families: list[Callable[[Setting], Iterator[Tested | str]]] = [
+        _repeated,
+        _coarse,
+        _linear,
+        _transposed_slopes,
+        _expanded_slopes,
+        _each_alone,
+        _strided_inputs,
+        _accumulated,
+        lambda chosen: parts_alone(chosen, cuts),
+        lambda chosen: parts_reordered(chosen, cuts),
+        sums_reordered,
+        _compiled,
+    ]
+    for family in families:
+        if setting.late:
+            skipped.append("relations were cut short: the time allowed was used up")
+            break
+        if not cuts and family is families[8]:
+            cuts += cuts_of(setting)
+        try:
+            for result in family(setting):
+                if isinstance(result, str):
+                    skipped.append(result)
+                else:
+                    found.append(result)
+        except REFUSALS as problem:
+            what = (family.__doc__ or "a relation").strip().rstrip(".")
+            skipped.append(f"not tested, the backward raises ({short(problem)}): {what}")
+    return found, list(dict.fromkeys(skipped))
+
+
+def _repeated(setting: Setting) -> Iterator[Tested | str]:
+    """The same pass again gives the same gradients."""
+    for _ in range(2):
+        yield from compare(
+            setting,
+            "the same pass again gives the same gradient",
+            backward_pass(setting),
+            setting.grads,
+            meaning="the gradient changes from run to run: a race, memory never written, or randomness",
+        )
+
+
+def _coarse(setting: Setting) -> Iterator[Tested | str]:
+    """The gradients are not noisier than the outputs let expect."""
+    for place, name in enumerate(setting.function.names):
+        if setting.grads[place] is None:
+            continue
+        noise = setting.noise.relative[place]
+        limit = _COARSE * setting.noise.unit * setting.noise.response[place]
+        # A kink of the function between the points looks like noise; on other, shorter lines it is not met again.
+        for seed in (29, 31):
+            if noise > limit:
+                again = measure_noise(setting.function, setting.slopes, seed=seed, shorter=16.0)
+                noise = min(noise, again.relative[place])
+        worst = noise / limit
+        yield Tested(
+            gradients=(name,),
+            method=Method.RELATION,
+            what="the gradient is as finely computed as the output",
+            residual=noise,
+            limit=limit,
+            worst=worst,
+            where="" if worst <= 1 else "everywhere",
+            meaning=""
+            if worst <= 1
+            else f"d{name} carries a relative noise of {noise:.0e}, the outputs {setting.noise.unit:.0e}: rounded or "
+            "accumulated in a coarser precision, or varying from run to run",
+        )
+
+
+def _linear(setting: Setting) -> Iterator[Tested | str]:
+    """Linear in the output gradient: zero for zero, four times for four times, sums for sums."""
+    zero = backward_pass(setting, slopes=[torch.zeros_like(slope) for slope in setting.slopes])
+    nothing = [None if grad is None else torch.zeros_like(grad) for grad in setting.grads]
+    yield from compare(setting, "a zero output gradient gives a zero gradient", zero, nothing, exactly=True)
+    quarter = backward_pass(setting, slopes=[slope / 4 for slope in setting.slopes])
+    expected = [None if grad is None else grad / 4 for grad in setting.grads]
+    yield from compare(
+        setting,
+        "a quarter of the output gradient gives a quarter of the gradient",
+        quarter,
+        expected,
+        meaning="the backward is not linear in the output gradient: it is ignored, applied twice, or a state is kept",
+    )
+    generator = torch.Generator(setting.slopes[0].device).manual_seed(setting.seed + 5)
+    halves = []
+    for slope in setting.slopes:
+        mask = torch.randint(2, slope.shape, generator=generator, device=slope.device).to(slope.dtype)
+        halves.append((slope * mask, slope * (1 - mask)))
+    one = backward_pass(setting, slopes=[pair[0] for pair in halves])
+    other = backward_pass(setting, slopes=[pair[1] for pair in halves])
+    total = [None if a is None or b is None else wide(a) + wide(b) for a, b in zip(one, other, strict=True)]
+    yield from compare(
+        setting,
+        "the gradients of two parts of the output gradient add up",
+        total,
+        setting.grads,
+        noise=[None if deviation is None else 2 * deviation for deviation in setting.noise.grads],
+        meaning="the backward is not linear in the output gradient",
+    )
+    if len(setting.slopes) > 1:
+        kept = []
+        for number in range(len(setting.slopes)):
+            only = [slope if place == number else torch.zeros_like(slope) for place, slope in enumerate(setting.slopes)]
+            kept.append(backward_pass(setting, slopes=only))
+        sums = [
+            None if any(part is None for part in parts) else sum(wide(part) for part in parts)
+            for parts in zip(*kept, strict=True)
+        ]
+        yield from compare(setting, "the gradients of the single outputs add up", sums, setting.grads)  # type: ignore[arg-type]
+
+
+def _transposed_slopes(setting: Setting) -> Iterator[Tested | str]:
+    """An output gradient of other strides is the same output gradient."""
+    if any(slope.ndim >= 2 for slope in setting.slopes):
+        turned = [
+            slope.transpose(-1, -2).contiguous().transpose(-1, -2) if slope.ndim >= 2 else slope
+            for slope in setting.slopes
+        ]
+        yield from compare(
+            setting,
+            "a transposed output gradient gives the same gradient",
+            backward_pass(setting, slopes=turned),
+            setting.grads,
+            meaning="the strides of the output gradient are not read",
+        )
+
+
+def _expanded_slopes(setting: Setting) -> Iterator[Tested | str]:
+    """The output gradient of a sum, one number for all entries, is an output gradient."""
+    if any(slope.ndim for slope in setting.slopes):
+        ones = [torch.ones((), device=slope.device, dtype=slope.dtype).expand(slope.shape) for slope in setting.slopes]
+        expanded = backward_pass(setting, slopes=ones)
+        plain = backward_pass(setting, slopes=[one.contiguous() for one in ones])
+        yield from compare(
+            setting,
+            "the output gradient of a sum (stride 0) gives the same gradient as a full one",
+            expanded,
+            plain,
+            meaning="the strides of the output gradient are not read: out.sum().backward() is wrong",
+        )
+
+
+def _each_alone(setting: Setting) -> Iterator[Tested | str]:
+    """A gradient does not depend on which others are asked for."""
+    if len(setting.function.names) < 2:
+        return
+    for place in range(len(setting.function.names)):
+        if setting.grads[place] is None or setting.late:
+            continue
+        try:
+            alone = backward_pass(setting, wanted=[place])
+        except REFUSALS as problem:
+            name = setting.function.names[place]
+            yield f"d{name} alone was not tested: the backward raises ({short(problem)})"
+            continue
+        yield from compare(
+            setting,
+            "asked for alone, the gradient is the same",
+            alone,
+            setting.grads,
+            places=[place],
+            meaning="the backward depends on which inputs require a gradient",
+        )
+
+
+def _strided_inputs(setting: Setting) -> Iterator[Tested | str]:
+    """Inputs of other strides are the same inputs."""
+    function = setting.function
+    if function.copying or all(value.ndim < 2 for value in function.values):
+        return
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "transposed": lambda value: value.transpose(-1, -2).contiguous().transpose(-1, -2),
+        "sliced": lambda value: (
+            torch.cat((value, value), 0)[: value.shape[0]]
+            if value.ndim < 2
+            else torch.cat((value, torch.zeros_like(value)), 1).narrow(1, 0, value.shape[1])
+        ),
+    }
+    for way, laid in ways.items():
+        values = [laid(value) if value.ndim >= 2 else value for value in function.values]
+        if all(value.stride() == before.stride() for value, before in zip(values, function.values, strict=True)):
+            continue
+        try:
+            outs = function.outputs(values)
+        except REFUSALS as problem:
+            yield f"{way} inputs were not tested: the function refuses them ({short(problem)})"
+            continue
+        if not _same_outputs(setting, outs):
+            yield f"{way} inputs were not tested: the forward itself gives another result for them"
+            continue
+        try:
+            grads = backward_pass(setting, values=values)
+        except REFUSALS as problem:
+            yield f"{way} inputs: the forward accepts them, the backward raises ({short(problem)})"
+            continue
+        yield from compare(
+            setting,
+            f"{way} (not contiguous) inputs give the same gradient",
+            grads,
+            setting.grads,
+            meaning="strides of the inputs are not read, or those of one tensor are used for another",
+        )
+
+
+def _accumulated(setting: Setting) -> Iterator[Tested | str]:
+    """Two backward passes into `.grad` add up, and nobody writes into what was there."""
+    function = setting.function
+    if function.copying:
+        return
+    leaves = [value.detach().clone().requires_grad_() for value in function.values]
+    before = [leaf.detach().clone() for leaf in leaves]
+    for leaf, start in zip(leaves, before, strict=True):
+        leaf.grad = start.clone()
+    with torch.enable_grad():
+        outs = function._ran(leaves)
+        chosen = [outs[place] for place in function.differentiable]
+        torch.autograd.backward(chosen, [slope.clone() for slope in setting.slopes])
+    got: list[Tensor | None] = []
+    expected: list[Tensor | None] = []
+    for place, leaf in enumerate(leaves):
+        grad = setting.grads[place]
+        assert leaf.grad is not None
+        got.append(None if grad is None else wide(leaf.grad) - wide(before[place]))
+        expected.append(grad)
+    extra: list[Tensor | None] = []
+    for place, deviation in enumerate(setting.noise.grads):
+        size = wide(before[place]).abs() + (0 if setting.grads[place] is None else wide(setting.grads[place]).abs())  # type: ignore[arg-type]
+        extra.append(None if deviation is None else deviation + 4 * setting.noise.unit * size)
+    yield from compare(
+        setting,
+        "the gradient is added to one that is there already",
+        got,
+        expected,
+        noise=extra,
+        meaning="the backward writes into a gradient that it does not own",
+    )
+
+
+def _compiled(setting: Setting) -> Iterator[Tested | str]:
+    """Under torch.compile the gradients are the same."""
+    if not setting.compiler:
+        return
+    try:
+        function = replace(setting.function, call=torch.compile(setting.function.call, backend=setting.compiler))
+        outs, grads = function.gradients(function.values, setting.slopes)
+    except REFUSALS as problem:
+        yield f"the compiled function was not tested: it raises ({short(problem)})"
+        return
+    if not _same_outputs(setting, outs):
+        yield "the compiled function was not tested: its forward gives another result"
+        return
+    # Operations that are fused round elsewhere: two noises, not one.
+    noise = [None if deviation is None else 2 * deviation for deviation in setting.noise.grads]
+    yield from compare(
+        setting,
+        "under torch.compile the gradient is the same",
+        grads,
+        setting.grads,
+        noise=noise,
+        meaning="the compiled backward is another one: a missing meta or autograd registration, a graph break with "
+        "side effects, or a defect of the compiler",
+    )
+
+
+def _same_outputs(setting: Setting, outs: Sequence[Tensor]) -> bool:
+    return all(
+        same(setting, out, before, setting.noise.outs[number])
+        for number, (out, before) in enumerate(zip(outs, setting.outs, strict=True))
+    )

@@ -1,0 +1,101 @@
+"""One backward pass of a model on random data, audited: what the command `conserved audit` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conserved.auditing.attention_keys import keys_seen
+from conserved.auditing.audit_result import Audit
+from conserved.auditing.model_audit import audit
+from conserved.auditing.softmax_gauge import Gauge, watch_norms
+from conserved.inference import laws_of_model
+from conserved.laws.pass_precision import precision_of
+from conserved.plain_data import record_of
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trial:
+    """The identities of one pass, and the gauge of its attention where there is one that can be watched."""
+
+    audit: Audit
+    gauge: Gauge | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was checked holds."""
+        return self.audit.ok and (self.gauge is None or self.gauge.ok)
+
+    def summary(self) -> str:
+        """Both summaries."""
+        lines = [] if self.gauge is None else [f"softmax gauge: {self.gauge.summary()}"]
+        return "\n".join([self.audit.summary(), *lines])
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return self.audit.record() | record_of(self, "ok gauge")
+
+
+def trial(
+    model: nn.Module,
+    inputs: Tensor | Callable[[torch.Generator], Any],
+    *,
+    loss: str = "any",
+    autocast: str | None = None,
+    device: str | None = None,
+    seed: int = 0,
+) -> Trial:
+    """Draw inputs and targets, differentiate once, audit."""
+    generator = torch.Generator().manual_seed(seed)
+    place = torch.device(device) if device else next((p.device for p in model.parameters()), torch.device("cpu"))
+    model = model.to(place)
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    drawn = torch.randn(inputs.shape, generator=generator) if isinstance(inputs, Tensor) else inputs(generator)
+    gauge = Gauge()
+    model.zero_grad(set_to_none=True)
+    with ExitStack() as undo:
+        undo.enter_context(keys_seen(model, gauge.see))
+        watch_norms(model, None, gauge, undo, loss=loss)
+        with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
+            value = _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
+        precision = precision_of(value)
+        value.backward()
+        laws = laws_of_model(model, loss=loss)
+    watched = gauge if gauge.seen or gauge.excluded else None
+    return Trial(audit=audit(model, laws, precision=precision, gauge=gauge), gauge=watched)
+
+
+def _moved(x: Any, place: torch.device, kind: torch.dtype) -> Any:
+    if isinstance(x, Tensor):
+        return x.to(place, kind if x.is_floating_point() else x.dtype)
+    if isinstance(x, dict):
+        return {name: _moved(value, place, kind) for name, value in x.items()}
+    return tuple(_moved(value, place, kind) for value in x) if isinstance(x, tuple | list) else x
+
+
+def _called(model: nn.Module, x: Any) -> Tensor:
+    """The output tensor, or the logits or first entry of a structured output."""
+    result = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+    found = getattr(result, "logits", None)
+    found = found if found is not None else result
+    found = found if isinstance(found, Tensor) else found[0]
+    if not isinstance(found, Tensor) or not found.requires_grad:
+        raise ValueError("the model did not return a tensor that depends on its parameters")
+    return found
+
+
+def _loss(z: Tensor, loss: str, generator: torch.Generator) -> Tensor:
+    z = z.float() if z.dtype in AUTOCAST.values() else z
+    if loss == "cross_entropy":
+        flat = z.flatten(0, -2) if z.ndim > 1 else z[None]
+        return F.cross_entropy(flat, torch.randint(flat.shape[-1], (len(flat),), generator=generator).to(z.device))
+    target = torch.randn(z.shape, generator=generator).to(z)
+    return ((z - target) ** 2).mean() + z.sin().mean()

@@ -1,0 +1,239 @@
+r"""The softmax gauge identity: for every head and sequence, the gradients of all keys add up to zero.
+
+Adding one vector c to all keys of a head adds q_i·c to all scores of row i, and softmax does not see that. So
+
+    Σ_j ∂L/∂k_j = 0        for the keys as the scores use them: after norms, after rotary positions.
+
+It is the moment map of a translation whose one leg is the key activation, so it is computed as every other identity is.
+It holds with any mask, additive bias, window, dropout and grouping, and fails by design with learned sink logits or
+capped scores; such layers are left out. Nothing of size length × length is formed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conserved.auditing.attention_keys import keys_seen
+from conserved.auditing.epsilon_terms import EpsilonTerms
+from conserved.inference import FirstCall, being_followed, known_laws
+from conserved.laws import LawSet
+from conserved.laws.identity_verdicts import HALF, TOLERANCE, rounding
+from conserved.laws.pass_precision import coarsest
+from conserved.moment import Wanted, of_legs
+from conserved.plain_data import record_of
+from conserved.symmetry import Translation
+from conserved.verdict import Evidence, Status, Verdict
+
+LOGGER = logging.getLogger("conserved.audit")
+
+_COARSE = 8.0
+"""In half precision softmax's own differences are rounded, which leaves more of a sum than rounding of its terms; a
+missing correction leaves most of it."""
+
+_CANCELLED = 20.0
+"""In single precision: dS = P ∘ (dP − D) is a difference, and where it is small against dP the error of dP is large
+against it. Defects leave hundredths and more."""
+
+_LOOK = (
+    "dK is not what this softmax makes of dO: the correction term of the softmax derivative is missing or belongs to "
+    "another block, the mask differs between forward and backward, or keys are stale"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaugeRow:
+    """One head of one attention call: the worst of its sequences."""
+
+    name: str
+    head: int
+    call: int
+    sequence: int
+    residual: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the sum of key gradients is no more than rounding leaves."""
+        return self.residual <= self.tolerance
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return record_of(self, "name head call sequence residual tolerance ok")
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Gauge:
+    """What was seen of the keys; read it after leaving the `with` block."""
+
+    precision: torch.dtype | None = None
+    terms: EpsilonTerms | None = None
+    """What ε leaves of laws that hold up to it, for `conserved.audit(model, gauge=…)`."""
+    excluded: dict[str, str] = field(default_factory=dict)
+    """Attention layers for which the identity does not hold by design, and why."""
+    seen: int = 0
+    """Attention calls whose keys were seen in the forward pass."""
+    _sums: list[tuple[str, int, torch.dtype, int, Tensor]] = field(default_factory=list)
+
+    def see(self, name: str, keys: Tensor, visible: str) -> Tensor:
+        """Watch the gradient of these keys, and of nothing else that may be computed from the same tensor."""
+        if being_followed():
+            return keys
+        if visible:
+            self.excluded[name] = visible
+            return keys
+        if not keys.requires_grad:
+            return keys
+        own = keys.view_as(keys)
+        call, precision = self.seen, coarsest(keys.dtype, self._computing(keys))
+        self.seen += 1
+        own.register_hook(lambda slope: self._sum_up(name, call, precision, slope))
+        return own
+
+    @staticmethod
+    def _computing(keys: Tensor) -> torch.dtype:
+        device = keys.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else keys.dtype
+
+    def _sum_up(self, name: str, call: int, precision: torch.dtype, slope: Tensor) -> None:
+        self.__dict__.pop("rows", None)
+        rows = slope.detach().to(torch.promote_types(slope.dtype, torch.float32))
+        if rows.shape[-2] == 1:
+            # One key: its gradient is zero but for rounding, and there is nothing for it to cancel against.
+            return
+        # Only the quotient matters, and squares of large or small gradients are infinite or zero.
+        peak = rows.abs().amax((-2, -1), keepdim=True)
+        rows = rows / torch.where(peak > 0, peak, 1)
+        with torch.no_grad():
+            sums = of_legs(Translation(), (1,), [(rows, rows)], wanted=Wanted(sizes=True))
+            sizes = sums.sizes()[0].double() * peak.double()[..., 0]
+        # (…, heads, 2): everything before the heads is a sequence.
+        heads = sizes.shape[-2] if sizes.ndim > 1 else 1
+        self._sums.append((name, call, precision, rows.shape[-2] * rows.shape[-1], sizes.reshape(-1, heads, 2)))
+
+    @cached_property
+    def rows(self) -> tuple[GaugeRow, ...]:
+        """Per call and head, worst first."""
+        if not self._sums:
+            return ()
+        table = [sizes.to(torch.float64).cpu() for *_, sizes in self._sums]
+        found = []
+        # Where softmax is saturated, key gradients are differences of equal numbers, and what is left is rounding of
+        # those: it is held against the largest key gradients of the pass as well.
+        largest = max((float(sizes[..., 1].nan_to_num().max()) for sizes in table if sizes.numel()), default=0.0)
+        for (name, call, precision, entries, _), sizes in zip(self._sums, table, strict=True):
+            value, scale = sizes.unbind(-1)
+            used = self.precision or coarsest(precision, torch.float32)
+            share = torch.finfo(used).eps / TOLERANCE[used] * (1 / 64 if used in HALF else 1.0)
+            scale = torch.hypot(scale, (scale != 0) * torch.tensor(share * largest, dtype=torch.float64))
+            residuals = torch.where(scale == 0, torch.zeros_like(value), value / scale)
+            where = residuals.nan_to_num(nan=float("inf")).argmax(0)
+            for head, sequence in enumerate(where.tolist()):
+                limit = rounding(used, entries) * (_COARSE if used in HALF else _CANCELLED)
+                residual = float(residuals[sequence, head])
+                found.append(
+                    GaugeRow(name=name, head=head, call=call, sequence=sequence, residual=residual, tolerance=limit)
+                )
+        return tuple(sorted(found, key=lambda row: -row.residual if row.residual == row.residual else -float("inf")))
+
+    @property
+    def ok(self) -> bool:
+        """Whether key gradients were seen and every head's add up to zero."""
+        return self.verdict.holds
+
+    @property
+    def worst(self) -> float:
+        """The largest relative residual; 0 if none was seen."""
+        return self.rows[0].residual if self.rows else 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """One verdict on all heads."""
+        broken = [row for row in self.rows if not row.ok]
+        if not self.rows:
+            left = f" {len(self.excluded)} attention layers were left out." if self.excluded else ""
+            message = f"No gradient of a key was seen.{left}"
+            return Verdict(status=Status.INCONCLUSIVE, message=message)
+        evidence = tuple(
+            Evidence(what=f"Σ of key gradients of {row.name}[{row.head}]", value=row.residual, limit=row.tolerance)
+            for row in (broken or self.rows[:1])
+        )
+        if broken:
+            message = f"The key gradients of {len(broken)} of {len(self.rows)} heads do not add up to zero: {_LOOK}."
+            return Verdict(status=Status.REFUTED, message=message, evidence=evidence)
+        message = f"The key gradients of all {len(self.rows)} heads add up to zero."
+        return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
+
+    def summary(self) -> str:
+        """The verdict with its evidence, and what was left out."""
+        left = [f"  left out: {name}, because {why}" for name, why in self.excluded.items()]
+        return "\n".join([str(self.verdict), *left])
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return self.verdict.record() | record_of(self, "worst rows excluded")
+
+    def __repr__(self) -> str:
+        return f"<Gauge: {self.verdict.status.value}, {len(self.rows)} heads, worst {self.worst:.2g}>"
+
+
+def watch_norms(model: nn.Module, laws: LawSet | None, found: Gauge, undo: ExitStack, *, loss: str = "any") -> None:
+    """Measure what ε leaves of laws up to it, as soon as they are known: now, or at the first forward pass."""
+    laws = known_laws(model, loss=loss) if laws is None else laws
+    if laws is not None:
+        found.terms = EpsilonTerms(model, laws)
+        found.terms.watch(undo)
+        return
+    first = FirstCall(model, loss=loss)
+    undo.callback(first.close)
+
+    def came() -> None:
+        try:
+            inferred = first.laws()
+        except Exception as problem:
+            # Whatever the program is: its attention can be watched without knowing its laws.
+            LOGGER.info("laws up to ε are not watched: %s", problem)
+            return
+        found.terms = EpsilonTerms(model, inferred)
+        found.terms.watch(undo)
+
+    first.came.append(came)
+
+
+@contextmanager
+def gauge(
+    model: nn.Module, laws: LawSet | None = None, *, precision: torch.dtype | None = None, loss: str = "any"
+) -> Iterator[Gauge]:
+    """Watch the gradients of all keys of a model, and its norms; the forward and the backward pass both go inside.
+
+        with conserved.gauge(model) as g:
+            model(x).square().mean().backward()
+        assert g.ok
+        assert conserved.audit(model, gauge=g).conclusive
+
+    At the norms it measures what ε leaves of laws that hold up to it, so that the audit holds them to rounding as well;
+    for that the laws are inferred at the first forward pass, unless they are given or known.
+
+    Works with attention of transformers in any implementation, with torch's scaled_dot_product_attention and with
+    conserved.blocks, checkpointed or not. A compiled model must be watched uncompiled.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"gauge takes a torch.nn.Module; got {type(model).__name__}.")
+    found = Gauge(precision=precision)
+    with ExitStack() as undo:
+        undo.enter_context(keys_seen(model, found.see))
+        watch_norms(model, laws, found, undo, loss=loss)
+        yield found
+    if not found.seen and not found.excluded:
+        raise ValueError(
+            "No attention of this model was seen. Run the forward pass inside the with block as well, with gradients "
+            "enabled and uncompiled; attention that calls neither transformers' interface, torch's "
+            "scaled_dot_product_attention nor conserved.blocks cannot be watched."
+        )

@@ -1,0 +1,7 @@
+"""Proofs by ball arithmetic of how many conservation laws a function has; the only part that uses python-flint."""
+
+from conserved.certificates.certificate import Certificate
+from conserved.certificates.certifying import certify
+from conserved.certificates.program import Malformed
+
+__all__ = ["Certificate", "Malformed", "certify"]

@@ -1,0 +1,467 @@
+r"""Gradient fields and brackets of a program for many samples at once: the rules of `differentiate` on whole arrays.
+
+Every value has a leading axis for the samples, of length one where it is the same for all of them. Numbers are plain
+float64, to choose words with, or intervals (`intervals`), to prove their brackets independent. Reverse mode and
+nilpotent directions are as in `differentiate` and `jets`, which is the reference this is tested against; what is not
+written here (`NotBatched`) is left to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import flint
+import numpy as np
+
+from conserved.certificates.arithmetic import Array, Floats, Undecided
+from conserved.certificates.intervals import Interval
+from conserved.certificates.program import UNARY, Node, Program
+
+Numbers = Any
+"""An array of floats, or an `Interval`."""
+
+Parts = dict[int, Numbers]
+"""A jet: coefficients by set of directions, written as bits; those that are zero are left out."""
+
+
+class NotBatched(NotImplementedError):
+    """Something in a program has to be computed sample by sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloatArrays:
+    """Plain float64."""
+
+    def exact(self, values: Array) -> Numbers:
+        """Floating-point numbers as they are."""
+        return values
+
+    def apply(self, function: str, a: Numbers) -> Numbers:
+        """An elementary function."""
+        return Floats().apply(function, a)
+
+    def two_over_root_pi(self) -> Numbers:
+        """2/√π."""
+        return np.array(2 / math.sqrt(math.pi))
+
+    def move(self, change: Callable[[Array], Array], a: Numbers) -> Numbers:
+        """A rearrangement of entries."""
+        return change(a)
+
+    def together(self, change: Callable[..., Array], *items: Numbers) -> Numbers:
+        """A rearrangement of the entries of several arrays."""
+        return change(*items)
+
+    def sum_last(self, a: Numbers) -> Numbers:
+        """The sum over the last axis."""
+        return a.sum(-1)
+
+    def gathered(self, add: Callable[[Array], Array], a: Numbers, longest: int) -> Numbers:
+        """Sums of at most `longest` entries each."""
+        return add(a)
+
+    def bounds(self, a: Numbers) -> tuple[Array, Array]:
+        """Lower and upper ends."""
+        return a, a
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalArrays:
+    """Float64 with proved error bounds."""
+
+    def exact(self, values: Array) -> Numbers:
+        return Interval.exact(values)
+
+    def apply(self, function: str, a: Numbers) -> Numbers:
+        return a.apply(function)
+
+    def two_over_root_pi(self) -> Numbers:
+        exact = 2 / flint.arb.const_sqrt_pi()
+        middle = float(exact.mid())
+        return Interval(np.array(middle), np.array(2 * float(abs(exact - middle).abs_upper()) + 2.0**-60))
+
+    def move(self, change: Callable[[Array], Array], a: Numbers) -> Numbers:
+        return a.move(change)
+
+    def together(self, change: Callable[..., Array], *items: Numbers) -> Numbers:
+        return Interval(change(*(a.middle for a in items)), change(*(a.radius for a in items)))
+
+    def sum_last(self, a: Numbers) -> Numbers:
+        return a.sum_last()
+
+    def gathered(self, add: Callable[[Array], Array], a: Numbers, longest: int) -> Numbers:
+        return a.gathered(add, longest)
+
+    def bounds(self, a: Numbers) -> tuple[Array, Array]:
+        wide = a.radius * (1 + 2.0**-50) + 2.0**-1000
+        slack = np.where(a.radius == 0, 0.0, wide + 2.0**-52 * np.abs(a.middle))
+        return a.middle - slack, a.middle + slack
+
+
+Arrays = FloatArrays | IntervalArrays
+
+
+def _plus(a: Parts, b: Parts) -> Parts:
+    found = dict(a)
+    for key, part in b.items():
+        found[key] = found[key] + part if key in found else part
+    return found
+
+
+def _minus(a: Parts) -> Parts:
+    return {key: -part for key, part in a.items()}
+
+
+def _product(a: Parts, b: Parts, times: Callable[[Numbers, Numbers], Numbers] = lambda x, y: x * y) -> Parts:
+    found: Parts = {}
+    for left, x in a.items():
+        for right, y in b.items():
+            if not left & right:
+                term = times(x, y)
+                key = left | right
+                found[key] = found[key] + term if key in found else term
+    return found
+
+
+def _top(a: Parts) -> int:
+    return 1 << max(a).bit_length() - 1 if max(a, default=0) else 0
+
+
+def _without(a: Parts, bit: int) -> Parts:
+    return {key: part for key, part in a.items() if not key & bit}
+
+
+def _along(a: Parts, bit: int) -> Parts:
+    return {key ^ bit: part for key, part in a.items() if key & bit}
+
+
+def _times_direction(a: Parts, bit: int) -> Parts:
+    return {key | bit: part for key, part in a.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Inputs, one array for each tensor with the samples along its first axis, and output directions likewise."""
+
+    x: tuple[Array, ...]
+    v: Array
+    known: Mapping[int, Numbers] = field(default_factory=dict)
+    """Values of nodes at θ that are known better than a run would compute them."""
+
+
+class Batch:
+    """A program at one θ, run on many samples at once."""
+
+    def __init__(self, program: Program, arrays: Arrays) -> None:
+        self.program, self.arrays = program, arrays
+        self._orders: dict[int, tuple[Array, Array, int]] = {}
+
+    def point(self, theta: Sequence[float]) -> Parts:
+        """θ, the same for all samples."""
+        return {0: self.arrays.exact(np.array([theta], dtype=np.float64))}
+
+    def bracket(self, theta: Parts, word: Sequence[Samples]) -> Parts:
+        """[…[[X_0, X_1], X_2]…, X_k] at θ."""
+        *inner, last = word
+        if not inner:
+            return self.gradient(theta, last)
+        forward, backward = self.terms(theta, inner, last)
+        return _plus(forward, _minus(backward))
+
+    def terms(self, theta: Parts, inner: Sequence[Samples], last: Samples) -> tuple[Parts, Parts]:
+        """DX·A and DA·X for A the bracket of the inner samples and X the field of the last."""
+        bit = _top(theta) << 1 or 1
+        a = self.bracket(theta, inner)
+        both = self.gradient(_plus(theta, _times_direction(a, bit)), last)
+        back = self.bracket(_plus(theta, _times_direction(_without(both, bit), bit)), inner)
+        return _along(both, bit), _along(back, bit)
+
+    def gradient(self, theta: Parts, samples: Samples) -> Parts:
+        """∇_θ ⟨f(x; θ), v⟩, one row for each sample."""
+        program = self.program
+        values = self._run(theta, samples)
+        adjoints: dict[int, Parts] = {program.output: {0: self.arrays.exact(samples.v)}}
+        for place in range(program.output, -1, -1):
+            if not program.moving[place] or place not in adjoints or program.nodes[place].op == "parameters":
+                continue
+            node = program.nodes[place]
+            passed = self._backward(node, adjoints.pop(place), [values[i] for i in node.inputs], values[place])
+            for source, term in zip(node.inputs, passed, strict=True):
+                if term is not None and program.moving[source]:
+                    adjoints[source] = _plus(adjoints[source], term) if source in adjoints else term
+        found = [adjoints[p] for p, node in enumerate(program.nodes) if node.op == "parameters" and p in adjoints]
+        return found[0] if found else {}
+
+    def _run(self, theta: Parts, samples: Samples) -> list[Any]:
+        values: list[Any] = []
+        for place, node in enumerate(self.program.nodes):
+            value = self._forward(node, [values[i] for i in node.inputs], theta, samples.x)
+            values.append({**value, 0: samples.known[place]} if place in samples.known else value)
+        return values
+
+    def _forward(self, node: Node, inputs: list[Any], theta: Parts, x: Sequence[Array]) -> Any:
+        op, arrays = node.op, self.arrays
+        if op == "parameters":
+            return theta
+        if op == "input":
+            given = x[node.which]
+            return given if node.discrete else {0: arrays.exact(given)}
+        if op == "constant":
+            values = np.array(node.values, dtype=np.int64 if node.discrete else np.float64).reshape(1, *node.shape)
+            return values if node.discrete else {0: arrays.exact(values)}
+        if op == "real":
+            if inputs[0].size and np.abs(inputs[0]).max() > 2**53:
+                raise NotBatched("Whole numbers beyond 2⁵³ are no floating-point numbers.")
+            return {0: arrays.exact(inputs[0].astype(np.float64))}
+        if op in UNARY:
+            return self._function(op, inputs[0])
+        if op == "stop":
+            return inputs[0]
+        if op in ("greater", "order", "equal"):
+            moving = any(self.program.moving[i] for i in node.inputs)
+            return self._compared(op, inputs, moving)
+        if node.discrete:
+            return self._whole(node, inputs)
+        if op == "matmul":
+            return _product(inputs[0], inputs[1], lambda a, b: a @ b)
+        if op == "sum":
+            return {key: arrays.sum_last(part) for key, part in inputs[0].items()}
+        if op in ("add", "subtract"):
+            return _plus(inputs[0], inputs[1] if op == "add" else _minus(inputs[1]))
+        if op == "multiply":
+            return _product(inputs[0], inputs[1])
+        if op == "choose":
+            return self._joined(lambda a, b: np.asarray(np.where(inputs[0], a, b)), inputs[1:])
+        if op == "take":
+            return self._joined(lambda *parts: _taken(node, parts), inputs)
+        if op == "gather":
+            index = _flat_index(inputs[1], math.prod(self.program.nodes[node.inputs[0]].shape))
+            return {k: arrays.move(lambda p: _picked(p, index, node.shape), part) for k, part in inputs[0].items()}
+        if op == "scatter":
+            index = _flat_index(inputs[1], math.prod(node.shape))
+            return self._joined(lambda a, b: _replaced(a, index, b), (inputs[0], inputs[2]))
+        raise NotBatched(f"{op} is computed sample by sample.")
+
+    def _joined(self, change: Callable[..., Array], inputs: Sequence[Parts]) -> Parts:
+        """A linear map of several operands together; a coefficient that one of them lacks is zero."""
+        found: Parts = {}
+        for key in {key for item in inputs for key in item}:
+            zeros = (self.arrays.exact(np.zeros((1, *item[0].shape[1:]))) for item in inputs)
+            found[key] = self.arrays.together(
+                change, *(item.get(key, zero) for item, zero in zip(inputs, zeros, strict=True))
+            )
+        return found
+
+    def _whole(self, node: Node, inputs: list[Array]) -> Array:
+        """Whole numbers, where machine integers hold them exactly."""
+        sizes = [int(np.abs(a).max(initial=0)) for a in inputs]
+        if node.op in ("add", "subtract", "multiply"):
+            if (sizes[0] + 1) * (sizes[1] + 1) >= 2**62:
+                raise NotBatched("Whole numbers could overflow.")
+            a, b = inputs
+            return np.asarray(a + b if node.op == "add" else a - b if node.op == "subtract" else a * b)
+        if node.op == "sum":
+            if sizes[0] * inputs[0].shape[-1] >= 2**62:
+                raise NotBatched("Whole numbers could overflow.")
+            return np.asarray(inputs[0].sum(-1))
+        if node.op == "take":
+            return _taken(node, inputs)
+        if node.op == "choose":
+            return np.where(inputs[0], inputs[1], inputs[2])
+        if node.op == "gather":
+            return _picked(inputs[0], _flat_index(inputs[1], math.prod(inputs[0].shape[1:])), node.shape)
+        if node.op == "scatter":
+            return _replaced(inputs[0], _flat_index(inputs[1], math.prod(node.shape)), inputs[2])
+        raise NotBatched(f"{node.op} of whole numbers is computed sample by sample.")
+
+    def _compared(self, op: str, inputs: list[Any], moving: bool) -> Array:
+        if not isinstance(inputs[0], dict):
+            first, *rest = inputs
+            if op == "order":
+                return np.argsort(-first, axis=-1, kind="stable")
+            return np.asarray(first > rest[0] if op == "greater" else first == rest[0]).astype(np.int64)
+        low, high = self.arrays.bounds(inputs[0][0])
+        if op == "order":
+            return _ordered(low, high, moving and isinstance(self.arrays, IntervalArrays))
+        other_low, other_high = self.arrays.bounds(inputs[1][0])
+        above, below = low > other_high, high < other_low
+        if not isinstance(self.arrays, IntervalArrays):
+            return above.astype(np.int64)
+        open_still = ~above & ~below & (moving | ~(high <= other_low))
+        if open_still.any():
+            raise Undecided("A kink lies inside an interval.")
+        return above.astype(np.int64)
+
+    def _function(self, function: str, a: Parts) -> Parts:
+        bit = _top(a)
+        if not bit:
+            return {0: self.arrays.apply(function, a[0])}
+        low = _without(a, bit)
+        value = self._function(function, low)
+        return _plus(value, _times_direction(_product(self._slope(function, low, value), _along(a, bit)), bit))
+
+    def _slope(self, function: str, a: Parts, value: Parts) -> Parts:
+        """φ'(a), given φ(a)."""
+        one: Parts = {0: self.arrays.exact(np.ones((1,) * len(a[0].shape)))}
+        if function == "exp":
+            return value
+        if function in ("log", "sqrt"):
+            return self._function("reciprocal", a if function == "log" else _plus(value, value))
+        if function == "reciprocal":
+            return _minus(_product(value, value))
+        if function == "tanh":
+            return _plus(one, _minus(_product(value, value)))
+        if function == "sigmoid":
+            return _plus(value, _minus(_product(value, value)))
+        if function == "erf":
+            return _product(self._function("exp", _minus(_product(a, a))), {0: self.arrays.two_over_root_pi()})
+        return self._function("cos", a) if function == "sin" else _minus(self._function("sin", a))
+
+    def _backward(self, node: Node, g: Parts, inputs: list[Any], value: Any) -> list[Parts | None]:
+        """What an adjoint passes on to the inputs of its node: the transposed derivative."""
+        op, arrays = node.op, self.arrays
+        if op == "add":
+            return [g, g]
+        if op == "subtract":
+            return [g, _minus(g)]
+        if op == "stop":
+            return [None]
+        if op == "sum":
+            length = inputs[0][0].shape[-1]
+            return [{k: arrays.move(lambda p: np.repeat(p[..., None], length, -1), part) for k, part in g.items()}]
+        if op in UNARY:
+            return [_product(g, self._slope(op, inputs[0], value))]
+        if op == "multiply":
+            return [_product(g, inputs[1]), _product(g, inputs[0])]
+        if op == "matmul":
+            a, b = ({k: arrays.move(_swapped, part) for k, part in item.items()} for item in inputs)
+            return [_product(g, b, lambda x, y: x @ y), _product(a, g, lambda x, y: x @ y)]
+        if op == "choose":
+            chosen = inputs[0]
+            return [
+                None,
+                {k: arrays.move(lambda p: np.where(chosen, p, 0.0), part) for k, part in g.items()},
+                {k: arrays.move(lambda p: np.where(chosen, 0.0, p), part) for k, part in g.items()},
+            ]
+        if op == "gather":
+            return [self._gathered_back(node, g, inputs), None]
+        if op == "scatter":
+            index = _flat_index(inputs[1], math.prod(node.shape))
+            shape = inputs[2][0].shape[1:]
+            return [
+                {k: arrays.move(lambda p: _replaced(p, index, np.zeros((1, *shape))), part) for k, part in g.items()},
+                None,
+                {k: arrays.move(lambda p: _picked(p, index, shape), part) for k, part in g.items()},
+            ]
+        if op == "take":
+            return self._taken_back(node, g, [item[0].shape[1:] for item in inputs])
+        raise NotBatched(f"{op} is differentiated sample by sample.")
+
+    def _gathered_back(self, node: Node, g: Parts, inputs: list[Any]) -> Parts:
+        shape = inputs[0][0].shape[1:]
+        size = math.prod(shape)
+        index = _flat_index(inputs[1], size)
+
+        def add(p: Array) -> Array:
+            flat = p.reshape(len(p), -1)
+            found = np.zeros((len(flat), size))
+            rows = np.arange(len(flat))[:, None]
+            np.add.at(found, (rows, np.broadcast_to(index, flat.shape)), flat)
+            return found.reshape(len(p), *shape)
+
+        return {k: self.arrays.gathered(add, part, index.shape[1]) for k, part in g.items()}
+
+    def _taken_back(self, node: Node, g: Parts, shapes: Sequence[tuple[int, ...]]) -> list[Parts | None]:
+        assert node.places is not None
+        ends = np.cumsum([0, *map(math.prod, shapes)]).tolist()
+        if id(node) not in self._orders:
+            order = np.argsort(node.places, kind="stable")
+            targets, starts, counts = np.unique(node.places[order], return_index=True, return_counts=True)
+            self._orders[id(node)] = (order, starts, int(counts.max(initial=1)))
+        order, starts, longest = self._orders[id(node)]
+        targets = node.places[order][starts] if len(starts) else starts
+
+        def add(p: Array) -> Array:
+            flat = p.reshape(len(p), -1)
+            found = np.zeros((len(flat), ends[-1] + 1))
+            if len(targets):
+                found[:, targets] = flat[:, order] if longest == 1 else np.add.reduceat(flat[:, order], starts, axis=1)
+            return found
+
+        joined = {k: self.arrays.gathered(add, part, longest) for k, part in g.items()}
+
+        def piece(low: int, high: int, shape: tuple[int, ...]) -> Parts:
+            return {
+                k: self.arrays.move(lambda p: p[:, low:high].reshape(len(p), *shape), part)
+                for k, part in joined.items()
+            }
+
+        return [piece(low, high, shape) for low, high, shape in zip(ends[:-1], ends[1:], shapes, strict=True)]
+
+
+def _swapped(part: Array) -> Array:
+    return np.swapaxes(part, -1, -2)
+
+
+def _taken(node: Node, parts: Sequence[Array]) -> Array:
+    """Entries of the inputs, joined; the place −1 is the zero put at the end."""
+    count = max(len(part) for part in parts)
+    flat = [np.broadcast_to(part.reshape(len(part), -1), (count, math.prod(part.shape[1:]))) for part in parts]
+    joined = np.concatenate([*flat, np.zeros((count, 1), dtype=parts[0].dtype)], axis=1)
+    return joined[:, node.places].reshape(count, *node.shape)
+
+
+def _flat_index(index: Array, size: int) -> Array:
+    if index.size and not (int(index.min()) >= 0 and int(index.max()) < size):
+        raise NotBatched("A computed index is outside its tensor.")
+    return index.reshape(len(index), -1)
+
+
+def _picked(part: Array, index: Array, shape: tuple[int, ...]) -> Array:
+    flat = part.reshape(len(part), -1)
+    count = max(len(flat), len(index))
+    flat = np.broadcast_to(flat, (count, flat.shape[1]))
+    return np.take_along_axis(flat, np.broadcast_to(index, (count, index.shape[1])), 1).reshape(count, *shape)
+
+
+def _replaced(part: Array, index: Array, values: Array) -> Array:
+    """Entries at computed places replaced by others; a place that is named twice leaves open which one stays."""
+    ordered = np.sort(index, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise NotBatched("An entry is scattered to twice.")
+    count = max(len(part), len(index), len(values))
+    flat = np.broadcast_to(part.reshape(len(part), -1), (count, math.prod(part.shape[1:]))).copy()
+    places = np.broadcast_to(index, (count, index.shape[1]))
+    np.put_along_axis(flat, places, np.broadcast_to(values.reshape(len(values), -1), places.shape), 1)
+    return flat.reshape(count, *part.shape[1:])
+
+
+def _ordered(low: Array, high: Array, moving: bool) -> Array:
+    """Positions along the last axis, largest first; neighbours that intervals cannot tell apart are undecided."""
+    order = np.argsort(-(low + high), axis=-1, kind="stable")
+    if (low == high).all() and not moving:
+        return order
+    sorted_low, sorted_high = np.take_along_axis(low, order, -1), np.take_along_axis(high, order, -1)
+    apart = sorted_low[..., :-1] > sorted_high[..., 1:]
+    equal = (sorted_low[..., :-1] == sorted_high[..., 1:]) & (sorted_high[..., :-1] == sorted_low[..., 1:])
+    if not (apart | (equal & ~np.bool_(moving))).all():
+        raise Undecided("Entries cannot be told apart, so their order is open.")
+    return order
+
+
+def chunk_size(program: Program, depth: int) -> int:
+    """Samples that are run together: as many as keep all values of a program within some hundred megabytes."""
+    entries = sum(math.prod(node.shape) for node in program.nodes)
+    return max(1, min(256, (1 << 23) // max(1, entries << depth)))
+
+
+def stacked(samples: Sequence[tuple[tuple[Array, ...], Sequence[int]]]) -> Samples:
+    """Several (x, v) as one batch."""
+    tensors = zip(*(x for x, _ in samples), strict=True)
+    return Samples(
+        tuple(np.stack([np.asarray(t) for t in each]) for each in tensors),
+        np.array([v for _, v in samples], dtype=np.float64),
+    )

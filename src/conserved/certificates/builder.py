@@ -1,0 +1,190 @@
+"""Building a program: the elementary operators as methods that broadcast and mix kinds as PyTorch does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conserved.certificates.program import Node
+from conserved.certificates.validate import WHOLE, fitting
+from conserved.discovery.function import Unsuitable
+
+
+class NoRule(Unsuitable):
+    """An operator has no rule in ball arithmetic; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A node under construction: its place, shape and kind."""
+
+    place: int
+    shape: tuple[int, ...]
+    discrete: bool
+    boolean: bool = False
+    """Whether PyTorch calls it a truth value: its entries are 0 and 1, and some operators treat it differently."""
+
+
+@dataclass(slots=True, eq=False)
+class Builder:
+    """Nodes so far, and the elementary operators as methods."""
+
+    size: int
+    nodes: list[Node] = field(default_factory=list)
+    limits: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Between which whole numbers PyTorch's integers of a node can count."""
+
+    def node(self, op: str, *inputs: Ref, shape: Sequence[int], **rest: Any) -> Ref:
+        """Append an operation."""
+        places = tuple(item.place for item in inputs)
+        fresh = Node(op=op, inputs=places, shape=tuple(shape), **rest)
+        fresh = fitting(fresh, [self.nodes[i] for i in places], op, self.size)
+        self.nodes.append(fresh)
+        return Ref(len(self.nodes) - 1, fresh.shape, fresh.discrete)
+
+    def constant(self, value: Tensor | float | int | bool) -> Ref:
+        """Numbers known while tracing."""
+        tensor = torch.as_tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
+        if tensor.is_complex():
+            raise NoRule("Complex numbers have no rule in ball arithmetic; write them as pairs of reals.")
+        real = tensor.is_floating_point()
+        values = tensor.to(torch.float64 if real else torch.int64).flatten()
+        if real and bool((values.isnan() | (values == torch.inf)).any()):
+            raise NoRule("A constant is NaN or +∞, which have no rule in ball arithmetic; masks are made with −∞.")
+        if not real and bool((values.abs() > WHOLE).any()):
+            raise NoRule("A constant is a whole number beyond 2⁵³, which programs do not have.")
+        found = self.node("constant", shape=tensor.shape, values=tuple(values.tolist()), discrete=not real)
+        return replace(found, boolean=tensor.dtype == torch.bool)
+
+    def ref(self, item: Ref | Tensor | float | int | bool) -> Ref:
+        """A node, made of a constant if need be."""
+        return item if isinstance(item, Ref) else self.constant(item)
+
+    def truth(self, item: Ref | Tensor | float | int | bool) -> Ref:
+        """1 where a number is not zero."""
+        found = self.ref(item)
+        if not found.discrete:
+            raise NoRule("Whether a real is zero has no rule in ball arithmetic.")
+        if found.boolean:
+            return found
+        return self.opposite(
+            self.node("equal", found, self.constant(torch.zeros(found.shape).long()), shape=found.shape)
+        )
+
+    def real(self, a: Ref) -> Ref:
+        """As reals."""
+        return self.node("real", a, shape=a.shape) if a.discrete else a
+
+    def take(self, inputs: Sequence[Ref], places: Tensor) -> Ref:
+        """Entries of the inputs, joined; −1 is a zero."""
+        flat = places.flatten().numpy().astype(np.int64)
+        if len(inputs) == 1 and inputs[0].shape == tuple(places.shape) and np.array_equal(flat, np.arange(len(flat))):
+            return inputs[0]
+        return self.node("take", *inputs, shape=places.shape, places=flat)
+
+    def expand(self, a: Ref, shape: Sequence[int]) -> Ref:
+        """Broadcast to a shape."""
+        return self.take([a], positions(a.shape).broadcast_to(tuple(shape)))
+
+    def together(self, *items: Any) -> list[Ref]:
+        """Operands broadcast to one shape and one kind."""
+        refs = [item if isinstance(item, Ref) else self.constant(item) for item in items]
+        shape = torch.broadcast_shapes(*(ref.shape for ref in refs))
+        if any(not ref.discrete for ref in refs):
+            refs = [self.real(ref) for ref in refs]
+        return [self.expand(ref, shape) for ref in refs]
+
+    def binary(self, op: str, a: Any, b: Any) -> Ref:
+        """An operator of two operands, broadcast."""
+        left, right = self.together(a, b)
+        return self.node(op, left, right, shape=left.shape)
+
+    def add(self, a: Any, b: Any) -> Ref:
+        return self.binary("add", a, b)
+
+    def subtract(self, a: Any, b: Any) -> Ref:
+        return self.binary("subtract", a, b)
+
+    def multiply(self, a: Any, b: Any) -> Ref:
+        return self.binary("multiply", a, b)
+
+    def divide(self, a: Any, b: Any) -> Ref:
+        """a/b, with the reciprocal taken before broadcasting."""
+        refs = [item if isinstance(item, Ref) else self.constant(item) for item in (a, b)]
+        return self.multiply(self.real(refs[0]), self.unary("reciprocal", self.real(refs[1])))
+
+    def unary(self, op: str, a: Ref) -> Ref:
+        """An elementary function."""
+        a = self.real(a)
+        return self.node(op, a, shape=a.shape)
+
+    def negative(self, a: Ref) -> Ref:
+        return self.subtract(self.constant(0 if a.discrete else 0.0), a)
+
+    def greater(self, a: Any, b: Any) -> Ref:
+        return self.binary("greater", a, b)
+
+    def opposite(self, a: Ref) -> Ref:
+        """Not, of a mask."""
+        return self.subtract(self.constant(1), a)
+
+    def choose(self, condition: Ref, a: Any, b: Any) -> Ref:
+        """a where the condition holds, else b."""
+        left, right = self.together(a, b)
+        shape = torch.broadcast_shapes(condition.shape, left.shape)
+        parts = [self.expand(item, shape) for item in (condition, left, right)]
+        return self.node("choose", *parts, shape=shape)
+
+    def sum(self, a: Ref, axes: Sequence[int] | None, keepdim: bool = False) -> Ref:
+        """Over axes."""
+        n = len(a.shape)
+        if not n:
+            return a
+        over = sorted({axis % n for axis in axes}) if axes else list(range(n))
+        kept = [axis for axis in range(n) if axis not in over]
+        count = int(np.prod([a.shape[i] for i in over]))
+        shape = [a.shape[i] for i in kept]
+        if count:
+            rows = positions(a.shape).permute(*kept, *over).reshape(*shape, count)
+            total = self.node("sum", self.take([a], rows), shape=shape)
+        else:
+            total = self.constant(torch.zeros(shape, dtype=torch.int64 if a.discrete else torch.float64))
+        return self.reshape(total, [1 if i in over else a.shape[i] for i in range(n)]) if keepdim else total
+
+    def mean(self, a: Ref, axes: Sequence[int] | None, keepdim: bool = False) -> Ref:
+        """The sum over the number of terms: an exact division, so that what is centred sums to exactly zero."""
+        total = self.sum(a, axes, keepdim)
+        return self.divide(total, self.constant(int(np.prod(a.shape)) // max(1, int(np.prod(total.shape)))))
+
+    def reshape(self, a: Ref, shape: Sequence[int]) -> Ref:
+        return self.take([a], positions(a.shape).reshape(tuple(shape)))
+
+    def swap(self, a: Ref) -> Ref:
+        """Last two axes exchanged."""
+        return self.take([a], positions(a.shape).mT)
+
+    def matmul(self, a: Ref, b: Ref) -> Ref:
+        a, b = self.real(a), self.real(b)
+        return self.node("matmul", a, b, shape=(*a.shape[:-1], b.shape[-1]))
+
+    def gather(self, a: Ref, index: Ref) -> Ref:
+        """Entries of the flattened a at computed places."""
+        return self.node("gather", a, index, shape=index.shape)
+
+    def along(self, index: Ref, shape: Sequence[int], axis: int) -> Ref:
+        """Places in a flattened tensor of a shape, for an index along one axis as torch.gather understands it."""
+        axis %= len(shape)
+        place = positions(shape).narrow(axis, 0, 1)
+        place = place[tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(index.shape))]
+        stride = int(np.prod(shape[axis + 1 :]))
+        return self.add(self.multiply(index, stride), self.constant(place.expand(index.shape)))
+
+
+def positions(shape: Sequence[int]) -> Tensor:
+    """0, 1, 2, … in a shape."""
+    return torch.arange(int(np.prod(shape))).reshape(tuple(shape))

@@ -1,0 +1,232 @@
+"""`certify`: from a PyTorch function to a certificate of how many laws it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from conserved.certificates.arithmetic import Array, Floats
+from conserved.certificates.certificate import Certificate, Progress, claim, examine, verdict_of
+from conserved.certificates.contents import FORMAT, VERSION, Contents, digest
+from conserved.certificates.differentiate import Sample, gradient, run
+from conserved.certificates.form import Form
+from conserved.certificates.jets import Jet
+from conserved.certificates.listing import listed
+from conserved.certificates.program import Program
+from conserved.certificates.proof import Input
+from conserved.certificates.ranges import refuse_wraparound
+from conserved.certificates.stops import refuse_hooks, refuse_own_backwards
+from conserved.certificates.trace import trace_with_limits
+from conserved.certificates.words import choose
+from conserved.discovery import find_laws
+from conserved.discovery.function import Function, Inputs, Unsuitable, function_of, to_device, written_out
+from conserved.inference import recognize
+from conserved.laws import LawSet
+from conserved.symmetry import Leg, Symmetry
+from conserved.verdict import Verdict
+from conserved.version import __version__
+
+_GRID = 2.0**12
+"""θ is rounded to multiples of its inverse, so that a certificate can be read."""
+
+_COMPARED = 6
+"""Inputs and points at which the program is compared with the function."""
+
+LARGEST = 4096
+"""Parameters beyond which certificates take too long to be worth starting."""
+
+
+def certify(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: str = "any",
+    bits: int = 128,
+    seed: int = 0,
+    params: Mapping[str, Tensor] | None = None,
+    laws: LawSet | None = None,
+    progress: Progress | None = None,
+    class_axis: int = -1,
+) -> Certificate:
+    """Prove how many conservation laws a function has at most, and that those found are laws.
+
+    `f`, `inputs`, `loss`, `seed`, `params` and `class_axis` are as for `discover`. `laws` are the laws to list, by
+    default those that inference reads off the function, and where these are not all, those that `find_laws` finds.
+    Balls have `bits` bits, and more where that does not decide.
+    """
+    say = progress or (lambda message: None)
+    if not isinstance(loss, str):
+        raise Unsuitable(
+            "A certificate carries the function alone. Put a loss of your own into it: certify f(params, (x, y)) that "
+            "returns the loss of one sample, with loss='any'."
+        )
+    # Files have had the first name of it from the beginning.
+    loss = "regression" if loss == "any" else loss
+    if not 2 <= bits <= 4096:
+        raise Unsuitable(f"bits must lie between 2 and 4096; got {bits}.")
+    function = function_of(f, inputs, loss=loss, params=params, device="cpu", class_axis=class_axis)
+    if function.size > LARGEST:
+        raise Unsuitable(
+            f"The function has {function.size:,} parameters; a certificate is made for at most {LARGEST:,}. "
+            "Certify a narrower model of the same architecture, or freeze what is not of interest."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    theta = (function.generic_point(generator) * _GRID).round() / _GRID
+    first = to_device(_one(function, generator), function.device)
+    if isinstance(f, nn.Module):
+        refuse_hooks(dict(f.named_parameters()))
+    refuse_own_backwards(function, theta, first)
+    program, limits = trace_with_limits(function, theta, first)
+    say(f"traced to {len(program.nodes)} elementary operations")
+    pool = [first, *(to_device(_one(function, generator), function.device) for _ in range(_inputs(program) - 1))]
+    refuse_wraparound(program, limits, [_arrays(x) for x in pool])
+    _faithful(function, program, theta, pool[:_COMPARED], generator)
+    point = tuple(theta.tolist())
+    arrays = [_arrays(x) for x in pool]
+
+    def kept(chosen: LawSet) -> tuple[list[list[Form]], int]:
+        groups = listed(chosen, function, program, point, [Input(x) for x in arrays], seed)
+        return groups, program.size - sum(map(len, groups))
+
+    found, origin = (laws, GIVEN) if laws is not None else read_off(function, first)
+    say(f"{len(found)} laws, {origin}")
+    groups, target = kept(found)
+    samples, words = choose(program, point, arrays, target, seed, say)
+    if laws is None and len(words) < target:
+        # Fewer directions than the laws leave room for: some laws are missing, and are searched for.
+        options: dict[str, Any] = {"loss": loss, "seed": seed, "params": params, "class_axis": class_axis}
+        searched = find_laws(f, inputs, device="cpu", progress=say, **options)
+        groups, target = kept(together(found, searched))
+        origin += SEARCHED if len(found) else ""
+        origin = origin if len(found) else "searched for in gradients"
+        if len(words) > target:
+            samples, words = choose(program, point, arrays, target, seed, say)
+    used = sorted({which for which, _ in samples})
+    contents = Contents(
+        about={
+            "function": type(f).__name__ if isinstance(f, nn.Module) else getattr(f, "__name__", "function"),
+            "loss": function.classes or loss,
+            "laws": origin,
+            "conserved": __version__,
+            "torch": str(torch.__version__),
+        },
+        parameters={name: tuple(tensor.shape) for name, tensor in function.start.items()},
+        program=program,
+        theta=point,
+        inputs=tuple(Input(arrays[i]) for i in used),
+        samples=tuple((used.index(which), tuple(v)) for which, v in samples),
+        words=tuple(map(tuple, words)),
+        laws=tuple(map(tuple, groups)),
+        bits=bits,
+        seed=seed,
+    )
+    return issue(contents, say)
+
+
+GIVEN = "given"
+SEARCHED = "; others were searched for in gradients"
+
+
+def read_off(function: Function, x: Any) -> tuple[LawSet, str]:
+    """The laws that inference reads off the function, and in words how well their derivations are known.
+
+    That saves the search for laws and nothing else: each of them stands in the certificate as a polynomial and is
+    proved there without trust in the inference.
+    """
+    try:
+        found = recognize(function.evaluate, dict(function.start), x)
+    except Exception as problem:
+        return LawSet(symmetries=()), f"not inferred ({type(problem).__name__})"
+    exact = found.select(lambda symmetry: symmetry.exact)
+    proved = sum(found.proof(symmetry.name) == Verdict.PROVED for symmetry in exact)
+    order = list(function.start)
+    exact = LawSet(symmetries=tuple(_upright(symmetry, order) for symmetry in exact))
+    return exact, f"inferred from the program, {proved} of {len(exact)} by a checked derivation"
+
+
+def _upright(symmetry: Symmetry, order: Sequence[str]) -> Symmetry:
+    """The same law with a plus before the parameter that comes first."""
+    first = min(symmetry.legs, key=lambda leg: order.index(leg.view.parameter))
+    if first.degree > 0:
+        return symmetry
+    return replace(symmetry, legs=tuple(Leg(leg.view, -leg.degree) for leg in symmetry.legs))
+
+
+def together(inferred: LawSet, searched: LawSet) -> LawSet:
+    """Both lists of laws; those that say the same are sorted out by their gradients."""
+    names = {symmetry.name for symmetry in inferred}
+    others = [
+        replace(symmetry, block=f"{symmetry.block}.searched" if symmetry.block else "searched")
+        if symmetry.name in names
+        else symmetry
+        for symmetry in searched
+    ]
+    return LawSet(symmetries=(*inferred, *others))
+
+
+def issue(contents: Contents, progress: Progress | None = None) -> Certificate:
+    """Make the proofs, and the certificate that says what they showed."""
+    findings = examine(contents, progress)
+    tiers = findings.tiers
+    body = {"format": FORMAT, "version": VERSION, **contents.record(), "claim": claim(contents, tiers)}
+    return Certificate(contents=contents, tiers=tiers, verdict=verdict_of(contents, findings), digest=digest(body))
+
+
+def _one(function: Function, generator: torch.Generator) -> Any:
+    return tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, function.sample(generator, 1))
+
+
+def _inputs(program: Program) -> int:
+    """How many inputs to draw: a few that many v share, or many where each may lie in a region of its own."""
+    if not program.analytic:
+        return max(8, program.size)
+    return max(6, math.ceil(2 * program.size / program.outputs))
+
+
+def _arrays(x: Any) -> tuple[Array, ...]:
+    return tuple(
+        leaf.detach().to(torch.float64 if leaf.is_floating_point() else torch.int64).numpy()
+        for leaf in tree_flatten(x)[0]
+        if isinstance(leaf, Tensor)
+    )
+
+
+def _faithful(function: Function, program: Program, theta: Tensor, pool: list[Any], generator: torch.Generator) -> None:
+    """The program must compute what the function computes, and its gradient must be the one training follows.
+
+    Every input is tried at a point of its own, so that a value taken out of θ while tracing shows.
+    """
+    numbers = Floats()
+    for place, x in enumerate(pool):
+        where = theta if not place else function.generic_point(generator)
+        v = torch.randn(function.outputs, generator=generator, dtype=torch.float64)
+        with written_out():
+            value = function(where, x).detach().numpy()
+            slope = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(where).numpy()
+        point = Jet({0: where.numpy()})
+        output = run(program, numbers, point, _arrays(x))[program.output]
+        assert isinstance(output, Jet)
+        if not _close(output.value, value, 1e-8):
+            raise Unsuitable(
+                "The traced program does not give the values of the function: its control flow depends on values, it "
+                "takes values out of tensors (item, numpy, nn.Parameter), or it rounds on purpose. Write it with "
+                "torch.where and tensors of fixed shape."
+            )
+        mine = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
+        if not _close(mine, slope, 1e-7):
+            raise Unsuitable(
+                "Backpropagation does not give the gradient of the function: something in it replaces gradients (a "
+                "custom autograd function, a hook). Training it follows no function that could be certified."
+            )
+
+
+def _close(mine: Array, theirs: Array, tolerance: float) -> bool:
+    size = float(np.abs(theirs).max(initial=0.0)) + 1
+    return bool(np.allclose(mine, theirs, rtol=tolerance, atol=tolerance / 100 * size))

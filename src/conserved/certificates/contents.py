@@ -1,0 +1,249 @@
+"""What a certificate carries, and how it is written to and read from JSON; nothing in a file is executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from conserved.certificates.arithmetic import Array
+from conserved.certificates.form import Form
+from conserved.certificates.program import Malformed, Program
+from conserved.certificates.proof import MOST_BITS, Input
+from conserved.certificates.validate import (
+    LARGEST,
+    WHOLE,
+    kind_of,
+    only,
+    read_program,
+    real_number,
+    shown,
+    whole_number,
+)
+from conserved.output.printable import printable
+
+FORMAT = "conserved.certificate"
+VERSION = 2
+READ = (1, 2)
+"""Versions that are read. Version 1 has no `stop`, and free text for names and formulas, which is not shown."""
+
+MOST_LETTERS = 8
+"""Samples in the longest word."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contents:
+    """A function, a point, samples, the words whose brackets are independent there, and the laws."""
+
+    about: Mapping[str, str]
+    """For people: what was certified, and with which versions."""
+    parameters: Mapping[str, tuple[int, ...]]
+    """Names and shapes of the pieces of θ."""
+    program: Program
+    theta: tuple[float, ...]
+    inputs: tuple[Input, ...]
+    samples: tuple[tuple[int, tuple[int, ...]], ...]
+    """(which input, direction v of the output)."""
+    words: tuple[tuple[int, ...], ...]
+    """Places of samples; a word (i, j, k) is the bracket [[X_i, X_j], X_k]."""
+    laws: tuple[tuple[Form, ...], ...]
+    """Conserved numbers, those of one symmetry together."""
+    bits: int
+    """Precision to begin with."""
+    seed: int
+    """Of the random points at which laws are enclosed."""
+
+    @property
+    def found(self) -> int:
+        return sum(map(len, self.laws))
+
+    def spelled(self) -> list[list[tuple[Input, tuple[int, ...]]]]:
+        """The words with their samples."""
+        return [[(self.inputs[self.samples[s][0]], self.samples[s][1]) for s in word] for word in self.words]
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON. Reals are hexadecimal floating point, which is exact."""
+        return {
+            "about": dict(self.about),
+            "parameters": [{"name": name, "shape": list(shape)} for name, shape in self.parameters.items()],
+            "program": self.program.record(),
+            "theta": [value.hex() for value in self.theta],
+            "inputs": [
+                [[v if node.discrete else float(v).hex() for v in t.ravel().tolist()] for t, node in self._tensors(x)]
+                for x in self.inputs
+            ],
+            "samples": [{"input": which, "v": list(v)} for which, v in self.samples],
+            "words": [list(word) for word in self.words],
+            "laws": [[_law_record(form) for form in group] for group in self.laws],
+            "bits": self.bits,
+            "seed": self.seed,
+        }
+
+    def _tensors(self, x: Input) -> list[tuple[Array, Any]]:
+        return list(zip(x.tensors, self.program.input_nodes, strict=True))
+
+
+def parse(text: str | bytes) -> Any:
+    """JSON without what two readers could take differently: repeated names, NaN, bytes that are no text."""
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a name occurs twice in one object")
+        return found
+
+    def constant(name: str) -> Any:
+        raise ValueError(f"{name} is not a number")
+
+    try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        text.encode("utf-8")
+        found = json.loads(text, object_pairs_hook=object_of, parse_constant=constant)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except UnicodeError:
+        raise Malformed("it holds characters that are no text.") from None
+    except RecursionError:
+        raise Malformed("it is nested too deeply.") from None
+    except ValueError as problem:
+        raise Malformed(f"it is not JSON: {printable(str(problem))}") from None
+    return found
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """SHA-256 of everything but the digest."""
+    rest = {key: value for key, value in record.items() if key != "digest"}
+    try:
+        text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise Malformed(f"The certificate holds what JSON does not: {printable(str(problem))[:120]}") from None
+
+
+def read(record: Mapping[str, Any]) -> Contents:
+    """Read and check plain data; raises `Malformed` with the place of the first thing that does not fit."""
+    program = read_program(record.get("program"))
+    theta = tuple(_each(record.get("theta"), "theta", real_number, program.size))
+    parameters: dict[str, tuple[int, ...]] = {}
+    for item in _each(record.get("parameters"), "parameters", lambda value, name: _mapping(value, name)):
+        only(item, {"name", "shape"}, "A parameter")
+        name = item.get("name")
+        if not isinstance(name, str) or name in parameters:
+            raise Malformed(f"The parameter {shown(name)} has no name of its own.")
+        parameters[name] = tuple(_each(item.get("shape"), f"shape of {shown(name)}", _whole))
+    if sum(math.prod(shape) for shape in parameters.values()) != program.size:
+        raise Malformed("The shapes of the parameters do not add up to the size of θ.")
+    inputs = tuple(_each(record.get("inputs"), "inputs", lambda value, name: _input(value, name, program)))
+
+    def sample(value: Any, name: str) -> tuple[int, tuple[int, ...]]:
+        item = _mapping(value, name)
+        only(item, {"input", "v"}, name)
+        which = whole_number(item.get("input"), f"input of {name}", most=len(inputs) - 1)
+        return which, tuple(_each(item.get("v"), f"v of {name}", _integer, program.outputs))
+
+    samples = tuple(_each(record.get("samples"), "samples", sample))
+
+    def word(value: Any, name: str) -> tuple[int, ...]:
+        places = tuple(_each(value, name, lambda v, n: whole_number(v, n, most=len(samples) - 1)))
+        if not 1 <= len(places) <= MOST_LETTERS:
+            raise Malformed(f"{name} has {len(places)} letters; expected 1 to {MOST_LETTERS}.")
+        return places
+
+    return Contents(
+        about=_about(record.get("about")),
+        parameters=parameters,
+        program=program,
+        theta=theta,
+        inputs=inputs,
+        samples=samples,
+        words=tuple(_each(record.get("words"), "words", word)),
+        laws=tuple(_each(record.get("laws"), "laws", lambda value, name: _group(value, name, program.size))),
+        bits=whole_number(record.get("bits"), "bits", least=2, most=MOST_BITS),
+        seed=whole_number(record.get("seed"), "seed", most=1 << 63),
+    )
+
+
+def _law_record(form: Form) -> dict[str, Any]:
+    return {
+        "quadratic": [[i, j, a.hex()] for i, j, a in form.quadratic],
+        "linear": [[i, b.hex()] for i, b in form.linear],
+    }
+
+
+def _about(value: Any) -> dict[str, str]:
+    found = _mapping(value, "about")
+    for key, text in found.items():
+        if not isinstance(text, str):
+            raise Malformed(f"about.{shown(key)} is {kind_of(text)}; expected text.")
+    return dict(found)
+
+
+def _group(value: Any, name: str, size: int) -> tuple[Form, ...]:
+    found = tuple(_each(value, name, lambda v, n: _law(v, n, size)))
+    if not found:
+        raise Malformed(f"{name} is a symmetry without laws.")
+    return found
+
+
+def _law(value: Any, name: str, size: int) -> Form:
+    item = _mapping(value, name)
+    only(item, {"quadratic", "linear", "name", "formula"}, name)
+    for key in ("name", "formula"):
+        if not isinstance(item.get(key, ""), str):
+            raise Malformed(f"{name}.{key} is {kind_of(item[key])}; expected text.")
+
+    def terms(key: str, places: int) -> list[tuple[Any, ...]]:
+        return _each(item.get(key), f"{name}.{key}", lambda entry, where: _term(entry, where, places, size))
+
+    quadratic = tuple((i, j, a) for i, j, a in terms("quadratic", 2))
+    linear = tuple((i, b) for i, b in terms("linear", 1))
+    if {(i, j): a for i, j, a in quadratic} != {(j, i): a for i, j, a in quadratic}:
+        raise Malformed(f"{name}.quadratic is not symmetric, so it is not the derivative of a law.")
+    if len({(i, j) for i, j, _ in quadratic}) != len(quadratic) or len({i for i, _ in linear}) != len(linear):
+        raise Malformed(f"{name} lists a term twice.")
+    return Form(quadratic=quadratic, linear=linear)
+
+
+def _term(entry: Any, where: str, places: int, size: int) -> tuple[Any, ...]:
+    *indices, coefficient = _each(entry, where, _anything, places + 1)
+    return (*(whole_number(p, where, most=size - 1) for p in indices), real_number(coefficient, where))
+
+
+def _input(value: Any, name: str, program: Program) -> Input:
+    tensors = _each(value, name, _anything, len(program.input_nodes))
+    found = []
+    for entries, node in zip(tensors, program.input_nodes, strict=True):
+        numbers = _each(entries, name, _integer if node.discrete else real_number, math.prod(node.shape))
+        found.append(np.array(numbers, dtype=np.int64 if node.discrete else np.float64).reshape(node.shape))
+    return Input(tuple(found))
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"{name} is {kind_of(value)}; expected an object.")
+    return value
+
+
+def _each(value: Any, name: str, read_one: Callable[[Any, str], T], count: int | None = None) -> list[T]:
+    if not isinstance(value, list) or (count is not None and len(value) != count):
+        length = f"a list of {count}" if count is not None else "a list"
+        raise Malformed(f"{name} is not {length}.")
+    return [read_one(item, f"{name}[{i}]") for i, item in enumerate(value)]
+
+
+def _anything(value: Any, name: str) -> Any:
+    return value
+
+
+def _whole(value: Any, name: str) -> int:
+    return whole_number(value, name, most=LARGEST)
+
+
+def _integer(value: Any, name: str) -> int:
+    return whole_number(value, name, least=-WHOLE, most=WHOLE)

@@ -1,0 +1,275 @@
+r"""Running a program on jets, its gradient by reverse mode, and Lie brackets of gradients.
+
+No derivative here comes from PyTorch. The rules are: `jets` for the elementary functions, the transposes below for the
+rest. Running forwards on θ + ε a and then backwards gives the gradient field and its derivative along a together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from conserved.certificates.arithmetic import Array, Numbers
+from conserved.certificates.jets import Jet, apply, slope
+from conserved.certificates.program import UNARY, Malformed, Node, Program
+
+Value = Jet | Array
+"""A real value is a jet, a discrete one an array of whole numbers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """An input x, one array for each tensor, and a direction v of the output."""
+
+    x: tuple[Array, ...]
+    v: Array
+
+
+def run(program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array], *, stopped: bool = False) -> list[Value]:
+    """The value of every node.
+
+    `stopped` says that directions end where backpropagation does, at `stop`: then the coefficient of a direction is
+    its product with the transposed backward pass, instead of the derivative of the value.
+    """
+    values: list[Value] = []
+    for place, node in enumerate(program.nodes):
+        inputs = [values[i] for i in node.inputs]
+        jets = [value.parts for value in inputs if isinstance(value, Jet)]
+        parts = None if node.discrete or not jets else numbers.shortcut(node, jets)
+        value = Jet(parts) if parts is not None else _forward(program, numbers, place, inputs, theta, x)
+        if stopped and node.op == "stop":
+            value = Jet({0: _real(value).value})
+        values.append(Jet(numbers.settle(value.parts, node)) if isinstance(value, Jet) else value)
+    return values
+
+
+def _real(value: Value) -> Jet:
+    assert isinstance(value, Jet)
+    return value
+
+
+def _whole(value: Value) -> Array:
+    assert not isinstance(value, Jet)
+    return value
+
+
+def _forward(
+    program: Program, numbers: Numbers, place: int, inputs: list[Value], theta: Jet, x: Sequence[Array]
+) -> Value:
+    node = program.nodes[place]
+    op = node.op
+    if op == "parameters":
+        return theta
+    if op == "input":
+        return x[node.which] if node.discrete else Jet({0: x[node.which]})
+    if op == "constant":
+        if node.discrete:
+            return np.array(node.values, dtype=np.int64).reshape(node.shape)
+        return Jet({0: numbers.array(node.values, node.shape)})
+    if op == "real":
+        return Jet({0: numbers.real(_whole(inputs[0]))})
+    if op in UNARY:
+        return apply(numbers, op, _real(inputs[0]))
+    if op == "stop":
+        return inputs[0]
+    if op == "matmul":
+        return _real(inputs[0]).product(_real(inputs[1]), numbers.matmul)
+    if op in ("greater", "order", "equal"):
+        moving = any(program.moving[i] for i in node.inputs)
+        return _compared(numbers, node, inputs, moving)
+    if op == "choose":
+        return _together(numbers, lambda a, b: np.where(_whole(inputs[0]), a, b), inputs[1], inputs[2])
+    if op == "scatter":
+        return _together(numbers, lambda a, b: _replace(_whole(inputs[1]), a, b), inputs[0], inputs[2])
+    if op == "gather":
+        index = _inside(_whole(inputs[1]), prod(program.nodes[node.inputs[0]].shape))
+        return _linear(lambda part: part.ravel()[index], inputs[0])
+    if op == "sum":
+        return _linear(lambda part: part.sum(-1), inputs[0]) if isinstance(inputs[0], Jet) else _total(inputs[0])
+    if op == "take":
+        return _taken(numbers, node, inputs)
+    a, b = inputs
+    if isinstance(a, Jet):
+        b = _real(b)
+        return a + b if op == "add" else a - b if op == "subtract" else a * b
+    return _exact(op, a, _whole(b))
+
+
+_WHOLE = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
+
+
+def _exact(op: str, a: Array, b: Array) -> Array:
+    """Whole numbers, exactly: in machine integers where these cannot overflow, in Python's otherwise."""
+    left, right = _size(a), _size(b)
+    if (left * right if op == "multiply" else left + right) < 2**63:
+        return np.asarray(_WHOLE[op](a, b))
+    return _narrow(np.asarray(_WHOLE[op](a.astype(object), b.astype(object))))
+
+
+def _total(a: Array) -> Array:
+    if _size(a) * a.shape[-1] < 2**63:
+        return np.asarray(a.sum(-1))
+    return _narrow(np.asarray(a.astype(object).sum(-1)))
+
+
+def _size(a: Array) -> int:
+    return max(abs(int(a.max())), abs(int(a.min()))) if a.size else 0
+
+
+def _narrow(a: Array) -> Array:
+    if _size(a) >= 2**63:
+        raise Malformed("A whole number grows beyond 2⁶³, which programs do not have.")
+    return a.astype(np.int64)
+
+
+def _inside(index: Array, size: int) -> Array:
+    """A computed index, if it lies in 0 … size − 1: counted from the end, one place would look like two."""
+    if index.size and not (int(index.min()) >= 0 and int(index.max()) < size):
+        raise Malformed(f"A computed index lies outside 0 … {size - 1}.")
+    return index
+
+
+def _compared(numbers: Numbers, node: Node, inputs: list[Value], moving: bool) -> Array:
+    if isinstance(inputs[0], Jet):
+        a = inputs[0].value
+        if node.op == "order":
+            return numbers.order(node, a, moving)
+        return numbers.greater(node, a, _real(inputs[1]).value, moving)
+    first, *rest = map(_whole, inputs)
+    if node.op == "order":
+        return np.argsort(-first, axis=-1, kind="stable")
+    return np.asarray(first > rest[0] if node.op == "greater" else first == rest[0]).astype(np.int64)
+
+
+def _linear(move: Callable[[Array], Array], a: Value) -> Value:
+    """A linear map, applied to every coefficient of a jet."""
+    return a.map(move) if isinstance(a, Jet) else np.asarray(move(a))
+
+
+def _together(numbers: Numbers, move: Callable[[Array, Array], Array], a: Value, b: Value) -> Value:
+    """A map that is linear in two operands together; a coefficient that one of them lacks is zero."""
+    if not isinstance(a, Jet):
+        return move(a, _whole(b))
+    b = _real(b)
+    none = numbers.zeros(a.value.shape), numbers.zeros(b.value.shape)
+    keys = a.parts.keys() | b.parts.keys()
+    return Jet({key: move(a.parts.get(key, none[0]), b.parts.get(key, none[1])) for key in keys})
+
+
+def _taken(numbers: Numbers, node: Node, inputs: list[Value]) -> Value:
+    """Entries of the inputs, joined; the place −1 is the zero put at the end."""
+    places = node.places
+    assert places is not None
+    if not isinstance(inputs[0], Jet):
+        flat = np.concatenate([*(_whole(item).ravel() for item in inputs), np.zeros(1, np.int64)])
+        return flat[places].reshape(node.shape)
+    jets = [_real(item) for item in inputs]
+    if len(jets) == 1 and (places.size == 0 or int(places.min()) >= 0):
+        return jets[0].map(lambda part: part.ravel()[places].reshape(node.shape))
+    zero = numbers.zeros((1,))
+    parts = {}
+    for key in {key for jet in jets for key in jet.parts}:
+        pieces = [j.parts[key].ravel() if key in j.parts else numbers.zeros((j.value.size,)) for j in jets]
+        parts[key] = np.concatenate([*pieces, zero])[places].reshape(node.shape)
+    return Jet(parts)
+
+
+def _replace(index: Array, a: Array, b: Array) -> Array:
+    _inside(index, a.size)
+    if len(np.unique(index)) != index.size:
+        raise Malformed("An entry is scattered to twice; which one stays is left open.")
+    found = a.ravel().copy()
+    found[index.ravel()] = b.ravel()
+    return found.reshape(a.shape)
+
+
+def gradient(program: Program, numbers: Numbers, theta: Jet, sample: Sample) -> Jet:
+    """∇_θ ⟨f(x; θ), v⟩, a jet in the directions of θ."""
+    values = run(program, numbers, theta, sample.x)
+    adjoints: dict[int, Jet] = {program.output: Jet({0: sample.v})}
+    for place in range(program.output, -1, -1):
+        if not program.moving[place] or place not in adjoints:
+            continue
+        node = program.nodes[place]
+        if node.op == "parameters":
+            continue
+        passed = _backward(numbers, node, adjoints.pop(place), values, place)
+        for source, term in zip(node.inputs, passed, strict=True):
+            if term is not None and program.moving[source]:
+                adjoints[source] = adjoints[source] + term if source in adjoints else term
+    for place, node in enumerate(program.nodes):
+        if node.op == "parameters" and place in adjoints:
+            return adjoints[place]
+    return Jet({0: numbers.zeros((program.size,))})
+
+
+def _backward(numbers: Numbers, node: Node, g: Jet, values: list[Value], place: int) -> list[Jet | None]:
+    """What an adjoint passes on to the inputs of its node: the transposed derivative."""
+    op = node.op
+    inputs = [values[i] for i in node.inputs]
+    if op == "add":
+        return [g, g]
+    if op == "subtract":
+        return [g, -g]
+    if op == "sum":
+        shape = _real(inputs[0]).value.shape
+        return [g.map(lambda part: np.broadcast_to(part[..., None], shape))]
+    if op == "stop":
+        return [None]
+    if op in UNARY:
+        return [g * slope(numbers, op, _real(inputs[0]), _real(values[place]))]
+    if op == "multiply":
+        return [g * _real(inputs[1]), g * _real(inputs[0])]
+    if op == "matmul":
+        a, b = (_real(item).map(lambda part: np.swapaxes(part, -1, -2)) for item in inputs)
+        return [g.product(b, numbers.matmul), a.product(g, numbers.matmul)]
+    return _moved_back(numbers, node, g, inputs)
+
+
+def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[Value]) -> list[Jet | None]:
+    """The transposes of operators that move entries."""
+    shapes = [item.value.shape if isinstance(item, Jet) else item.shape for item in inputs]
+    if node.op == "choose":
+        chosen, none = _whole(inputs[0]), numbers.zeros(node.shape)
+        return [None, g.map(lambda p: np.where(chosen, p, none)), g.map(lambda p: np.where(chosen, none, p))]
+    if node.op == "scatter":
+        index, none = _whole(inputs[1]), numbers.zeros(shapes[2])
+        return [g.map(lambda p: _replace(index, p, none)), None, g.map(lambda p: p.ravel()[index])]
+    if node.op == "gather":
+        index = _whole(inputs[1]).ravel()
+        return [g.map(lambda p: _added(numbers, index, p, prod(shapes[0])).reshape(shapes[0])), None]
+    places = node.places
+    assert places is not None
+    ends = np.cumsum([0, *map(prod, shapes)]).tolist()
+    joined = g.map(lambda p: _added(numbers, places, p, ends[-1] + 1))
+    return [joined.map(_piece(*span)) for span in zip(ends[:-1], ends[1:], shapes, strict=True)]
+
+
+def _piece(low: int, high: int, shape: tuple[int, ...]) -> Callable[[Array], Array]:
+    return lambda part: part[low:high].reshape(shape)
+
+
+def _added(numbers: Numbers, places: Array, part: Array, size: int) -> Array:
+    """The transpose of taking entries: each is added back where it came from."""
+    found = numbers.zeros((size,))
+    flat = part.ravel()
+    if len(np.unique(places)) == len(places):
+        found[places] = flat
+    else:
+        np.add.at(found, places, flat)
+    return found
+
+
+def bracket(program: Program, numbers: Numbers, theta: Jet, word: Sequence[Sample]) -> Jet:
+    """[…[[X_0, X_1], X_2]…, X_k] at θ, for the gradient fields X_i of the samples of a word."""
+    *inner, last = word
+    if not inner:
+        return gradient(program, numbers, theta, last)
+    bit = theta.bit << 1 or 1
+    a = bracket(program, numbers, theta, inner)
+    both = gradient(program, numbers, theta + a.times_direction(bit), last)
+    back = bracket(program, numbers, theta + both.without(bit).times_direction(bit), inner)
+    return both.along(bit) - back.along(bit)

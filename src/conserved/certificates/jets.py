@@ -1,0 +1,112 @@
+r"""Jets: numbers with nilpotent directions ε_1, ε_2, …, ε_i² = 0, so that running a program differentiates it.
+
+    f(θ + ε a) = f(θ) + ε Df(θ)·a,      and with two directions the coefficient of ε_1 ε_2 is D²f(θ)(a, b).
+
+A jet maps a set of directions, written as bits, to the array of its coefficient. An elementary function φ of a jet
+u + ε w is φ(u) + ε φ'(u) w, with φ' written in elementary functions once, below; every higher derivative follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from conserved.certificates.arithmetic import Array, Numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Jet:
+    """Σ_S c_S ε_S over sets S of directions; coefficients that are zero are left out."""
+
+    parts: dict[int, Array]
+
+    def __add__(self, other: Jet) -> Jet:
+        parts = dict(self.parts)
+        for key, part in other.parts.items():
+            parts[key] = np.asarray(parts[key] + part) if key in parts else part
+        return Jet(parts)
+
+    def __neg__(self) -> Jet:
+        return self.map(lambda part: -part)
+
+    def __sub__(self, other: Jet) -> Jet:
+        return self + (-other)
+
+    def __mul__(self, other: Jet) -> Jet:
+        return self.product(other, lambda a, b: a * b)
+
+    def product(self, other: Jet, times: Callable[[Array, Array], Array]) -> Jet:
+        """A bilinear product of two jets: directions that meet themselves vanish."""
+        parts: dict[int, Array] = {}
+        for left, a in self.parts.items():
+            for right, b in other.parts.items():
+                if not left & right:
+                    term = np.asarray(times(a, b))
+                    parts[left | right] = np.asarray(parts[left | right] + term) if left | right in parts else term
+        return Jet(parts)
+
+    def map(self, linear: Callable[[Array], Array]) -> Jet:
+        """A linear map of every coefficient."""
+        return Jet({key: np.asarray(linear(part)) for key, part in self.parts.items()})
+
+    @property
+    def value(self) -> Array:
+        """The part without any direction."""
+        return self.parts[0]
+
+    @property
+    def bit(self) -> int:
+        """The highest direction, or 0."""
+        return 1 << max(self.parts).bit_length() - 1 if max(self.parts) else 0
+
+    def along(self, bit: int) -> Jet:
+        """The coefficient of one direction, itself a jet in the others."""
+        return Jet({key ^ bit: part for key, part in self.parts.items() if key & bit})
+
+    def without(self, bit: int) -> Jet:
+        """The part free of one direction."""
+        return Jet({key: part for key, part in self.parts.items() if not key & bit})
+
+    def times_direction(self, bit: int) -> Jet:
+        """ε times a jet that is free of ε."""
+        return Jet({key | bit: part for key, part in self.parts.items()})
+
+
+def constant(numbers: Numbers, like: Jet, value: int) -> Jet:
+    """One whole number everywhere."""
+    shape = like.value.shape
+    return Jet({0: numbers.array([value] * like.value.size, shape)})
+
+
+def apply(numbers: Numbers, function: str, a: Jet) -> Jet:
+    """φ of a jet."""
+    bit = a.bit
+    if not bit:
+        return Jet({0: numbers.apply(function, a.value)})
+    low = a.without(bit)
+    value = apply(numbers, function, low)
+    return value + (slope(numbers, function, low, value) * a.along(bit)).times_direction(bit)
+
+
+def slope(numbers: Numbers, function: str, a: Jet, value: Jet) -> Jet:
+    """φ'(a), given φ(a)."""
+    return _SLOPES[function](numbers, a, value)
+
+
+def _erf_slope(numbers: Numbers, a: Jet, value: Jet) -> Jet:
+    return apply(numbers, "exp", -(a * a)) * Jet({0: numbers.two_over_root_pi(a.value.shape)})
+
+
+_SLOPES: dict[str, Callable[[Numbers, Jet, Jet], Jet]] = {
+    "exp": lambda numbers, a, value: value,
+    "log": lambda numbers, a, value: apply(numbers, "reciprocal", a),
+    "sqrt": lambda numbers, a, value: apply(numbers, "reciprocal", value + value),
+    "reciprocal": lambda numbers, a, value: -(value * value),
+    "tanh": lambda numbers, a, value: constant(numbers, a, 1) - value * value,
+    "sigmoid": lambda numbers, a, value: value - value * value,
+    "erf": _erf_slope,
+    "sin": lambda numbers, a, value: apply(numbers, "cos", a),
+    "cos": lambda numbers, a, value: -apply(numbers, "sin", a),
+}

@@ -1,0 +1,85 @@
+"""The laws a certificate lists: symmetries as explicit polynomials, those kept whose gradients are independent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conserved.certificates.arithmetic import Array
+from conserved.certificates.form import Form
+from conserved.certificates.program import Program
+from conserved.certificates.proof import Input, encloses_zero, enclosure, random_fields
+from conserved.certificates.words import Choice
+from conserved.discovery.function import Function, Unsuitable
+from conserved.laws import LawSet
+from conserved.symmetry import Symmetry
+
+
+def listed(
+    laws: LawSet, function: Function, program: Program, theta: tuple[float, ...], inputs: list[Input], seed: int
+) -> list[list[Form]]:
+    """Laws whose gradients are independent at θ, by symmetry; what a tight enclosure excludes is left out."""
+    exact = [symmetry for symmetry in laws if symmetry.exact]
+    missing = {name for symmetry in exact for name in symmetry.parameters} - function.start.keys()
+    if missing:
+        raise Unsuitable(f"The laws given are about parameters the function does not have: {sorted(missing)[:3]}.")
+    groups = forms_of(exact, function)
+    places = [(g, k) for g, group in enumerate(groups) for k in range(len(group))]
+    if not places:
+        return []
+    rows = np.array([_gradient(groups[g][k], theta) for g, k in places])
+    sizes = np.linalg.norm(rows, axis=1, keepdims=True)
+    chosen = Choice(program.size).pick(rows / np.where(sizes > 0, sizes, 1), len(places))
+    sampled = random_fields(program, theta, inputs, seed)
+    kept: dict[int, list[Form]] = {}
+    for place in sorted(chosen):
+        g, k = places[place]
+        if encloses_zero(enclosure(groups[g][k], sampled)):
+            kept.setdefault(g, []).append(groups[g][k])
+    return [kept[g] for g in sorted(kept, key=lambda g: exact[g].formula)]
+
+
+def _gradient(form: Form, theta: tuple[float, ...]) -> Array:
+    found = np.zeros(len(theta))
+    for i, j, a in form.quadratic:
+        found[i] += a * theta[j]
+    for i, b in form.linear:
+        found[i] += b
+    return found
+
+
+def forms_of(symmetries: Sequence[Symmetry], function: Function) -> list[list[Form]]:
+    """The conserved numbers of each symmetry. Gradients of laws are affine in θ, so their values at 0 and at the unit
+    vectors are all there is to know of them."""
+    return [_forms(symmetry, function) for symmetry in symmetries]
+
+
+def _forms(symmetry: Symmetry, function: Function) -> list[Form]:
+    names = set(symmetry.parameters)
+    shapes = {name: tensor.shape for name, tensor in function.start.items()}
+    places, start = [], 0
+    for name, shape in shapes.items():
+        if name in names:
+            places.append(torch.arange(start, start + shape.numel()))
+        start += shape.numel()
+    inside = torch.cat(places)
+
+    def numbers(part: Tensor) -> Tensor:
+        theta = torch.zeros(function.size, dtype=torch.float64).index_put((inside,), part)
+        return symmetry.kind.coordinates(symmetry.law(function.split(theta)))
+
+    gradient = torch.func.jacrev(numbers)
+    zero = torch.zeros(len(inside), dtype=torch.float64)
+    at_zero = gradient(zero)
+    columns = torch.func.vmap(gradient, chunk_size=64)(torch.eye(len(inside), dtype=torch.float64)) - at_zero
+    where, flat = inside.tolist(), columns.permute(1, 2, 0).numpy()
+    found = []
+    for k in range(len(at_zero)):
+        rows, cols = np.nonzero(flat[k])
+        quadratic = tuple((where[i], where[j], float(flat[k, i, j])) for i, j in zip(rows, cols, strict=True))
+        linear = tuple((where[i], float(at_zero[k, i])) for i in torch.nonzero(at_zero[k]).flatten().tolist())
+        found.append(Form(quadratic=quadratic, linear=linear))
+    return found

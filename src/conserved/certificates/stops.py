@@ -1,0 +1,144 @@
+"""Where backpropagation stops: `detach` and `no_grad` regions, marked while a function is traced.
+
+A traced graph shows what is computed, not what is differentiated. So, while tracing, every value that autograd would
+take for a constant passes through an operator of its own, `conserved::stop`, which becomes the `stop` of programs.
+What has no such meaning (values written under `no_grad`, hooks on gradients, functions with a backward of their own) is
+refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from conserved.discovery.function import Function, Unsuitable, written_out
+
+_LIBRARY = torch.library.Library("conserved", "DEF")
+_LIBRARY.define("stop(Tensor value) -> Tensor")
+_LIBRARY.impl("stop", lambda value: value.clone(), "CompositeExplicitAutograd")
+
+STOP = torch.ops.conserved.stop.default
+
+_LEAVING = {
+    torch.Tensor.numpy: "Tensor.numpy",
+    torch.Tensor.tolist: "Tensor.tolist",
+    torch.Tensor.__array__: "a conversion to NumPy",
+    torch.Tensor.data.__get__: "Tensor.data",  # type: ignore[attr-defined]
+    torch.Tensor.register_hook: "Tensor.register_hook",
+    torch.Tensor.detach_: "Tensor.detach_",
+}
+"""What takes a value out of sight, or puts something of its own into the backward pass."""
+
+
+class _Marking(TorchDispatchMode):
+    """Puts `STOP` behind every value that autograd would not look behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.apart: dict[int, Any] = {}
+        """Storages of marked copies of values that live elsewhere: writing into them would be lost."""
+        self.inside: dict[int, Any] = {}
+        """Storages made under `no_grad`, which may be written there."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        stopped = not torch.is_grad_enabled()
+        if func is STOP:
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            return self._written(func, args, kwargs, stopped)
+        found = func(*args, **kwargs)
+        if not stopped and func is not torch.ops.aten.detach.default:
+            return found
+        given: set[int] = set()
+        tree_map(lambda value: given.add(_home(value)) if isinstance(value, Tensor) else None, (args, kwargs))
+        return tree_map(lambda value: self._marked(value, given, stopped) if _real(value) else value, found)
+
+    def _marked(self, value: Tensor, given: set[int], stopped: bool) -> Tensor:
+        home = _home(value)
+        if stopped and home in self.inside:
+            return value
+        marked: Tensor = STOP(value)
+        where = self.inside if stopped and home not in given else self.apart
+        where[_home(marked)] = marked.untyped_storage()
+        return marked
+
+    def _written(self, func: Any, args: Any, kwargs: Any, stopped: bool) -> Any:
+        names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        given = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
+        targets = [given[name] for name in names if isinstance(given.get(name), Tensor)]
+        for target in targets:
+            home = _home(target)
+            if not stopped:
+                self.inside.pop(home, None)
+            if _real(target) and (home in self.apart or (stopped and home not in self.inside)):
+                raise Unsuitable(
+                    f"{func} writes into a value that backpropagation does not follow (detach or no_grad), so the "
+                    "gradient is that of the value before. Write it without changing values in place."
+                )
+        if stopped:
+            args, kwargs = tree_map(
+                lambda v: STOP(v) if _real(v) and not any(v is target for target in targets) else v, (args, kwargs)
+            )
+        return func(*args, **kwargs)
+
+
+def _home(value: Tensor) -> int:
+    """Which storage a tensor lies in."""
+    return value.untyped_storage()._cdata
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+class _InSight(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _LEAVING:
+            raise Unsuitable(
+                f"The function uses {_LEAVING[func]}: what becomes of that value, or of its gradient, cannot be seen "
+                "in its graph. Write it with operators on tensors (detach has a meaning, and may stay)."
+            )
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def stops_marked() -> Iterator[None]:
+    """Trace with a mark wherever backpropagation stops."""
+    with torch.enable_grad(), _InSight(), _Marking():
+        yield
+
+
+def refuse_own_backwards(function: Function, theta: Tensor, x: Any) -> None:
+    """Refuse functions whose backward pass somebody wrote: a proof about the forward pass would say nothing of it."""
+    with torch.enable_grad(), written_out():
+        output = function(theta.detach().clone().requires_grad_(), x)
+    seen: set[Any] = set()
+    left = [output.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            name = type(node).__name__.removesuffix("Backward")
+            raise Unsuitable(
+                f"The function uses {name}, an autograd function with a backward pass of its own (a custom function or "
+                "a backward hook of a module). A certificate is about derivatives of what is computed; write it with "
+                "operators of PyTorch."
+            )
+        left += [after for after, _ in node.next_functions]
+
+
+def refuse_hooks(parameters: dict[str, Any]) -> None:
+    """Refuse parameters with hooks that change their gradients."""
+    for name, parameter in parameters.items():
+        if getattr(parameter, "_backward_hooks", None):
+            raise Unsuitable(f"{name} has a hook on its gradient, so training does not follow the gradient; remove it.")

@@ -1,0 +1,211 @@
+"""A PyTorch function as a program: its ATen graph, every operator rewritten in the few elementary ones.
+
+Operators that only move data are run once on a tensor of positions, which gives the list that `take` needs; so one rule
+serves all of them. What depends on neither parameters nor inputs is computed while tracing and becomes a constant,
+exact as the floating-point number it is. An operator without a rule is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from conserved.certificates.builder import Builder, NoRule, Ref, positions
+from conserved.certificates.operators import MOVES, RULES, WRITES
+from conserved.certificates.program import Malformed, Program
+from conserved.certificates.ranges import Limits
+from conserved.certificates.stops import stops_marked
+from conserved.certificates.validate import well_formed
+from conserved.discovery.function import Function, Unsuitable, written_out
+
+
+def trace(function: Function, theta: Tensor, x: Any) -> Program:
+    """The program of f for inputs of the shapes of x."""
+    return trace_with_limits(function, theta, x)[0]
+
+
+def trace_with_limits(function: Function, theta: Tensor, x: Any) -> tuple[Program, Limits]:
+    """The program, and between which whole numbers PyTorch's integers of its nodes can count."""
+    leaves, spec = tree_flatten(x)
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def call(t: Tensor, *given: Tensor) -> Tensor:
+        whole = list(leaves)
+        for place, tensor in zip(tensors, given, strict=True):
+            whole[place] = tensor
+        with stops_marked():
+            return function(t, tree_unflatten(whole, spec))
+
+    inputs = [leaves[i] for i in tensors]
+    with written_out():
+        try:
+            decomposed = make_fx(call, decomposition_table=core_aten_decompositions_used())(theta, *inputs)
+            # Decompositions write in place, so mutations are removed after them.
+            graph = make_fx(torch.func.functionalize(decomposed, remove="mutations"))(theta, *inputs).graph
+        except Unsuitable:
+            raise
+        except Exception as problem:
+            raise Unsuitable(
+                f"The function could not be traced to a graph: {type(problem).__name__}: {problem} "
+                "Its control flow must not depend on values."
+            ) from problem
+    return _lowered(graph, function.size, inputs)
+
+
+def core_aten_decompositions_used() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's own, but for two: one compares values where the function meant is smooth, one is written by a rule."""
+    own = (torch.ops.aten._safe_softmax.default, torch.ops.aten.softplus.default)
+    return {target: rule for target, rule in core_aten_decompositions().items() if target not in own}
+
+
+def _lowered(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Program, Limits]:
+    builder = Builder(size)
+    values: dict[fx.Node, Any] = {}
+    given = iter(range(-1, len(inputs)))
+    output: Any = None
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            which = next(given)
+            if which < 0:
+                values[node] = builder.node("parameters", shape=(size,))
+            else:
+                values[node] = _input(builder, inputs[which], which)
+        elif node.op == "get_attr":
+            values[node] = getattr(graph.owning_module, node.target)
+        elif node.op == "output":
+            output = fx.node.map_arg(node.args[0], values.__getitem__)
+        else:
+            args, kwargs = (fx.node.map_arg(item, values.__getitem__) for item in (node.args, node.kwargs))
+            values[node] = _operation(builder, node, args, dict(kwargs))
+    if not isinstance(output, Ref):
+        raise Unsuitable("The output depends on neither the parameters nor the input.")
+    program = Program(nodes=tuple(builder.nodes), output=builder.real(output).place, size=size)
+    return pruned(program, builder.limits)
+
+
+def _input(builder: Builder, tensor: Tensor, which: int) -> Ref:
+    if tensor.is_complex():
+        raise NoRule("Complex inputs have no rule in ball arithmetic; pass them as pairs of reals.")
+    found = builder.node("input", shape=tensor.shape, which=which, discrete=not tensor.is_floating_point())
+    return replace(found, boolean=tensor.dtype == torch.bool)
+
+
+def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any]) -> Any:
+    target: Any = node.target
+    name = getattr(getattr(target, "overloadpacket", None), "__name__", getattr(target, "__name__", str(target)))
+    if name == "getitem":
+        return target(*args)
+    _refuse_impure(target)
+    known: list[bool] = []
+    tree_map(lambda item: known.append(not isinstance(item, Ref)), (args, kwargs))
+    if all(known):
+        return target(*args, **kwargs)
+    if name == "as_strided":
+        _refuse_strides(node)
+    if name not in (*RULES, *MOVES, *WRITES) or str(target).endswith("view.dtype"):
+        raise NoRule(
+            f"The operator {target} has no rule in ball arithmetic. Write the function with other operators, "
+            "or add a rule to conserved/certificates/operators.py."
+        )
+    try:
+        if name in WRITES:
+            found = _write(builder, target, args, kwargs)
+        else:
+            found = RULES[name](builder, *args, **kwargs) if name in RULES else _move(builder, target, args, kwargs)
+        return _agreed(builder, target, found, node.meta.get("val"))
+    except Unsuitable:
+        raise
+    except (Malformed, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
+        raise NoRule(f"The operator {target}, used like this, has no rule in ball arithmetic: {problem}") from problem
+
+
+def _refuse_impure(target: Any) -> None:
+    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+        raise Unsuitable(f"The function draws random numbers ({target}); switch that off, for instance with eval().")
+    schema = getattr(target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        raise Unsuitable(
+            f"The function changes a buffer or an input while it runs ({target}), so it is another one the next time."
+        )
+
+
+def _refuse_strides(node: fx.Node) -> None:
+    """`as_strided` looks at memory; what is traced is only known in the order of its entries."""
+    source = node.args[0]
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if (
+        not isinstance(value, Tensor)
+        or not value.is_contiguous()
+        or value.storage_offset() != 0
+        or value.untyped_storage().nbytes() != value.numel() * value.element_size()
+    ):
+        raise NoRule("as_strided of a tensor that is itself a view has no rule in ball arithmetic; index it instead.")
+
+
+def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
+    """What a rule gave, with the shape and the type that PyTorch gave while tracing."""
+    if isinstance(found, list | tuple):
+        given = seen if isinstance(seen, list | tuple) else [None] * len(found)
+        return type(found)(_agreed(builder, target, *pair) for pair in zip(found, given, strict=True))
+    if not isinstance(found, Ref) or not isinstance(seen, Tensor):
+        return found
+    if tuple(seen.shape) != found.shape:
+        raise NoRule(f"The shape of what {target} gives depends on values; write it with tensors of fixed shape.")
+    if seen.is_complex():
+        raise NoRule(f"{target} gives complex numbers, which have no rule in ball arithmetic; write pairs of reals.")
+    if seen.is_floating_point():
+        return builder.real(found)
+    if not found.discrete:
+        raise NoRule(f"{target} of whole numbers has no rule in ball arithmetic.")
+    if seen.dtype != torch.bool:
+        limits = torch.iinfo(seen.dtype)
+        low, high = builder.limits.get(found.place, (limits.min, limits.max))
+        builder.limits[found.place] = (max(low, limits.min), min(high, limits.max))
+    return replace(found, boolean=seen.dtype == torch.bool)
+
+
+def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator that moves data on positions, counted from 1 so that a zero it fills in can be told."""
+    several = isinstance(args[0], list | tuple)
+    items, counted = _counted(builder, args[0] if several else [args[0]])
+    if any(isinstance(item, Ref) for item in tree_flatten((args[1:], kwargs))[0]):
+        raise NoRule(f"The operator {target} with a computed index has no rule in ball arithmetic.")
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
+    found = target(counted if several else counted[0], *args[1:], **kwargs)
+    return tree_map(lambda places: builder.take(items, places - 1), found)
+
+
+def _write(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Ref:
+    """One tensor put into another: run on the positions in both."""
+    items, counted = _counted(builder, args[:2])
+    return builder.take(items, target(*counted, *args[2:], **kwargs) - 1)
+
+
+def _counted(builder: Builder, given: Sequence[Any]) -> tuple[list[Ref], list[Tensor]]:
+    """Nodes of one kind, and their positions behind one another, counted from 1."""
+    items = [builder.ref(item) for item in given]
+    if any(not item.discrete for item in items):
+        items = [builder.real(item) for item in items]
+    counted: list[Tensor] = []
+    for item in items:
+        counted.append(positions(item.shape) + 1 + sum(before.numel() for before in counted))
+    return items, counted
+
+
+def pruned(program: Program, limits: Limits) -> tuple[Program, Limits]:
+    """Without nodes the output does not need; inputs stay, so that samples keep their shape."""
+    needed = {program.output} | {i for i, node in enumerate(program.nodes) if node.op in ("input", "parameters")}
+    for place in range(len(program.nodes) - 1, -1, -1):
+        if place in needed:
+            needed.update(program.nodes[place].inputs)
+    order = {old: new for new, old in enumerate(sorted(needed))}
+    nodes = [replace(program.nodes[old], inputs=tuple(order[i] for i in program.nodes[old].inputs)) for old in order]
+    found = Program(nodes=tuple(nodes), output=order[program.output], size=program.size)
+    return well_formed(found), {order[place]: span for place, span in limits.items() if place in order}

@@ -1,0 +1,284 @@
+"""`discover`: how many laws a function has, what they are, and whether those are all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from conserved.discovery.function import Function, Inputs, Loss, function_of
+from conserved.discovery.rank import LEAST_GAP, Closure, Progress, announcement, closure, refuse_too_large
+from conserved.discovery.search import search
+from conserved.laws import LawSet
+from conserved.output import html
+from conserved.plain_data import record_of
+from conserved.verdict import Evidence, Verdict
+
+_TRUSTED = 1e-4
+"""Derivatives further than this from finite differences are not believed."""
+
+_ORTHOGONAL = 1e-8
+"""A found law with a larger part of its gradient in the span contradicts the count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """The laws of a function, and how well they are known.
+
+    `count` is the number of independent laws; `laws` those that were found as formulas, at random parameters.
+    `unexplained` laws exist that no found form explains. `approximate` laws hold up to something small and are not
+    part of the count.
+    """
+
+    parameters: int
+    rank: int
+    ranks: tuple[int, ...]
+    depth: int
+    gap: float
+    laws: LawSet
+    explained: int
+    approximate: int
+    verdict: Verdict
+
+    @property
+    def count(self) -> int:
+        """Independent laws: D − rank."""
+        return self.parameters - self.rank
+
+    @property
+    def unexplained(self) -> int:
+        """Laws that exist and were not found as a formula."""
+        return self.count - self.explained
+
+    @property
+    def complete(self) -> bool:
+        """Whether the laws found are all there are."""
+        return self.verdict.holds and self.explained == self.count
+
+    def __repr__(self) -> str:
+        found = "all found" if self.complete else f"{self.explained} found"
+        return f"<Discovery: {self.count} laws of {self.parameters} parameters, {found}; {self.verdict.status.value}>"
+
+    def summary(self) -> str:
+        """The laws as a table, and what is known about their number."""
+        lines = [self.laws.summary(), "", str(self.verdict)] if len(self.laws) else [str(self.verdict)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The verdict, the ranks it rests on and the laws, for notebooks."""
+        ranks = ", ".join(map(str, self.ranks))
+        known = f"rank by depth of brackets: {ranks}; kept over dropped singular values: {self.gap:.1g}"
+        parts = [html.badge(self.verdict), html.paragraph(known, quiet=True)]
+        return html.panel(*parts, self.laws._repr_html_() if len(self.laws) else "")
+
+    def latex(self) -> str:
+        """A table that can be pasted into a paper."""
+        rows = [rf"  ${symmetry.latex()}$ & {symmetry.numbers} \\" for symmetry in self.laws if symmetry.exact]
+        head = [r"\begin{tabular}{lr}", r"  conserved quantity & numbers \\ \hline"]
+        foot = [rf"  independent laws (of {self.parameters} parameters) & {self.count} \\", r"\end{tabular}"]
+        return "\n".join([*head, *rows, r"  \hline", *foot])
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        found = record_of(self, "parameters rank ranks count depth gap explained unexplained approximate complete")
+        found |= {"verdict": self.verdict.status.value, "message": self.verdict.message}
+        return found | {"laws": [law.record() for law in self.laws.laws]}
+
+
+@overload
+def discover(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss = ...,
+    depth: int | None = ...,
+    seed: int = ...,
+    device: torch.device | str | None = ...,
+    params: Mapping[str, Tensor] | None = ...,
+    count: Literal[True] = ...,
+    forms: bool = ...,
+    progress: Progress | None = ...,
+    class_axis: int = ...,
+) -> Discovery: ...
+
+
+@overload
+def discover(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss = ...,
+    seed: int = ...,
+    device: torch.device | str | None = ...,
+    params: Mapping[str, Tensor] | None = ...,
+    count: Literal[False],
+    progress: Progress | None = ...,
+    class_axis: int = ...,
+) -> LawSet: ...
+
+
+def discover(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss = "any",
+    depth: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    params: Mapping[str, Tensor] | None = None,
+    count: bool = True,
+    forms: bool = True,
+    progress: Progress | None = None,
+    class_axis: int = -1,
+) -> Discovery | LawSet:
+    """Count the conservation laws of any differentiable function, and find them.
+
+    Args:
+        f: a module, or a callable f(params, x) with `params=` its tensors.
+        inputs: draws one input from a generator, or is an example whose shapes and types are imitated.
+        loss: where output gradients live: "any", "cross_entropy", or a function of (output, target).
+        depth: how deep brackets are nested; by default until a further level brings nothing new.
+        seed: of all samples.
+        device: where to compute.
+        params: the tensors of a callable.
+        count: False looks for formulas only, which needs a few gradients instead of a square matrix of the size of the
+            parameters, so that layers of real width can be studied too.
+        forms: False only counts.
+        progress: is told in words what is being done.
+        class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch: the last for
+            (tokens, classes), 0 for (classes, positions).
+
+    Returns:
+        The count, the laws and what is known about both; with `count=False` the laws alone.
+    """
+    if not count:
+        return find_laws(
+            f, inputs, loss=loss, seed=seed, device=device, params=params, progress=progress, class_axis=class_axis
+        )
+    say = progress or (lambda message: None)
+    function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
+    refuse_too_large(function.size, function.device)
+    if progress is not None and (announced := announcement(function.size, function.device)):
+        say(announced)
+    generator = torch.Generator().manual_seed(seed)
+    first = closure(function, depth=depth, generator=generator, progress=say, point="first point: ")
+    reached = len(first.ranks) - 1
+    second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
+    free = function.size - first.rank
+    found = search(function, generator, say) if forms and free > 0 else ()
+    laws = LawSet(symmetries=found, parameters=function.split(first.theta))
+    explained = laws.independent(exact=True)
+    everything = laws.independent()
+    return Discovery(
+        parameters=function.size,
+        rank=first.rank,
+        ranks=first.ranks,
+        depth=first.depth,
+        gap=min(first.gap, second.gap),
+        laws=laws,
+        explained=explained,
+        approximate=everything - explained,
+        verdict=_verdict(function, first, second, explained, _overlap(laws, function, first), searched=forms),
+    )
+
+
+def find_laws(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss = "any",
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    params: Mapping[str, Tensor] | None = None,
+    progress: Progress | None = None,
+    class_axis: int = -1,
+) -> LawSet:
+    """The laws of a function as formulas, without counting how many there are.
+
+    The count needs memory for a square matrix of the size of the parameters; the formulas need a few gradients, so they
+    are found for layers of real width too. Arguments as for `discover`.
+    """
+    function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
+    generator = torch.Generator().manual_seed(seed)
+    found = search(function, generator, progress or (lambda message: None))
+    return LawSet(symmetries=found, parameters=function.split(function.generic_point(generator)))
+
+
+def _overlap(laws: LawSet, function: Function, span: Closure) -> float:
+    """The largest part that gradients of exact laws have along the directions counted; rounding if both are right.
+
+    The laws were found from gradients alone, the span from brackets: a wrong derivative or an error of the basis shows.
+    """
+    exact = [symmetry for symmetry in laws if symmetry.exact]
+    if not exact or not len(span.basis):
+        return 0.0
+    generator = torch.Generator().manual_seed(0)
+
+    def combination(theta: Tensor) -> Tensor:
+        values = function.split(theta)
+        numbers = torch.cat([symmetry.kind.coordinates(symmetry.law(values)).flatten() for symmetry in exact])
+        return numbers @ torch.randn(len(numbers), generator=generator, dtype=torch.float64).to(numbers.device)
+
+    worst = 0.0
+    for _ in range(4):
+        slope = torch.func.grad(combination)(span.theta)
+        # Entries of fields were multiplied by the scale before they were added to the span.
+        slope = slope if span.sizes.scale is None else slope / span.sizes.scale
+        size = float(torch.linalg.vector_norm(slope))
+        part = float(torch.linalg.vector_norm(span.basis @ slope))
+        worst = max(worst, part / size if size > 0 else 0.0)
+    return worst
+
+
+def _verdict(
+    function: Function, first: Closure, second: Closure, explained: int, overlap: float, *, searched: bool
+) -> Verdict:
+    count = function.size - first.rank
+    error = max(first.derivative_error, second.derivative_error)
+    evidence: tuple[Evidence, ...] = (
+        Evidence(what="rank by depth of brackets, first point", value=", ".join(map(str, first.ranks))),
+        Evidence(what="rank by depth of brackets, second point", value=", ".join(map(str, second.ranks))),
+        Evidence(what="kept over dropped singular values", value=min(first.gap, second.gap), limit=LEAST_GAP),
+        Evidence(what="derivatives against finite differences", value=error, limit=_TRUSTED),
+    )
+    noise = max(first.sizes.noise, second.sizes.noise)
+    kept = min(first.smallest_kept, second.smallest_kept)
+    problem = ""
+    if overlap > _ORTHOGONAL:
+        part = Evidence(what="part of found laws' gradients in the span", value=overlap, limit=_ORTHOGONAL)
+        evidence = (*evidence, part)
+    if first.rank != second.rank:
+        problem = "The rank differs between two random points; try another seed, or inputs that are more varied."
+    elif min(first.gap, second.gap) < LEAST_GAP:
+        problem = "No clear gap separates directions from rounding; try a smaller or better conditioned instance."
+    elif kept < LEAST_GAP * noise:
+        problem = (
+            f"The program rounds to about {noise:.0e}, as with a cast to a coarser type inside it, and directions as "
+            f"small as {kept:.0e} were counted: they may be rounding. Compute in float64 throughout."
+        )
+    elif count and (small := max(first.sizes.small, second.sizes.small)):
+        problem = (
+            f"The gradients of {small} parameters are a million times smaller than those of others, or smaller still: "
+            "their brackets are lost in rounding. Bring parameters and outputs to comparable sizes."
+        )
+    elif not first.settled:
+        problem = "The rank was still growing at the deepest brackets; pass a larger depth."
+    elif error > _TRUSTED:
+        problem = "Higher derivatives disagree with finite differences: some operator's derivative formula is wrong."
+    elif overlap > _ORTHOGONAL:
+        problem = (
+            "A law that holds for every gradient does not hold for the directions counted: rounding, or a wrong higher "
+            "derivative, has added directions. Try a smaller or better conditioned instance."
+        )
+    elif explained > count:
+        problem = "More laws were found than the rank allows; one of the two is wrong. Please report this function."
+    if problem:
+        return Verdict(status=Verdict.INCONCLUSIVE, message=problem, evidence=evidence)
+    message = f"{count} independent laws of {function.size} parameters"
+    message += f" ({function.classes})" if function.classes else ""
+    if searched and count:
+        message += ", all found." if explained == count else f"; {count - explained} have no form that was looked for."
+    return Verdict(status=Verdict.VERIFIED, message=message, evidence=evidence)

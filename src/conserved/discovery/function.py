@@ -1,0 +1,387 @@
+"""Any differentiable PyTorch function as a map from a flat parameter vector and one input to a flat output."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from conserved.laws.shared_memory import memory_of, overlapping, tensors_of
+
+Loss = str | Callable[[Tensor, Tensor], Tensor]
+"""Where output gradients live: "any" (or "regression"), "cross_entropy" (sum zero), or those of a loss(z, y)."""
+
+Inputs = Callable[[torch.Generator], Any] | Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""A function from a generator to one input, or an example whose shapes and types are imitated."""
+
+
+class Unsuitable(ValueError):
+    """The function cannot be studied; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """f(θ, x) with θ one float64 vector: names and shapes of its parts, and the function itself."""
+
+    evaluate: Callable[[dict[str, Tensor], Any], Tensor]
+    start: dict[str, Tensor]
+    sample: Callable[[torch.Generator, int], Any]
+    """Draws several inputs, stacked."""
+    loss: Loss
+    outputs: int
+    """How many numbers f returns."""
+    classes: str = ""
+    """Over which axis of which outputs cross-entropy was taken, where that is not plain."""
+
+    @property
+    def size(self) -> int:
+        """D, the number of parameters."""
+        return sum(tensor.numel() for tensor in self.start.values())
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.start.values())).device
+
+    def split(self, theta: Float[Tensor, " D"]) -> dict[str, Tensor]:
+        """The named parameters in a flat vector."""
+        pieces = theta.split([tensor.numel() for tensor in self.start.values()])
+        return {n: piece.reshape(t.shape) for (n, t), piece in zip(self.start.items(), pieces, strict=True)}
+
+    def __call__(self, theta: Float[Tensor, " D"], x: Any) -> Float[Tensor, " out"]:
+        return self.evaluate(self.split(theta), x)
+
+    def generic_point(self, generator: torch.Generator) -> Float[Tensor, " D"]:
+        """Random parameters of a size at which activations neither vanish nor saturate.
+
+        Matrices get entries of variance 1/fan-in; vectors, which are gains and biases, scatter around their mean.
+        """
+        parts = []
+        for tensor in self.start.values():
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
+            if tensor.ndim >= 2:
+                fan_in = math.prod(tensor.shape[1:])
+                parts.append((noise / max(1, fan_in) ** 0.5).flatten())
+            elif tensor.numel():
+                parts.append((tensor.mean() + 0.5 * noise).flatten())
+        return torch.cat(parts)
+
+    def draw_many(self, theta: Float[Tensor, " D"], count: int, generator: torch.Generator) -> Any:
+        """Random inputs, and random output directions v in the span of the loss's gradients, stacked."""
+        x = self.sample(generator, count)
+        noise = torch.randn(count, self.outputs, generator=generator, dtype=torch.float64)
+        loss = self.loss
+        x = to_device(x, self.device)
+        if not callable(loss):
+            return x, noise.to(self.device)
+        each = [tree_map(lambda part, i=i: part[i] if isinstance(part, Tensor) else part, x) for i in range(count)]
+        with torch.no_grad(), written_out():
+            z = torch.stack([self(theta, one) for one in each]).cpu()
+        slopes = [torch.func.grad(lambda out, y=y: loss(out, y).sum())(one) for one, y in zip(z, noise, strict=True)]
+        return x, torch.stack(slopes).to(self.device)
+
+
+def function_of(
+    f: nn.Module | Callable[..., Any],
+    inputs: Inputs,
+    *,
+    loss: Loss,
+    params: Mapping[str, Tensor] | None,
+    device: torch.device | str | None,
+    class_axis: int = -1,
+) -> Function:
+    """Check what was given and bring it into the form of a `Function`."""
+    if not callable(loss) and loss not in ("any", "regression", "cross_entropy"):
+        raise Unsuitable(f"Unknown loss {loss!r}; expected any, cross_entropy or a function of (output, target).")
+    loss = "regression" if loss == "any" else loss
+    sample = imitating(inputs)
+    if isinstance(f, nn.Module):
+        if params is not None:
+            raise Unsuitable("params= belongs to a callable f(params, x); a module brings its own.")
+        call, start = _module(f, device)
+    else:
+        if not params:
+            raise Unsuitable("A callable f(params, x) needs params=, the tensors to study it at.")
+        _refuse_complex(params)
+        given = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
+        # A parameter without entries has no laws, and is passed on as it is.
+        empty = {name: tensor for name, tensor in given.items() if not tensor.numel()}
+        start = {name: tensor for name, tensor in given.items() if tensor.numel()}
+
+        def call(values: dict[str, Tensor], x: Any) -> Any:
+            return f(values | empty, x)
+
+    if not start:
+        raise Unsuitable("There is no trainable parameter: nothing is trained, so every function of them is conserved.")
+    axis = class_axis if loss == "cross_entropy" else None
+    shapes: list[tuple[int, ...]] = []
+
+    def evaluate(values: dict[str, Tensor], x: Any) -> Tensor:
+        output = call(values, x)
+        if axis is not None and not shapes:
+            shapes.append(tuple(logits_of(output).shape))
+        return flat_output(output, class_axis=axis)
+
+    function = Function(evaluate, start, sample, loss, 0)
+    outputs = _checked(function, f)
+    classes = ""
+    if shapes and len(shapes[0]) > 1:
+        classes = f"cross-entropy over axis {class_axis} of outputs of shape {shapes[0]}"
+    return dataclasses.replace(function, outputs=outputs, classes=classes)
+
+
+def _refuse_complex(parameters: Mapping[str, Tensor]) -> None:
+    for name, tensor in parameters.items():
+        if tensor.is_complex():
+            raise Unsuitable(
+                f"The parameter {name} is complex. Its laws are those of pairs of reals: keep torch.view_as_real of it "
+                "as the parameter, and use torch.view_as_complex inside."
+            )
+
+
+def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Callable[..., Any], dict[str, Tensor]]:
+    """A module as a function of its trainable parameters, each under its first name, wherever it is used."""
+    if any(parameter.is_meta for parameter in module.parameters()):
+        raise Unsuitable(
+            "The model is on the meta device; give it memory first, for instance with to_empty(device='cpu')."
+        )
+    _refuse_complex({name: p for name, p in module.named_parameters() if p.requires_grad})
+    _refuse_partly_shared(module)
+    memory = {name: memory_of(parameter) for name, parameter in module.named_parameters(remove_duplicate=False)}
+    model = copy.deepcopy(module).to(device=device)._apply(in_double)
+    canonical: dict[Hashable, str] = {}
+    places: dict[str, str] = {}
+    seen: set[tuple[int, str]] = set()
+    for path, part in model.named_modules():
+        for attribute, parameter in part._parameters.items():
+            if parameter is None or not parameter.requires_grad or not parameter.numel():
+                continue
+            if (id(part), attribute) not in seen:
+                seen.add((id(part), attribute))
+                place = f"{path}.{attribute}" if path else attribute
+                places[place] = canonical.setdefault(memory[place], place)
+    owned = dict(model.named_parameters(remove_duplicate=False))
+    start = {name: owned[name].detach().clone() for name in canonical.values()}
+
+    def call(values: dict[str, Tensor], x: Any) -> Any:
+        given = {place: values[name] for place, name in places.items()}
+        args, kwargs = arguments(x)
+        return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
+
+    return call, start
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """A tensor in double precision: complex tables (rotary positions) stay complex, whole numbers stay whole."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def _refuse_partly_shared(module: nn.Module) -> None:
+    """A parameter that is part of another, or that is read as a buffer too, is moved by what is not its gradient."""
+    tensors = tensors_of(module)
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for name, other in overlapping(tensors).items():
+        both_trained = {name, other} <= trained and memory_of(tensors[name]) == memory_of(tensors[other])
+        if name in trained and not both_trained:
+            raise Unsuitable(
+                f"{name} shares memory with {other} and is not the same parameter: training moves one with the "
+                "gradient of the other, which is the gradient of no function. Let both places use one Parameter."
+            )
+
+
+def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How one input is passed to a module: a tuple as several arguments, a mapping by keyword, else as the only one."""
+    if isinstance(x, tuple):
+        return x, {}
+    return ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits of an output."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or not logits.ndim:
+        raise Unsuitable("loss='cross_entropy' needs a tensor of logits, or an output with .logits.")
+    return logits
+
+
+def flat_output(output: Any, *, class_axis: int | None) -> Float[Tensor, " out"]:
+    """All floating-point numbers of an output as one vector; logits are centred over classes for cross-entropy.
+
+    Centring puts the whole pull-back into the function: the gradients of ⟨f − mean f, v⟩ over all v are those of
+    ⟨f, v⟩ over v with sum zero, which is what cross-entropy can reach.
+    """
+    if class_axis is not None:
+        logits = logits_of(output)
+        if not -logits.ndim <= class_axis < logits.ndim:
+            raise Unsuitable(f"class_axis is {class_axis}; the outputs have shape {tuple(logits.shape)}.")
+        return (logits - logits.mean(class_axis, keepdim=True)).flatten()
+    parts = list(tensors_in(output))
+    if any(part.is_complex() for part in parts):
+        raise Unsuitable("The function returns complex numbers; return torch.view_as_real of them.")
+    parts = [tensor.flatten() for tensor in parts if tensor.is_floating_point()]
+    if not parts:
+        raise Unsuitable(f"The function returned {type(output).__name__} without any floating-point tensor.")
+    return torch.cat(parts)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor inside tuples, lists, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value):
+        for entry in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, entry.name))
+
+
+def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
+    """A sampler of stacked inputs: many calls of the given one, or tensors like the example."""
+    if callable(inputs) and not isinstance(inputs, Tensor):
+        draw = inputs
+        return lambda generator, count: stacked([draw(generator) for _ in range(count)])
+    example = inputs
+
+    def like(value: Any, generator: torch.Generator, count: int) -> Any:
+        if isinstance(value, Tensor):
+            shape = (count, *value.shape)
+            if value.is_floating_point():
+                # Inputs of all sizes: they reach both sides of a kink that lies far from the origin.
+                sizes = torch.randn(count, *(1 for _ in value.shape), generator=generator, dtype=torch.float64).exp()
+                return sizes * torch.randn(shape, generator=generator, dtype=torch.float64)
+            if value.is_complex():
+                raise Unsuitable("An input is complex; pass torch.view_as_real of it, and draw pairs of reals.")
+            if value.dtype == torch.bool:
+                return torch.rand(shape, generator=generator) < 0.5
+            low, high = int(value.min()), int(value.max())
+            return torch.randint(low, high + 1, shape, generator=generator, dtype=value.dtype)
+        if isinstance(value, tuple):
+            return tuple(like(item, generator, count) for item in value)
+        if isinstance(value, Mapping):
+            return {key: like(item, generator, count) for key, item in value.items()}
+        return value
+
+    return lambda generator, count: like(example, generator, count)
+
+
+def stacked(samples: list[Any]) -> Any:
+    """Samples as one, with a leading axis; what is not a tensor must be the same in all."""
+    return tree_map(lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *samples)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Tensors of an input on a device, floating-point ones in float64."""
+    if isinstance(value, Tensor):
+        return in_double(value.to(device))
+    if isinstance(value, tuple):
+        return tuple(to_device(item, device) for item in value)
+    if isinstance(value, Mapping):
+        return {key: to_device(item, device) for key, item in value.items()}
+    return value
+
+
+class _WrittenOut(TorchFunctionMode):
+    """Replaces fused operators whose derivatives cannot be trusted by their formulas.
+
+    PyTorch's native layer_norm has a wrong third derivative, and brackets of brackets need the third and more.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.layer_norm or func is torch.layer_norm:
+            return _layer_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = False,
+) -> Tensor:
+    axes = tuple(range(-len(normalized_shape), 0))
+    centred = x - x.mean(axes, keepdim=True)
+    y = centred / torch.sqrt((centred * centred).mean(axes, keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+@contextmanager
+def written_out() -> Iterator[None]:
+    """Run with operators that can be differentiated as often as needed, forwards and backwards."""
+    with sdpa_kernel(SDPBackend.MATH), _WrittenOut():
+        yield
+
+
+_TRIES = 8
+"""Inputs after which a zero gradient is believed; one input may leave every ReLU of a layer dead."""
+
+
+def _checked(function: Function, f: Any) -> int:
+    """Say early, and in words, what would otherwise fail deep inside; returns the size of an output."""
+    generator = torch.Generator().manual_seed(0)
+    theta = function.generic_point(generator)
+    many = to_device(function.sample(generator, _TRIES), function.device)
+    x, *others = (tree_map(lambda p, i=i: p[i] if isinstance(p, Tensor) else p, many) for i in range(_TRIES))
+    varied = [tensor for tensor in tensors_in(many) if tensor.numel()]
+    if varied and all(bool((tensor == tensor[:1]).all()) for tensor in varied):
+        raise Unsuitable(
+            "Every input drawn is the same, so laws of that one input would be counted. Draw different ones from the "
+            "generator, or pass an example to be imitated; one with token ids must show their range."
+        )
+    with written_out():
+        try:
+            with torch.no_grad():
+                first, second = function(theta, x), function(theta, x)
+        except Unsuitable:
+            raise
+        except Exception as problem:
+            raise Unsuitable(f"The function failed on a random input: {type(problem).__name__}: {problem}") from problem
+        if not bool(torch.isfinite(first).all()):
+            raise Unsuitable("The function returned NaN or infinite values at random parameters and a random input.")
+        if not torch.equal(first, second):
+            raise Unsuitable(
+                "The function is random, or changes when it is called: two calls on one input differ. "
+                "Switch off dropout and batch statistics with model.eval()."
+            )
+        _refuse_batch_statistics(f)
+        try:
+            slope = torch.func.grad(lambda t: function(t, x).square().sum())(theta)
+            for other in others if not bool(slope.any()) else ():
+                slope = slope + torch.func.grad(lambda t, other=other: function(t, other).square().sum())(theta)
+        except Exception as problem:
+            raise Unsuitable(f"The function is not differentiable: {type(problem).__name__}: {problem}") from problem
+    if not bool(torch.isfinite(slope).all()):
+        raise Unsuitable("The gradient is NaN or infinite at random parameters and a random input.")
+    if not bool(slope.any()):
+        raise Unsuitable("The output does not depend on the parameters: its gradient is zero.")
+    return first.numel()
+
+
+def _refuse_batch_statistics(f: Any) -> None:
+    if isinstance(f, nn.Module):
+        for name, module in f.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+                module.training or not module.track_running_stats
+            ):
+                raise Unsuitable(
+                    f"{name or 'the module'} normalises by the statistics of its batch, so the output for one input "
+                    "depends on the others. Call model.eval() to study it with running statistics."
+                )

@@ -1,0 +1,274 @@
+r"""Sparse linear relations between rates of change: the null space of their samples, made readable.
+
+A null space has no preferred basis, but laws have: few terms, small rational coefficients. Gauss–Jordan elimination
+gives such a basis up to relations that say nothing about the function (the squared lengths of a matrix's rows add up
+to the same number as those of its columns); these are taken out again wherever that makes a relation shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.discovery.features import Feature, Rates
+
+EXACT = 1e-9
+"""A relation violated by less than this, relative to its terms, holds up to rounding."""
+
+NEARLY = 1e-3
+"""A relation violated by less than this holds up to something small, such as a normalisation's ε."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Σ coefficient · rate = 0, and by how much it is violated relative to its terms."""
+
+    terms: dict[Feature, float]
+    violation: float
+
+    @property
+    def exact(self) -> bool:
+        return self.violation < EXACT
+
+
+def relations(rates: Rates, *, exact: bool = True) -> list[Relation]:
+    """A sparse basis of all linear relations between the features that move, modulo the trivial ones.
+
+    Without `exact` only those that hold up to something small, where there are any.
+    """
+    features = rates.features
+    scale = rates.sizes.square().mean(0).sqrt()
+    # Fields have length one: a feature this small is itself rounding, and must not be scaled up to a signal.
+    alive = scale > 1e-12 * scale.max()
+    matrix = rates.values / torch.where(alive, scale, 1)
+    # A feature whose rate is rounding against its own terms is a relation of one term.
+    silent = alive & (matrix.abs().amax(0) < EXACT)
+    found = [Relation({f: 1.0}, float(matrix[:, i].abs().max())) for i, f in enumerate(features) if silent[i]]
+    keep = (alive & ~silent).nonzero().flatten()
+    if len(keep):
+        moving = [features[i] for i in keep.tolist()]
+        found += _null_relations(moving, matrix[:, keep], scale[keep], rates.sizes[:, keep], exact=exact)
+    return found if exact else [relation for relation in found if not relation.exact]
+
+
+def _null_relations(
+    features: list[Feature], matrix: Tensor, scale: Tensor, sizes: Tensor, *, exact: bool
+) -> list[Relation]:
+    _, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    vanishing, nearly = (_first_drop(values, limit) for limit in (EXACT, NEARLY))
+    if not exact and nearly >= vanishing:
+        return []
+    trivial = _trivial(features)
+    rows = [row.cpu() for row in _reduced(right[vanishing:] / scale, _FINE)]
+    rows = _independent(_shortened(rows, trivial, _FINE) if exact else rows, trivial, _FINE)
+    if nearly < vanishing:
+        # Vectors that nearly vanish are known up to how nearly: their coefficients are told apart no more finely.
+        blur = float(values[nearly] / values[nearly - 1])
+        grain = _FINE if blur < _FINE.zero else _COARSE
+        wide = [row.cpu() for row in _reduced(right[nearly:] / scale, grain)]
+        rows = rows + _independent(_shortened(wide, trivial, grain), [*trivial, *rows], grain)
+    found = [_relation(features, row, matrix * scale, sizes) for row in rows]
+    # The worst of many samples: where what is normalised happens to be small, ε weighs more.
+    return [relation for relation in found if relation.violation < 10 * NEARLY]
+
+
+def _first_drop(values: Float[Tensor, " F"], limit: float) -> int:
+    """Where small singular values begin. Only a drop sets them apart: a spectrum that fades out has no relations."""
+    small = (values < limit * values[0]).nonzero().flatten()
+    first = int(small[0]) if len(small) else len(values)
+    cuts = (i for i in range(max(first, 1), len(values)) if values[i] < 0.1 * values[i - 1])
+    return next(cuts, len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class _Grain:
+    """How finely coefficients are told apart: what counts as zero, and how many decimals of a ratio are compared."""
+
+    zero: float
+    decimals: int
+
+
+_FINE = _Grain(1e-5, 6)
+_COARSE = _Grain(1e-2, 1)
+
+
+def _reduced(rows: Float[Tensor, "k F"], grain: _Grain) -> Float[Tensor, "k F"]:
+    """Gauss–Jordan elimination with complete pivoting on scaled rows."""
+    rows = rows.clone()
+    for place in range(len(rows)):
+        sizes = rows[place:].abs()
+        pivot = int(sizes.argmax())
+        row, column = place + pivot // rows.shape[1], pivot % rows.shape[1]
+        if rows[row, column] == 0:
+            return rows[:place]
+        rows[[place, row]] = rows[[row, place]]
+        rows[place] /= rows[place, column].clone()
+        others = torch.arange(len(rows)) != place
+        rows[others] -= rows[others, column : column + 1] * rows[place]
+    return torch.where(rows.abs() < 0.1 * grain.zero, 0, rows)
+
+
+def _trivial(features: list[Feature]) -> list[Tensor]:
+    """Sums over the rows along two axes of one parameter are the same number, for lengths and for sums alike."""
+    groups: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for place, feature in enumerate(features):
+        groups.setdefault((feature.sort, feature.parameter), {}).setdefault(feature.axis, []).append(place)
+    found = []
+    for axes in groups.values():
+        first, *others = axes.values()
+        for other in others:
+            row = torch.zeros(len(features), dtype=torch.float64)
+            row[first], row[other] = 1, -1
+            found.append(row)
+    return found
+
+
+def _shortened(rows: list[Tensor], trivial: list[Tensor], grain: _Grain) -> list[Tensor]:
+    """Subtract multiples of other rows and of trivial relations from each row while that leaves fewer terms.
+
+    A relation can hide behind trivial ones (the last neuron's, as the sum over all neurons less the others), so each
+    row is also tried from where a few trivial relations take it.
+    """
+    rows = sorted(rows, key=_terms)
+    improved = True
+    while improved:
+        improved = False
+        table = torch.stack(rows) if rows else torch.zeros(0, 0)
+        for place in range(len(rows)):
+            best = _shortest(rows[place], table, place, trivial, grain)
+            if _terms(best) < _terms(rows[place]):
+                rows[place] = table[place] = best
+                improved = True
+        rows = sorted((row for row in rows if bool(row.any())), key=_terms)
+    return rows
+
+
+def _terms(row: Tensor) -> int:
+    return int((row != 0).sum())
+
+
+def _shortest(row: Tensor, table: Float[Tensor, "k F"], place: int, trivial: list[Tensor], grain: _Grain) -> Tensor:
+    """The shortest row within reach, over rows that may be as long or longer on the way."""
+    best = start = _descended(row, table, place, grain)
+    frontier, seen = [start], {_signature(start)}
+    for _ in range(_EFFORT):
+        if not frontier:
+            break
+        current = frontier.pop(0)
+        for neighbour in _neighbours(current, table, place, trivial, grain):
+            further = _descended(neighbour, table, place, grain)
+            if _signature(further) not in seen:
+                seen.add(_signature(further))
+                frontier.append(further)
+                best = min(best, further, key=_terms)
+    return best
+
+
+def _neighbours(row: Tensor, table: Tensor, place: int, trivial: list[Tensor], grain: _Grain) -> Iterator[Tensor]:
+    """The row with a trivial relation taken out, or with all rows along one axis exchanged for those they equal."""
+    for relation in trivial:
+        if not _has_half(row, relation):
+            continue
+        yield _less(row, relation, grain)
+        for side in (relation > 0, relation < 0):
+            inside = ((table != 0) & (row != 0) & side).any(1)
+            inside[place] = False
+            exchanged = row
+            for k in inside.nonzero().flatten().tolist():
+                exchanged = _less(exchanged, table[k], grain)
+            yield exchanged
+
+
+def _signature(row: Tensor) -> bytes:
+    return row.round(decimals=4).numpy().tobytes()
+
+
+def _has_half(row: Tensor, relation: Tensor) -> bool:
+    return any(2 * int((side & (row != 0)).sum()) >= int(side.sum()) for side in (relation > 0, relation < 0))
+
+
+_EFFORT = 40
+"""How many rows are looked at from where trivial relations take one."""
+
+_CAREFUL = 64
+"""Up to so many candidates, each step takes the best of them; beyond, all that fit are taken in turn."""
+
+
+def _descended(row: Tensor, table: Float[Tensor, "k F"], place: int, grain: _Grain) -> Tensor:
+    """Subtract multiples of other rows while that leaves fewer terms."""
+    present = table != 0
+    lengths = present.sum(1)
+    lengths[place] = 2 * table.shape[1] + 1
+    while True:
+        overlap = (present & (row != 0)).sum(1)
+        candidates = (2 * overlap > lengths).nonzero().flatten().tolist()
+        if len(candidates) > _CAREFUL:
+            best = row
+            for k in (overlap == lengths).nonzero().flatten().tolist():
+                best = _less(best, table[k], grain)
+        else:
+            shorter = (_less(row, table[k], grain) for k in candidates)
+            best = min(shorter, key=_terms, default=row)
+        if _terms(best) >= _terms(row):
+            return row
+        row = best
+
+
+def _less(row: Tensor, other: Tensor, grain: _Grain) -> Tensor:
+    """`row` less the multiple of `other` that cancels most of its entries."""
+    support = (other != 0) & (row != 0)
+    if not bool(support.any()):
+        return row
+    ratios, counts = (row[support] / other[support]).round(decimals=grain.decimals).unique(return_counts=True)
+    left = row - float(ratios[counts.argmax()]) * other
+    return torch.where(left.abs() < grain.zero, 0, left)
+
+
+def _independent(rows: list[Tensor], known: list[Tensor], grain: _Grain) -> list[Tensor]:
+    """Shortest rows first, each only if it is independent of the known relations and of those before it."""
+    basis: list[Tensor] = []
+
+    def is_new(row: Tensor) -> bool:
+        left = row.clone()
+        for _ in range(2):
+            for one in basis:
+                left = left - (left @ one) * one
+        length = torch.linalg.vector_norm(left)
+        if length < 10 * grain.zero * torch.linalg.vector_norm(row):
+            return False
+        basis.append(left / length)
+        return True
+
+    for relation in known:
+        is_new(relation)
+    return [row for row in rows if is_new(row)]
+
+
+def _relation(features: list[Feature], row: Tensor, values: Tensor, sizes: Tensor) -> Relation:
+    """A row as terms with readable coefficients: no traces of noise, fractions of small numbers where they fit."""
+    entries = (row.abs() > 1e-3 * row.abs().max()).nonzero().flatten().tolist()
+    smallest = min(abs(float(row[i])) for i in entries)
+    sign = 1 if float(row[entries[0]]) > 0 else -1
+    raw = [sign * float(row[i]) / smallest for i in entries]
+
+    def violation(weights: list[float]) -> float:
+        factors = torch.tensor(weights, dtype=torch.float64, device=values.device)
+        gaps = (values[:, entries] @ factors).abs()
+        bounds = sizes[:, entries] @ factors.abs()
+        return float((gaps / torch.where(bounds > 0, bounds, 1)).max())
+
+    plain = [_rational(weight) for weight in raw]
+    exact, tidy = violation(raw), violation(plain)
+    weights, size = (plain, tidy) if tidy <= max(10 * exact, EXACT) else (raw, exact)
+    return Relation({features[i]: weight for i, weight in zip(entries, weights, strict=True)}, size)
+
+
+def _rational(value: float) -> float:
+    """The nearby fraction of small numbers, if there is one."""
+    near = float(Fraction(value).limit_denominator(12))
+    return near if abs(near - value) < 1e-2 * max(1, abs(value)) else value

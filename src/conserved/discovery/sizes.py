@@ -1,0 +1,88 @@
+r"""How large the entries of gradient fields are against each other and against the rounding of the program.
+
+A rank does not care for units: the vectors X and X·S, with S diagonal, span spaces of one dimension. So entries that
+are small and still sure are brought up to the others before anything is compared with rounding; entries that are
+rounding themselves (the gradient of a bias that softmax cannot see) are left as they are. The two are told apart by
+computing them again, at parameters that differ in the tenth digit and for another multiple of v: rounding comes out
+quite different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.discovery.function import Function, written_out
+from conserved.laws.pass_precision import precision_of
+
+Rows = Callable[[Tensor, Any, int], Tensor]
+"""Gradient fields at a point, for that many stacked samples."""
+
+_SAMPLES = 12
+
+_SMALL = 1e-6
+"""Entries this far below the largest are looked at closely."""
+
+_SURE, _NOISE = 1e-3, 0.05
+"""Relative change on computing an entry again: below the first it is sure, above the second it is rounding."""
+
+_FAINTEST = 1e-15
+"""Entries further below the largest than this, and neither sure nor rounding, are left to rounding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sizes:
+    """What vectors are multiplied with before their rank is taken, and what is known about their rounding."""
+
+    scale: Float[Tensor, " D"] | None
+    """None where all entries are of comparable size."""
+    small: int
+    """Entries that are small and not mere rounding. As fields they are scaled; their brackets are smaller still."""
+    noise: float
+    """The rounding of the whole program, relative to its fields: a cast to float32 inside makes it 1e-7."""
+
+
+def sizes_of(function: Function, theta: Float[Tensor, " D"], rows: Rows, generator: torch.Generator) -> Sizes:
+    """Measure them on a few fields."""
+    x, v = function.draw_many(theta, _SAMPLES, generator)
+    nearby = torch.randn(theta.shape, generator=generator, dtype=torch.float64).to(theta.device)
+    fields = rows(theta, (x, v), _SAMPLES)
+    again = rows(theta + 1e-9 * theta.abs() * nearby, (x, 1.2345678 * v), _SAMPLES) / 1.2345678
+    largest = fields.abs().amax(0)
+    reach = float(largest.max())
+    noise = max(_precision(function, theta, x, v), _roughness(theta, (x, v), rows, nearby))
+    small = (largest > 0) & (largest < _SMALL * reach)
+    if not bool(small.any()):
+        return Sizes(None, 0, noise)
+    there = fields.abs() > 0.1 * largest
+    apart = (again - fields).abs() / torch.where(there, fields.abs(), 1)
+    change = torch.where(there, apart, torch.nan).nanmedian(0).values
+    sure = small & (change < _SURE)
+    doubtful = small & ~sure & (change < _NOISE) & (largest > _FAINTEST * reach)
+    scale = torch.where(sure, torch.exp2(torch.log2(reach / torch.where(sure, largest, reach)).floor()), 1.0)
+    return Sizes(scale if bool(sure.any()) else None, int((sure | doubtful).sum()), noise)
+
+
+def _precision(function: Function, theta: Tensor, x: Any, v: Tensor) -> float:
+    """The rounding of the coarsest type that gradients pass through, as the graph of one output shows it."""
+    from conserved.discovery.fields import one_of
+
+    with torch.enable_grad(), written_out():
+        point = theta.detach().clone().requires_grad_()
+        value = (function(point, one_of(x, 0)) * v[0]).sum()
+    return torch.finfo(precision_of(value)).eps if value.requires_grad else torch.finfo(torch.float64).eps
+
+
+def _roughness(theta: Tensor, samples: Any, rows: Rows, direction: Tensor) -> float:
+    """Second differences over a tiny step, against the fields: what a smooth program leaves is its rounding."""
+    step = 3e-7 * theta.abs() * direction
+    ahead, here, behind = (rows(theta + sign * step, samples, _SAMPLES) for sign in (1, 0, -1))
+    norms = torch.linalg.vector_norm(here, dim=1)
+    left = torch.linalg.vector_norm(ahead + behind - 2 * here, dim=1)
+    alive = norms > 0
+    return float((left[alive] / norms[alive]).median()) if bool(alive.any()) else 0.0

@@ -1,0 +1,190 @@
+"""How a group moves the axes of inputs and outputs, and the identity of gradients that follows.
+
+If moving the inputs along a group leaves f alone, or moves its outputs along, then differentiating at the unit element
+gives, for every generator E,  Σ_inputs ⟨dT, E·T⟩ = Σ_outputs ⟨dout, E·out⟩  (SCIENCE: the output is a leg too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from conserved.inference.probing.noise import wide
+
+
+class Group(StrEnum):
+    """The groups that are tried, each acting on axes of tensors."""
+
+    SCALING = "scaling"
+    GENERAL_LINEAR = "general linear"
+    PAIRED = "paired rotations and scales"
+    ROTATION = "rotation"
+    TRANSLATION = "translation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of a tensor that moves: `every` entry of the group is shared by that many entries of the axis, next to
+    each other or, if `tiled`, one block apart (grouped heads, rotary pairs)."""
+
+    axis: int
+    every: int = 1
+    tiled: bool = False
+
+    def __str__(self) -> str:
+        if self.every == 1:
+            return str(self.axis)
+        return f"{self.axis} ({'strided' if self.tiled else 'adjacent'} by {self.every})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLeg:
+    """A tensor that takes part: which of its axes carry the coordinates of the group, and to which power it moves."""
+
+    name: str
+    place: int
+    output: bool
+    axes: tuple[Axis, ...]
+    degree: float = 1.0
+
+    def __str__(self) -> str:
+        power = "" if self.degree == 1 else f"^{self.degree:g}"
+        return f"{self.name}[{', '.join(map(str, self.axes)) or 'all'}]{power}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedSymmetry:
+    """A continuous symmetry that the forward pass was seen to have.
+
+    Attributes:
+        group: what moves.
+        sizes: sizes of the coordinates; for a group of matrices the last one is what is mixed.
+        legs: inputs and outputs that move, each axis list in the order of `sizes`.
+        error: largest relative change of an output that the moves left, by row.
+        exact: whether that is the noise of the function; if not, identities hold up to about `error`.
+    """
+
+    group: Group
+    sizes: tuple[int, ...]
+    legs: tuple[TensorLeg, ...]
+    error: float = 0.0
+    exact: bool = True
+    pairs: str = field(default="")
+
+    @property
+    def inputs(self) -> tuple[TensorLeg, ...]:
+        return tuple(leg for leg in self.legs if not leg.output)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether an output moves along: then a wrong factor is seen."""
+        return any(leg.output for leg in self.legs)
+
+    def __str__(self) -> str:
+        text = f"{self.group.value}{self.pairs and f' ({self.pairs})'} of {self.legs[0]}"
+        for leg in self.legs[1:]:
+            text += f" {'moves' if leg.output else 'against' if leg.degree < 0 else 'and'} {leg}"
+        return text + ("" if self.exact else f" (up to {self.error:.0e})")
+
+
+def spread(values: Tensor, leg: TensorLeg, ndim: int) -> Tensor:
+    """Numbers over the coordinates, repeated and put where the leg's axes are, to broadcast against its tensor."""
+    for place, axis in enumerate(leg.axes):
+        if axis.every > 1:
+            counts = [1] * values.ndim
+            counts[place] = axis.every
+            values = values.repeat(counts) if axis.tiled else values.repeat_interleave(axis.every, place)
+    order = sorted(range(len(leg.axes)), key=lambda place: leg.axes[place].axis)
+    values = values.permute(order)
+    shape = [1] * ndim
+    for place, number in zip(order, values.shape, strict=True):
+        shape[leg.axes[place].axis] = number
+    return values.reshape(shape)
+
+
+def gather(tensor: Tensor, leg: TensorLeg) -> Tensor:
+    """The sums of a tensor over everything that shares a coordinate: the adjoint of `spread`."""
+    kept = [axis.axis for axis in leg.axes]
+    rest = [place for place in range(tensor.ndim) if place not in kept]
+    found = tensor.permute([*kept, *rest])
+    found = found.flatten(len(kept)).sum(-1) if rest else found
+    for place, axis in enumerate(leg.axes):
+        if axis.every > 1:
+            size = found.shape[place] // axis.every
+            parts = (axis.every, size) if axis.tiled else (size, axis.every)
+            found = found.unflatten(place, parts).sum(place if axis.tiled else place + 1)
+    return found
+
+
+def scaled(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], powers: Tensor) -> dict[str, Tensor]:
+    """Every leg multiplied by two to the `powers` of its coordinates, times its degree."""
+    moved = dict(tensors)
+    for leg in symmetry.legs:
+        tensor = tensors[leg.name]
+        factor = torch.exp2(leg.degree * spread(powers, leg, tensor.ndim))
+        moved[leg.name] = (wide(tensor) * factor).to(tensor.dtype)
+    return moved
+
+
+def shifted(symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], amounts: Tensor) -> dict[str, Tensor]:
+    """Every leg with the amounts of its coordinates added, times its degree."""
+    moved = dict(tensors)
+    for leg in symmetry.legs:
+        tensor = tensors[leg.name]
+        moved[leg.name] = (wide(tensor) + leg.degree * spread(amounts, leg, tensor.ndim)).to(tensor.dtype)
+    return moved
+
+
+def mixed(
+    symmetry: ProbedSymmetry, tensors: Mapping[str, Tensor], choice: Tensor, matrices: Sequence[tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    """Every leg multiplied along its last axis by the first or second matrix, as `choice` over the other coordinates
+    says; legs of degree −1 by the inverse transposed, which is the second of each pair."""
+    moved = dict(tensors)
+    for leg in symmetry.legs:
+        tensor = tensors[leg.name]
+        last = leg.axes[-1].axis
+        laid = wide(tensor).movedim(last, -1)
+        which = 0 if leg.degree > 0 else 1
+        first, second = (laid @ pair[which].T for pair in matrices)
+        others = TensorLeg(name=leg.name, place=leg.place, output=leg.output, axes=leg.axes[:-1])
+        bits = spread(choice, others, tensor.ndim) if leg.axes[:-1] else choice
+        result = torch.where(bits.bool(), first.movedim(-1, last), second.movedim(-1, last))
+        moved[leg.name] = result.to(tensor.dtype)
+    return moved
+
+
+def outer(left: Tensor, right: Tensor, leg: TensorLeg) -> Tensor:
+    """Σ left_i right_j over everything but the coordinates: a matrix for each of the other coordinates."""
+    kept = [axis.axis for axis in leg.axes]
+    rest = [place for place in range(left.ndim) if place not in kept]
+
+    def laid(tensor: Tensor) -> Tensor:
+        ordered = tensor.permute(*kept[:-1], *rest, kept[-1])
+        return ordered.flatten(len(kept) - 1, -2) if rest else ordered.unsqueeze(-2)
+
+    found = laid(left).transpose(-1, -2) @ laid(right)
+    for place, axis in enumerate(leg.axes[:-1]):
+        if axis.every > 1:
+            size = found.shape[place] // axis.every
+            parts = (axis.every, size) if axis.tiled else (size, axis.every)
+            found = found.unflatten(place, parts).sum(place if axis.tiled else place + 1)
+    return found
+
+
+def generator_part(group: Group, matrix: Tensor, pairs: str) -> Tensor:
+    """What of Σ dT_i T_j vanishes for this group of matrices."""
+    if group is Group.ROTATION:
+        return matrix - matrix.transpose(-1, -2)
+    if group is Group.PAIRED:
+        size = matrix.shape[-1]
+        first = torch.arange(0, size, 2) if pairs == "adjacent" else torch.arange(size // 2)
+        second = first + 1 if pairs == "adjacent" else first + size // 2
+        trace = matrix[..., first, first] + matrix[..., second, second]
+        turn = matrix[..., second, first] - matrix[..., first, second]
+        return torch.stack((trace, turn), -1)
+    return matrix

@@ -1,0 +1,411 @@
+"""The search for scalings and translations: of one input, or of two against each other, axis by axis, then jointly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg, scaled, shifted, spread
+from conserved.inference.probing.noise import by_row, rms, wide
+from conserved.inference.probing.numerical_function import Function, Values
+
+NEARLY = 1e-2
+"""A relative change by moves up to a factor of four below which a scaling counts as holding up to that change."""
+
+_NOISE, _ROUNDING = 10.0, 16.0
+"""How many standard deviations of the function's noise, and roundings of its outputs, a symmetric move may leave."""
+
+_TYPICAL, _TELLING = 5.0, 8.0
+"""Roundings a symmetric move may leave on average; and how many times that a move that is no symmetry must change."""
+
+_DIVISORS, _FEW, _SINGLE = 6, 16, 2.0**-13
+
+
+@dataclass(slots=True, kw_only=True)
+class Scanner:
+    """A function at its inputs, with what is needed to say whether a move left it alone."""
+
+    function: Function
+    outs: Values
+    noise: Values
+    unit: float
+    deadline: float
+    passes: int = 0
+    known: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(2024))
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Inputs and outputs by name."""
+        named = dict(zip(self.function.names, self.function.values, strict=True))
+        return named | dict(zip(self.function.out_names, self.outs, strict=True))
+
+    def run(self, moved: Mapping[str, Tensor]) -> Values | None:
+        """The outputs at moved inputs; None if the function refuses them or overflows."""
+        self.passes += 1
+        try:
+            found = self.function.outputs([moved[name] for name in self.function.names])
+        except Exception:  # a kernel may refuse inputs in any way it likes
+            return None
+        if any(out.shape != before.shape for out, before in zip(found, self.outs, strict=True)):
+            return None
+        return found if all(bool(torch.isfinite(out).all()) for out in found) else None
+
+    def fits(self, place: int, found: Tensor, expected: Tensor) -> tuple[bool, float]:
+        """Whether an output is what a move predicts, up to noise; and the largest relative difference by row."""
+        gap = (wide(found) - wide(expected)).abs()
+        size = by_row(wide(expected).square()).sqrt()
+        before = by_row(wide(self.outs[place]).square()).sqrt()
+        growth = (size / before.clamp_min(1e-300)).clamp(1.0, 1e6)
+        limit = _NOISE * self.noise[place] * growth + _ROUNDING * self.unit * (size + wide(expected).abs())
+        typical = (self.noise[place] * growth).square().mean().sqrt() + self.unit * wide(
+            expected
+        ).square().mean().sqrt()
+        exact = bool((gap <= limit).all()) and bool(gap.square().mean().sqrt() <= _TYPICAL * typical)
+        if self.coarse:
+            exact = bool((gap == 0).all())
+        if self.few and not exact:
+            return False, 1.0
+        rows = by_row(gap.square()).sqrt() / size.clamp_min(float(size.max()) * 1e-6 + 1e-300)
+        return exact, float(rows.max()) if rows.numel() else 0.0
+
+    @property
+    def few(self) -> bool:
+        """A few numbers, such as a mean loss: they nearly follow many moves that are no symmetries."""
+        return sum(out.numel() for out in self.outs) < _FEW
+
+    @property
+    def coarse(self) -> bool:
+        """A few numbers computed in half precision: only what leaves every bit alone says something."""
+        return self.few and self.unit > _SINGLE
+
+    def tells(self, name: str, group: Group) -> bool:
+        """Whether the outputs show it when an input is changed at random: if not, a move proves nothing."""
+        shift = group is Group.TRANSLATION
+        if (name, shift) not in self.known:
+            tensors = self.tensors
+            signs = self.field(tensors[name].shape, (-1.0, 1.0))
+            size = rms(tensors[name]) or 1.0
+            moved = wide(tensors[name]) + signs * size if shift else wide(tensors[name]) * torch.exp2(signs)
+            found = self.run(tensors | {name: moved.to(tensors[name].dtype)})
+            self.known[name, shift] = found is not None and self._shows(found)
+        return self.known[name, shift]
+
+    def _shows(self, found: Values) -> bool:
+        """Whether every output that changed at all, and at least one, changed far beyond its rounding."""
+        changed = []
+        for out, before, noise in zip(found, self.outs, self.noise, strict=True):
+            if not torch.equal(out, before):
+                rounding = _TYPICAL * (rms(noise) + self.unit * rms(before))
+                changed.append(rms(wide(out) - wide(before)) > _TELLING * rounding)
+        return bool(changed) and all(changed)
+
+    def field(self, sizes: Sequence[int], choices: Sequence[float]) -> Tensor:
+        """Random numbers from `choices` over the coordinates, not all equal where there is more than one."""
+        options = torch.tensor(choices, dtype=torch.float64)
+        found = options[torch.randint(len(choices), tuple(sizes), generator=self.generator)]
+        flat = found.view(-1)
+        if flat.numel() > 1 and bool((flat == flat[0]).all()):
+            flat[0] = options[0] if flat[0] != options[0] else options[1]
+        return found.to(self.outs[0].device)
+
+    def leg(self, name: str, axes: Sequence[Axis], degree: float = 1.0) -> TensorLeg:
+        """A leg of the input or output of that name."""
+        output = name in self.function.out_names
+        names = self.function.out_names if output else self.function.names
+        return TensorLeg(name=name, place=names.index(name), output=output, axes=tuple(axes), degree=degree)
+
+
+def judge(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor]) -> tuple[bool, float] | None:
+    """How well the outputs follow a move of the inputs; None if the function could not be run there."""
+    found = scanner.run(moved)
+    if found is None:
+        return None
+    verdicts = [
+        scanner.fits(place, out, moved[name])
+        for place, (name, out) in enumerate(zip(scanner.function.out_names, found, strict=True))
+    ]
+    return all(exact for exact, _ in verdicts), max(error for _, error in verdicts)
+
+
+_UP, _BOTH = (1.0, 2.0), (-2.0, -1.0, 1.0, 2.0)
+"""Powers of two to move by; none is zero, for an entry that does not move proves nothing."""
+
+
+def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
+    """The symmetry with the error four more random moves leave, or None if one of them refutes it."""
+    errors, exact = [], True
+    for round_ in range(4):
+        upwards = round_ < 2
+        if symmetry.group is Group.SCALING:
+            moved = scaled(symmetry, scanner.tensors, scanner.field(symmetry.sizes, _UP if upwards else _BOTH))
+        else:
+            size = _shift_size(scanner, symmetry) * 2.0**round_ / 2
+            amounts = scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)) * size
+            moved = shifted(symmetry, scanner.tensors, amounts)
+        found = judge(scanner, symmetry, moved)
+        nearly = NEARLY if upwards else 16 * NEARLY
+        if found is None or not (found[0] or (symmetry.group is Group.SCALING and found[1] <= nearly)):
+            return None
+        exact &= found[0]
+        errors.append(found[1])
+    return replace(symmetry, error=max(errors if exact else errors[:2]), exact=exact)
+
+
+def _shift_size(scanner: Scanner, symmetry: ProbedSymmetry) -> float:
+    size = max(rms(scanner.tensors[leg.name]) for leg in symmetry.inputs) or 1.0
+    return 2.0 ** round(torch.tensor(size).log2().item())
+
+
+def _divides(size: int, count: int) -> list[Axis]:
+    """How an axis of `size` may carry `count` coordinates; the axis itself is filled in later."""
+    if count == 0 or size % count:
+        return []
+    every = size // count
+    return [Axis(axis=0)] if every == 1 else [Axis(axis=0, every=every), Axis(axis=0, every=every, tiled=True)]
+
+
+def followers(
+    scanner: Scanner, group: Group, found: Values, powers: Tensor, degrees: Sequence[float], index: int
+) -> tuple[Axis | None, ...] | None:
+    """For each output the axis along which it moved with the field, None where it stayed; None if one did neither."""
+    axes: list[Axis | None] = []
+    for place, out in enumerate(found):
+        before = scanner.outs[place]
+        if degrees[place] == 0:
+            exact, error = scanner.fits(place, out, before)
+            if not (exact or (group is Group.SCALING and error <= NEARLY)):
+                return None
+            axes.append(None)
+            continue
+        order = sorted(range(before.ndim), key=lambda axis: (axis != index, axis))
+        options = [
+            replace(option, axis=axis) for axis in order for option in _divides(before.shape[axis], powers.numel())
+        ]
+        for option in options:
+            leg = TensorLeg(name="", place=place, output=True, axes=(option,), degree=degrees[place])
+            lying = degrees[place] * spread(powers, leg, before.ndim)
+            expected = wide(before) * torch.exp2(lying) if group is Group.SCALING else wide(before) + lying
+            exact, error = scanner.fits(place, out, expected)
+            if exact or (group is Group.SCALING and error <= NEARLY):
+                axes.append(option)
+                break
+        else:
+            return None
+    return tuple(axes)
+
+
+def _degrees(scanner: Scanner, found: Values, group: Group, amount: float) -> list[float] | None:
+    """By which power each output follows a common factor, or by which multiple a common shift; None if it does not."""
+    degrees = []
+    for place, out in enumerate(found):
+        before, after = wide(scanner.outs[place]), wide(out)
+        if group is Group.SCALING:
+            ratio = float((before * after).sum() / before.square().sum().clamp_min(1e-300))
+            degree = round(2 * torch.tensor(max(ratio, 1e-30)).log2().item() / amount) / 2
+            expected = before * 2.0 ** (degree * amount)
+        else:
+            degree = round(2 * float((after - before).mean()) / amount) / 2
+            expected = before + degree * amount
+        exact, error = scanner.fits(place, out, expected)
+        if abs(degree) > 4 or not (exact or (group is Group.SCALING and error <= NEARLY)):
+            return None
+        degrees.append(degree)
+    return degrees
+
+
+def _carriers(shape: Sequence[int], axis: int, *, divisors: bool) -> list[Axis]:
+    """An axis with a coordinate for each entry, then with one for several entries."""
+    size = shape[axis]
+    if size < 2:
+        return []
+    found = [Axis(axis=axis)]
+    if divisors:
+        few = [every for every in range(2, size) if size % every == 0][:_DIVISORS]
+        found += [Axis(axis=axis, every=every, tiled=tiled) for every in few for tiled in (False, True)]
+    elif size % 2 == 0 and size > 2:
+        found += [Axis(axis=axis, every=2), Axis(axis=axis, every=2, tiled=True)]
+    return found
+
+
+def _together(
+    scanner: Scanner, group: Group, legs: Sequence[tuple[str, float]], columns: Sequence[Mapping[str, Axis]]
+) -> list[ProbedSymmetry]:
+    """One symmetry with all coordinates if they hold jointly, else one for each."""
+
+    def made(chosen: Sequence[Mapping[str, Axis]]) -> ProbedSymmetry:
+        first = legs[0][0]
+        shape = scanner.tensors[first].shape
+        sizes = tuple(shape[column[first].axis] // column[first].every for column in chosen)
+        moving = [
+            scanner.leg(name, [column[name] for column in chosen if name in column], degree) for name, degree in legs
+        ]
+        return ProbedSymmetry(group=group, sizes=sizes, legs=tuple(moving))
+
+    distinct: list[Mapping[str, Axis]] = []
+    for column in columns:
+        if all(column[name].axis != other[name].axis for other in distinct for name in column if name in other):
+            distinct.append(column)
+    joint = confirmed(scanner, made(distinct))
+    if joint is not None or len(distinct) < 2:
+        return [joint] if joint is not None else []
+    return [alone for column in distinct if (alone := confirmed(scanner, made([column]))) is not None]
+
+
+def _alone(scanner: Scanner, group: Group, name: str) -> list[ProbedSymmetry]:
+    """Symmetries that move one input, with or without the outputs."""
+    tensor = scanner.tensors[name]
+    size = rms(tensor)
+    if (size == 0 and group is Group.SCALING) or not scanner.tells(name, group):
+        return []
+    amount = 2.0 if group is Group.SCALING else 2.0 ** round(torch.tensor(size or 1.0).log2().item())
+    act = scaled if group is Group.SCALING else shifted
+    whole = ProbedSymmetry(group=group, sizes=(), legs=(scanner.leg(name, ()),))
+    found = scanner.run(act(whole, scanner.tensors, torch.tensor(amount, dtype=torch.float64, device=tensor.device)))
+    degrees = None if found is None else _degrees(scanner, found, group, amount)
+    if degrees is None:
+        return []
+    outs = [(out, degree) for out, degree in zip(scanner.function.out_names, degrees, strict=True) if degree]
+    legs = [(name, 1.0), *outs]
+    columns: list[dict[str, Axis]] = []
+    for axis in range(tensor.ndim):
+        still = not outs and axis > 0
+        for carrier in _carriers(tensor.shape, axis, divisors=still):
+            if scanner.late:
+                break
+            count = tensor.shape[axis] // carrier.every
+            choices = _UP if group is Group.SCALING else (-1.0, -0.5, 0.5, 1.0)
+            field_ = scanner.field((count,), choices) * (1.0 if group is Group.SCALING else amount)
+            one = ProbedSymmetry(group=group, sizes=(count,), legs=(scanner.leg(name, (carrier,)),))
+            after = scanner.run(act(one, scanner.tensors, field_))
+            along = None if after is None else followers(scanner, group, after, field_, degrees, axis)
+            if along is not None:
+                moving = zip(scanner.function.out_names, along, strict=True)
+                columns.append({name: carrier} | {out: where for out, where in moving if where is not None})
+                break
+    return _together(scanner, group, legs, columns)
+
+
+def _against(scanner: Scanner, left: str, right: str, alone: Sequence[ProbedSymmetry]) -> list[ProbedSymmetry]:
+    """Scalings of two inputs: one against the other with the outputs left as they are, or both with the outputs."""
+    tensors = scanner.tensors
+    if not (scanner.tells(left, Group.SCALING) and scanner.tells(right, Group.SCALING)):
+        return []
+    two = torch.tensor(2.0, dtype=torch.float64, device=tensors[left].device)
+    single = {found.legs[0].name for found in alone}
+    ways = [_partner_degree(left, right, alone)] + ([] if {left, right} <= single else [1.0])
+    for degree in ways:
+        legs = (scanner.leg(left, ()), scanner.leg(right, (), degree))
+        uniform = ProbedSymmetry(group=Group.SCALING, sizes=(), legs=legs)
+        found = scanner.run(scaled(uniform, tensors, two))
+        degrees = None if found is None else _degrees(scanner, found, Group.SCALING, 2.0)
+        if degrees is None or (degree > 0) != any(degrees):
+            continue
+        outs = [(name, power) for name, power in zip(scanner.function.out_names, degrees, strict=True) if power]
+        columns = _columns_of_two(scanner, left, right, degree, degrees, alone)
+        if columns or not {left, right} & single:
+            return _together(scanner, Group.SCALING, [(left, 1.0), (right, degree), *outs], columns)
+    return []
+
+
+def _columns_of_two(
+    scanner: Scanner,
+    left: str,
+    right: str,
+    degree: float,
+    degrees: Sequence[float],
+    alone: Sequence[ProbedSymmetry],
+) -> list[dict[str, Axis]]:
+    """The pairs of axes of two inputs that scale together, each with the axes of the outputs that follow."""
+    tensors = scanner.tensors
+    done = {
+        name: {axis.axis for found in alone for leg in found.inputs if leg.name == name for axis in leg.axes}
+        for name in (left, right)
+    }
+    columns: list[dict[str, Axis]] = []
+    pairs = sorted(product(range(tensors[left].ndim), range(tensors[right].ndim)), key=lambda pair: pair[0] != pair[1])
+    for a, b in pairs:
+        used = any(column[left].axis == a or column[right].axis == b for column in columns)
+        if used or scanner.late or (a in done[left] and b in done[right]):
+            continue
+        for one, other in _matched(tensors[left].shape[a], tensors[right].shape[b]):
+            column = {left: replace(one, axis=a), right: replace(other, axis=b)}
+            legs = (scanner.leg(left, (column[left],)), scanner.leg(right, (column[right],), degree))
+            sizes = (tensors[left].shape[a] // one.every,)
+            powers = scanner.field(sizes, _UP)
+            trial = ProbedSymmetry(group=Group.SCALING, sizes=sizes, legs=legs)
+            after = scanner.run(scaled(trial, tensors, powers))
+            along = None if after is None else followers(scanner, Group.SCALING, after, powers, degrees, a)
+            if along is not None:
+                moving = zip(scanner.function.out_names, along, strict=True)
+                columns.append(column | {out: where for out, where in moving if where is not None})
+                break
+    return columns
+
+
+def _partner_degree(left: str, right: str, alone: Sequence[ProbedSymmetry]) -> float:
+    """Minus one, or what two inputs' own degrees of homogeneity make it."""
+    own: dict[str, float] = {}
+    for found in alone:
+        outs = [leg.degree for leg in found.legs if leg.output]
+        if outs:
+            own.setdefault(found.legs[0].name, outs[0])
+    if left in own and right in own:
+        return -own[left] / own[right]
+    return -1.0
+
+
+def _matched(one: int, other: int) -> list[tuple[Axis, Axis]]:
+    """How two axes may carry the same coordinates."""
+    if min(one, other) < 2:
+        return []
+    plain = Axis(axis=0)
+    if one == other:
+        both = [(plain, plain)]
+        if one % 2 == 0 and one > 2:
+            adjacent, strided = Axis(axis=0, every=2), Axis(axis=0, every=2, tiled=True)
+            both += [(adjacent, adjacent), (strided, strided)]
+        return both
+    if one % other == 0:
+        return [(option, plain) for option in _divides(one, other)]
+    if other % one == 0:
+        return [(plain, option) for option in _divides(other, one)]
+    return []
+
+
+def scalings(scanner: Scanner) -> list[ProbedSymmetry]:
+    """Scalings of one input, then of two inputs against each other."""
+    names = scanner.function.names
+    alone = [found for name in names for found in _alone(scanner, Group.SCALING, name)]
+    pairs = [(left, right) for place, left in enumerate(names) for right in names[place + 1 :]]
+    return alone + [
+        found for left, right in pairs if not scanner.late for found in _against(scanner, left, right, alone)
+    ]
+
+
+def translations(scanner: Scanner) -> list[ProbedSymmetry]:
+    """Shifts of one input, with or without the outputs, and of two inputs of one shape against each other."""
+    names = scanner.function.names
+    alone = [found for name in names if not scanner.late for found in _alone(scanner, Group.TRANSLATION, name)]
+    free = [name for name in names if all(found.legs[0].name != name for found in alone)]
+    for place, left in enumerate(free):
+        for right in free[place + 1 :]:
+            shape = scanner.tensors[left].shape
+            if shape != scanner.tensors[right].shape or scanner.late:
+                continue
+            if not (scanner.tells(left, Group.TRANSLATION) and scanner.tells(right, Group.TRANSLATION)):
+                continue
+            axes = [Axis(axis=axis) for axis in range(len(shape))]
+            legs = (scanner.leg(left, axes), scanner.leg(right, axes, -1.0))
+            both = confirmed(scanner, ProbedSymmetry(group=Group.TRANSLATION, sizes=tuple(shape), legs=legs))
+            alone += [both] if both is not None else []
+    return alone

@@ -1,0 +1,160 @@
+"""How noisy a function and its gradients are in themselves, measured by differences along a short line.
+
+A smooth function's fourth difference along five nearby points vanishes with the fourth power of their distance; what
+is left is the noise of its arithmetic, whatever that arithmetic is (half precision, TF32, atomic additions, a sum in
+another order). This is Hamming's difference table, as in J. Moré and S. Wild, "Estimating computational noise" (2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conserved.inference.probing.numerical_function import UNIT, Function, Values
+
+_STENCIL = (1.0, -4.0, 6.0, -4.0, 1.0)
+_VARIANCE = 70.0
+"""The sum of the squares of the stencil: the variance of a fourth difference of independent noise of variance one."""
+
+_STEP = {torch.float64: 2.0**-22, torch.float32: 2.0**-15, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+_TENSOR_CORE_STEP = 2.0**-12
+"""Single precision on a GPU may be rounded to ten bits inside; a shorter step would not reach the next such number."""
+
+_TENSOR_CORE_UNIT = 2.0**-12
+_FEW = 16
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In double precision, where comparing adds no error of its own."""
+    return tensor.detach().double()
+
+
+def by_row(square: Tensor) -> Tensor:
+    """The mean over as many trailing axes as make a fair sample, kept as axes of size one."""
+    dims: list[int] = []
+    count = 1
+    for axis in range(square.ndim - 1, -1, -1):
+        dims.append(axis)
+        count *= square.shape[axis]
+        if count >= _FEW:
+            break
+    return square.mean(dims, keepdim=True) if dims else square
+
+
+def rms(tensor: Tensor) -> float:
+    """Root of the mean square."""
+    return float(wide(tensor).square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Standard deviations of outputs and gradients by row, and the relative error of one rounding as it shows in the
+    outputs. `response` is the relative change of a gradient per relative change of the inputs, plus one."""
+
+    outs: Values
+    grads: tuple[Tensor | None, ...]
+    unit: float
+    relative: tuple[float, ...]
+    response: tuple[float, ...]
+
+
+def nearby(values: Sequence[Tensor], step: float, seed: int) -> list[list[Tensor]]:
+    """Five points on a line through `values`, each entry moved by a share of itself."""
+    generator = torch.Generator(values[0].device).manual_seed(seed)
+    points: list[list[Tensor]] = [[] for _ in _STENCIL]
+    for value in values:
+        device = value.device
+        share = torch.rand(value.shape, generator=generator, dtype=torch.float32, device=device) + 0.5
+        share *= torch.randint(2, value.shape, generator=generator, device=device).mul_(2).sub_(1)
+        for place, point in enumerate(points):
+            moved = wide(value) * (1 + (place - 2) * step * share.double())
+            point.append(moved.to(value.dtype) if place != 2 else value.detach().clone())
+    return points
+
+
+def step_of(function: Function) -> float:
+    """How far apart the points are, relative to the entries."""
+    step = _STEP[function.precision]
+    if function.precision == torch.float32 and function.values[0].is_cuda:
+        step = _TENSOR_CORE_STEP
+    return step
+
+
+def measure_noise(function: Function, slopes: Sequence[Tensor], *, seed: int = 17, shorter: float = 1.0) -> Noise:
+    """The noise of outputs and gradients around the function's inputs, from five forward and backward passes.
+
+    Args:
+        function: the function at its inputs.
+        slopes: output gradients of the backward passes.
+        seed: of the direction the five points lie in.
+        shorter: how many times nearer to each other than usual the points are, where the precision allows.
+    """
+    step = max(step_of(function) / shorter, 32 * UNIT[function.precision] if shorter > 1 else 0.0)
+    count = len(function.values)
+    points_ = nearby([*function.values, *slopes], step, function.seed + seed)
+    runs = [function.gradients(point[:count], point[count:]) for point in points_]
+    outs = [[wide(run[0][place]) for run in runs] for place in range(len(runs[0][0]))]
+    grads = [[run[1][place] for run in runs] for place in range(len(function.values))]
+    unit = max([UNIT[function.precision], *(UNIT[out.dtype] for out in runs[0][0])])
+    shares = []
+    for points in outs:
+        spread = _noise(points).square().mean().sqrt()
+        response = (points[3] - points[1]).square().mean().sqrt() / (2 * step) + points[2].square().mean().sqrt()
+        if points[2].numel() >= 64 and response > 0:
+            shares.append(float(spread / response))
+        elif points[2].numel() < 64:
+            # The noise of a few numbers says little about the arithmetic behind them.
+            shares.append(_TENSOR_CORE_UNIT if points[2].is_cuda else UNIT[torch.float32])
+    unit = max([unit, *shares])
+    deviations: list[Tensor | None] = []
+    relative, responses = [], []
+    for passes in grads:
+        arrived = [wide(grad) for grad in passes if grad is not None]
+        if len(arrived) < len(_STENCIL):
+            deviations.append(None)
+            relative.append(0.0)
+            responses.append(1.0)
+            continue
+        spread = _noise(arrived)
+        size = arrived[2].square().mean().sqrt()
+        deviations.append(_deviation(arrived))
+        change = (arrived[3] - arrived[1]).square().mean().sqrt() / (2 * step)
+        scale = float(size) or 1.0
+        relative.append(float(spread.square().mean().sqrt()) / scale)
+        responses.append(1.0 + float(change) / scale)
+    return Noise(
+        outs=tuple(_output_deviation(points, run.dtype) for points, run in zip(outs, runs[0][0], strict=True)),
+        grads=tuple(deviations),
+        unit=unit,
+        relative=tuple(relative),
+        response=tuple(responses),
+    )
+
+
+def measure_output_noise(function: Function, values: Sequence[Tensor], step: float) -> Values:
+    """The standard deviation of each output by row, from five forward passes around `values`."""
+    runs = [function.outputs(point) for point in nearby(values, step, function.seed + 17)]
+    return tuple(_output_deviation([wide(run[place]) for run in runs], out.dtype) for place, out in enumerate(runs[0]))
+
+
+def _deviation(points: Sequence[Tensor]) -> Tensor:
+    """By row, with the noise of a typical row added: a row may be quiet by chance."""
+    rows = by_row(_noise(points).square())
+    return (rows + rows.median()).sqrt()
+
+
+def _output_deviation(points: Sequence[Tensor], precision: torch.dtype) -> Tensor:
+    found = _deviation(points)
+    if points[2].numel() < _FEW:
+        found = found + 2 * max(UNIT[precision], UNIT[torch.float32]) * points[2].abs()
+    return found
+
+
+def _noise(points: Sequence[Tensor]) -> Tensor:
+    total = torch.zeros_like(points[0])
+    for weight, point in zip(_STENCIL, points, strict=True):
+        total += weight * point
+    return total / _VARIANCE**0.5

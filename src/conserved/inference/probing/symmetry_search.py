@@ -1,0 +1,115 @@
+"""Which continuous symmetries a function has, found by moving its inputs: forward passes only, nothing known about it.
+
+A candidate is a group acting on axes of one input, or of two inputs against each other; the outputs either stay or move
+along. Moves are finite and multiply by powers of two, which is exact in floating point, so a scaling is decided almost
+bit by bit in any precision. What differs after a move is compared with the noise of the function itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conserved.inference.probing.axis_moves import ProbedSymmetry
+from conserved.inference.probing.axis_scan import Scanner, scalings, translations
+from conserved.inference.probing.matrix_groups import mixing_symmetries
+from conserved.inference.probing.noise import measure_output_noise, step_of
+from conserved.inference.probing.numerical_function import (
+    UNIT,
+    Function,
+    Uncheckable,
+    Values,
+    device_of,
+    function_of,
+    repeatable,
+)
+
+__all__ = ["Probe", "probe", "probe_function"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """The continuous symmetries of a function, as seen on its forward pass.
+
+    Attributes:
+        function: name of the function.
+        inputs: names and shapes of its floating-point inputs.
+        outputs: names and shapes of its differentiable outputs.
+        symmetries: what was found, the most informative first for each set of tensors.
+        passes: forward passes that were needed.
+        complete: whether every candidate was tried in the time allowed.
+    """
+
+    function: str
+    inputs: dict[str, tuple[int, ...]]
+    outputs: dict[str, tuple[int, ...]]
+    symmetries: tuple[ProbedSymmetry, ...]
+    passes: int
+    complete: bool
+
+    def of(self, *names: str) -> tuple[ProbedSymmetry, ...]:
+        """The symmetries that move all of the tensors named."""
+        return tuple(found for found in self.symmetries if set(names) <= {leg.name for leg in found.legs})
+
+    def __str__(self) -> str:
+        lines = [f"{self.function}: {len(self.symmetries)} continuous symmetries, {self.passes} forward passes"]
+        return "\n".join([*lines, *(f"  {found}" for found in self.symmetries)])
+
+
+def probe(
+    fn: Callable[..., Any],
+    *tensors: Any,
+    names: tuple[str, ...] | None = None,
+    seed: int = 0,
+    seconds: float = 60.0,
+    **keywords: Any,
+) -> Probe:
+    """Find the continuous symmetries of a callable by moving the inputs it is given.
+
+    Args:
+        fn: any callable on tensors, or a module, whose parameters count as inputs.
+        tensors: example inputs in the precision and on the device the function is meant for.
+        names: names of the floating-point inputs, where the signature has none.
+        seed: of the moves, and of random numbers the function draws.
+        seconds: after this time no further candidate is tried.
+        keywords: further arguments of `fn`.
+
+    Returns:
+        Which axes of which inputs and outputs move against which, and by which group.
+    """
+    with repeatable(device_of(tensors, keywords)):
+        return probe_function(function_of(fn, tensors, keywords, names=names, seed=seed), seconds=seconds)
+
+
+def probe_function(function: Function, *, unit: float | None = None, seconds: float = 60.0) -> Probe:
+    """The same for a function already prepared; `unit` is its relative rounding where that is known."""
+    outs = function.outputs(function.values)
+    if not all(bool(torch.isfinite(out).all()) for out in outs):
+        raise Uncheckable(f"{function.title} returned infinities or NaN on these inputs.")
+    scanner = scanner_of(function, outs, unit=unit, seconds=seconds)
+    found = scalings(scanner)
+    found += translations(scanner)
+    found = mixing_symmetries(scanner, found)
+    return Probe(
+        function=function.title,
+        inputs={name: tuple(value.shape) for name, value in zip(function.names, function.values, strict=True)},
+        outputs={name: tuple(out.shape) for name, out in zip(function.out_names, outs, strict=True)},
+        symmetries=tuple(found),
+        passes=scanner.passes,
+        complete=time.monotonic() < scanner.deadline,
+    )
+
+
+def scanner_of(function: Function, outs: Values, *, unit: float | None, seconds: float) -> Scanner:
+    """What the search works with: the function at its inputs, and the noise of its outputs."""
+    return Scanner(
+        function=function,
+        outs=outs,
+        noise=measure_output_noise(function, function.values, step_of(function)),
+        unit=max([UNIT[function.precision], *(UNIT[out.dtype] for out in outs)]) if unit is None else unit,
+        deadline=time.monotonic() + seconds,
+    )

@@ -1,0 +1,1 @@
+# For type checkers, which do not run `conserved.former_paths`.

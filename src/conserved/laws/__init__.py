@@ -1,0 +1,19 @@
+"""The laws of a model: all of them at once, their identities and how these are judged, how many are independent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conserved.on_demand import loaded_on_demand
+
+if TYPE_CHECKING:
+    from conserved.laws.law_set import Change, Dropped, Explains, Law, LawSet, Reference
+else:
+    __getattr__ = loaded_on_demand(__name__, {"law_set": "Change Dropped Explains Law LawSet Reference"})
+
+__all__ = ["Change", "Dropped", "Explains", "Law", "LawSet", "Reference"]
+
+
+def impostors(laws: LawSet) -> LawSet:
+    """One spoiled form for every law that has one, under the name they first had; see `LawSet.baselines`."""
+    return laws.baselines()

@@ -1,0 +1,478 @@
+"""All the laws of a model at once: values, identities, drift, the error of equation (10), independence, files."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from conserved.laws.baselines import spoiled
+from conserved.laws.coverage import Coverage
+from conserved.laws.identities import Balance, balance_of
+from conserved.laws.identity_verdicts import judged, rounding, together
+from conserved.laws.independence import rank_of_gradients
+from conserved.laws.law_table import plain, renderable, rows, totals
+from conserved.laws.pass_precision import coarsest, gradients_of, precision_of
+from conserved.laws.shared_memory import overlapping
+from conserved.moment import Direction, Plan, Point
+from conserved.output import html
+from conserved.plain_data import Recorded, record_of, text
+from conserved.symmetry import Symmetry, Tensors
+from conserved.verdict import Verdict
+
+FORMAT = "conserved/laws/1"
+
+Found = TypeVar("Found")
+
+_BALANCED = 1e-6
+"""A law this small against its own terms has no meaningful value to be relative to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """One conserved quantity: what `Symmetry.law` evaluates, with its formula."""
+
+    symmetry: Symmetry
+
+    @property
+    def name(self) -> str:
+        return self.symmetry.name
+
+    @property
+    def numbers(self) -> int:
+        return self.symmetry.numbers
+
+    @property
+    def exact(self) -> bool:
+        return self.symmetry.exact
+
+    @property
+    def formula(self) -> str:
+        return self.symmetry.formula
+
+    @property
+    def latex(self) -> str:
+        return self.symmetry.latex()
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        group = self.symmetry.kind.group(self.symmetry.n, self.symmetry.m)
+        found = record_of(self, "name formula latex numbers exact") | record_of(self.symmetry, "identities epsilon")
+        return found | {"group": group}
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.formula} ({self.numbers} numbers)>"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A symmetry the architecture has but this model does not keep, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The laws at one moment, to measure later values against: values, and the size of the terms they are made of."""
+
+    values: Mapping[str, Tensor]
+    scales: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Change:
+    """For every h_i that a symmetry adds to equation (10): ‖h_i − h_i(θ_0)‖, ‖h_i(θ_0)‖ and the size of its terms."""
+
+    distance: Tensor
+    size: Tensor
+    terms: Tensor
+
+    def relative(self, *, to: Literal["value", "scale"] = "value") -> Tensor:
+        """The distance in units of what it is relative to."""
+        return self.distance / self.unit(to=to)
+
+    def unit(self, *, to: Literal["value", "scale"] = "value") -> Tensor:
+        """What `LawSet.errors` measures each h_i against: its value, or its terms if it is balanced; never zero."""
+        size = self.terms if to == "scale" else self.size
+        size = torch.where(size > _BALANCED * self.terms, size, self.terms)
+        return torch.where(size > 0, size, torch.ones_like(size))
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """Whatever knows why laws hold: the inference that found them."""
+
+    def explain(self, symmetry: Symmetry) -> str: ...
+
+    def proof(self, symmetry: Symmetry) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class LawSet(Recorded):
+    """The symmetries of a model and, through them, its conservation laws.
+
+    `parameters` are the model's own tensors, so values follow training. Every method that reads them also takes other
+    tensors of the same names (a checkpoint, an average); a set loaded from a file has none of its own.
+    """
+
+    symmetries: tuple[Symmetry, ...]
+    parameters: Tensors = field(default_factory=dict)
+    unclaimed: tuple[str, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Operations without a typing rule, and how often each occurred; what they touch is taken to be fixed."""
+    derivation: Explains | None = None
+    _plan: Plan = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = [symmetry.name for symmetry in self.symmetries]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"Two symmetries are named {twice!r}; names must be unique.")
+        object.__setattr__(self, "_plan", Plan.of(self.symmetries))
+
+    @property
+    def plan(self) -> Plan:
+        """How all of them are evaluated together."""
+        return self._plan
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        """One entry per symmetry."""
+        return tuple(Law(symmetry) for symmetry in self.symmetries)
+
+    @property
+    def numbers(self) -> int:
+        """Conserved numbers, added up law by law; `independent()` says how many of them are independent."""
+        return sum(symmetry.numbers for symmetry in self.symmetries)
+
+    def __len__(self) -> int:
+        return len(self.symmetries)
+
+    def __iter__(self) -> Iterator[Symmetry]:
+        return iter(self.symmetries)
+
+    def __getitem__(self, name: str) -> Symmetry:
+        for symmetry in self.symmetries:
+            if symmetry.name == name:
+                return symmetry
+        raise KeyError(
+            f"No law is named {name!r}. There are {len(self)}; the first is {self.symmetries[0].name!r}."
+            if self.symmetries
+            else f"No law is named {name!r}: the set is empty."
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<LawSet: {len(self)} laws, {self.numbers} conserved numbers, {len(self.unclaimed)} unclaimed parameters>"
+        )
+
+    def select(self, keep: Callable[[Symmetry], bool]) -> LawSet:
+        """The laws for which `keep` says yes."""
+        return LawSet(
+            symmetries=tuple(filter(keep, self.symmetries)),
+            parameters=self.parameters,
+            unclaimed=self.unclaimed,
+            dropped=self.dropped,
+            unknown=self.unknown,
+            derivation=self.derivation,
+        )
+
+    def explain(self, name: str) -> str:
+        """Why a law is one: which operations its space passes through, in which modules and lines."""
+        if self.derivation is None:
+            raise ValueError("These laws were not inferred from a program, so there is no derivation to print.")
+        return self.derivation.explain(self[name])
+
+    def proof(self, name: str) -> Verdict:
+        """How well a law is known by its derivation: PROVED if a checker of its own follows every step of it."""
+        if self.derivation is None:
+            raise ValueError("These laws were not inferred from a program, so there is no derivation to check.")
+        return self.derivation.proof(self[name])
+
+    @property
+    def coverage(self) -> Coverage:
+        """The share of trained parameters that some law spans, by number of entries; `.tree` is the same by module."""
+        return Coverage.of(self.symmetries, self.parameters)
+
+    def values(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """h(θ) of every law by name; gradients are not recorded."""
+        theta = self._theta(parameters)
+        with torch.no_grad():
+            return self._named(self._plan.evaluate([Point(theta)], [(0, 0)], law=True, dtype=dtype).values())
+
+    def identities(
+        self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """μ(θ, G) of every symmetry by name. Without `gradients`, those that backward() left on the parameters."""
+        theta = self._theta(parameters)
+        sources = Point(theta), Direction(self._gradients(theta, gradients))
+        with torch.no_grad():
+            return self._named(self._plan.evaluate(sources, [(0, 1)], dtype=dtype).values())
+
+    def residuals(
+        self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> dict[str, float]:
+        """Relative size of every identity's left-hand side, in [0, 1]: ‖μ(θ, G)‖ over what it is made of."""
+        return self._named(self.balance(gradients, parameters, dtype=dtype).residuals.tolist())
+
+    def balance(
+        self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> Balance:
+        """The residual of every identity, and what it is relative to: see `conserved.laws.identities`."""
+        theta = self._theta(parameters)
+        needed = {name: theta[name] for name in self._plan.needs}
+        slopes = self._gradients(theta, gradients)
+        return balance_of(self._plan, needed, slopes, dtype=dtype)
+
+    weigh = balance
+
+    def drift(
+        self, updates: Tensors, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """h(θ − U) − h(θ) of every law, exactly, with θ the parameters before the update."""
+        theta = self._theta(parameters)
+        updates = self._directions(updates)
+        sources = Point(theta), Direction(updates)
+        with torch.no_grad():
+            moments = self._plan.evaluate(sources, [(0, 1), (1, 0), (1, 1)], law=True, dtype=dtype)
+            pairs = zip(*(moments.values(pair) for pair in range(3)), strict=True)
+            return self._named([uu - tu - ut for tu, ut, uu in pairs])
+
+    def reference(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> Reference:
+        """The laws now, to be passed to `errors` later."""
+        theta = self._theta(parameters)
+        with torch.no_grad():
+            scales = self._plan.evaluate([Point(theta)], [(0, 0)], law=True, absolute=True, dtype=dtype).values()
+        values = {name: value.clone() for name, value in self.values(theta, dtype=dtype).items()}
+        return Reference(values, self._named(scales))
+
+    def errors(
+        self,
+        reference: Reference,
+        parameters: Tensors | None = None,
+        *,
+        by: Literal["block", "family", "law"] = "block",
+        relative_to: Literal["value", "scale"] = "value",
+        dtype: torch.dtype | None = None,
+    ) -> dict[str, float]:
+        """Equation (10): the mean over laws of ‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, for every block, family or law.
+
+        A law whose reference value is below 1e-6 of the terms it is made of (balanced initialisation, a factor that
+        starts at zero against one that does not) is measured against the size of those terms instead; with
+        `relative_to="scale"` every law is. If the terms are zero as well, the change itself is reported.
+        """
+        if by not in ("block", "family", "law") or relative_to not in ("value", "scale"):
+            raise ValueError(
+                f'by is "block", "family" or "law" and relative_to "value" or "scale"; got {by!r}, {relative_to!r}.'
+            )
+        groups: dict[str, list[Tensor]] = defaultdict(list)
+        for symmetry, change in zip(
+            self.symmetries, self.changes(reference, parameters, dtype=dtype).values(), strict=True
+        ):
+            key = symmetry.name if by == "law" else getattr(symmetry, by)
+            groups[key].append(change.relative(to=relative_to))
+        return {key: float(torch.cat(parts).mean()) for key, parts in groups.items()}
+
+    def changes(
+        self, reference: Reference, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
+    ) -> dict[str, Change]:
+        """How far every law h_i of equation (10) is from its reference, by symmetry; gradients are not recorded."""
+        strangers = [symmetry.name for symmetry in self.symmetries if symmetry.name not in reference.values]
+        if strangers:
+            raise ValueError(f"The reference was taken of other laws: it has no value for {strangers[0]}.")
+        current = self.values(parameters, dtype=dtype)
+        norm = partial(torch.linalg.vector_norm, dim=-1)
+        found = {}
+        for symmetry in self.symmetries:
+            units = symmetry.kind.units
+            start = units(reference.values[symmetry.name])
+            found[symmetry.name] = Change(
+                distance=norm(units(current[symmetry.name]) - start),
+                size=norm(start),
+                terms=norm(units(reference.scales[symmetry.name])),
+            )
+        return found
+
+    def independent(self, parameters: Tensors | None = None, *, exact: bool = False) -> int:
+        """Functionally independent conserved numbers at θ: the rank of all their gradients, in float64.
+
+        `exact=True` leaves out the laws that hold only up to a normalisation's ε.
+        """
+        chosen = [symmetry for symmetry in self.symmetries if symmetry.exact or not exact]
+        return rank_of_gradients(chosen, self._theta(parameters))
+
+    def verify(self, loss_fn: Callable[[], Tensor]) -> Verdict:
+        """Run one backward pass of `loss_fn()` in the model's own precision; hold every identity against rounding.
+
+        `.parts` of the verdict holds one for every law. Rounding is that of the coarsest precision the pass used.
+        """
+        names = list(self._plan.needs)
+        if not names:
+            return Verdict(status=Verdict.INCONCLUSIVE, message="There is no law to verify.")
+        theta = self._theta(None)
+        still = [name for name in names if not theta[name].requires_grad]
+        if still:
+            raise ValueError(f"{still[0]} does not require a gradient. Verify the model's own, trainable parameters.")
+        loss = loss_fn()
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise ValueError(
+                "loss_fn must return a tensor of one number that depends on the parameters, outside no_grad."
+            )
+        if not bool(torch.isfinite(loss.detach())):
+            message = f"The loss is {loss.item()}; identities need a finite one."
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
+        away = [name for name in names if theta[name].is_meta]
+        if away:
+            raise ValueError(
+                f"{away[0]} is on the meta device, where gradients have no values. Laws of a model without weights, or "
+                "with weights offloaded by accelerate, can be listed; to verify them, load the weights."
+            )
+        precision = precision_of(loss)
+        reached_by = gradients_of(loss, theta)
+        found = {name: reached_by[name] for name in names}
+        gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in found.items()}
+        balance = self.balance(gradients)
+        beside = overlapping(theta)
+        moved_along = {s.name: why for s in self.symmetries if (why := _not_alone(s, beside)) is not None}
+        if not balance.tested.any():
+            message = "No gradient reached any parameter of any law, or those it reached are zero."
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
+        parts = {
+            s.name: moved_along[s.name]
+            if s.name in moved_along
+            else judged(
+                s.name,
+                float(residual),
+                rounding(coarsest(precision, *(theta[p].dtype for p in s.parameters)), s.entries) + s.epsilon**0.5,
+                tested=bool(tested),
+                nearly=not s.exact,
+            )
+            for s, residual, tested in zip(self.symmetries, balance.residuals, balance.tested, strict=True)
+        }
+        if moved_along and not any(part.status is Verdict.REFUTED for part in parts.values()):
+            message = next(iter(moved_along.values())).message
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message, parts=parts)
+        return together(parts, precision, nearly=sum(not symmetry.exact for symmetry in self.symmetries))
+
+    def summary(self) -> str:
+        """A table by block, as text."""
+        return plain(renderable(self.symmetries, self.unclaimed, [(d.name, d.reason) for d in self.dropped], None))
+
+    def _repr_html_(self) -> str:
+        """The table of `summary`, for notebooks."""
+        listed = [
+            (r.block, r.family, r.formula, r.group, f"{r.copies:,}", f"{r.numbers:,}") for r in rows(self.symmetries)
+        ]
+        heads = ("where", "law", "conserved", "group", "×", "numbers")
+        parts = [html.paragraph(totals(self.symmetries, None))]
+        if listed:
+            parts.append(html.table(heads, listed, numbers=(4, 5), wraps=2))
+        if self.dropped:
+            names = ", ".join(item.name for item in self.dropped[:3]) + (", …" if len(self.dropped) > 3 else "")
+            parts.append(html.paragraph(f"Not conserved in this model: {len(self.dropped)} ({names})", quiet=True))
+        if self.unclaimed:
+            parts.append(html.paragraph(f"Nothing is claimed about {len(self.unclaimed)} parameters.", quiet=True))
+        return html.panel(*parts)
+
+    def baselines(self) -> LawSet:
+        """Quantities made of the same weights that look like these laws and are not conserved.
+
+        Returns:
+            For every law that has one, a form with a sign or a pairing spoiled (the paper's Appendix E.2); its family
+            is that of the law with `not_` before it. A law's drift is to be compared with its baseline's.
+        """
+        return LawSet(symmetries=spoiled(self.symmetries), parameters=self.parameters)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON; parameter values are not part of it."""
+        return {"format": FORMAT, **record_of(self, "symmetries unclaimed dropped unknown")}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], parameters: Tensors | None = None) -> LawSet:
+        """The inverse of `record`; `parameters` attaches a model's tensors."""
+        if data.get("format") != FORMAT:
+            raise ValueError(f"Expected a law set in format {FORMAT!r}; got {data.get('format')!r}.")
+        try:
+            return LawSet(
+                symmetries=tuple(Symmetry.from_dict(item) for item in data["symmetries"]),
+                parameters=parameters or {},
+                unclaimed=tuple(text(name) for name in data["unclaimed"]),
+                dropped=tuple(Dropped(text(item["name"]), text(item["reason"])) for item in data["dropped"]),
+                unknown={text(name): int(count) for name, count in data.get("unknown", {}).items()},
+            )
+        except KeyError as problem:
+            raise ValueError(f"The law set is damaged: {problem} is missing.") from problem
+        except (TypeError, AttributeError) as problem:
+            raise ValueError(f"The law set is damaged: {problem}.") from problem
+
+    def save(self, path: str | Path) -> None:
+        """Write the laws (not the weights) as JSON."""
+        Path(path).write_text(json.dumps(self.record(), indent=1), encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | Path, parameters: Tensors | None = None) -> LawSet:
+        """Read what `save` wrote; anything else is a ValueError of one line that names the file."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as problem:
+            # Not UTF-8, not JSON, numbers of thousands of digits, or nested deeper than anyone would write.
+            raise ValueError(f"{path} is not a JSON file that can be read: {problem}.") from problem
+        if not isinstance(data, dict):
+            raise ValueError(f"{path} holds a {type(data).__name__}, not a law set.")
+        try:
+            return LawSet.from_dict(data, parameters)
+        except ValueError as problem:
+            raise ValueError(f"{path}: {problem}") from problem
+
+    def _theta(self, parameters: Tensors | None) -> Tensors:
+        theta = self.parameters if parameters is None else parameters
+        for name, symmetry in self._plan.needs.items():
+            if name not in theta:
+                raise ValueError(
+                    f"{symmetry} needs {name}, which is not among the {len(theta)} parameters at hand. "
+                    "Pass the model's named parameters."
+                )
+        return theta
+
+    def _gradients(self, theta: Tensors, gradients: Tensors | None) -> Tensors:
+        if gradients is not None:
+            return self._directions(gradients)
+        needed = self._plan.needs
+        missing = sorted(name for name in needed if theta[name].grad is None)
+        if missing:
+            count = f"{len(missing)} of {len(needed)} have none"
+            raise ValueError(f"{missing[0]} has no gradient ({count}). Call backward() first.")
+        return {name: grad for name in needed if (grad := theta[name].grad) is not None}
+
+    def _directions(self, given: Tensors) -> Tensors:
+        """Gradients or updates for every parameter that is read."""
+        missing = [name for name in self._plan.needs if not isinstance(given.get(name), Tensor)]
+        if missing:
+            raise ValueError(
+                f"There is no tensor for {missing[0]}; pass one (zeros, if it did not move) for each parameter."
+            )
+        return given
+
+    def _named(self, found: Sequence[Found]) -> dict[str, Found]:
+        return dict(zip((symmetry.name for symmetry in self.symmetries), found, strict=True))
+
+
+def _not_alone(symmetry: Symmetry, beside: Mapping[str, str]) -> Verdict | None:
+    """Why nothing can be said of a law with a parameter that shares memory with another one."""
+    for name in symmetry.parameters:
+        if name in beside:
+            message = (
+                f"{name} shares memory with {beside[name]}, so that steps of one move the other: {symmetry.name} is no "
+                "law of this model, whatever its gradients are."
+            )
+            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
+    return None

@@ -1,0 +1,156 @@
+"""Laws as a table: one row per kind of law, with the layers and heads that share it folded together."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from conserved.output import terminal
+from conserved.symmetry import Symmetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Laws that differ only in the layer or the head."""
+
+    block: str
+    family: str
+    group: str
+    formula: str
+    copies: int
+    numbers: int
+    epsilon: float
+
+
+def rows(symmetries: Sequence[Symmetry]) -> list[Row]:
+    """The table of a law set, in the order of the model."""
+    folded: dict[tuple[object, ...], list[Symmetry]] = {}
+    for symmetry in symmetries:
+        key = (_pattern(symmetry.block), symmetry.family, symmetry.kind, _sizes(symmetry), symmetry.epsilon)
+        folded.setdefault(key, []).append(symmetry)
+    return [
+        Row(
+            block=_range([member.block for member in members]) or "(model)",
+            family=members[0].family,
+            group=members[0].kind.group(members[0].n, members[0].m),
+            formula=_short(members[0]),
+            copies=len(members),
+            numbers=sum(member.numbers for member in members),
+            epsilon=members[0].epsilon,
+        )
+        for members in folded.values()
+    ]
+
+
+def totals(symmetries: Sequence[Symmetry], independent: int | None) -> str:
+    """One line: how many laws, and how many numbers they hold."""
+    exact = sum(symmetry.numbers for symmetry in symmetries if symmetry.exact)
+    nearly = sum(symmetry.numbers for symmetry in symmetries if not symmetry.exact)
+    holds = "1 law holds" if len(symmetries) == 1 else f"{len(symmetries):,} laws hold"
+    text = f"{holds} {exact + nearly:,} conserved {'number' if exact + nearly == 1 else 'numbers'}"
+    if nearly:
+        text += f" ({exact:,} exact, {nearly:,} up to a normalisation's ε)"
+    return text if independent is None else f"{text}; {independent:,} are independent at these weights"
+
+
+def renderable(
+    symmetries: Sequence[Symmetry],
+    unclaimed: Sequence[str],
+    dropped: Sequence[tuple[str, str]],
+    independent: int | None,
+) -> Group:
+    """The table with its totals, and what was left out and why, for a rich console."""
+    parts: list[RenderableType] = [_Listing(rows(symmetries)), Text()] if symmetries else []
+    parts.append(Text(totals(symmetries, independent), style="bold"))
+    if dropped:
+        parts.append(Text(f"\nNot conserved in this model ({len(dropped)}):"))
+        parts += _cut(_folded([f"{name}: {reason}" for name, reason in dropped]))
+    if unclaimed:
+        parts.append(Text(f"\nNothing is claimed about {len(unclaimed)} parameters:"))
+        parts += _cut(_folded(unclaimed))
+    return Group(*parts)
+
+
+def _folded(lines: Sequence[str]) -> list[str]:
+    """Lines that differ in numbers only, such as those of equal layers, as one."""
+    alike: dict[str, list[str]] = {}
+    for line in lines:
+        alike.setdefault(_pattern(line), []).append(line)
+    return [_range(members) for members in alike.values()]
+
+
+def _cut(lines: Sequence[str], most: int = 20) -> list[RenderableType]:
+    """The first lines, indented, and how many more there are."""
+    rest = [f"… and {len(lines) - most:,} more"] if len(lines) > most else []
+    return [Padding(Text(line), (0, 0, 0, 2)) for line in [*lines[:most], *rest]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """Two lines a row, so that formulas have room on a narrow terminal; three where a module's path is too long."""
+
+    table: Sequence[Row]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        cells = [("where", "law", "group", "×", "numbers")]
+        cells += [(row.block, row.family, row.group, f"{row.copies:,}", f"{row.numbers:,}") for row in self.table]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        narrow = sum(widths) + 2 * (len(widths) - 1) > options.max_width
+        above = ""
+        for place, (where, law, group, copies, numbers) in enumerate(cells):
+            if narrow and where != above:
+                yield Text(where, style="bold" if place == 0 else "")
+                above = where
+            first = "    " if narrow else f"{where:<{widths[0]}}  "
+            line = f"{first}{law:<{widths[1]}}  {group:<{widths[2]}}  {copies:>{widths[3]}}  {numbers:>{widths[4]}}"
+            yield Text(line, style="bold" if place == 0 else "")
+            if place > 0:
+                row = self.table[place - 1]
+                nearly = "" if row.epsilon == 0 else f"  (up to ε = {row.epsilon:g})"
+                yield Padding(Text(row.formula + nearly, style="cyan"), (0, 0, 0, 8 if narrow else 4))
+
+
+def plain(content: Group, width: int = 120) -> str:
+    """A renderable as text without colours."""
+    buffer = io.StringIO()
+    terminal.Console(file=buffer, width=width, no_color=True, highlight=False).print(content)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def _pattern(path: str) -> str:
+    return re.sub(r"\d+", "#", path)
+
+
+def _sizes(symmetry: Symmetry) -> tuple[object, ...]:
+    return tuple((leg.view.n, leg.view.m, leg.degree, _pattern(leg.view.parameter)) for leg in symmetry.legs)
+
+
+def _range(paths: Sequence[str]) -> str:
+    """One path for several that differ in their numbers, such as layers.{0–11}.attention."""
+    numbers = [[int(x) for x in re.findall(r"\d+", path)] for path in paths]
+    columns = iter(sorted(set(column)) for column in zip(*numbers, strict=True))
+    return re.sub(r"\d+", lambda _: _span(next(columns)), paths[0])
+
+
+def _span(values: list[int]) -> str:
+    if len(values) == 1:
+        return str(values[0])
+    contiguous = values == list(range(values[0], values[-1] + 1))
+    return f"{{{values[0]}–{values[-1]}}}" if contiguous else "{" + ",".join(map(str, values)) + "}"
+
+
+def _short(symmetry: Symmetry) -> str:
+    """The formula with parameter names as seen from the block, and long sums cut."""
+    text = str(symmetry.formula)
+    if symmetry.block:
+        for prefix in (symmetry.block, symmetry.block.rpartition(".")[0]):
+            # A layer's number is not taken from its path: "0.norm" would not say whose norm it is.
+            text = re.sub(rf"(?<![\w.]){re.escape(prefix)}\.(?!\d)", "", text) if prefix else text
+    terms = re.split(r" (?=[+−] )", text)
+    return text if len(terms) <= 6 else " ".join([*terms[:3], f"+ … {len(terms) - 4} more …", terms[-1]])

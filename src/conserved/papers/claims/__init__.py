@@ -1,0 +1,6 @@
+"""Every statement of the sources as a claim that can be run, with a verdict, its evidence and a witness."""
+
+from conserved.papers.claims.claim_record import Claim, Outcome
+from conserved.papers.claims.registry import NoSuchClaim, claim, claims, outcomes, register, run
+
+__all__ = ["Claim", "NoSuchClaim", "Outcome", "claim", "claims", "outcomes", "register", "run"]

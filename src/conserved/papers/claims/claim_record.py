@@ -1,0 +1,155 @@
+"""A claim: what a source states, in our words, with a check that finds out; and the outcome of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from conserved.papers.claims.passages import Passage, passage, shown
+from conserved.verdict import Evidence, Status, Verdict, Witness
+
+Check = Callable[..., Verdict]
+"""Called without arguments. Its keyword arguments are what the claim is about: a model, a formula, a bound."""
+
+
+class Severity(StrEnum):
+    """How much a refutation weighs."""
+
+    FALSE = "false"
+    """The statement fails, and something rests on it."""
+    OVERCLAIM = "overclaim"
+    """It is true with a condition that the source leaves out."""
+    SLIP = "slip"
+    """A typo, a transposition or a wrong word; the repair is given and nothing rests on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One statement. `code` is stable: the source, then the place, such as paper.T4.3 or note.L10."""
+
+    code: str
+    title: str
+    statement: str
+    """Our reading, in our words. The verdict is about this reading."""
+    source: str
+    place: str
+    check: Check
+    lines: str = ""
+    """The lines of the source, such as "308-310, 338"; for a statement of ours those it corrects or answers."""
+    whose: Literal["source", "ours"] = "source"
+    """Who states it. Corrections, sharpenings, remarks and answers are ours."""
+    conditions: tuple[str, ...] = ()
+    """Every condition that the source states there or in its definitions; the check keeps to them."""
+    hypotheses: str = ""
+    """What the check assumes or chooses beyond that."""
+    latex: tuple[str, ...] = ()
+    """The formulas as printed."""
+    own_latex: tuple[str, ...] = ()
+    """Formulas of ours, where the source has words; all formulas of a statement of ours are such."""
+    severity: Severity | None = None
+    """What a refutation of it is; none for a statement that holds."""
+    under: str = ""
+    """The code of the claim with which this one falls. The two are one error and are counted once."""
+    corrected_by: str = ""
+    """The code of the statement that holds instead."""
+    corrects: str = ""
+    """The code of the statement that this one replaces."""
+    slow: bool = False
+
+    def __post_init__(self) -> None:
+        document, _, place = self.code.partition(".")
+        if not document or not place or any(letter.isspace() for letter in self.code):
+            raise ValueError(f"A code names a source and a place in it, such as note.L10; got {self.code!r}.")
+
+    @property
+    def document(self) -> str:
+        """The part of the code that names the source."""
+        return self.code.partition(".")[0]
+
+    @property
+    def passage(self) -> Passage:
+        """Where the source says it, with a fingerprint of those lines."""
+        return passage(self.document, self.place, self.lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a claim's check: the verdict, how long it took, what was recorded before, and what went wrong."""
+
+    claim: Claim
+    verdict: Verdict
+    seconds: float
+    recorded: str = ""
+    """The status of the last recorded run; empty for a claim that is new."""
+    failure: str = ""
+    """Why the check did not come to an end, if it did not."""
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What was computed."""
+        return self.verdict.evidence
+
+    @property
+    def witness(self) -> Witness | None:
+        """The example that refutes the claim; a claim that falls with another one may have that one's."""
+        return self.verdict.witness
+
+    @property
+    def severity(self) -> Severity | None:
+        """How much a refutation weighs; none if the claim was not refuted."""
+        return self.claim.severity if self.verdict.status is Status.REFUTED else None
+
+    @property
+    def proof(self) -> str:
+        """What proves the claim, or nothing."""
+        if self.verdict != Verdict.PROVED:
+            return ""
+        return "; ".join(str(item) for item in self.evidence if item.proof)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the status is not the recorded one."""
+        return bool(self.failure) or self.recorded != self.verdict.status.value
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        claim, verdict, where = self.claim, self.verdict, self.claim.passage
+        return {
+            "code": claim.code,
+            "title": claim.title,
+            "statement": claim.statement,
+            "latex": [*claim.latex, *claim.own_latex],
+            "conditions": list(claim.conditions),
+            "hypotheses": claim.hypotheses,
+            "source": claim.source,
+            "whose": claim.whose,
+            "place": claim.place,
+            "lines": shown(where.lines) if where.lines else "",
+            "fingerprint": where.fingerprint,
+            "status": verdict.status.value,
+            "scope": verdict.scope,
+            "severity": self.severity.value if self.severity else "",
+            "under": claim.under,
+            "message": verdict.message,
+            "proof": self.proof,
+            "evidence": [
+                {name: getattr(item, name) for name in ("what", "value", "limit", "samples", "proof")}
+                for item in verdict.evidence
+            ],
+            "witness": None if verdict.witness is None else _witness(verdict.witness),
+            "corrected_by": claim.corrected_by,
+            "corrects": claim.corrects,
+            "recorded": self.recorded,
+            "failure": self.failure,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def _witness(witness: Witness) -> Mapping[str, Any]:
+    return {
+        "what": f"claimed {witness.claimed}; found {witness.found}",
+        "values": {name: str(value) for name, value in witness.data.items()},
+        "numpy": witness.numpy,
+    }

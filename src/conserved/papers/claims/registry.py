@@ -1,0 +1,199 @@
+"""The registry of claims: where they are registered, how they are looked up, and how they are run."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.resources import files
+from typing import Any
+
+import torch
+
+from conserved.papers.claims.claim_record import Check, Claim, Outcome, Severity
+from conserved.papers.claims.passages import DOCUMENTS, spans
+from conserved.verdict import Verdict
+
+SOURCES = {name: document.title for name, document in DOCUMENTS.items()}
+"""The titles of the documents whose claims come with this package, in the order they are shown."""
+
+_MODULES = (
+    "paper_framework",
+    "paper_laws",
+    "paper_lemmas",
+    "paper_gradients",
+    "paper_discrete",
+    "paper_experiments",
+    "summary",
+    "blog",
+    "softmax_invariants",
+    "note",
+    "note_gradients",
+    "note_information",
+)
+
+ENTRY_POINT = "conserved.claims"
+"""Packages that name a module in this group have it imported, to register their claims."""
+
+Progress = Callable[[Claim, int, int], None]
+"""Told before each check: the claim, its place and how many there are."""
+
+_registered: dict[str, Claim] = {}
+
+RENAMED = {
+    "blog.T1.descent": "blog.T1.wording",
+    "note.T3.conserved": "note.T3.title",
+    "paper.S6.qwen3.corrected": "paper.S6.qwen3.complete",
+    "paper.T4.6.width": "paper.S5.assumptions",
+    "paper.eq10": "paper.eq10.balanced",
+    "paper.eq10.corrected": "paper.eq10.balanced",
+    "paper.loss.corrected": "paper.loss.crossentropy",
+    "paper.loss.experiments": "paper.loss.crossentropy",
+    "softmax.causal.corrected": "softmax.causal",
+}
+"""Codes of the first version whose statements were corrected, and those that took their place."""
+
+
+class NoSuchClaim(ValueError):
+    """A pattern matches no claim; the message says what there is."""
+
+
+def register(claim: Claim) -> Claim:
+    """Add a claim to the ledger. A code can be used once."""
+    if claim.code in _registered:
+        raise ValueError(f"There is a claim {claim.code} already: {_registered[claim.code].title}.")
+    _registered[claim.code] = claim
+    return claim
+
+
+def claim(code: str, title: str = "", **fields: Any) -> Callable[[Check], Check]:
+    """Register the function below as the check of a claim; the function itself is left as it is.
+
+    The fields are those of `Claim`; `statement` and `place` are needed. Claims of this package have theirs in
+    readings.txt and give the code alone.
+    """
+
+    def registering(check: Check) -> Check:
+        given = dict(fields, title=title) if title else readings()[code]
+        given |= {name: tuple(given.get(name, ())) for name in ("latex", "own_latex", "conditions")}
+        given["severity"] = Severity(given["severity"]) if given.get("severity") else None
+        document = code.partition(".")[0]
+        given["source"] = given.get("source") or SOURCES.get(document, document)
+        register(Claim(code=code, check=check, **given))
+        return check
+
+    return registering
+
+
+@cache
+def readings() -> dict[str, dict[str, Any]]:
+    """What the claims of this package say, by code, from readings.txt, which explains its format."""
+    text = files("conserved.papers.claims").joinpath("readings.txt").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = {}
+    for block in text.split("\n## ")[1:]:
+        head, where, statement, *rest = block.strip().split("\n")
+        code, title = head.split(" · ", 1)
+        at, lines, *marks = where.split(" · ")
+        one: dict[str, Any] = {"title": title, "statement": statement, "place": at[3:], "lines": lines[6:]}
+        for mark in marks:
+            word, _, value = mark.partition(" ")
+            name = MARKS.get(word)
+            if name is None and word not in {severity.value for severity in Severity}:
+                raise ValueError(f"readings.txt: {code} has the mark {mark!r}.")
+            one |= {name: value or (word if word == "ours" else True)} if name else {"severity": word}
+        one["conditions"] = [line[3:] for line in rest if line.startswith("if ")]
+        one["hypotheses"] = " ".join(line[6:] for line in rest if line.startswith("given "))
+        one["latex"] = [line[2:] for line in rest if line.startswith("$ ")]
+        one["own_latex"] = [line[2:] for line in rest if line.startswith("% ")]
+        found[code] = one
+    return found
+
+
+MARKS = {"ours": "whose", "under": "under", "instead": "corrected_by", "replaces": "corrects", "slow": "slow"}
+"""The words that may follow place and lines, beside severities, and the fields they are."""
+
+
+def claims(pattern: str | None = None) -> list[Claim]:
+    """The claims that a pattern names, source by source.
+
+    A pattern is a code (note.L10), the beginning of codes (note, paper.T4), or has wildcards (*.corrected). Case does
+    not matter. A code that is given in full names that claim alone.
+    """
+    _load()
+    everything = sorted(_registered.values(), key=_order)
+    if pattern is None:
+        return everything
+    renamed = {old.lower(): new for old, new in RENAMED.items()}
+    wanted = renamed.get(pattern.lower(), pattern).lower()
+    exact = [claim for claim in everything if claim.code.lower() == wanted]
+    found = exact or [
+        claim
+        for claim in everything
+        if claim.code.lower().startswith(wanted) or fnmatch.fnmatchcase(claim.code.lower(), wanted)
+    ]
+    if not found:
+        there = ", ".join(claim.code for claim in everything)
+        raise NoSuchClaim(f"No claim matches {pattern!r}. There are: {there}.")
+    return found
+
+
+def _order(claim: Claim) -> tuple[int, int, str]:
+    """By source and by the line where it says so; claims of other packages come last."""
+    sources = list(SOURCES)
+    known = claim.document in sources
+    first = spans(claim.lines)[0][0] if claim.lines else 10**6
+    return (sources.index(claim.document), first, claim.code) if known else (len(sources), 0, "")
+
+
+def run(pattern: str | None = None, *, progress: Progress | None = None) -> list[Outcome]:
+    """Check the claims that a pattern names (all by default); see `claims` for patterns.
+
+    >>> [outcome] = run("note.L10")
+    >>> outcome.verdict.status
+    <Status.REFUTED: 'refuted'>
+    """
+    return list(outcomes(claims(pattern), progress=progress))
+
+
+def outcomes(chosen: Sequence[Claim], *, progress: Progress | None = None) -> Iterator[Outcome]:
+    """Check claims one after the other. A check that fails is reported as such and does not stop the rest."""
+    for place, one in enumerate(chosen):
+        if progress is not None:
+            progress(one, place, len(chosen))
+        yield outcome(one)
+
+
+def outcome(claim: Claim) -> Outcome:
+    """Check one claim, with random numbers that do not depend on what ran before."""
+    failure = ""
+    start = time.perf_counter()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            verdict = claim.check()
+        except Exception as problem:
+            failure = f"{type(problem).__name__}: {problem}"
+            verdict = Verdict(status=Verdict.INCONCLUSIVE, message=f"The check did not come to an end. {failure}")
+    seconds = time.perf_counter() - start
+    was = recorded().get(claim.code, "")
+    return Outcome(claim=claim, verdict=verdict, seconds=seconds, recorded=was, failure=failure)
+
+
+@cache
+def recorded() -> dict[str, str]:
+    """The statuses of the last recorded run; only `changed` asks for them, never a check."""
+    text = files("conserved.papers.claims").joinpath("recorded.json").read_text(encoding="utf-8")
+    found: dict[str, str] = json.loads(text)
+    return found
+
+
+@cache
+def _load() -> None:
+    for name in _MODULES:
+        importlib.import_module(f"conserved.papers.claims.{name}")
+    for plugin in entry_points(group=ENTRY_POINT):
+        plugin.load()

@@ -1,0 +1,62 @@
+"""Gradient descent on the two weights of f(x) = a b x, whose law a² − b² has level sets of two branches (Figure 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from conserved.inference import recognize
+from conserved.papers.blocks import FeedForward
+from conserved.papers.lab.task import Documents, Progress, Task
+
+KIND = "levels"
+
+_STARTS = ((1.6, 0.2), (-1.6, 0.4), (1.3, -0.5), (0.3, 1.5), (-0.4, -1.4), (0.5, -1.6))
+"""Three on each side of a² = b²."""
+
+_TIME = 1.5
+RATES = (0.2, 0.1, 0.05, 0.025)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels(Task):
+    """Paths of (a, b) from six starts for one flow time, on the loss ½(ab − 1)²."""
+
+    kind: ClassVar[str] = KIND
+    rate: float
+
+    @property
+    def name(self) -> str:
+        return f"levels/{self.rate:g}"
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return (f"{self.rate:g}",)
+
+    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+        paths = [_path(start, self.rate) for start in _STARTS]
+        return {self.results[0]: {"rate": self.rate, "time": _TIME, "paths": paths}}
+
+
+def _path(start: tuple[float, float], rate: float) -> dict[str, Any]:
+    model = FeedForward(1, 1, "linear").double()
+    a, b = model.down.weight, model.up.weight
+    with torch.no_grad():
+        a.fill_(start[0])
+        b.fill_(start[1])
+    laws = recognize(model, torch.ones(1, 1, dtype=torch.float64))
+    law = laws.laws[0].name
+    sign = 1.0 if float(laws.values()[law]) * (start[0] ** 2 - start[1] ** 2) > 0 else -1.0
+    points, values = [list(start)], [sign * float(laws.values()[law])]
+    for _ in range(round(_TIME / rate)):
+        loss = 0.5 * (model(torch.ones(1, 1, dtype=torch.float64)) - 1).square().sum()
+        slopes = torch.autograd.grad(loss, (a, b))
+        with torch.no_grad():
+            for weight, slope in zip((a, b), slopes, strict=True):
+                weight -= rate * slope
+        points.append([a.item(), b.item()])
+        values.append(sign * float(laws.values()[law]))
+    return {"points": points, "law": values}

@@ -1,0 +1,48 @@
+"""Where runs are kept: sinks, one file each, the run store, and what a step leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from conserved.store.json_lines import JsonLines
+from conserved.store.live_table import LiveTable
+from conserved.store.run_store import RunStore, SQLite, store_document
+from conserved.store.sink import Run, Sink
+from conserved.store.step_record import Entry, StepRecord
+from conserved.store.store_file import BrokenStore, RunTaken
+from conserved.store.tensorboard import TensorBoard
+from conserved.store.trackio import Trackio
+from conserved.store.wandb import WeightsAndBiases
+
+__all__ = [
+    "BrokenStore",
+    "Entry",
+    "JsonLines",
+    "LiveTable",
+    "Run",
+    "RunStore",
+    "RunTaken",
+    "SQLite",
+    "Sink",
+    "StepRecord",
+    "TensorBoard",
+    "Trackio",
+    "WeightsAndBiases",
+    "opened",
+    "store_document",
+]
+
+
+def opened(sinks: Iterable[Sink | str | Path] | Sink | str | Path) -> tuple[Sink, ...]:
+    """Sinks, or files that say by their ending what they are: .jsonl is JSON lines, .db and .sqlite a run store."""
+    given = [sinks] if isinstance(sinks, Sink | str | Path) else list(sinks)
+    return tuple(sink if isinstance(sink, Sink) else _file(Path(sink)) for sink in given)
+
+
+def _file(path: Path) -> Sink:
+    if path.suffix == ".jsonl":
+        return JsonLines(path)
+    if path.suffix in (".db", ".sqlite", ".sqlite3"):
+        return SQLite(path)
+    raise ValueError(f"{path} does not say what it is; name it .db for a run store or .jsonl for JSON lines.")

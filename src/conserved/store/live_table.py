@@ -1,0 +1,73 @@
+"""A live table in the terminal: equation (10) by block, and the law that stands out."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from conserved.alarm import Alarm, grouped
+from conserved.output import terminal
+from conserved.store.sink import Run, Sink
+from conserved.store.step_record import StepRecord
+
+
+class LiveTable(Sink):
+    """Redraws a table in place; where output is not a terminal, one plain line every `lines` records."""
+
+    def __init__(self, console: Console | None = None, *, lines: int = 100) -> None:
+        self._console = console or terminal.Console()
+        self._lines = lines
+        self._seen = 0
+        self._alarms: tuple[Alarm, ...] = ()
+        self._live: Live | None = None
+
+    def begin(self, run: Run) -> None:
+        self._name = run.name
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4)
+            self._live.start()
+
+    def write(self, record: StepRecord) -> None:
+        self._seen += 1
+        self._alarms = grouped((*self._alarms, *record.alarms))
+        if self._live is not None:
+            self._live.update(self.table(record))
+        elif (self._seen - 1) % self._lines == 0 or record.alarms:
+            self._console.print(_line(record), markup=False, highlight=False, soft_wrap=True)
+
+    def table(self, record: StepRecord) -> Group:
+        """What is shown for one record."""
+        table = Table(title=f"{self._name}, step {record.step}", box=None, pad_edge=False, header_style="bold")
+        table.add_column("block")
+        for heading in ("drift", "observed", "first order", "second order", "residual", "of rounding"):
+            table.add_column(heading, justify="right")
+        by_block: dict[str, list[int]] = {}
+        for number, law in enumerate(record.laws):
+            by_block.setdefault(law.block, []).append(number)
+        entries, errors = record.entries(), record.errors()
+        for block, numbers in by_block.items():
+            most = max((entries[number] for number in numbers), key=lambda entry: entry.excess)
+            cells = [f"{errors[block]:.2e}"]
+            cells += [f"{value:.1e}" for value in (most.observed, most.first_order, most.second_order, most.residual)]
+            cells.append(f"{most.excess:.2g}")
+            table.add_row(block or "(model)", *cells, style="red" if not most.excess <= 1 else "")
+        return Group(*(Text(str(alarm), style="bold red") for alarm in self._alarms), table)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _line(record: StepRecord) -> str:
+    """One record on one line; a monitor of attention has readings and no laws."""
+    worst = max(record.entries(), key=lambda entry: entry.excess, default=None)
+    told = f"{len(record.alarms)} alarms"
+    if worst is not None:
+        errors = record.errors("law")
+        mean = sum(errors.values()) / len(errors)
+        law = f"{worst.law} ({worst.excess:.2g} of rounding)"
+        told = f"drift {mean:.2e}, largest residual {abs(worst.residual):.1e} in {law}, {told}"
+    alarms = "".join(f"\n  {alarm}" for alarm in record.alarms)
+    return f"step {record.step}: {told}{alarms}"

@@ -1,0 +1,243 @@
+"""A watched run in few numbers: series by family at chosen steps, computed by SQLite, so that any run fits."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conserved.alarm import Alarm
+from conserved.store.run_store import RunStore, real
+
+NUMBERS = (
+    "observed",
+    "first_order",
+    "second_order",
+    "residual",
+    "bound",
+    "excess",
+    "drift",
+    "predicted",
+    "rate",
+)
+"""Columns of the ledger that a digest carries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyStep:
+    """The law of a family that changed most in a step: its row of the ledger, so that the parts still add up."""
+
+    step: int
+    family: str
+    law: str
+    numbers: dict[str, float]
+    causes: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyDrift:
+    """The law of a family that is furthest from its reference after the last step, and what the account adds up to."""
+
+    family: str
+    laws: int
+    law: str
+    error: float
+    drift: float
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """One run: what it was, what its laws did at the chosen steps, and the worst of all steps."""
+
+    name: str
+    started: float
+    config: dict[str, Any]
+    laws: int
+    steps: int
+    """Steps that were written."""
+    skipped: int
+    shown: tuple[int, ...]
+    """The chosen ones."""
+    errors: dict[str, tuple[float, ...]]
+    """Equation (10) by family."""
+    ledger: dict[str, tuple[FamilyStep, ...]]
+    totals: dict[str, tuple[float, ...]]
+    """By cause: the magnitudes of its first-order parts, added over all laws."""
+    drifts: tuple[FamilyDrift, ...]
+    readings: dict[str, tuple[float, ...]]
+    alarms: tuple[Alarm, ...]
+    alarm_count: int
+    worst: tuple[float, str, int] | None
+    """The largest residual over rounding of all steps, its law and its step."""
+    not_finite: int
+    """Rows of the ledger in which the observed change is not a number."""
+
+
+def digest(store: RunStore, run: str, *, steps: int = 300, alarms: int = 200) -> Digest:
+    """The digest of a run at up to `steps` steps, evenly spread, the first and the last among them."""
+    number, started, config = store.select("select id, started, config from run where name = ?", run)[0]
+    written = [step for (step,) in store.select("select distinct step from entry where run = ? order by step", number)]
+    written = written or store.steps(run)
+    shown = spread(written, steps)
+    at = json.dumps(shown)
+    count = store.select("select count(*) from alarm where run = ?", number)[0][0]
+    skipped = store.select("select count(*) from step where run = ? and skipped", number)[0][0]
+    return Digest(
+        name=run,
+        started=float(started),
+        config=json.loads(config),
+        laws=store.select("select count(*) from law where run = ?", number)[0][0],
+        steps=len(store.steps(run)),
+        skipped=skipped,
+        shown=tuple(shown),
+        errors=_errors(store, number, shown, at),
+        ledger=_ledger(store, number, at),
+        totals=_totals(store, number, shown, at),
+        drifts=_drifts(store, number, written[-1]) if written else (),
+        readings=_readings(store, number, shown, at),
+        alarms=_alarms(store, number, alarms),
+        alarm_count=int(count),
+        worst=_worst(store, number),
+        not_finite=store.select("select count(*) from entry where run = ? and observed is null", number)[0][0],
+    )
+
+
+def spread(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many of the steps, evenly spread, with both ends."""
+    if len(steps) <= most:
+        return list(steps)
+    last = len(steps) - 1
+    return [steps[round(place * last / (most - 1))] for place in range(most)]
+
+
+_AT = "select value from json_each(?)"
+
+
+def _errors(store: RunStore, run: int, shown: list[int], at: str) -> dict[str, tuple[float, ...]]:
+    rows = store.select(
+        "select step, family, sum(error * units) / sum(units) from entry join law on law.run = entry.run and "
+        f"law.number = entry.law where entry.run = ? and step in ({_AT}) group by step, family",
+        run,
+        at,
+    )
+    return _series(rows, shown)
+
+
+def _totals(store: RunStore, run: int, shown: list[int], at: str) -> dict[str, tuple[float, ...]]:
+    rows = store.select(
+        f"select step, cause, sum(abs(amount)) from cause where run = ? and step in ({_AT}) group by step, cause",
+        run,
+        at,
+    )
+    return _series(rows, shown)
+
+
+def _readings(store: RunStore, run: int, shown: list[int], at: str) -> dict[str, tuple[float, ...]]:
+    # Audits are not made in every step; the last one up to a step is what was known there.
+    rows = store.select(
+        f"select step, name, value from reading where run = ? and name not like 'total/%' and (step in ({_AT}) or "
+        "name like 'audit/%')",
+        run,
+        at,
+    )
+    audits = [row for row in rows if row[1].startswith("audit/")]
+    return _series([row for row in rows if not row[1].startswith("audit/")], shown) | _held(audits, shown)
+
+
+def _held(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
+    """Series of numbers that stay known until the next one comes."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for step, name, value in sorted(rows):
+        found.setdefault(name, []).append((step, real(value)))
+    return {name: tuple(_latest(values, step) for step in shown) for name, values in sorted(found.items())}
+
+
+def _latest(values: list[tuple[int, float]], step: int) -> float:
+    place = bisect_right(values, (step, float("inf"))) - 1
+    return values[place][1] if place >= 0 else float("nan")
+
+
+def _series(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
+    """Rows of (step, name, value) as one series for every name; what was not written is not a number."""
+    found: dict[str, dict[int, float]] = {}
+    for step, name, value in rows:
+        found.setdefault(name, {})[step] = real(value)
+    return {name: tuple(values.get(step, float("nan")) for step in shown) for name, values in sorted(found.items())}
+
+
+def _ledger(store: RunStore, run: int, at: str) -> dict[str, tuple[FamilyStep, ...]]:
+    # With one max() in the list SQLite takes the other columns from the row where the maximum is, so the parts add up.
+    # Values that are not finite count as the largest: they are what a reader has to see.
+    rows = store.select(
+        f"select step, family, entry.law, law.name, {', '.join(NUMBERS)}, "
+        "max(case when observed is null then 9e999 else abs(observed) end) from entry join law on law.run = entry.run "
+        f"and law.number = entry.law where entry.run = ? and step in ({_AT}) group by step, family order by step",
+        run,
+        at,
+    )
+    causes: dict[tuple[int, int], dict[str, float]] = {}
+    chosen = json.dumps([[step, law] for step, _, law, *_ in rows])
+    # A cross join is done in the order it is written: each wanted row is looked up, and the table is not gone through
+    # once for every one of them.
+    for step, law, cause, amount in store.select(
+        "select step, law, cause, amount from json_each(?) as wanted cross join cause on cause.run = ? and "
+        "cause.step = json_extract(wanted.value, '$[0]') and cause.law = json_extract(wanted.value, '$[1]')",
+        chosen,
+        run,
+    ):
+        causes.setdefault((step, law), {})[cause] = real(amount)
+    found: dict[str, list[FamilyStep]] = {}
+    for step, family, law, name, *numbers, _ in rows:
+        values = dict(zip(NUMBERS, map(real, numbers), strict=True))
+        one = FamilyStep(step=step, family=family, law=name, numbers=values, causes=causes.get((step, law), {}))
+        found.setdefault(family, []).append(one)
+    return {family: tuple(steps) for family, steps in sorted(found.items())}
+
+
+def _drifts(store: RunStore, run: int, last: int) -> tuple[FamilyDrift, ...]:
+    rows = store.select(
+        "select family, count(*), law.name, sum(error * units) / sum(units), drift, predicted, "
+        "max(case when drift is null then 9e999 else abs(drift) end) from entry join law on law.run = entry.run and "
+        "law.number = entry.law where entry.run = ? and step = ? group by family order by family",
+        run,
+        last,
+    )
+    return tuple(
+        FamilyDrift(
+            family=family,
+            laws=laws,
+            law=law,
+            error=real(error),
+            drift=real(drift),
+            predicted=real(predicted),
+        )
+        for family, laws, law, error, drift, predicted, _ in rows
+    )
+
+
+def _alarms(store: RunStore, run: int, most: int) -> tuple[Alarm, ...]:
+    rows = store.select(
+        "select step, code, law, value, bound, message from alarm where run = ? order by step limit ?", run, most
+    )
+    return tuple(
+        Alarm(step=step, code=code, law=law, value=real(value), limit=real(bound), message=message)
+        for step, code, law, value, bound, message in rows
+    )
+
+
+def _worst(store: RunStore, run: int) -> tuple[float, str, int] | None:
+    rows = store.select(
+        "select max(excess), law.name, step from entry join law on law.run = entry.run and law.number = entry.law "
+        "where entry.run = ?",
+        run,
+    )
+    excess, law, step = rows[0]
+    total, when = store.select(
+        "select max(value), step from reading where run = ? and name = 'total/of_rounding'", run
+    )[0]
+    if total is not None and (excess is None or total > excess):
+        return float(total), "a law", int(when)
+    return None if excess is None else (float(excess), law, step)

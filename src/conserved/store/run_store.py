@@ -1,0 +1,408 @@
+"""The run store: an SQLite file that survives killed processes and takes several writers at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conserved.alarm import Alarm
+from conserved.store.sink import Run, Sink
+from conserved.store.step_record import FIELDS, Entry, StepRecord
+from conserved.store.store_file import (
+    BrokenStore,
+    FileMark,
+    RunTaken,
+    Writer,
+    connected,
+    connected_to_write,
+    named,
+    transaction,
+    undamaged,
+)
+
+_SCHEMA = (
+    "create table if not exists run (id integer primary key, name text unique not null, started real not null, "
+    "config text not null)",
+    "create table if not exists law (run integer not null, number integer not null, name text not null, "
+    "block text not null, family text not null, units integer not null, formula text not null, "
+    "primary key (run, number)) without rowid",
+    "create table if not exists reference (run integer not null, number integer not null, shape text not null, "
+    "value blob not null, primary key (run, number)) without rowid",
+    "create table if not exists step (run integer not null, step integer not null, written real not null, "
+    "skipped integer not null, primary key (run, step)) without rowid",
+    f"create table if not exists entry (run integer not null, step integer not null, law integer not null, "
+    f"first_order real, {', '.join(f'{name} real' for name in FIELDS)}, primary key (run, step, law)) without rowid",
+    "create table if not exists cause (run integer not null, step integer not null, law integer not null, "
+    "cause text not null, amount real, primary key (run, step, law, cause)) without rowid",
+    "create table if not exists reading (run integer not null, step integer not null, name text not null, "
+    "value real, primary key (run, step, name)) without rowid",
+    "create table if not exists alarm (run integer not null, step integer not null, code text not null, "
+    "law text not null, value real, bound real, message text not null, primary key (run, step, code, law)) "
+    "without rowid",
+    "create table if not exists document (kind text not null, name text not null, written real not null, "
+    "content text not null, primary key (kind, name))",
+    "create table if not exists writer (run integer primary key, machine text not null, process integer not null, "
+    "began text not null, since real not null, token text not null)",
+)
+DETAIL = 250
+"""Steps whose rows are kept one by one, in every doubling of the number of steps."""
+
+_STEPWISE = ("step", "entry", "cause", "reading", "alarm")
+
+
+class RunStore:
+    """Reads a run store, also while others write to it. What is damaged is a `BrokenStore` that names the file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.exists():
+            raise FileNotFoundError(f"There is no run store at {self.path}.")
+        self._db = connected(self.path)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> bool:
+        """Whether SQLite finds the file sound."""
+        return self.select("pragma integrity_check") == [("ok",)]
+
+    @contextmanager
+    def snapshot(self) -> Iterator[RunStore]:
+        """The store as it is now, whatever is written meanwhile: everything read inside belongs to one moment."""
+        with named(self.path):
+            self._db.execute("begin")
+        try:
+            yield self
+        finally:
+            self._db.rollback()
+
+    def select(self, query: str, *given: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query on the tables of a store, for figures that are quicker to compute where the data is."""
+        with named(self.path):
+            return self._db.execute(query, given).fetchall()
+
+    def runs(self) -> list[str]:
+        """The names of all runs, oldest first."""
+        return [self._text(name, "the name of a run") for (name,) in self.select("select name from run order by id")]
+
+    def config(self, run: str) -> dict[str, Any]:
+        """What a run was started with."""
+        number = self._id(run)
+        with undamaged(self.path):
+            return dict(json.loads(self.select("select config from run where id = ?", number)[0][0]))
+
+    def steps(self, run: str) -> list[int]:
+        """The steps that were written, in order."""
+        return [step for (step,) in self.select("select step from step where run = ? order by step", self._id(run))]
+
+    def entries(self, run: str, *, law: str | None = None, step: int | None = None) -> list[Entry]:
+        """The ledger of a run, by step and law; of one law or one step if asked."""
+        where = "run = ?"
+        given: list[int | str] = [self._id(run)]
+        if step is not None:
+            where += " and step = ?"
+            given.append(step)
+        with undamaged(self.path):
+            names = dict(self.select("select number, name from law where run = ?", given[0]))
+            if law is not None:
+                where += " and law in (select value from json_each(?))"
+                given.append(json.dumps([number for number, name in names.items() if name == law]))
+            causes: dict[tuple[int, int], dict[str, float]] = {}
+            for at, number, cause, amount in self.select(
+                f"select step, law, cause, amount from cause where {where}", *given
+            ):
+                causes.setdefault((at, number), {})[cause] = real(amount)
+            rows = self.select(
+                f"select law, step, first_order, {', '.join(FIELDS)} from entry where {where} order by step, law",
+                *given,
+            )
+            return [
+                Entry(
+                    law=names[number],
+                    step=at,
+                    first_order=real(first),
+                    causes=causes.get((at, number), {}),
+                    **dict(zip(FIELDS, map(real, numbers), strict=True)),
+                )
+                for number, at, first, *numbers in rows
+            ]
+
+    def errors(self, run: str, *, by: str = "block") -> dict[int, dict[str, float]]:
+        """Equation (10) by step and block, family or law."""
+        if by not in ("block", "family", "law"):
+            raise ValueError(f'by is "block", "family" or "law"; got {by!r}.')
+        column = "name" if by == "law" else by
+        rows = self.select(
+            f"select step, law.{column}, sum(error * units) / sum(units) from entry join law on law.run = entry.run "
+            f"and law.number = entry.law where entry.run = ? group by step, law.{column} order by step",
+            self._id(run),
+        )
+        return self._by_step(rows)
+
+    def readings(self, run: str) -> dict[int, dict[str, float]]:
+        """What gauges and audits showed, by step."""
+        query = "select step, name, value from reading where run = ? and name not like 'total/%'"
+        return self._by_step(self.select(query, self._id(run)))
+
+    def totals(self, run: str) -> dict[int, dict[str, float]]:
+        """The totals of steps whose rows were not kept one by one."""
+        query = "select step, name, value from reading where run = ? and name like 'total/%'"
+        return self._by_step(self.select(query, self._id(run)))
+
+    def alarms(self, run: str) -> list[Alarm]:
+        """Every alarm of a run."""
+        rows = self.select(
+            "select step, code, law, value, bound, message from alarm where run = ? order by step", self._id(run)
+        )
+        with undamaged(self.path):
+            return [
+                Alarm(step=step, code=code, law=law, value=real(value), limit=real(bound), message=message)
+                for step, code, law, value, bound, message in rows
+            ]
+
+    def reference(self, run: str) -> dict[str, Tensor]:
+        """The laws when watching began."""
+        rows = self.select(
+            "select name, shape, value from reference join law using (run, number) where run = ?", self._id(run)
+        )
+        with undamaged(self.path):
+            return {name: _tensor(value, json.loads(shape)) for name, shape, value in rows}
+
+    def documents(self, kind: str) -> dict[str, dict[str, Any]]:
+        """What `store_document` put under a kind, by name, oldest first."""
+        with undamaged(self.path):
+            return {name: json.loads(content) for name, content in self.documents_as_text(kind).items()}
+
+    def documents_as_text(self, kind: str) -> dict[str, str]:
+        """The same as it lies in the file, not yet read as JSON."""
+        if not self.select("select 1 from sqlite_master where name = 'document'"):
+            return {}
+        rows = self.select("select name, content from document where kind = ? order by written, rowid", kind)
+        return {self._text(name, f"the name of a document ({kind})"): content for name, content in rows}
+
+    def _by_step(self, rows: list[tuple[Any, ...]]) -> dict[int, dict[str, float]]:
+        """Rows of (step, name, value)."""
+        found: dict[int, dict[str, float]] = {}
+        with undamaged(self.path):
+            for step, name, value in rows:
+                found.setdefault(step, {})[name] = real(value)
+        return found
+
+    def _text(self, value: Any, what: str) -> str:
+        if not isinstance(value, str):
+            raise BrokenStore(f"{self.path} is damaged: {what} is {type(value).__name__}, not text.")
+        return value
+
+    def _id(self, run: str) -> int:
+        found = self.select("select id from run where name = ?", run)
+        if not found:
+            raise KeyError(f"There is no run {run!r} in {self.path}. There are: {', '.join(self.runs()) or 'none'}.")
+        return int(found[0][0])
+
+
+def store_document(path: str | Path, kind: str, name: str, content: Mapping[str, Any]) -> None:
+    """Keep a record beside the runs (a finished trajectory, a claim's outcome, an audit), in place of one of that name.
+
+    NaN and infinities are kept; what JSON cannot say at all is the caller's mistake and raises TypeError.
+    """
+    text = json.dumps(dict(content))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(connected_to_write(path)) as db, transaction(db, path):
+        for statement in _SCHEMA:
+            db.execute(statement)
+        db.execute("insert or replace into document values (?, ?, ?, ?)", (kind, name, time.time(), text))
+
+
+class SQLite(Sink):
+    """Writes a run store: one transaction per step, so that a killed process leaves whole steps only.
+
+    A run has one writer. A second process that begins a run of the same name while the first still runs is refused;
+    whoever loses its run in another way, as to a second monitor of one process, is told by its next step.
+    """
+
+    def __init__(self, path: str | Path, *, detail: int | None = DETAIL) -> None:
+        """Keep the rows of every law for `detail` steps in each doubling of their number; None keeps all.
+
+        Of every step its readings, alarms and totals are kept.
+        """
+        if detail is not None and detail < 1:
+            raise ValueError(f"detail counts steps and is at least 1, or None for all; got {detail}.")
+        self.path, self._detail = Path(path), detail
+        self._late: StepRecord | None = None
+        self._db: sqlite3.Connection | None = None
+        self._writer = Writer()
+
+    def bytes_of(self, run: Run, steps: int) -> float:
+        """About how large a run of so many steps will be."""
+        return estimate(len(run.laws), len(run.config.get("optimizer", ())) + 2, steps, self._detail)
+
+    def begin(self, run: Run) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        db = connected_to_write(self.path)
+        self._writer, self._name = Writer(), run.name
+        try:
+            with transaction(db, self.path):
+                self._take(db, run)
+                self._write_laws(db, run)
+        except BaseException:
+            db.close()
+            raise
+        self._db, self._mark = db, FileMark.of(self.path)
+
+    def _take(self, db: sqlite3.Connection, run: Run) -> None:
+        """Make the run this writer's, with its later steps void, unless another process is at it."""
+        for statement in _SCHEMA:
+            db.execute(statement)
+        known = db.execute("select id from run where name = ?", (run.name,)).fetchone()
+        if known is None:
+            cursor = db.execute(
+                "insert into run (name, started, config) values (?, ?, ?)",
+                (run.name, time.time(), json.dumps(dict(run.config))),
+            )
+            self._run = int(cursor.lastrowid or 0)
+        else:
+            self._run = int(known[0])
+            self._refuse_if_taken(db)
+            for table in _STEPWISE:
+                db.execute(f"delete from {table} where run = ? and step > ?", (self._run, run.step))
+        who = self._writer
+        db.execute(
+            "insert or replace into writer values (?, ?, ?, ?, ?, ?)",
+            (self._run, who.machine, who.process, who.began, who.since, who.token),
+        )
+
+    def _write_laws(self, db: sqlite3.Connection, run: Run) -> None:
+        db.executemany(
+            "insert or replace into law values (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (self._run, number, law.name, law.block, law.family, law.units, formula)
+                for number, (law, formula) in enumerate(zip(run.laws, run.formulas, strict=True))
+            ],
+        )
+        db.executemany(
+            "insert or replace into reference values (?, ?, ?, ?)",
+            [
+                (self._run, number, json.dumps(list(value.shape)), _bytes(value))
+                for number, law in enumerate(run.laws)
+                if (value := run.reference.get(law.name)) is not None
+            ],
+        )
+
+    def write(self, record: StepRecord) -> None:
+        assert self._db is not None, "begin() opens the store"
+        self._mark.check()
+        at = (self._run, record.step)
+        whole = self._detail is None or bool(record.alarms) or detailed(record.step, self._detail)
+        self._late = None if whole else record
+        readings = dict(record.readings) if whole else dict(record.readings) | record.totals()
+        with transaction(self._db, self.path) as db:
+            self._check_own(db)
+            db.execute("insert or replace into step values (?, ?, ?, ?)", (*at, time.time(), int(record.skipped)))
+            if whole:
+                self._write_rows(db, record)
+            db.executemany(
+                "insert or replace into reading values (?, ?, ?, ?)",
+                [(*at, name, value) for name, value in readings.items()],
+            )
+            db.executemany(
+                "insert or replace into alarm values (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (self._run, alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit, alarm.text)
+                    for alarm in record.alarms
+                ],
+            )
+
+    def _write_rows(self, db: sqlite3.Connection, record: StepRecord) -> None:
+        """A row for every law, and one for each of its causes."""
+        at, width, rows = (self._run, record.step), len(FIELDS), record.numbers.tolist()
+        db.executemany(
+            f"insert or replace into entry values ({', '.join('?' * (4 + len(FIELDS)))})",
+            [(*at, number, sum(row[width:]), *row[:width]) for number, row in enumerate(rows)],
+        )
+        db.executemany(
+            "insert or replace into cause values (?, ?, ?, ?, ?)",
+            [
+                (*at, number, cause, amount)
+                for number, row in enumerate(rows)
+                for cause, amount in zip(record.causes, row[width:], strict=True)
+            ],
+        )
+
+    def close(self) -> None:
+        if self._db is None:
+            return
+        if self._late is not None:
+            # The last step is what a run came to: it has all its rows.
+            with suppress(OSError, RunTaken), transaction(self._db, self.path) as db:
+                self._check_own(db)
+                self._write_rows(db, self._late)
+        # A row that stays behind, as on a full disk, is recognised by its process having ended.
+        with suppress(OSError), transaction(self._db, self.path) as db:
+            db.execute("delete from writer where run = ? and token = ?", (self._run, self._writer.token))
+        self._db.close()
+        self._db = None
+
+    def _refuse_if_taken(self, db: sqlite3.Connection) -> None:
+        found = db.execute(
+            "select machine, process, began, since, token from writer where run = ?", (self._run,)
+        ).fetchone()
+        if found is None or not (other := Writer(*found)).elsewhere():
+            return
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(other.since))
+        raise RunTaken(
+            f"The run {self._name!r} in {self.path} is being written by process {other.process} since {since}. "
+            "Close it, or give this run a name of its own with run=."
+        )
+
+    def _check_own(self, db: sqlite3.Connection) -> None:
+        found = db.execute("select process, token from writer where run = ?", (self._run,)).fetchone()
+        if found is None or found[1] != self._writer.token:
+            who = "by another writer, which has finished" if found is None else f"by a writer in process {found[0]}"
+            raise RunTaken(
+                f"The run {self._name!r} in {self.path} was taken over {who}; this step is not written, so that the "
+                "two are not mixed. Give every run a name of its own with run=."
+            )
+
+
+def detailed(step: int, most: int) -> bool:
+    """Whether the rows of a step are kept: all at first, then `most` in every doubling of the number of steps."""
+    stride = 1
+    while step > 2 * most * stride:
+        stride *= 2
+    return step % stride == 0
+
+
+def estimate(laws: int, causes: int, steps: int, most: int | None) -> float:
+    """About how many bytes a run of so many steps takes."""
+    kept = steps if most is None else min(steps, int(2 * most + most * max(0.0, math.log2(max(steps / (2 * most), 1)))))
+    return kept * laws * (140 + 52 * causes) + steps * 600.0
+
+
+def _bytes(value: Tensor) -> bytes:
+    return value.detach().to("cpu", torch.float64).contiguous().numpy().tobytes()
+
+
+def _tensor(value: bytes, shape: list[int]) -> Tensor:
+    return torch.frombuffer(bytearray(value), dtype=torch.float64).reshape(shape)
+
+
+def real(value: float | None) -> float:
+    """SQLite stores NaN as null."""
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,199 @@
+"""From the account of a step to what is kept of it: residuals, what rounding explains, equation (10), running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.laws import Change, Reference
+from conserved.laws.identity_verdicts import TOLERANCE
+from conserved.symmetry import Symmetry, Tensors
+from conserved.tracking.ledger import Account, Shelf, rounding
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """What a shelf carries from step to step."""
+
+    reference: Float[Tensor, "laws numbers"]
+    """The laws when watching began."""
+    previous: Float[Tensor, "laws numbers"]
+    """The laws after the last step that was looked at."""
+    accounted: Float[Tensor, "laws numbers"]
+    """The sum of all accounts."""
+    sizes: Float[Tensor, "laws rows"]
+    """The size of the terms after the last step."""
+    rounded: Float[Tensor, " laws"]
+    """The sum of squares of what rounding explains in each step."""
+    moved: Float[Tensor, " laws"]
+    """Σ ‖U‖²."""
+    steepest: Float[Tensor, " laws"]
+    """The largest ‖U‖²/lr²: the C_L of equation (9)."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scales:
+    """What does not change during a run: denominators, rounding errors, and which laws the gradient may move."""
+
+    denominators: Float[Tensor, "laws units"]
+    multiplicities: Float[Tensor, " numbers"]
+    rounding: Float[Tensor, "laws 1"]
+    tolerance: Float[Tensor, " laws"]
+    floor: Float[Tensor, " laws"]
+    """The least steepness of a linear law, as a share of the norm of all gradients."""
+    loose: Mapping[str, Float[Tensor, "laws 1"]]
+    """By cause, the laws for which the gradient itself is one: those that hold up to ε, and impostors."""
+
+    @staticmethod
+    def of(
+        shelf: Shelf,
+        symmetries: Sequence[Symmetry],
+        theta: Tensors,
+        reference: Reference,
+        *,
+        impostors: Collection[str],
+        dtype: torch.dtype | None,
+        precision: torch.dtype | None,
+        like: Tensor,
+    ) -> Scales:
+        chosen = [symmetries[place] for place in shelf.places]
+        limits, floors = [], []
+        for symmetry in chosen:
+            stored = [theta[name].dtype for name in symmetry.parameters]
+            used = [precision or one for one in stored]
+            limits.append(max(TOLERANCE[one] for one in used))
+            share = max(torch.finfo(one).eps / TOLERANCE[one] for one in used)
+            floors.append((1.0 if symmetry.inert else share) if symmetry.kind.linear else 0.0)
+        loose = {
+            "epsilon": [not symmetry.exact for symmetry in chosen],
+            "gradient": [symmetry.name in impostors for symmetry in chosen],
+        }
+        return Scales(
+            denominators=torch.stack([_denominators(shelf, reference, one.name) for one in chosen]).to(like),
+            multiplicities=shelf.kind.products.multiplicities(shelf.n, chosen[0].m).to(like),
+            rounding=like.new_tensor(rounding(shelf, symmetries, theta, dtype))[:, None],
+            tolerance=like.new_tensor(limits),
+            floor=like.new_tensor(floors),
+            loose={cause: like.new_tensor(which)[:, None] for cause, which in loose.items() if any(which)},
+        )
+
+    def no_finer_than(self, other: Scales) -> Scales:
+        """The same scales with whichever rounding is coarser: laws are computed in the precision watching began in."""
+        return replace(
+            self,
+            rounding=torch.maximum(self.rounding, other.rounding),
+            tolerance=torch.maximum(self.tolerance, other.tolerance),
+            floor=torch.maximum(self.floor, other.floor),
+        )
+
+    def measured_against(self, shelf: Shelf, symmetries: Sequence[Symmetry], reference: Reference) -> Scales:
+        """The same scales with the denominators of another reference."""
+        rows = [_denominators(shelf, reference, symmetries[place].name) for place in shelf.places]
+        return replace(self, denominators=torch.stack(rows).to(self.denominators))
+
+
+def _denominators(shelf: Shelf, reference: Reference, name: str) -> Tensor:
+    size, terms = (
+        torch.linalg.vector_norm(shelf.kind.units(part[name]), dim=-1) for part in (reference.values, reference.scales)
+    )
+    return Change(distance=size, size=size, terms=terms).unit()
+
+
+def begun(account: Account) -> Running:
+    """Watching starts here."""
+    return Running(
+        reference=account.law.clone(),
+        previous=account.law.clone(),
+        accounted=torch.zeros_like(account.law),
+        sizes=account.sizes.clone(),
+        rounded=torch.zeros_like(account.moved),
+        moved=torch.zeros_like(account.moved),
+        steepest=torch.zeros_like(account.moved),
+    )
+
+
+def settled(
+    shelf: Shelf,
+    scales: Scales,
+    running: Running,
+    account: Account,
+    *,
+    unclipped: Tensor | None,
+    gradient_norm: Tensor | None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One step: the numbers of every law, by field and by cause; `running` moves on."""
+    first = dict(account.first)
+    slope = account.slope
+    if unclipped is not None:
+        first["clipping"] = account.rate * (slope - unclipped)
+        slope = unclipped
+    gradient = account.rate * slope
+    for cause, which in scales.loose.items():
+        first[cause] = which * gradient
+    observed = account.law - running.previous
+    explained = sum(first.values(), account.second)
+    residual = observed - explained
+    steepness = account.steepness
+    if gradient_norm is not None:
+        steepness = torch.maximum(steepness, scales.floor * gradient_norm)
+    rate = (
+        account.rate.expand(len(observed), 1)[:, 0]
+        if isinstance(account.rate, Tensor) and account.rate.ndim
+        else (torch.ones_like(account.moved) * account.rate)
+    )
+    sizes = torch.maximum(account.sizes, running.sizes)
+    bound = scales.rounding * shelf.kind.products.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
+    running.accounted += explained
+    # Copies: what an account holds are views of everything it was computed from.
+    running.previous, running.sizes = account.law.clone(), account.sizes.clone()
+    ratios = _ratio(residual.abs(), bound)
+    excess = ratios.amax(-1)
+    # What has raised an alarm of its own is not a leak as well; twice, so that it alone stays well below one.
+    told = torch.where(excess > 1, 2 * residual.abs().amax(-1), torch.zeros_like(excess))
+    running.rounded += torch.maximum(bound.amax(-1), told).square()
+    running.moved += account.moved
+    running.steepest = torch.maximum(
+        running.steepest, torch.where(rate > 0, account.moved / rate.square(), torch.zeros_like(rate))
+    )
+    drift = account.law - running.reference
+    gone = drift - running.accounted
+    # The entry that is shown: where most happened, unless one breaks its limit.
+    most = (observed.abs() + residual.abs()).argmax(-1, keepdim=True)
+    where = torch.where((excess > 1)[:, None], ratios.nan_to_num(nan=float("inf")).argmax(-1, keepdim=True), most)
+    farthest = drift.abs().argmax(-1, keepdim=True)
+    fields = {
+        "observed": observed.gather(-1, where)[:, 0],
+        "second_order": account.second.gather(-1, where)[:, 0],
+        "residual": residual.gather(-1, where)[:, 0],
+        "bound": bound.gather(-1, where)[:, 0],
+        "excess": excess,
+        "leak": _ratio(gone.abs().amax(-1), running.rounded.sqrt()),
+        "error": equation_10(shelf, scales, drift),
+        "drift": drift.gather(-1, farthest)[:, 0],
+        "predicted": running.accounted.gather(-1, farthest)[:, 0],
+        "moved": account.moved,
+        "rate": rate,
+    }
+    return fields, {cause: part.gather(-1, where)[:, 0] for cause, part in first.items()}
+
+
+def _ratio(value: Tensor, limit: Tensor) -> Tensor:
+    """value / limit, and 0 where the value is 0, whatever the limit."""
+    return torch.where(value == 0, torch.zeros_like(value), value / limit)
+
+
+def equation_10(shelf: Shelf, scales: Scales, drift: Float[Tensor, "laws numbers"]) -> Float[Tensor, " laws"]:
+    """‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, averaged over the laws h_i of each row."""
+    if shelf.kind.together:
+        change = (scales.multiplicities * drift.square()).sum(-1, keepdim=True).sqrt()
+    else:
+        change = drift.abs()
+    return (change / scales.denominators).mean(-1)

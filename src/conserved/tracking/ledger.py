@@ -1,0 +1,286 @@
+"""The account of one step for every law: one pass over the parameters.
+
+Legs are read parameter by parameter, so that few temporaries exist at a time, and their numbers p(B_i, B_j) are added
+up over the legs of each law. On a GPU legs that lie in memory alike wait for each other and are read at once. Laws of
+one kind and size lie on one *shelf*, one row each, where all that follows is a few operations on whole shelves.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.moment import Paired, Plan, Sums, triton_backend
+from conserved.moment.portions import Part
+from conserved.moment.precision import working_dtype
+from conserved.symmetry import Kind, Symmetry, Tensors
+from conserved.tracking.combination import Scalar
+from conserved.tracking.step_expansion import Expansion, Slot, StepWeights, Weights
+
+_TEMPORARY = 1 << 25
+"""Entries of parameters whose steps are expanded together at least: for each of them a rule may make a tensor."""
+
+_PORTIONS = 6
+"""About how many portions parameters are read in where there are more: each costs as many launches as a small model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Laws of one kind and size: `places` are their numbers in the law set, in the order of the rows."""
+
+    kind: Kind
+    n: int
+    m: int
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What one pass found for the laws of a shelf, one row each."""
+
+    law: Float[Tensor, "laws numbers"]
+    """h(θ') after the step."""
+    sizes: Float[Tensor, "laws rows"]
+    """Sums of squares of the rows of all legs: what rounding errors are in proportion to."""
+    first: Mapping[str, Float[Tensor, "laws numbers"]]
+    """First order by cause, without the gradient itself."""
+    slope: Float[Tensor, "laws numbers"]
+    """First order of the gradient at rate one; zero for an exact law."""
+    second: Float[Tensor, "laws numbers"]
+    moved: Float[Tensor, " laws"]
+    """‖U‖² over the legs."""
+    steepness: Float[Tensor, " laws"]
+    """The largest entry the gradient's first order could have, at rate one, if nothing cancelled."""
+    rate: Scalar | Float[Tensor, "laws 1"]
+
+
+@dataclass(slots=True, eq=False)
+class _Steps:
+    """A reader of the steps of parameters: a few tensors each, and coefficients that say what the step made of them."""
+
+    expand: Callable[[Sequence[str]], Sequence[Expansion]]
+    like: Mapping[str, Tensor]
+    portion: int
+    kernels: bool = True
+    numbers: dict[tuple[Hashable, bool], int] = field(default_factory=dict)
+    """By coefficients, and for linear laws or others: where `weights` has them."""
+    weights: list[tuple[StepWeights, tuple[Slot, ...], Scalar]] = field(default_factory=list)
+    """What the account weighs each pair with, all pairs, the rate."""
+
+    def stored(self, name: str) -> tuple[Tensor, ...]:
+        """In the precision that watching began in."""
+        return (self.like[name],)
+
+    def read(self, names: Sequence[str]) -> list[_Step]:
+        """The steps of some parameters, when their turn comes."""
+        return [_Step(expansion, self) for expansion in self.expand(names)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """The step of one parameter."""
+
+    expansion: Expansion
+    reader: _Steps
+
+    @property
+    def made(self) -> bool:
+        """Whether the rule made tensors for it."""
+        return self.expansion.made
+
+    def paired(self, *, linear: bool, offset: float) -> Paired:
+        """Its tensors, θ after the step first, and all pairs of them that the account needs."""
+        step, reader = self.expansion.shifted(offset) if offset else self.expansion, self.reader
+        key = step.key, linear
+        number = reader.numbers.get(key)
+        if number is None:
+            number = reader.numbers[key] = len(reader.weights)
+            weights = step.weights(linear=linear)
+            reader.weights.append((weights, weights.slots(), step.rate))
+        points = (True,) + (False,) * (len(step.sources) - 1)
+        bounded: tuple[int, ...] = ()
+        if linear:
+            bounded = (0,) if step.gradient is None else (0, _index(step.gradient))
+        return Paired(step.sources, points, reader.weights[number][1], number, bounded)
+
+
+class Ledger:
+    """Evaluates laws and the account of a step for a fixed set of symmetries."""
+
+    def __init__(self, symmetries: Sequence[Symmetry], theta: Tensors, *, dtype: torch.dtype | None = None) -> None:
+        self.symmetries = tuple(symmetries)
+        self._plan, self._dtype = Plan.of(self.symmetries), dtype
+        grouped: dict[tuple[Kind, int, int, torch.device], list[int]] = defaultdict(list)
+        for number, batch in enumerate(self._plan.batches):
+            first = self.symmetries[batch.members[0]]
+            # Columns matter to the size of a translation's law alone.
+            columns = first.m if first.kind.linear else 0
+            grouped[first.kind, first.n, columns, theta[first.parameters[0]].device].append(number)
+        self._members = list(grouped.values())
+        self.shelves = tuple(
+            Shelf(kind, n, m, tuple(place for number in numbers for place in self._plan.batches[number].members))
+            for (kind, n, m, _), numbers in grouped.items()
+        )
+        self.parameters = tuple(self._plan.uses)
+        self._portion = max(_TEMPORARY, sum(self._plan.counts.values()) // _PORTIONS)
+        self._like = {
+            name: torch.empty((), dtype=theta[name].dtype, device=theta[name].device) for name in self.parameters
+        }
+
+    def account(self, expand: Callable[[Sequence[str]], Sequence[Expansion]]) -> list[Account]:
+        """The account of a step for every shelf; `expand` gives the steps of some parameters when their turn comes."""
+        # Where layers are read together, their parameters' steps are expanded together too.
+        together = triton_backend.available(self._like[self.parameters[0]].device)
+        steps = _Steps(expand, self._like, self._portion if together else 0)
+        with torch.no_grad():
+            parts = self._plan.evaluate(steps, law=True, dtype=self._dtype).parts
+            return [self._shelved([parts[number] for number in numbers], steps) for numbers in self._members]
+
+    def _shelved(self, parts: Sequence[Part], steps: _Steps) -> Account:
+        """Put the sums of all batches of a shelf together."""
+        kind = self.symmetries[parts[0].members[0]].kind
+        keys = {key for part in parts for key in part.sums}
+        if len(keys) == 1:
+            (key,) = keys
+            return _accounted(kind, [part.expanded(key) for part in parts], *steps.weights[key])
+        return _stacked(
+            [
+                _mixed([_accounted(kind, [part.expanded(key)], *steps.weights[key]) for key in part.sums])
+                for part in parts
+            ]
+        )
+
+
+def _side_by_side(held: Sequence[Sums]) -> list[Sums]:
+    """Batches of the same legs as one, so that what follows is done once for all of them."""
+    if len(held) == 1 or len({(len(one.plus), len(one.minus)) for one in held}) > 1:
+        return list(held)
+
+    def joined(side: str) -> list[Tensor]:
+        return [torch.cat(legs, 1) for legs in zip(*(getattr(one, side) for one in held), strict=True)]
+
+    return [Sums(held[0].pairs, plus=joined("plus"), minus=joined("minus"), columns=joined("columns"))]
+
+
+def _index(gradient: Sequence[Scalar]) -> int:
+    return next(j for j, weight in enumerate(gradient) if isinstance(weight, Tensor) or weight != 0)
+
+
+def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: Weights) -> Tensor:
+    """Σ weight · form."""
+    total: Tensor | None = None
+    for slot, weight in weights.items():
+        form = forms[slots.index(slot)]
+        if total is None:
+            total = form * weight
+        elif isinstance(weight, Tensor):
+            total = total + form * weight
+        else:
+            total.add_(form, alpha=weight)
+    return torch.zeros_like(forms[0]) if total is None else total
+
+
+def _accounted(
+    kind: Kind, held: Sequence[Sums], weights: StepWeights, slots: tuple[Slot, ...], rate: Scalar
+) -> Account:
+    """The account of batches whose legs all step with the same coefficients."""
+    products = kind.products
+    held = _side_by_side(held)
+    forms = _cat([products.coordinates(products.polar(one.signed())) for one in held], 1)
+    if kind.linear:
+        absolute = _cat([_added(one.columns) for one in held], 1)
+        sizes, moved = absolute[0], forms.new_zeros(forms.shape[1])
+        steepness = absolute[1].amax(-1) if len(absolute) > 1 else torch.zeros_like(moved)
+    else:
+        spread = _cat([products.squares(one.unsigned()) for one in held], 1)
+        sizes = spread[0]
+        moved = _combined(spread, slots, weights.second).sum(-1)
+        steep = _combined(spread, slots, weights.steepness).amax(-1)
+        steepness = 2 * (steep.clamp(min=0) * sizes.amax(-1)).sqrt()
+    return Account(
+        law=forms[0],
+        sizes=sizes,
+        first={cause: _combined(forms, slots, part) for cause, part in weights.first.items()},
+        slope=_combined(forms, slots, weights.slope),
+        second=_combined(forms, slots, weights.second),
+        moved=moved,
+        steepness=steepness,
+        rate=rate,
+    )
+
+
+def _cat(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _mixed(parts: list[Account]) -> Account:
+    """One batch whose legs step with different coefficients.
+
+    Only a common rate times the gradient leaves a law alone. What a leg moves at another rate than the first is a cause
+    of its own.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    # A leg that did not move has no rate; it is held against those that did.
+    common = next((part.rate for part in parts if isinstance(part.rate, Tensor) or part.rate != 0), 0.0)
+    first: dict[str, Tensor] = {}
+    for part in parts:
+        unequal = {"rates": (part.rate - common) * part.slope} if part.rate is not common else {}
+        for cause, value in (*part.first.items(), *unequal.items()):
+            first[cause] = first[cause] + value if cause in first else value
+    return Account(
+        law=_added([part.law for part in parts]),
+        sizes=_added([part.sizes for part in parts]),
+        first=first,
+        slope=_added([part.slope for part in parts]),
+        second=_added([part.second for part in parts]),
+        moved=_added([part.moved for part in parts]),
+        steepness=_added([part.steepness for part in parts]),
+        rate=common,
+    )
+
+
+def _added(tensors: list[Tensor]) -> Tensor:
+    return sum(tensors[1:], tensors[0])
+
+
+def _stacked(pieces: list[Account]) -> Account:
+    """Batches of one shelf, one after the other."""
+    causes = dict.fromkeys(cause for piece in pieces for cause in piece.first)
+    rates = [torch.ones_like(piece.law[:, :1]) * piece.rate for piece in pieces]
+    return Account(
+        law=_cat([piece.law for piece in pieces], 0),
+        sizes=_cat([piece.sizes for piece in pieces], 0),
+        first={
+            cause: _cat([piece.first.get(cause, torch.zeros_like(piece.law)) for piece in pieces], 0)
+            for cause in causes
+        },
+        slope=_cat([piece.slope for piece in pieces], 0),
+        second=_cat([piece.second for piece in pieces], 0),
+        moved=_cat([piece.moved for piece in pieces], 0),
+        steepness=_cat([piece.steepness for piece in pieces], 0),
+        rate=_cat(rates, 0),
+    )
+
+
+def rounding(shelf: Shelf, symmetries: Sequence[Symmetry], theta: Tensors, dtype: torch.dtype | None) -> list[float]:
+    """For each law of a shelf, the rounding error of one step over the size of its terms.
+
+    Storing θ' rounds every entry once, and the update that is read back carries a few rounding errors of its own:
+    3 ε of the parameters' type. Summing N products in the working type leaves 4 √N ε with overwhelming probability
+    (Higham and Mary, 2019), in the law before and after and in the account.
+    """
+    found = []
+    for place in shelf.places:
+        symmetry = symmetries[place]
+        stored = max(torch.finfo(theta[name].dtype).eps for name in symmetry.parameters)
+        work = torch.finfo(working_dtype((theta[name].dtype for name in symmetry.parameters), dtype)).eps
+        terms = sum(symmetry.kind.products.summands(leg.view.n, leg.view.m) for leg in symmetry.legs)
+        found.append(3 * stored + 4 * sqrt(terms) * work)
+    return found

@@ -1,0 +1,67 @@
+"""What a monitor can be told beyond its common arguments."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conserved.tracking.alarm_rules import STANDARD, Growth, Watchman
+from conserved.tracking.optimizer_rules import Rule
+
+Gauge = Callable[[], float | Tensor]
+"""Reads something else that is worth watching, such as a head's key coherence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """How a monitor works; every field has a default that serves most runs.
+
+    Attributes:
+        rule: how the optimizer's steps are read, instead of the rule registered for its class.
+        causes: whether steps are split into what decay, momentum and the preconditioner did.
+        baselines: whether the paper's baselines, which are not conserved, are watched as well.
+        dtype: the precision laws are computed in; by default that of the parameters, at least float32.
+        precision: the precision of the backward pass, where it is not the parameters' own (autocast).
+        gauges: other numbers to read after every step, by name.
+        alarms: what raises an alarm.
+        keep: how many records stay in memory.
+        notes: what is stored with the run, such as its hyperparameters.
+    """
+
+    rule: Rule | None = None
+    causes: bool = True
+    baselines: bool = False
+    dtype: torch.dtype | None = None
+    precision: torch.dtype | None = None
+    gauges: Mapping[str, Gauge] = field(default_factory=dict)
+    alarms: Iterable[Watchman | Growth] = STANDARD
+    keep: int = 1000
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def under(self, precision: torch.dtype | None) -> MonitorConfig:
+        """The same for backward passes in this precision, unless another was asked for."""
+        return replace(self, precision=self.precision or precision)
+
+    @staticmethod
+    def of(given: MonitorConfig | Mapping[str, Any] | None, former: Mapping[str, Any]) -> MonitorConfig:
+        """The configuration meant by `config`, and by arguments that `Monitor` itself had in the first release."""
+        found = given if isinstance(given, MonitorConfig) else MonitorConfig(notes=given or {})
+        renamed = {_FORMER_NAMES.get(name, name): value for name, value in former.items()}
+        unknown = [name for name in renamed if name not in {one.name for one in fields(MonitorConfig)}]
+        if unknown:
+            raise TypeError(f"Monitor() got an unexpected keyword argument {unknown[0]!r}")
+        if renamed or isinstance(given, Mapping):
+            names = ", ".join(f"{name}=…" for name in renamed or ("notes",))
+            message = (
+                f"Give Monitor(config=MonitorConfig({names})) instead; arguments of that name go with the next release."
+            )
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
+        return replace(found, **renamed)
+
+
+_FORMER_NAMES = {"impostors": "baselines"}

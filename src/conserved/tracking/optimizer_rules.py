@@ -1,0 +1,258 @@
+"""What each optimizer did to a parameter in its last step, read from its state afterwards and split by cause.
+
+A rule takes a `ParameterStep` and gives an `Update`: θ' = θ − U with U = rate · gradient + Σ parts. Parts are the
+stages an optimizer goes through, each the difference it makes to the one before, so that they add up to U exactly:
+
+    gradient        g as it was when the optimizer saw it; to first order it moves no law
+    decay           λθ, added to the gradient (coupled) or beside it (decoupled)
+    momentum        the average of past gradients minus the present one
+    preconditioner  the rescaled average minus the average
+
+θ before the step is not kept: it is θ' + U, which for every rule but the generic one is a combination of tensors that
+exist anyway. A rule that cannot do without asks for a copy with `keeps`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+from conserved.tracking.combination import Combination, Scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterStep:
+    """One parameter after a step: its values now, what the optimizer knows of it, and its values before if kept."""
+
+    parameter: Tensor
+    gradient: Tensor
+    state: Mapping[str, Any]
+    group: Mapping[str, Any]
+    before: Tensor | None = None
+    count: float | None = None
+    """How many steps the optimizer has made with it, where that is known without asking the device."""
+    made: Tensor | None = None
+    """What the rule's `make` gave for it."""
+
+    @property
+    def slope(self) -> Combination:
+        """The gradient the optimizer descends along; upwards if it maximises."""
+        gradient = Combination.of(self.gradient)
+        return -gradient if self.group.get("maximize", False) else gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """U = rate · gradient + Σ parts, by cause."""
+
+    parts: Mapping[str, Combination] = field(default_factory=dict)
+    gradient: Combination = field(default_factory=Combination)
+    rate: Scalar = 0.0
+
+    def total(self) -> Combination:
+        """U itself."""
+        return sum(self.parts.values(), self.rate * self.gradient)
+
+
+def _never(group: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _always(group: Mapping[str, Any]) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How to read an optimizer's last step, and for which parameter groups it needs a copy of θ from before."""
+
+    name: str
+    update: Callable[[ParameterStep], Update]
+    keeps: Callable[[Mapping[str, Any]], bool] = _never
+    uniform: bool = False
+    """Whether every parameter of a group is stepped with the same coefficients as long as step counts are equal."""
+    make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None
+    """A direction that the optimizer does not keep, for parameters of one group with one step count together."""
+
+
+_RULES: dict[type[Optimizer], Rule] = {}
+
+
+def register_rule(
+    optimizer: type[Optimizer],
+    update: Callable[[ParameterStep], Update],
+    *,
+    keeps: Callable[[Mapping[str, Any]], bool] | bool = False,
+    uniform: bool = False,
+    make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None,
+) -> Rule:
+    """Make an optimizer known. Subclasses that do not change `step` follow the same rule.
+
+    With `uniform` the update of one parameter of a group is taken to be that of all with its step count, with tensors
+    of their own: it must combine the parameter, its gradient, tensors of its state and what `make` gave with numbers
+    that depend on the group and the count only. `make` computes a direction of many parameters in a few operations.
+    """
+    condition = keeps if callable(keeps) else (_always if keeps else _never)
+    _RULES[optimizer] = Rule(name=optimizer.__name__, update=update, keeps=condition, uniform=uniform, make=make)
+    return _RULES[optimizer]
+
+
+def rule_of(optimizer: Optimizer) -> Rule:
+    """The rule of an optimizer's class, or the generic one where the class is unknown or steps in its own way."""
+    cls = type(optimizer)
+    for base in cls.__mro__:
+        if base in _RULES:
+            same = inspect.getattr_static(cls, "step") is inspect.getattr_static(base, "step")
+            return _RULES[base] if same else GENERIC
+    return GENERIC
+
+
+def _generic(step: ParameterStep) -> Update:
+    """U = θ − θ', whatever made it; its causes are not told apart."""
+    assert step.before is not None
+    work = torch.promote_types(step.parameter.dtype, torch.float32)
+    moved = step.before.to(work) - step.parameter.detach().to(work)
+    return Update(parts={"update": Combination.of(moved)})
+
+
+GENERIC = Rule(name="generic", update=_generic, keeps=_always)
+
+
+def _sgd(step: ParameterStep) -> Update:
+    """U = lr·d with d = g + λθ, or the buffer b ← m·b + (1 − dampening)(g + λθ), or with Nesterov g + λθ + m·b."""
+    lr, decay, momentum = (step.group[key] for key in ("lr", "weight_decay", "momentum"))
+    theta, slope = Combination.of(step.parameter), step.slope
+    if momentum == 0:
+        before = (theta + lr * slope) / (1 - lr * decay)
+        return Update(gradient=slope, rate=lr, parts=_present(decay=lr * decay * before))
+    buffer = Combination.of(step.state["momentum_buffer"])
+    if step.group["nesterov"]:
+        before = (theta + lr * slope + lr * momentum * buffer) / (1 - lr * decay)
+        return Update(
+            gradient=slope, rate=lr, parts=_present(decay=lr * decay * before) | {"momentum": lr * momentum * buffer}
+        )
+    loss = lr * decay * (theta + lr * buffer)
+    return Update(gradient=slope, rate=lr, parts=_present(decay=loss) | {"momentum": lr * (buffer - slope) - loss})
+
+
+def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
+    """m/(√v + ε'): m̂/(√v̂ + ε) but for the factor that `_corrections` gives, with the averages as they are stored."""
+    group = steps[0].group
+    _, root = _corrections(steps[0])
+    key = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
+    divisors = torch._foreach_sqrt([_wide(step.state[key]) for step in steps])
+    shift: list[Any] = [group["eps"] * root] * len(steps)
+    torch._foreach_add_(divisors, shift)
+    return list(torch._foreach_div([_wide(step.state["exp_avg"]) for step in steps], divisors))
+
+
+def _corrections(step: ParameterStep) -> tuple[Scalar, Scalar]:
+    """What Adam's averages, begun at zero, are too small by: m̂ = m/c₁ and √v̂ = √v/c₂."""
+    count = _number(step.state["step"]) if step.count is None else step.count
+    beta1, beta2 = step.group["betas"]
+    return 1 - beta1**count, (1 - beta2**count) ** 0.5
+
+
+def _adam(step: ParameterStep, *, decoupled: bool = False) -> Update:
+    """U = lr·m̂/(√v̂ + ε), with λθ added to the gradient (Adam) or to the update (AdamW)."""
+    group, state = step.group, step.state
+    lr, decay = group["lr"], group["weight_decay"]
+    decoupled = decoupled or bool(group.get("decoupled_weight_decay", False))
+    theta, slope = Combination.of(step.parameter), step.slope
+    small, root = _corrections(step)
+    mean = Combination.of(state["exp_avg"]) / small
+    assert step.made is not None
+    # m̂/(√v̂ + ε) = (c₂/c₁) m/(√v + c₂ε)
+    moved = (lr * root / small) * Combination.of(step.made)
+    before = (theta + moved) / (1 - lr * decay) if decoupled else theta + moved
+    loss = lr * decay * before
+    mixed = lr * (mean - slope) if decoupled else lr * (mean - slope) - loss
+    return Update(
+        gradient=slope,
+        rate=lr,
+        parts=_present(decay=loss) | {"momentum": mixed, "preconditioner": moved - lr * mean},
+    )
+
+
+def _rmsprop(step: ParameterStep) -> Update:
+    """U = lr·(g + λθ)/(√v + ε), or lr times a buffer of such directions."""
+    group, state = step.group, step.state
+    lr, decay = group["lr"], group["weight_decay"]
+    square = _wide(state["square_avg"])
+    if group["centered"]:
+        square = square - _wide(state["grad_avg"]).square()
+    divisor = square.sqrt().add_(group["eps"])
+    slope = step.slope
+    if group["momentum"] > 0:
+        buffer = Combination.of(state["momentum_buffer"])
+        before = Combination.of(step.parameter) + lr * buffer
+        scaled = Combination.of((slope + decay * before).value() / divisor)
+        parts = {"momentum": lr * (buffer - scaled)}
+    else:
+        # Without a buffer θ is found by dividing by 1 − lr·λ/(√v + ε), which can be anything; hence the copy.
+        before = Combination.of(step.parameter if step.before is None else step.before)
+        scaled = Combination.of((slope + decay * before).value() / divisor)
+        parts = {}
+    loss = lr * decay * before
+    return Update(
+        gradient=slope,
+        rate=lr,
+        parts=_present(decay=loss) | {"preconditioner": lr * (scaled - slope) - loss} | parts,
+    )
+
+
+def _muon(step: ParameterStep) -> Update:
+    """U = lr_adjusted · orthogonalised average + lr·λ·θ; the orthogonalisation is repeated, bit for bit."""
+    from torch.optim import _muon as source
+
+    group = step.group
+    lr, decay, momentum = group["lr"], group["weight_decay"], group["momentum"]
+    buffer = step.state["momentum_buffer"]
+    average = Combination.of(buffer)
+    if group["nesterov"]:
+        average = (1 - momentum) * step.slope + momentum * average
+        mixed = step.gradient.lerp(buffer, momentum)
+    else:
+        mixed = buffer
+    turned = Combination.of(
+        source._zeropower_via_newtonschulz(mixed, group["ns_coefficients"], group["ns_steps"], group["eps"])
+    )
+    rate = source._adjust_lr(lr, group["adjust_lr_fn"], step.parameter.shape)
+    before = (Combination.of(step.parameter) + rate * turned) / (1 - lr * decay)
+    return Update(
+        gradient=step.slope,
+        rate=rate,
+        parts=_present(decay=lr * decay * before)
+        | {"momentum": rate * (average - step.slope), "preconditioner": rate * (turned - average)},
+    )
+
+
+def _present(**parts: Combination) -> dict[str, Combination]:
+    """Those parts that are there at all."""
+    return {cause: part for cause, part in parts.items() if part.terms}
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _number(step: Tensor | float) -> Scalar:
+    """An optimizer's step count; as it is where reading it would wait for the device."""
+    if isinstance(step, Tensor):
+        return step.to(torch.float64) if step.device.type != "cpu" else float(step)
+    return float(step)
+
+
+register_rule(SGD, _sgd, uniform=True)
+register_rule(Adam, _adam, uniform=True, make=_adam_directions)
+register_rule(AdamW, partial(_adam, decoupled=True), uniform=True, make=_adam_directions)
+register_rule(RMSprop, _rmsprop, keeps=lambda group: bool(group["weight_decay"] != 0 and group["momentum"] == 0))
+if hasattr(torch.optim, "Muon"):  # torch 2.9
+    register_rule(torch.optim.Muon, _muon)

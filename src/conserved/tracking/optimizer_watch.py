@@ -1,0 +1,369 @@
+"""Listens to optimizers: what each step was made with, at the time it was made."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from conserved.symmetry import Tensors
+from conserved.tracking.combination import Combination, Scalar
+from conserved.tracking.optimizer_rules import ParameterStep, Rule, Update, rule_of
+from conserved.tracking.step_expansion import Expansion
+
+
+class StepMissed(RuntimeError):
+    """The monitor was not called when it needed to be; the message says where to call it."""
+
+
+class PrecisionChanged(RuntimeError):
+    """Parameters were converted to another type, and their optimizer's state was not; the message says what to do."""
+
+
+@dataclass(slots=True)
+class GroupSums:
+    """What the hyperparameters of one parameter group add up to over a run, as exact theory needs them."""
+
+    time: Scalar = 0.0
+    """Σ lr: how long gradient flow would have taken."""
+    squares: Scalar = 0.0
+    """Σ lr²."""
+    decayed: Scalar = 0.0
+    """Σ lr·λ."""
+    damped: Scalar = 1.0
+    """Π momentum."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One optimizer, and what its last step was made with."""
+
+    optimizer: Optimizer
+    rule: Rule
+    sums: list[GroupSums]
+    steps: int = 0
+    depth: int = 0
+    """How many `step` methods are under way: one that calls its base class's announces itself twice."""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    moved: set[str] = field(default_factory=set)
+    counts: dict[str, float] = field(default_factory=dict)
+    """The step counts of parameters whose optimizer keeps them on the device, followed on the host."""
+    counted: int = 0
+    """The identity of the state they were read from: loading a checkpoint replaces it."""
+    skipped: Tensor | None = None
+    """One if a fused optimizer found infinities in the gradients and left everything as it was."""
+
+
+class OptimizerWatch:
+    """Hooks on optimizers that remember hyperparameters, and parameters where a rule asks for them, step by step."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        theta: Tensors,
+        *,
+        rule: Rule | None = None,
+        before: Callable[[], None] = lambda: None,
+        converted: Callable[[Sequence[str]], None] = lambda names: None,
+        sampled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._theta = theta
+        self._names = {id(parameter): name for name, parameter in theta.items()}
+        self._before_step, self._converted, self._sampled = before, converted, sampled
+        self._types = {name: parameter.dtype for name, parameter in theta.items()}
+        self._copies: dict[str, Tensor] = {}
+        self._patterns: dict[Hashable, tuple[Expansion, tuple[str, ...]]] = {}
+        """By optimizer, group and step count, the last step of one parameter, and what its tensors are to it."""
+        self._watched = [
+            _Watched(optimizer, rule or rule_of(optimizer), [GroupSums() for _ in optimizer.param_groups])
+            for optimizer in optimizers
+        ]
+        self._place: dict[str, tuple[_Watched, int]] = {}
+        self._find_places()
+        self._handles = []
+        self._starts = {id(watched.optimizer): self._starting(watched) for watched in self._watched}
+        for watched in self._watched:
+            self._handles.append(watched.optimizer.register_step_pre_hook(self._starts[id(watched.optimizer)]))
+            self._handles.append(watched.optimizer.register_step_post_hook(self._ended(watched)))
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """A step of this optimizer had begun before it was watched."""
+        self._starts[id(optimizer)](optimizer, (), {})
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The name of the rule that each optimizer follows."""
+        return tuple(watched.rule.name for watched in self._watched)
+
+    @property
+    def owned(self) -> set[str]:
+        """The parameters that some optimizer steps."""
+        return set(self._place)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether any optimizer made a step since `clear`."""
+        return any(watched.steps for watched in self._watched)
+
+    def copied_bytes(self) -> int:
+        """Memory that rules ask for to hold parameters from before a step."""
+        names = [name for name in self._theta if name in self._place and self._keeps(name)]
+        return sum(self._theta[name].numel() * self._theta[name].element_size() for name in names)
+
+    def sums_of(self, name: str) -> GroupSums:
+        """The sums of the group a parameter is in."""
+        watched, group = self._place[name]
+        return watched.sums[group]
+
+    def descends_plainly(self, name: str) -> bool:
+        """Whether a parameter is stepped by gradient descent and nothing else."""
+        watched, group = self._place[name]
+        options = watched.optimizer.param_groups[group]
+        return watched.rule.name == "SGD" and not options["momentum"] and not options["weight_decay"]
+
+    def buffer_of(self, name: str) -> Tensor | None:
+        """The momentum buffer of a parameter under heavy-ball SGD, None where there is none."""
+        watched, group = self._place[name]
+        options = watched.optimizer.param_groups[group]
+        if watched.rule.name != "SGD" or not options["momentum"] or options["nesterov"]:
+            return None
+        buffer = watched.optimizer.state[self._theta[name]].get("momentum_buffer")
+        return buffer if isinstance(buffer, Tensor) else None
+
+    def optimizer_sums(self) -> list[list[GroupSums]]:
+        """All sums, by optimizer and group, to be saved."""
+        return [watched.sums for watched in self._watched]
+
+    def check(self) -> None:
+        """Refuse to account for steps whose gradients are gone, or for several at once."""
+        for watched in self._watched:
+            if watched.steps > 1:
+                raise StepMissed(
+                    f"{type(watched.optimizer).__name__} made {watched.steps} steps since the last Monitor.step(). "
+                    "Call it after every optimizer step; to look at fewer of them, pass every=."
+                )
+            gone = [name for name in sorted(watched.moved) if self._theta[name].grad is None]
+            if gone and watched.rule.name != "generic":
+                raise StepMissed(
+                    f"{gone[0]} had a gradient when its optimizer stepped and has none now. "
+                    "Call Monitor.step() right after optimizer.step(), before zero_grad()."
+                )
+
+    def clear(self) -> None:
+        """Forget the last step."""
+        self._copies.clear()
+        self._patterns.clear()
+        for watched in self._watched:
+            watched.steps, watched.depth, watched.skipped = 0, 0, None
+            watched.moved = set()
+
+    def expand(self, names: Sequence[str], *, causes: bool = True) -> list[Expansion]:
+        """The last steps of some parameters."""
+        steps = {name: step for name in names if (step := self._step(name)) is not None}
+        made = self._made(steps)
+        return [self._expansion(name, made.get(name, steps.get(name)), causes=causes) for name in names]
+
+    def unclipped(self, names: Sequence[str]) -> list[Expansion]:
+        """Parameters that have not moved, and their gradients as they are now."""
+        return [self._unclipped(name) for name in names]
+
+    def _unclipped(self, name: str) -> Expansion:
+        watched, group = self._place[name]
+        parameter = self._theta[name]
+        if parameter.grad is None:
+            return Expansion.of(parameter)
+        gradient = Combination.of(parameter.grad)
+        uphill = bool(watched.optimizer.param_groups[group].get("maximize", False))
+        return Expansion.of(parameter, Update(gradient=-gradient if uphill else gradient, rate=0.0))
+
+    def gradient_norm(self) -> Tensor:
+        """The norm of all watched gradients together, without waiting for the device."""
+        gradients = [self._theta[name].grad for watched in self._watched for name in sorted(watched.moved)]
+        present = [gradient.detach() for gradient in gradients if gradient is not None]
+        values = [one.coalesce().values() if one.is_sparse else one for one in present]
+        norm = torch.nn.utils.get_total_norm(values)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def _step(self, name: str) -> ParameterStep | None:
+        """What an optimizer did to a parameter; None if it did nothing."""
+        watched, group = self._place[name]
+        if not watched.steps or name not in watched.moved:
+            return None
+        parameter = self._theta[name]
+        gradient = parameter.grad
+        return ParameterStep(
+            parameter=parameter,
+            gradient=torch.zeros_like(parameter) if gradient is None else gradient,
+            state=watched.optimizer.state[parameter],
+            group=watched.groups[group],
+            before=self._copies.get(name),
+            count=self._count(watched, name),
+        )
+
+    def _made(self, steps: Mapping[str, ParameterStep]) -> dict[str, ParameterStep]:
+        """The steps whose rules make tensors, with those: parameters that are stepped alike together."""
+        alike: dict[Hashable, list[str]] = defaultdict(list)
+        for name, step in steps.items():
+            watched, group = self._place[name]
+            if watched.rule.make is not None:
+                sharded, alone = hasattr(step.parameter, "full_tensor"), name if step.count is None else None
+                alike[id(watched), group, step.count, sharded, alone].append(name)
+        found: dict[str, ParameterStep] = {}
+        for names in alike.values():
+            make = self._place[names[0]][0].rule.make
+            assert make is not None
+            tensors = make([steps[name] for name in names])
+            found |= {name: replace(steps[name], made=made) for name, made in zip(names, tensors, strict=True)}
+        return found
+
+    def _expansion(self, name: str, step: ParameterStep | None, *, causes: bool) -> Expansion:
+        parameter = self._theta[name]
+        if step is None:
+            return Expansion.of(parameter, causes=causes)
+        watched, group = self._place[name]
+        held: dict[str, Any] = {"parameter": parameter, "gradient": step.gradient, "made": step.made, **step.state}
+        place = (id(watched), group, step.count, causes)
+        if place in self._patterns:
+            expansion, roles = self._patterns[place]
+            return expansion.of_others([held[role] for role in roles])
+        update = watched.rule.update(step)
+        if watched.skipped is not None:
+            return Expansion.of(parameter, _unless(watched.skipped, update, parameter), causes=causes)
+        kept = {id(tensor) for role, tensor in held.items() if role != "made"}
+        expansion = Expansion.of(parameter, update, causes=causes, held=kept)
+        if watched.rule.uniform:
+            role_of = {id(tensor): role for role, tensor in held.items()}
+            self._patterns[place] = (expansion, tuple(role_of[origin] for origin in expansion.origins))
+        return expansion
+
+    def _count(self, watched: _Watched, name: str) -> float | None:
+        """The number of steps, read from the device once; a scaler that skips steps leaves no way to follow it."""
+        count = watched.optimizer.state[self._theta[name]].get("step")
+        if isinstance(count, int | float):
+            return count
+        if not isinstance(count, Tensor) or count.numel() != 1:
+            return None
+        if not remote(count):
+            return float(count)
+        if watched.skipped is not None:
+            return None
+        if name not in watched.counts:
+            watched.counts[name] = float(count)
+        return watched.counts[name]
+
+    def _keeps(self, name: str) -> bool:
+        watched, group = self._place[name]
+        return watched.rule.keeps(watched.optimizer.param_groups[group])
+
+    def _find_places(self) -> None:
+        for watched in self._watched:
+            for number, group in enumerate(watched.optimizer.param_groups):
+                if number >= len(watched.sums):
+                    watched.sums.append(GroupSums())
+                for parameter in group["params"]:
+                    name = self._names.get(id(parameter))
+                    if name is not None:
+                        self._place[name] = (watched, number)
+
+    def _notice_conversion(self) -> None:
+        """Parameters whose type has changed since the last step, before their optimizer trips over it."""
+        changed = [name for name in self._place if self._theta[name].dtype != self._types[name]]
+        for name in changed:
+            optimizer = self._place[name][0].optimizer
+            average = optimizer.state[self._theta[name]].get("exp_avg")
+            now, before = (str(kind).removeprefix("torch.") for kind in (self._theta[name].dtype, self._types[name]))
+            # Averages of this kind are interpolated, which torch refuses between two types.
+            if isinstance(average, Tensor) and average.dtype != self._theta[name].dtype:
+                raise PrecisionChanged(
+                    f"{name} was {before} and is {now} since the last step, while {type(optimizer).__name__} keeps its "
+                    "averages as they were and cannot step. Convert the model before its optimizer is made, let "
+                    "optimizer.load_state_dict(optimizer.state_dict()) convert the averages, or train under autocast."
+                )
+        if changed:
+            self._types |= {name: self._theta[name].dtype for name in changed}
+            self._converted(changed)
+
+    def _starting(self, watched: _Watched) -> Callable[..., None]:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if watched.depth == 0:
+                self._notice_conversion()
+            watched.depth += 1
+            if watched.depth > 1 or not self._sampled():
+                return
+            if not self.stepped:
+                self._before_step()
+            for name, (owner, _) in self._place.items():
+                if owner is watched and self._keeps(name):
+                    self._copies[name] = self._theta[name].detach().clone()
+
+        return hook
+
+    def _ended(self, watched: _Watched) -> Callable[..., None]:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            watched.depth -= 1
+            if watched.depth > 0:
+                return
+            if len(watched.sums) != len(optimizer.param_groups):
+                self._find_places()
+            watched.steps += 1
+            watched.groups = [
+                {key: _kept(value) for key, value in group.items() if key != "params"}
+                for group in optimizer.param_groups
+            ]
+            watched.skipped = getattr(optimizer, "found_inf", None)
+            watched.moved = {
+                name
+                for name, (owner, _) in self._place.items()
+                if owner is watched and (self._theta[name].grad is not None or name in self._copies)
+            }
+            if watched.skipped is not None or watched.counted != id(optimizer.state):
+                watched.counts, watched.counted = {}, id(optimizer.state)
+            for name in watched.moved & watched.counts.keys():
+                watched.counts[name] += 1
+            for sums, group in zip(watched.sums, watched.groups, strict=True):
+                lr = group["lr"]
+                sums.time = sums.time + lr
+                sums.squares = sums.squares + lr * lr
+                sums.decayed = sums.decayed + lr * group.get("weight_decay", 0.0)
+                sums.damped = sums.damped * group.get("momentum", 0.0)
+
+        return hook
+
+
+def remote(tensor: Tensor) -> bool:
+    """Whether reading a number from the tensor would wait for a device."""
+    return tensor.device.type != "cpu"
+
+
+def _kept(value: Any) -> Any:
+    """A hyperparameter as it is now: schedulers change tensors in place."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _unless(skipped: Tensor, update: Update, parameter: Tensor) -> Update:
+    """The update, or nothing if the optimizer found infinities; decided on the device."""
+    masked: dict[int, Tensor] = {id(parameter): torch.where(skipped > 0, 0.0, parameter.detach())}
+
+    def mask(combination: Combination) -> Combination:
+        total = Combination()
+        for coefficient, tensor in combination.terms.values():
+            if id(tensor) not in masked:
+                masked[id(tensor)] = torch.where(skipped > 0, 0.0, tensor.detach())
+            total = total + coefficient * Combination.of(masked[id(tensor)])
+        return total
+
+    return Update(
+        parts={cause: mask(part) for cause, part in update.parts.items()},
+        gradient=mask(update.gradient),
+        rate=update.rate,
+    )

@@ -1,0 +1,91 @@
+"""The alarms of a run: one for each defect, told once, with the cause that an audit of the same step names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+from conserved.alarm import Alarm
+from conserved.tracking.run_audits import Audits
+
+LOGGER = logging.getLogger("conserved")
+
+_ACCOUNT = ("residual", "leak")
+"""Alarms of the account, which a wrong gradient explains."""
+
+
+class RaisedAlarms:
+    """What a run has raised so far, grouped; those of audits wait here for the record of their step."""
+
+    def __init__(self, *, told: bool) -> None:
+        """`told`: whether this process is the one that tells of them."""
+        self._told = told
+        self._found: dict[tuple[str, str], Alarm] = {}
+        self._waiting: list[Alarm] = []
+
+    @property
+    def all(self) -> list[Alarm]:
+        """Alarms of one kind and one family of laws are one."""
+        return list(self._found.values())
+
+    def at_once(self, found: Iterable[Alarm]) -> None:
+        """Raise alarms before there is a record of their step."""
+        for alarm in found:
+            self._waiting.append(alarm)
+            self.add(alarm)
+
+    def until(self, step: int) -> tuple[Alarm, ...]:
+        """Those raised at once for steps up to this one, for its record; each is given once."""
+        due = tuple(alarm for alarm in self._waiting if alarm.step <= step)
+        self._waiting = [alarm for alarm in self._waiting if alarm.step > step]
+        return due
+
+    def add(self, alarm: Alarm) -> None:
+        """Tell of every kind of alarm once for each family of laws; the records have all of them."""
+        key = (alarm.code, alarm.family or alarm.law)
+        known = self._found.get(key)
+        if alarm.code in _ACCOUNT and (other := self._explaining(alarm)) is not None:
+            # One defect is one alarm.
+            self._found[other] = replace(self._found[other], last=alarm.step)
+            return
+        if alarm.code == "gradient":
+            alarm = self._absorbing(alarm)
+        self._found[key] = alarm if known is None else known.merged(alarm)
+        if known is None and self._told:
+            LOGGER.warning("%s", alarm)
+
+    def explained(self, alarm: Alarm, audits: Audits) -> Alarm:
+        """An alarm of the account with its cause, as an audit of its step names it; else the next step gets one."""
+        if alarm.code not in _ACCOUNT:
+            return alarm
+        return replace(alarm, message=f"{alarm.message} {self._cause(alarm, audits)}")
+
+    def _cause(self, alarm: Alarm, audits: Audits) -> str:
+        entry = next((one for one in reversed(audits.series) if one.step == alarm.step), None)
+        if self._explaining(alarm) is not None:
+            return "The audit has found gradients of these parameters to be wrong."
+        if entry is not None and audits.last is not None and not entry.conclusive and not entry.refuted:
+            return audits.last.verdict.message
+        if entry is not None and not entry.refuted:
+            return (
+                f"The gradients of this step passed the audit ({entry.excess:.2g} of what rounding explains), so "
+                "something else than the optimizer wrote to these parameters, or gradients were clipped by value "
+                "without monitor.before_clipping()."
+            )
+        if (alarm.code, alarm.family or alarm.law) not in self._found:
+            audits.expect(f"an alarm in step {alarm.step}")
+        return "The gradients of this step were not audited; those of the next one are, to find the cause."
+
+    def _explaining(self, alarm: Alarm) -> tuple[str, str] | None:
+        """The alarm about wrong gradients that explains one of the account."""
+        laws = {alarm.law, *alarm.laws}
+        return next((key for key, one in self._found.items() if key[0] == "gradient" and laws & set(one.laws)), None)
+
+    def _absorbing(self, alarm: Alarm) -> Alarm:
+        """An alarm about wrong gradients, with what the account had to say of the same laws before."""
+        for key, other in list(self._found.items()):
+            if key[0] in _ACCOUNT and {other.law, *other.laws} & set(alarm.laws):
+                del self._found[key]
+                alarm = replace(alarm, step=min(alarm.step, other.step), last=max(alarm.step, other.last))
+        return alarm

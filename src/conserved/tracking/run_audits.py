@@ -1,0 +1,335 @@
+"""Audits inside a run: when gradients are looked at, what it costs, and what a broken identity says to people."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from conserved.alarm import Alarm
+from conserved.auditing import Audit, Gauge, audit
+from conserved.auditing.attention_keys import keys_seen
+from conserved.auditing.audit_result import Row
+from conserved.auditing.epsilon_terms import EpsilonTerms
+from conserved.laws import LawSet
+from conserved.laws.pass_precision import coarsest
+
+LOGGER = logging.getLogger("conserved")
+
+BUDGET = 0.01
+"""Share of the time of a step that audits may take, on average."""
+
+GRACE = 3.0
+"""Seconds that audits may take in a run beyond their budget: short runs of small models are audited at every step."""
+
+AT_LEAST = 100
+"""Steps between two audits at the most, whatever they cost."""
+
+_TIMES = 20
+"""Steps whose times are remembered."""
+
+Cadence = Literal["auto"] | int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One audit of a run in a few numbers, for a series beside the drift."""
+
+    step: int
+    status: str
+    ok: bool
+    conclusive: bool
+    worst: float
+    """The largest relative residual."""
+    excess: float
+    """The largest residual over what rounding explains of it."""
+    law: str
+    """The law furthest beyond its limit; empty if there is none."""
+    tested: int
+    refuted: int
+    gauge: float | None
+    """The largest relative sum of key gradients, where attention was watched."""
+    families: Mapping[str, float]
+    """The largest residual over what rounding explains, by family of law."""
+    seconds: float
+    why: str
+    """Why this step was audited."""
+
+    def readings(self) -> dict[str, float]:
+        """Named numbers for a dashboard."""
+        found = {"audit/residual": self.worst, "audit/of_rounding": self.excess, "audit/refuted": float(self.refuted)}
+        found |= {f"audit/of_rounding/{family}": value for family, value in self.families.items()}
+        found["audit/seconds"] = self.seconds
+        return found if self.gauge is None else found | {"audit/gauge": self.gauge}
+
+
+class Audits:
+    """Audits the gradients of a run just before an optimizer uses them.
+
+    With `every="auto"`, at every step until audits have taken `GRACE` seconds; from then on as often as `budget`
+    allows, judged by the time steps and audits took so far, and at least every `AT_LEAST` steps. The first step is
+    always audited, and the first after anything that `expect` is told of.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        laws: LawSet,
+        *,
+        every: Cadence = "auto",
+        budget: float = BUDGET,
+        precision: torch.dtype | None = None,
+        compiled: bool = False,
+    ) -> None:
+        if isinstance(every, int) and every < 1:
+            raise ValueError(f'audit is "auto", None or a number of steps of at least 1; got {every}.')
+        if not 0 < budget <= 1:
+            raise ValueError(f"The budget of audits is a share of step time between 0 and 1; got {budget}.")
+        self.series: list[AuditEntry] = []
+        self.last: Audit | None = None
+        self.every, self.budget = every, budget
+        self._model, self._optimizers, self._laws = model, list(optimizers), laws
+        self._precision, self._seen = precision, set[torch.dtype]()
+        self._hooks = not compiled and not any(hasattr(p, "full_tensor") for p in model.parameters())
+        self._terms: EpsilonTerms | None = None
+        self._gauge: Gauge | None = None
+        self._armed: ExitStack | None = None
+        self._due, self._why = 0, "the first backward pass"
+        self._groups = self._signature()
+        self._costs: deque[float] = deque(maxlen=_TIMES)
+        self._steps: deque[float] = deque(maxlen=_TIMES)
+        self._began: float | None = None
+        self._spent, self._total = 0.0, 0.0
+        self.passes = 0
+        """Forward passes since the last step."""
+
+    def expect(self, why: str) -> None:
+        """Audit the next step, with everything that can be watched, because of something that happened."""
+        self._due, self._why = 0, why
+        self.arm()
+
+    def arm(self) -> None:
+        """Put hooks on attention and norms for the next step."""
+        if self._armed is not None or not self._hooks or self.every is None:
+            return
+        self._armed, self._gauge = ExitStack(), Gauge(precision=self._precision)
+        self._armed.enter_context(keys_seen(self._model, self._gauge.see))
+        if self._terms is None:
+            self._terms = EpsilonTerms(self._model, self._laws)
+        if len(self._terms):
+            self._terms.watch(self._armed)
+            self._gauge.terms = self._terms
+        # The outermost module may be called outside autocast and enter it within, as accelerate does.
+        leaves = [
+            m
+            for m in self._model.modules()
+            if not any(True for _ in m.children()) and any(True for _ in m.parameters())
+        ]
+        for leaf in leaves[:2]:
+            self._armed.callback(leaf.register_forward_pre_hook(self._note).remove)
+
+    def _note(self, module: nn.Module, args: Any) -> None:
+        device = next((p.device.type for p in module.parameters()), "cpu")
+        if torch.is_autocast_enabled(device):
+            self._seen.add(torch.get_autocast_dtype(device))
+
+    def disarm(self) -> None:
+        """Take the hooks away."""
+        if self._armed is not None:
+            self._armed.close()
+        self._armed = None
+
+    def forget(self) -> None:
+        """Nothing used the gradients of the passes so far: what was seen of them does not belong to the next step."""
+        self.passes = 0
+        if self._armed is not None:
+            self.disarm()
+            self.arm()
+
+    def before_step(self, step: int) -> Audit | None:
+        """The audit of the gradients that step number `step` is about to use, if it is time for one."""
+        now = time.perf_counter()
+        if self._began is not None:
+            self._steps.append(max(now - self._began - self._spent, 1e-9))
+        self._began, self._spent = now, 0.0
+        groups = self._signature()
+        if groups != self._groups:
+            self._groups = groups
+            self._due, self._why = step, "parameter groups or their precision have changed"
+        passes, self.passes = max(self.passes, 1), 0
+        if self.every is None or (step < self._due and not self._why):
+            return None
+        found = self._audited(step, passes)
+        self._spent = time.perf_counter() - now
+        self._total += self._spent
+        if self._why or len(self.series) < 2:
+            # The first audit of its kind compiles what later ones reuse.
+            self._costs.clear()
+        self._costs.append(self._spent)
+        self._why = ""
+        self._due = step + self._interval()
+        if found is not None and self._due == step + 1:
+            self.arm()
+        return found
+
+    def after_step(self, step: int) -> None:
+        """The step was made; the one after it may be due."""
+        if self.every is not None and step + 1 >= self._due:
+            self.arm()
+
+    def _audited(self, step: int, passes: int) -> Audit | None:
+        gauge = self._gauge
+        self.disarm()
+        self._gauge = None
+        if any(bool(torch.as_tensor(getattr(one, "found_inf", None) or 0.0) > 0) for one in self._optimizers):
+            # A scaler found infinities; a fused optimizer will leave everything as it is.
+            return None
+        used = self._precision or (coarsest(*self._seen) if self._seen else None)
+        began = time.perf_counter()
+        try:
+            found = audit(self._model, self._laws, precision=used, accumulated=passes, gauge=gauge)
+            if found.gauge is not None and _of_another_pass(found):
+                found = audit(self._model, self._laws, precision=used, accumulated=passes)
+        except ValueError as problem:
+            # No backward pass was made; or the model is no longer the one whose laws these are.
+            if any(p.grad is not None for p in self._model.parameters() if p.requires_grad):
+                LOGGER.warning("step %d: gradients are not audited any more. %s", step, problem)
+                self.every = None
+            return None
+        self.last = found
+        self.series.append(_entry(found, step, time.perf_counter() - began, self._why or "regular"))
+        return found
+
+    def _interval(self) -> int:
+        """Steps until the next audit; the same on all processes, which audit together."""
+        if isinstance(self.every, int):
+            return self.every
+        cost, step = median(self._costs), median(self._steps) if self._steps else 0.0
+        wanted = 1
+        if self._total > GRACE and len(self.series) > 1:
+            wanted = min(max(math.ceil(cost / (self.budget * step)) if step else AT_LEAST, 1), AT_LEAST)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
+            agreed = torch.tensor([wanted], device=device)
+            dist.all_reduce(agreed, dist.ReduceOp.MAX)
+            wanted = int(agreed)
+        return wanted
+
+    def _signature(self) -> tuple[Any, ...]:
+        """What parameters optimizers step, in which precision."""
+        return tuple(
+            (len(group["params"]), tuple({p.dtype for p in group["params"]}))
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+        )
+
+
+def _of_another_pass(found: Audit) -> bool:
+    """Whether attention saw gradients that are not finite, and parameters have none: a step that was skipped."""
+    assert found.gauge is not None
+    infinite = any(not math.isfinite(row.residual) for row in found.gauge.rows)
+    return infinite and all(item.trouble != "not finite" for item in found.findings)
+
+
+def _entry(found: Audit, step: int, seconds: float, why: str) -> AuditEntry:
+    families = dict(found.by_family())
+    watched = found.gauge is not None and found.gauge.rows
+    return AuditEntry(
+        step=step,
+        status=found.verdict.status.value,
+        ok=found.ok,
+        conclusive=found.conclusive,
+        worst=found.worst,
+        excess=max(families.values(), default=0.0),
+        law=found.failures[0].name if found.failures else found.left_open[0].name if found.left_open else "",
+        tested=found.tested,
+        refuted=len(found.failures),
+        gauge=found.gauge.worst if found.gauge is not None and watched else None,
+        families=families,
+        seconds=seconds,
+        why=why,
+    )
+
+
+def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
+    """What is wrong with the gradients of a step, one alarm for each defect.
+
+    Laws of one family, and laws that share a parameter with them, are broken by one defect as far as anyone can tell.
+    """
+    if found.moved is not None and found.failures:
+        worst = found.failures[0]
+        yield _alarm(step, "stale", "", [worst], found.verdict.message)
+        return
+    for rows in _connected(found.failures):
+        yield _alarm(step, "gradient", rows[0].family, rows, _said(rows))
+    infinite = [item.parameter for item in found.findings if item.trouble == "not finite"]
+    if infinite:
+        message = f"The gradients of {len(infinite)} parameters are not finite, that of {infinite[0]} among them."
+        yield Alarm(step=step, code="not finite", law=infinite[0], value=math.nan, limit=0.0, message=message)
+    if found.gauge is not None and found.gauge.seen:
+        broken = [row for row in found.gauge.rows if not row.ok]
+        if broken:
+            names = tuple(f"{row.name}[{row.head}]" for row in broken)
+            yield Alarm(
+                step=step,
+                code="gauge",
+                law=names[0],
+                value=broken[0].residual,
+                limit=broken[0].tolerance,
+                message=f"{found.gauge.verdict.message} The largest sum, in {names[0]}, is {broken[0].residual:.2g} of "
+                f"its terms; rounding explains {broken[0].tolerance:.1g}.",
+                family="gauge",
+                laws=names,
+                count=len(names),
+            )
+
+
+def _connected(rows: Sequence[Row]) -> list[list[Row]]:
+    """Broken identities in groups that have a family or a parameter in common, worst first."""
+    groups: list[tuple[set[str], list[Row]]] = []
+    for row in rows:
+        keys = {f"family {row.family}", *row.parameters}
+        mine, members = keys, [row]
+        for group in [group for group in groups if group[0] & keys]:
+            groups.remove(group)
+            mine, members = mine | group[0], group[1] + members
+        groups.append((mine, members))
+    return [sorted(members, key=lambda row: -row.excess) for _, members in groups]
+
+
+def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str) -> Alarm:
+    worst = rows[0]
+    return Alarm(
+        step=step,
+        code=code,
+        law=worst.name,
+        value=worst.residual,
+        limit=worst.tolerance,
+        message=message,
+        family=family,
+        laws=tuple(row.name for row in rows),
+        count=len(rows),
+    )
+
+
+def _said(rows: Sequence[Row]) -> str:
+    """The worst identity in words: the law, by how much, between which rows, and what would mend it."""
+    worst = rows[0]
+    between = " and ".join(worst.where[:4]) + (f" and {len(worst.where) - 4} more" if len(worst.where) > 4 else "")
+    text = (
+        f"The gradient identity of {worst.name} does not hold: residual {worst.residual:.2g}, {worst.excess:.3g} times "
+        f"what rounding explains ({worst.tolerance:.1g}). It stands between {between}."
+    )
+    return " ".join([text, *(f"{one[0].upper()}{one[1:]}." for one in worst.suggests)])

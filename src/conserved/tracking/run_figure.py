@@ -1,0 +1,112 @@
+"""A run in one figure: loss, drift, what the optimizer did, and audits, with a mark where something was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from conserved.alarm import Alarm
+from conserved.optional import require
+from conserved.store.step_record import StepRecord
+from conserved.tracking.run_audits import AuditEntry
+
+Series = Mapping[str, Sequence[tuple[int, float]]]
+
+_PAGES = (".html",)
+_PICTURES = (".png", ".svg", ".pdf")
+_UNDATED = {"Date": None}
+_WHY = "Drawing a run"
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>A run, drawn by conserved</title>
+<style>body {{ margin: 1em auto; max-width: 72em }} svg {{ width: 100%; height: auto }}</style></head>
+<body><svg role="img" aria-label="Loss, drift, causes and audits over steps, with a mark for every alarm"{picture}
+</body></html>
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Lines over steps that share an axis."""
+
+    title: str
+    series: Series
+    log: bool
+    limit: float | None = None
+
+
+def panels(records: Sequence[StepRecord], audits: Sequence[AuditEntry]) -> list[Panel]:
+    """What is worth drawing of a run."""
+    drift: dict[str, list[tuple[int, float]]] = {}
+    causes: dict[str, list[tuple[int, float]]] = {}
+    loss: list[tuple[int, float]] = []
+    for record in records:
+        for family, value in record.errors("family").items():
+            drift.setdefault(family, []).append((record.step, value))
+        for name, value in record.totals().items():
+            if name.startswith("total/cause/"):
+                causes.setdefault(name.removeprefix("total/cause/"), []).append((record.step, value))
+        if "loss" in record.readings:
+            loss.append((record.step, record.readings["loss"]))
+    found = [Panel(title="loss", series={"loss": loss}, log=False)] if loss else []
+    found.append(Panel(title="drift of the laws since the start, relative", series=drift, log=True))
+    if causes:
+        found.append(Panel(title="first-order change in a step, by cause", series=causes, log=True))
+    if audits:
+        worst: dict[str, list[tuple[int, float]]] = {}
+        for entry in audits:
+            for family, value in entry.families.items():
+                worst.setdefault(family, []).append((entry.step, value))
+        title = "audits: residual of gradient identities over what rounding explains"
+        found.append(Panel(title=title, series=worst, log=True, limit=1.0))
+    return found
+
+
+def draw(
+    records: Sequence[StepRecord], audits: Sequence[AuditEntry], alarms: Sequence[Alarm], path: str | Path | None
+) -> Any:
+    """A figure that notebooks show, or the path it was written to: a page that needs no network, or a picture."""
+    if path is None:
+        return _drawn(panels(records, audits), alarms)
+    path = Path(path)
+    if path.suffix not in _PAGES + _PICTURES:
+        raise ValueError(f"A figure is written as {', '.join(_PAGES + _PICTURES)}; got {path.name!r}.")
+    figure = _drawn(panels(records, audits), alarms)
+    if path.suffix in _PICTURES:
+        figure.savefig(path, metadata=_UNDATED if path.suffix == ".svg" else None)
+        return path
+    picture = StringIO()
+    with require("matplotlib", _WHY).rc_context({"svg.fonttype": "none"}):
+        figure.savefig(picture, format="svg", metadata=_UNDATED)
+    path.write_text(_PAGE.format(picture=picture.getvalue().partition("<svg")[2]), encoding="utf-8")
+    return path
+
+
+def _drawn(chosen: Sequence[Panel], alarms: Sequence[Alarm]) -> Any:
+    figures: Any = require("matplotlib.figure", _WHY)
+    figure = figures.Figure(figsize=(9, 2.4 * len(chosen)), layout="constrained")
+    axes = figure.subplots(len(chosen), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, panel in zip(axes, chosen, strict=True):
+        for name, points in panel.series.items():
+            style = "o-" if len(points) < 30 else "-"
+            axis.plot([s for s, _ in points], [v for _, v in points], style, label=name, linewidth=1.2, markersize=3)
+        axis.set_title(panel.title, fontsize="small", loc="left")
+        if panel.log and any(value > 0 for points in panel.series.values() for _, value in points):
+            axis.set_yscale("log")
+        if panel.limit is not None:
+            axis.axhline(panel.limit, linestyle=":", color="gray")
+        for alarm in alarms:
+            axis.axvline(alarm.step, color="crimson", linewidth=1)
+        axis.legend(fontsize="xx-small", frameon=False, ncols=4)
+    for place, alarm in enumerate(alarms[:3]):
+        axes[0].annotate(
+            f"{alarm.code}: {alarm.law}",
+            (alarm.step, 0.95 - 0.14 * place),
+            xycoords=("data", "axes fraction"),
+            color="crimson",
+            fontsize="x-small",
+        )
+    axes[-1].set_xlabel("step")
+    return figure
