@@ -41,7 +41,9 @@ def durations(path: Path) -> dict[str, Any]:
 def _case(case: ElementTree.Element) -> tuple[str, float]:
     """A test, with its file and class, and the processor time it took."""
     given = {one.get("name"): one.get("value") for one in case.iter("property")}
-    place = case.get("classname", "").removeprefix("tests.").replace(".", "::")
+    names = case.get("classname", "").split(".")
+    file = next((place for place, name in enumerate(names) if name.startswith("test_")), 0)
+    place = "::".join(names[file:])
     seconds = given.get("processor_seconds") or case.get("time") or 0.0
     return f"{place}::{case.get('name', '')}", float(seconds)
 

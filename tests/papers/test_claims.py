@@ -1,0 +1,418 @@
+"""Claims: verdicts come out of the checks, break when their subject is broken, and witnesses refute by themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import conserved
+from claim_mutations import MUTATIONS
+from conserved import Evidence, Verdict
+from conserved.claims import Claim, NoSuchClaim, Outcome, claims
+from conserved.papers.claims import judging, passages, registry
+from conserved.papers.claims.page import heading, section, statement_list, tallies
+from conserved.verdict import Status
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+
+PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
+
+ALL = [pytest.param(claim, id=claim.code, marks=[pytest.mark.slow] if claim.slow else []) for claim in claims()]
+
+
+HOLDS = ("proved", "verified", "answered")
+
+
+def comparable(text: str) -> str:
+    """A section without the figures of its evidence, which differ in their last digits between machines."""
+    lines = text.splitlines()
+    return "\n".join(re.sub(r"\d[\d.]*(e[-+]\d+)?", "#", line) if line.startswith("- ") else line for line in lines)
+
+
+def reproduces(code: str) -> str:
+    """Run the lines of a witness as a reader would, and return what they print."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "witness", "exec"), {})
+    return printed.getvalue()
+
+
+@cache
+def written() -> str:
+    """The page as it is."""
+    return comparable(PAGE.read_text(encoding="utf-8") + "\n")
+
+
+@pytest.mark.parametrize("claim", ALL)
+def test_a_claim_comes_out_as_recorded_with_evidence_and_a_section_on_the_page(claim: Claim) -> None:
+    """One run for all that is asked of an outcome: runs are what takes time here."""
+    outcome = registry.outcome(claim)
+    assert not outcome.failure
+    assert outcome.verdict.status.value == outcome.recorded
+    assert not outcome.changed
+    assert outcome.verdict.status is not Status.INCONCLUSIVE
+    assert comparable(section(outcome)).strip() in written(), "run python -m conserved.claims.page"
+    _is_plain_data(outcome)
+    _is_as_strong_as_its_weakest_part(outcome)
+    if outcome.verdict == Verdict.REFUTED:
+        assert outcome.severity is not None
+        if outcome.witness is not None or not claim.under:
+            _refutes_by_itself(outcome)
+    else:
+        assert outcome.witness is None
+        assert claim.severity is None
+
+
+def _is_as_strong_as_its_weakest_part(outcome: Outcome) -> None:
+    if outcome.verdict == Verdict.PROVED:
+        assert outcome.verdict.scope, "a proof says for which sizes it is one"
+        assert "PROVED (" in str(outcome.verdict)
+        assert outcome.evidence[0].proof
+
+
+def _is_plain_data(outcome: Outcome) -> None:
+    record = outcome.record()
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert {"code", "title", "statement", "latex", "hypotheses", "source", "place", "status", "message"} <= set(record)
+    assert {"proof", "evidence", "witness", "corrected_by", "corrects", "recorded", "seconds"} <= set(record)
+    assert bool(record["proof"]) is (record["status"] == "proved")
+    assert all(record[field] for field in ("title", "statement", "place", "message", "evidence"))
+
+
+def _refutes_by_itself(outcome: Outcome) -> None:
+    assert outcome.witness is not None
+    assert outcome.witness.data
+    lines = outcome.witness.numpy.strip().splitlines()
+    assert 2 <= len(lines) <= 10
+    assert any(line.strip().startswith("assert") for line in lines), "it must fail where the claim holds"
+    assert reproduces(outcome.witness.numpy)
+
+
+@pytest.mark.parametrize("claim", ALL)
+def test_a_claim_comes_out_the_other_way_when_its_subject_is_broken(claim: Claim) -> None:
+    assert claim.code in MUTATIONS, "every claim needs a mutation in tests/claim_mutations.py"
+    broken = claim.check(**MUTATIONS[claim.code])
+    good = broken.holds or broken == Verdict.ANSWERED
+    assert good is not (registry.recorded()[claim.code] in HOLDS), broken
+    assert broken != Verdict.INCONCLUSIVE, broken
+
+
+def test_no_mutation_is_left_over() -> None:
+    assert set(MUTATIONS) == {claim.code for claim in claims()}
+
+
+class TestTheLedger:
+    def test_it_covers_the_sources(self) -> None:
+        codes = [claim.code for claim in claims()]
+        assert len(codes) >= 165
+        assert {claim.document for claim in claims()} >= set(registry.SOURCES)
+        for item in ("D1", "L2", "T3", "T4", "C5", "R6", "T7", "C8", "R9", "L10", "L11", "T12", "L13", "T14"):
+            assert f"note.{item}" in codes
+
+    def test_no_two_claims_say_the_same(self) -> None:
+        for field in ("statement", "title"):
+            said = [getattr(claim, field) for claim in claims()]
+            assert len(set(said)) == len(said)
+
+    def test_what_replaces_a_refuted_claim_is_a_claim_that_holds(self) -> None:
+        recorded, codes = registry.recorded(), {claim.code: claim for claim in claims()}
+        for claim in codes.values():
+            if claim.corrected_by:
+                assert recorded[claim.code] == "refuted", claim.code
+                assert recorded[claim.corrected_by] in ("proved", "verified"), claim.code
+            if claim.corrects:
+                assert codes[claim.corrects].corrected_by == claim.code
+            if claim.under:
+                assert recorded[claim.under] == recorded[claim.code] == "refuted", claim.code
+                assert not codes[claim.under].under, "errors are counted under one that stands by itself"
+
+    def test_what_we_state_ourselves_is_not_the_sources(self) -> None:
+        recorded = registry.recorded()
+        for claim in claims():
+            if claim.corrects and recorded[claim.corrects] == "refuted" and claim.code != "blog.T1":
+                assert claim.whose == "ours", claim.code
+            if recorded[claim.code] == "answered":
+                assert claim.whose == "ours", "an answer is ours"
+            if claim.whose == "ours":
+                assert recorded[claim.code] != "refuted", claim.code
+
+    def test_errors_that_are_one_are_counted_once(self) -> None:
+        recorded = registry.recorded()
+        counted = sum(row.counts.get(name, 0) for row in tallies("source") for name in ("false", "overclaim", "slip"))
+        refuted = [claim for claim in claims() if recorded[claim.code] == "refuted"]
+        dependent = [claim for claim in refuted if claim.under]
+        assert dependent
+        assert counted == len(refuted) - len(dependent)
+        assert {c.code for c in dependent} >= {"paper.T4.7.pde", "paper.E1", "summary.moe"}
+
+    def test_the_page_has_a_section_for_every_claim_and_no_other(self) -> None:
+        text = PAGE.read_text(encoding="utf-8").splitlines()
+        listed = [line for line in text if line.startswith("### ") and " lines" not in line]
+        assert listed == [heading(claim) for claim in claims()]
+
+    def test_what_is_recorded_is_what_there_is(self) -> None:
+        assert list(registry.recorded()) == [claim.code for claim in claims()]
+
+    @pytest.mark.parametrize(
+        ("pattern", "codes"),
+        [
+            ("note.L10", ["note.L10"]),
+            ("NOTE.l10", ["note.L10"]),
+            ("note.L1", ["note.L10", "note.L10.corrected", "note.L10.index", "note.L11", "note.L11.corrected"]),
+            ("*.L10*", ["note.L10", "note.L10.corrected", "note.L10.index"]),
+        ],
+        ids=str,
+    )
+    def test_patterns(self, pattern: str, codes: list[str]) -> None:
+        names = [claim.code for claim in claims(pattern)]
+        assert [name for name in names if not name.startswith("note.L13")] == codes
+
+    @pytest.mark.parametrize("old", registry.RENAMED)
+    def test_a_code_of_the_first_version_leads_to_what_took_its_place(self, old: str) -> None:
+        assert [claim.code for claim in claims(old)] == [registry.RENAMED[old]]
+
+    def test_a_pattern_that_matches_nothing_says_what_there_is(self) -> None:
+        with pytest.raises(NoSuchClaim, match=r"note\.L10"):
+            claims("nothing")
+
+    def test_run_is_public(self) -> None:
+        [outcome] = conserved.claims.run("note.L10")
+        assert (outcome.claim.code, outcome.recorded) == ("note.L10", "refuted")
+        assert outcome.verdict == Verdict.REFUTED
+        assert outcome.evidence == outcome.verdict.evidence
+        assert outcome.witness is not None
+
+
+class TestPassages:
+    def test_every_claim_points_to_lines_of_its_source(self) -> None:
+        for claim in claims():
+            where = claim.passage
+            assert where.lines, claim.code
+            assert all(1 <= first <= last <= passages.DOCUMENTS[claim.document].lines for first, last in where.lines)
+            assert re.fullmatch(r"[0-9a-f]{16}", where.fingerprint), "run python -m conserved.claims.page FOLDER"
+
+    def test_no_fingerprint_is_left_over(self) -> None:
+        used = {passages.key(claim.document, claim.passage.lines) for claim in claims()}
+        assert set(passages.fingerprints()) == used
+
+    def test_fingerprints_are_those_of_the_sources(self, request: pytest.FixtureRequest) -> None:
+        folder = request.config.getoption("--sources")
+        if folder is None:
+            pytest.skip("the sources are not part of this package; give their folder with --sources")
+        for document, about in passages.DOCUMENTS.items():
+            text = passages.read(Path(folder), document)
+            assert len(text) == about.lines
+            for claim in claims(f"{document}."):
+                assert passages.fingerprint(text, claim.passage.lines) == claim.passage.fingerprint, claim.code
+
+    def test_a_changed_line_changes_the_fingerprint(self, tmp_path: Path) -> None:
+        text = ["one", "two  ", "three"]
+        assert passages.fingerprint(text, ((1, 2),)) == passages.fingerprint(["one", "two", "3"], ((1, 2),))
+        assert passages.fingerprint(text, ((1, 2),)) != passages.fingerprint(["one", "too", "three"], ((1, 2),))
+        with pytest.raises(FileNotFoundError, match="digest"):
+            passages.read(tmp_path, "note")
+
+    @pytest.mark.parametrize("text", ["3-1", "a", "1-b", "-4"], ids=repr)
+    def test_lines_that_are_none_are_refused(self, text: str) -> None:
+        with pytest.raises(ValueError, match="Lines are written as"):
+            passages.spans(text)
+
+
+class TestTheListOfStatements:
+    """Every line of every source is in the list, and what judges it exists."""
+
+    @pytest.mark.parametrize("document", passages.DOCUMENTS)
+    def test_every_line_is_covered(self, document: str) -> None:
+        covered = {
+            line
+            for sentence in passages.sentences()
+            if sentence.document == document
+            for first, last in sentence.lines
+            for line in range(first, last + 1)
+        }
+        assert covered == set(range(1, passages.DOCUMENTS[document].lines + 1))
+
+    def test_every_row_has_claims_that_exist_or_a_reason(self) -> None:
+        codes = {claim.code for claim in claims()}
+        for sentence in passages.sentences():
+            assert sentence.words, sentence
+            assert bool(sentence.codes) is not bool(sentence.reason), sentence
+            assert set(sentence.codes) <= codes, sentence
+
+    def test_every_claim_judges_something_in_its_own_passage(self) -> None:
+        for claim in claims():
+            rows = [sentence for sentence in passages.sentences() if claim.code in sentence.codes]
+            assert rows, claim.code
+            own = {n for first, last in claim.passage.lines for n in range(first, last + 1)}
+            cited = {
+                n
+                for row in rows
+                if row.document == claim.document
+                for first, last in row.lines
+                for n in range(first, last + 1)
+            }
+            assert own & cited, claim.code
+
+    def test_the_page_has_the_list(self) -> None:
+        assert statement_list().strip() in PAGE.read_text(encoding="utf-8")
+
+    def test_no_sentence_of_a_source_is_copied(self, request: pytest.FixtureRequest) -> None:
+        folder = request.config.getoption("--sources")
+        if folder is None:
+            pytest.skip("needs --sources")
+        ours = " ".join(PAGE.read_text(encoding="utf-8").split()).lower()
+        for document in passages.DOCUMENTS:
+            words = " ".join(passages.read(Path(folder), document)).lower().split()
+            runs = {" ".join(words[i : i + 12]) for i in range(len(words) - 12)}
+            copied = [run for run in runs if run in ours and not any(sign in run for sign in "\\$={}")]
+            assert not copied, copied[:3]
+
+
+def test_a_witness_is_printed_once_and_codes_lead_to_their_sections() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(set(blocks)) == len(blocks)
+    linked = set(re.findall(r"\]\(#([\w.]+)\)", text))
+    assert linked == {claim.code for claim in claims()}
+    assert all(f'<a id="{code}"></a>' in text for code in linked)
+
+
+class TestJudging:
+    def test_a_verdict_is_as_strong_as_its_weakest_needed_part(self) -> None:
+        proof, figure = Evidence(what="argument", proof=True), Evidence(what="run", value=0.1, limit=1.0)
+        assert judging.held("", proof, figure, scope="all sizes") == Verdict.VERIFIED
+        assert judging.held("", proof, scope="all sizes", beside=[figure]) == Verdict.PROVED
+        with pytest.raises(ValueError, match="scope"):
+            judging.held("", proof)
+        strong, weak = judging.held("", proof, scope="at d = 1"), judging.held("", figure)
+        assert judging.together(strong, strong) == Verdict.PROVED
+        assert judging.together(strong, weak) == Verdict.VERIFIED
+        assert judging.together(strong, judging.refuted("no", figure)) == Verdict.REFUTED
+
+    def test_an_answer_needs_support(self) -> None:
+        proof = Evidence(what="argument", proof=True)
+        found = judging.answered("Yes.", judging.held("So it is.", proof, scope="at d = 1"))
+        assert (found.status, "proved (at d = 1)" in found.message) == (Status.ANSWERED, True)
+        assert judging.answered("Yes.", judging.refuted("It is not.", proof)) == Verdict.REFUTED
+
+    def test_a_step_that_fails_breaks_the_argument(self) -> None:
+        assert judging.argued("", "", ("one", True), ("two", True)) == Verdict.PROVED
+        assert judging.argued("", "", ("one", True), ("two", False)) == Verdict.REFUTED
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger that forgets what a test adds."""
+    claims()
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+
+def _mine(**options: Any) -> Claim:
+    given: dict[str, Any] = {
+        "code": "mine.T1",
+        "title": "Mine",
+        "statement": "All is well.",
+        "source": "me",
+        "place": "page 1",
+        "check": lambda: Verdict(status=Verdict.VERIFIED, message="So it is.", evidence=(Evidence(what="looked"),)),
+    }
+    return Claim(**given | options)
+
+
+@pytest.mark.usefixtures("fresh")
+class TestClaimsOfOthers:
+    def test_a_claim_is_registered_with_one_function(self) -> None:
+        conserved.claims.register(_mine())
+        [outcome] = conserved.claims.run("mine")
+        assert outcome.verdict == Verdict.VERIFIED
+        assert outcome.changed, "it has never been recorded"
+
+    def test_the_decorator_leaves_the_function_as_it_is(self) -> None:
+        @conserved.claims.claim("mine.T2", "Two", statement="2 = 2.", place="page 2")
+        def check(*, left: int = 2) -> Verdict:
+            status = Verdict.VERIFIED if left == 2 else Verdict.REFUTED
+            return Verdict(status=status, message="", evidence=(Evidence(what="left", value=left),))
+
+        assert check(left=3) == Verdict.REFUTED
+        [outcome] = conserved.claims.run("mine.T2")
+        assert outcome.claim.source == "mine"
+
+    def test_a_code_is_used_once(self) -> None:
+        with pytest.raises(ValueError, match=r"already.*AAᵀ"):
+            conserved.claims.register(_mine(code="note.L10"))
+
+    @pytest.mark.parametrize("code", ["", "mine", "mine.", ".T1", "mine.T 1"], ids=repr)
+    def test_a_code_names_a_source_and_a_place(self, code: str) -> None:
+        with pytest.raises(ValueError, match="source and a place"):
+            _mine(code=code)
+
+    def test_a_check_that_fails_does_not_sink_the_rest(self) -> None:
+        def bad() -> Verdict:
+            raise ZeroDivisionError("no luck")
+
+        conserved.claims.register(_mine(check=bad))
+        conserved.claims.register(_mine(code="mine.T2", title="Other", statement="Other."))
+        first, second = conserved.claims.run("mine")
+        assert (first.verdict.status, first.failure) == (Status.INCONCLUSIVE, "ZeroDivisionError: no luck")
+        assert first.changed
+        assert second.verdict == Verdict.VERIFIED
+
+    def test_random_numbers_of_a_check_do_not_depend_on_what_ran_before(self) -> None:
+        import torch
+
+        drawn: list[float] = []
+
+        def check() -> Verdict:
+            drawn.append(float(torch.randn(())))
+            return Verdict(status=Verdict.INCONCLUSIVE, message="")
+
+        torch.manual_seed(5)
+        registry.outcome(_mine(check=check))
+        after = float(torch.randn(()))
+        torch.manual_seed(5)
+        assert float(torch.randn(())) == after, "nor does it disturb those of the caller"
+        registry.outcome(_mine(check=check))
+        assert drawn[0] == drawn[1]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_example_for_contributors_runs() -> None:
+    text = (PAGE.parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "@claims.claim(" in block]
+    shown = reproduces(code)
+    assert "REFUTED: The mixed term is missing." in shown
+    [outcome] = conserved.claims.run("mine.T1")
+    _refutes_by_itself(outcome)
+
+
+def test_claims_are_loaded_when_they_are_asked_for() -> None:
+    code = "import sys, conserved; assert 'conserved.papers' not in sys.modules; conserved.claims.claims"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+def test_laws_read_off_the_operations_say_so_and_others_do_not() -> None:
+    proved = {code: registry.outcome(registry.claims(code)[0]).verdict.scope for code in ("paper.T4.6", "paper.T4.6.k")}
+    assert proved["paper.T4.6"].startswith("the laws by rules that name no size, that there are no others at d = 3")
+    # Inference does not see that one active expert leaves the router without a gradient.
+    assert proved["paper.T4.6.k"].startswith("at d = 3")
+
+
+def test_a_quantity_outside_the_span_of_the_typed_laws_is_not_said_to_be_among_them() -> None:
+    from conserved.papers.claims import paper_blocks
+    from conserved.papers.claims.certified import certificate, forms_of, typed_laws
+
+    build, shape = paper_blocks.swiglu_network, (5, 3)
+    contents = certificate(build, shape).contents
+    right = forms_of(paper_blocks.neuron_differences, contents.parameters)
+    wrong = forms_of(lambda theta: paper_blocks.neuron_differences(theta, sign=1.0), contents.parameters)
+    assert typed_laws(build, shape, right, contents, "regression") is not None
+    assert typed_laws(build, shape, wrong, contents, "regression") is None
