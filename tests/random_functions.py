@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conserved.certificates.trace import trace
-from conserved.discovery.function import Function, function_of
+from conserved.discovery.function import ParameterFunction, function_of
 from random_programs import Case, Compared, compare
 
 Step = Callable[[list[Tensor]], Tensor]
@@ -291,7 +291,7 @@ def traced_case(written: Written) -> Case:
     def sample(generator: torch.Generator) -> Any:
         return written.inputs()
 
-    function: Function = function_of(written, sample, loss="regression", params=written.start, device=None)
+    function: ParameterFunction = function_of(written, sample, loss="regression", params=written.start, device=None)
     theta = torch.cat([value.flatten() for value in written.start.values()])
     program = trace(function, theta, example)
     v = torch.randint(-3, 4, (program.outputs,), generator=written.generator).double()

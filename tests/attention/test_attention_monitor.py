@@ -22,7 +22,7 @@ from conserved.attention import (
     probe,
     softmax_statistics,
 )
-from conserved.attention.departures import Watch, departures
+from conserved.attention.departures import DepartureWatch, departures
 
 RULE = Rule(thresholds={"coherence": 0.5, "largest_logit": 0.5, "evenness": 0.5}, memory=3, patience=2)
 
@@ -192,12 +192,12 @@ class TestRule:
         rule = Rule.calibrated([healthy], margin=2.0, memory=3, patience=2)
         assert rule.thresholds["coherence"] == pytest.approx(2 * math.log(1.5))
         assert rule.thresholds["evenness"] == 0
-        assert not Watch(rule).look(0, {name: values[0] for name, values in healthy.items()})
+        assert not DepartureWatch(rule).look(0, {name: values[0] for name, values in healthy.items()})
         with pytest.raises(ValueError, match="longer than"):
             Rule.calibrated([{"a[0].coherence": [1.0, 2.0]}])
 
     def test_a_series_alarms_once_until_it_is_back(self) -> None:
-        watch = Watch(RULE)
+        watch = DepartureWatch(RULE)
         values = [2.0] * 3 + [20.0] * 2 + [20.0] * 6 + [200.0] * 2
         steps = [step for step, value in enumerate(values) if watch.look(step, {"x.coherence": value})]
         assert steps == [4, 12]

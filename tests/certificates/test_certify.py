@@ -22,7 +22,7 @@ from conserved import Certificate, LawSet, Verdict, blocks, certify, recognize
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
 from conserved.certificates import certifying
 from conserved.certificates.certifying import issue
-from conserved.certificates.contents import Contents
+from conserved.certificates.contents import CertificateContents
 from conserved.certificates.form import Form
 from conserved.certificates.proof import encloses_zero, enclosure, prove_rank, proved_by_argument, random_fields
 from conserved.discovery import Unsuitable
@@ -171,7 +171,7 @@ def _mutants(form: Form, rng: random.Random) -> list[Form]:
     return [dataclasses.replace(form, quadratic=terms) for terms in (rest, turned, doubled)]
 
 
-def _proved(contents: Contents, form: Form) -> bool:
+def _proved(contents: CertificateContents, form: Form) -> bool:
     from conserved.certificates.proof import decisions_at
 
     x = contents.inputs[0]

@@ -16,7 +16,7 @@ from conserved import Verdict, blocks, certify
 from conserved.blocks import Attention, FeedForward, SwiGLU, TransformerBlock
 from conserved.certificates import intervals, proof
 from conserved.certificates.arithmetic import BALL_FUNCTIONS, Array, Balls, precision
-from conserved.certificates.batches import Batch, NotBatched
+from conserved.certificates.batches import NotBatched, SampleBatch
 from conserved.certificates.certifying import _arrays, _one
 from conserved.certificates.intervals import Interval, independence_bounds
 from conserved.certificates.program import Program
@@ -223,5 +223,5 @@ def test_operators_that_are_not_batched_are_computed_one_by_one(monkeypatch: pyt
     def refuse(*_: object) -> None:
         raise NotBatched("not today")
 
-    monkeypatch.setattr(Batch, "terms", refuse)
+    monkeypatch.setattr(SampleBatch, "terms", refuse)
     assert np.allclose(bracket_rows(program, theta, words), together, atol=1e-12)

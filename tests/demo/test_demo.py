@@ -19,7 +19,7 @@ from conserved.demo import run as run_demo
 from conserved.demo.chapters import CLEAN, MODEL, PLANTED, WATCHED
 from conserved.demo.found import found_lines
 from conserved.demo.running import CHAPTERS
-from conserved.demo.training import BATCH, LENGTH, Task, loaded
+from conserved.demo.training import BATCH, LENGTH, DemoTask, loaded
 from conserved.report.contents import read
 from conserved.tracking import RunStore, store_document
 from report_store import claim
@@ -121,7 +121,7 @@ class TestDemonstration:
 
 
 def test_the_planted_defect_changes_gradients_of_norms_and_nothing_else(tmp_path: Path) -> None:
-    right, wrong = Task.of(tmp_path, 0, fused=False), Task.of(tmp_path, 0, fused=True)
+    right, wrong = DemoTask.of(tmp_path, 0, fused=False), DemoTask.of(tmp_path, 0, fused=True)
     losses = [task.objective(0) for task in (right, wrong)]
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
     for loss in losses:
@@ -135,7 +135,7 @@ def test_the_planted_defect_changes_gradients_of_norms_and_nothing_else(tmp_path
 
 
 def test_the_kernel_is_right_where_its_blocks_are_full(tmp_path: Path) -> None:
-    task = Task.of(tmp_path, 0, fused=True)
+    task = DemoTask.of(tmp_path, 0, fused=True)
     kernel = loaded(tmp_path / "fused_norm.py")
     assert BATCH * LENGTH % kernel.BLOCK, "the demonstration's batch must not fill its blocks"
     x = torch.randn(kernel.BLOCK, 8, dtype=torch.float64, requires_grad=True)

@@ -14,7 +14,7 @@ from conserved import Monitor, audit, blocks, recognize
 from conserved.moment import Direction, Moments, Plan, Point, Wanted, triton_backend
 from conserved.moment.forms import forms
 from conserved.moment.launches import Launch, Tile
-from conserved.moment.layouts import Layout, PlacedProduct, Stack
+from conserved.moment.layouts import Layout, LegStack, PlacedProduct
 from conserved.moment.torch_backend import TORCH
 from conserved.moment.triton_backend import TRITON
 from conserved.symmetry import KINDS, Kind, Leg, Symmetry, Tensors, View
@@ -56,7 +56,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return launched
 
 
-def stacks(view: View, dtype: torch.dtype) -> tuple[Stack, Stack, list[Tensor], list[Tensor]]:
+def stacks(view: View, dtype: torch.dtype) -> tuple[LegStack, LegStack, list[Tensor], list[Tensor]]:
     """Two stacks of three tensors each, and the (batch, n, m) matrices they stand for."""
     batch = tuple(axis for axis, pick in enumerate(view.pick) if pick == 0)
     reading = view.reading(batch)
@@ -67,7 +67,7 @@ def stacks(view: View, dtype: torch.dtype) -> tuple[Stack, Stack, list[Tensor], 
     matrices = [
         [reading.of(tensor).reshape(-1, view.n, view.m).double() for tensor in side] for side in (points, directions)
     ]
-    return Stack(tuple(points), layout), Stack(tuple(directions), layout), matrices[0], matrices[1]
+    return LegStack(tuple(points), layout), LegStack(tuple(directions), layout), matrices[0], matrices[1]
 
 
 CASES = [
@@ -112,7 +112,7 @@ def test_pairs_of_different_types_do_not_mix(code: str, kernels: list[str]) -> N
 
 def test_a_shift_is_added_to_every_entry_of_its_side_only(kernels: list[str]) -> None:
     a, b, left, right = stacks(VIEWS["rows of a head"], torch.float32)
-    shifted = Stack(a.tensors, a.layout, 1.0)
+    shifted = LegStack(a.tensors, a.layout, 1.0)
     for entry, (x, y) in enumerate(zip(left, right, strict=True)):
         expected = ((1 + x) * y).sum(-1)
         found, _ = triton_backend.row_products(shifted, b, sizes=False)

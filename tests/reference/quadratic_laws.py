@@ -20,7 +20,7 @@ from torch.func import functional_call
 import float64
 from conserved import LawSet
 from conserved.discovery.fields import gradient_field, one_of
-from conserved.discovery.function import Function, function_of, written_out
+from conserved.discovery.function import ParameterFunction, function_of, written_out
 from law_checks import Subject, imitate, logits_of, without_epsilon
 
 SMALL = 1e-9
@@ -39,7 +39,7 @@ class Quadratic:
     """How many of them are no combination of the listed laws."""
 
 
-def function_to_count(subject: Subject) -> Function:
+def function_to_count(subject: Subject) -> ParameterFunction:
     """A model as a function of parameters and inputs, its norms without ε."""
     example: dict[str, Any] = {str(i): a for i, a in enumerate(subject.args)} | dict(subject.kwargs)
     constant = {str(name) for name in subject.constant}
@@ -89,7 +89,7 @@ def quadratic_laws(subject: Subject, laws: LawSet | None = None, *, seed: int = 
     )
 
 
-def _pairs(function: Function) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(function: ParameterFunction) -> tuple[np.ndarray, np.ndarray]:
     """Unordered pairs of entries of one parameter that differ in at most one index."""
     first: list[np.ndarray] = []
     second: list[np.ndarray] = []
@@ -107,7 +107,7 @@ def _pairs(function: Function) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(first), np.concatenate(second)
 
 
-def _fields(function: Function, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def _fields(function: ParameterFunction, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Random parameters, and at each the gradient of a random loss of a random input."""
     generator = torch.Generator().manual_seed(seed)
     field: Callable[..., Tensor] = gradient_field(function)
@@ -140,7 +140,7 @@ def _slopes(null: Tensor, first: np.ndarray, second: np.ndarray, theta: Tensor) 
     return found
 
 
-def _listed(laws: LawSet, function: Function, theta: Tensor) -> Tensor:
+def _listed(laws: LawSet, function: ParameterFunction, theta: Tensor) -> Tensor:
     def numbers(values: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([symmetry.kind.coordinates(symmetry.law(dict(values))) for symmetry in laws])
 

@@ -82,7 +82,7 @@ class _Series:
         return min(HARM[self.kind] * (sample - usual) for sample in samples[self.memory :])
 
 
-class Watch:
+class DepartureWatch:
     """Applies a rule to many series as they come; a series that has raised an alarm is quiet until it is back."""
 
     def __init__(self, rule: Rule) -> None:

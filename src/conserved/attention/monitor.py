@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from conserved.alarm import Alarm
 from conserved.attention.attention_calls import Capture, listening
-from conserved.attention.departures import Rule, Watch
+from conserved.attention.departures import DepartureWatch, Rule
 from conserved.attention.energy import energy_field
 from conserved.attention.probing import sequences
 from conserved.attention.softmax import softmax_statistics
@@ -69,7 +69,7 @@ class AttentionRecord(Recorded):
 
 
 @runtime_checkable
-class Sink(Protocol):
+class AttentionSink(Protocol):
     """A place for records: what every sink of the law monitor is."""
 
     def begin(self, run: Any) -> None:
@@ -103,7 +103,7 @@ class AttentionMonitor:
         every: int = 10,
         sequences: int = 4,
         rule: Rule | None = None,
-        sinks: Iterable[Sink] = (),
+        sinks: Iterable[AttentionSink] = (),
         run: str | None = None,
         config: Mapping[str, Any] | None = None,
         keep: int = 10_000,
@@ -116,7 +116,7 @@ class AttentionMonitor:
         self.alarms: list[Alarm] = []
         self.records: deque[AttentionRecord] = deque(maxlen=keep)
         self._most = sequences
-        self._watch = Watch(rule) if rule is not None else None
+        self._watch = DepartureWatch(rule) if rule is not None else None
         self._sinks = tuple(sinks)
         self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" attention {id(self):x}"
         self._config = dict(config or {}) | {"every": every, "sequences": sequences}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from conserved.auditing.softmax_gauge import Gauge
-from conserved.auditing.tested_parameters import Coverage
+from conserved.auditing.tested_parameters import AuditCoverage
 from conserved.laws import Dropped
 from conserved.output import html
 from conserved.plain_data import record_of
@@ -122,7 +122,7 @@ class Audit:
     """Identities that a gradient reached."""
     by_family: Callable[[], Mapping[str, float]]
     """The largest residual over what rounding explains, by family of law, when it is asked for."""
-    covers: Callable[[], Coverage]
+    covers: Callable[[], AuditCoverage]
     """Works out the coverage, when it is asked for."""
     findings: tuple[Finding, ...] = ()
     unclaimed: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class Audit:
         return (*self.failures, *sorted(self.others(), key=lambda row: (not row.checked, -row.excess)))
 
     @cached_property
-    def coverage(self) -> Coverage:
+    def coverage(self) -> AuditCoverage:
         """The share of trained parameters and of modules that tested identities span, and what they leave out."""
         return self.covers()
 

@@ -27,7 +27,7 @@ class GradientsDoNotConserve(RuntimeError):
         self.audit = found
 
 
-class Watch:
+class RunningAudits:
     """A running audit: `.last` is the latest, `.audits` their number, `.laws` what they test; `.remove()` ends it."""
 
     def __init__(self, remove: list[Callable[[], None]]) -> None:
@@ -52,7 +52,7 @@ def audit_every(
     loss: str = "any",
     precision: torch.dtype | None = None,
     unused: Sequence[str] = (),
-) -> Watch:
+) -> RunningAudits:
     """Audit the first step and every `every`-th after it; raise or log what does not hold.
 
     Without `laws`, they are inferred before the first step that is audited, from the first inputs that come.
@@ -68,7 +68,7 @@ def audit_every(
     seen: set[torch.dtype] = set()
     steps = [0]
     undo: list[Callable[[], None]] = []
-    watch = Watch(undo)
+    watch = RunningAudits(undo)
     watch.laws = laws
 
     def note(module: nn.Module, args: Any) -> None:

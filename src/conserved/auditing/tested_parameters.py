@@ -21,7 +21,7 @@ _SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
+class AuditCoverage:
     """Shares of a model that tested identities span, and what they leave out.
 
     `parameters` is the share of trained entries that take part in a tested identity. `modules` is the share of the
@@ -75,7 +75,7 @@ def percent(share: float) -> str:
     return "under 1 %" if rounded == 0 and share > 0 else f"{rounded} %"
 
 
-def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor]) -> Coverage:
+def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor]) -> AuditCoverage:
     """What the laws named in `tested` span of some trained parameters, and of the program they were read off."""
     chosen = [symmetry for symmetry in laws if symmetry.name in tested]
     free = _free(chosen, trained)
@@ -86,7 +86,7 @@ def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor
         places = {module: names | places.get(module, frozenset()) & _probed(laws) for module, names in typed.items()}
     missed = tuple(sorted(module for module, names in places.items() if names.isdisjoint(tested)))
     left = sum(free.values())
-    return Coverage(
+    return AuditCoverage(
         parameters=1 - left / total if total else 0.0,
         modules=1 - len(missed) / len(places) if places else 0.0,
         untested={name: count / trained[name].numel() for name, count in free.items() if count},

@@ -152,7 +152,7 @@ class Samples:
     """Values of nodes at θ that are known better than a run would compute them."""
 
 
-class Batch:
+class SampleBatch:
     """A program at one θ, run on many samples at once."""
 
     def __init__(self, program: Program, arrays: Arrays) -> None:

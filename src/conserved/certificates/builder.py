@@ -20,7 +20,7 @@ class NoRule(Unsuitable):
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class NodeRef:
     """A node under construction: its place, shape and kind."""
 
     place: int
@@ -39,15 +39,15 @@ class Builder:
     limits: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Between which whole numbers PyTorch's integers of a node can count."""
 
-    def node(self, op: str, *inputs: Ref, shape: Sequence[int], **rest: Any) -> Ref:
+    def node(self, op: str, *inputs: NodeRef, shape: Sequence[int], **rest: Any) -> NodeRef:
         """Append an operation."""
         places = tuple(item.place for item in inputs)
         fresh = Node(op=op, inputs=places, shape=tuple(shape), **rest)
         fresh = fitting(fresh, [self.nodes[i] for i in places], op, self.size)
         self.nodes.append(fresh)
-        return Ref(len(self.nodes) - 1, fresh.shape, fresh.discrete)
+        return NodeRef(len(self.nodes) - 1, fresh.shape, fresh.discrete)
 
-    def constant(self, value: Tensor | float | int | bool) -> Ref:
+    def constant(self, value: Tensor | float | int | bool) -> NodeRef:
         """Numbers known while tracing."""
         tensor = torch.as_tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
         if tensor.is_complex():
@@ -61,11 +61,11 @@ class Builder:
         found = self.node("constant", shape=tensor.shape, values=tuple(values.tolist()), discrete=not real)
         return replace(found, boolean=tensor.dtype == torch.bool)
 
-    def ref(self, item: Ref | Tensor | float | int | bool) -> Ref:
+    def ref(self, item: NodeRef | Tensor | float | int | bool) -> NodeRef:
         """A node, made of a constant if need be."""
-        return item if isinstance(item, Ref) else self.constant(item)
+        return item if isinstance(item, NodeRef) else self.constant(item)
 
-    def truth(self, item: Ref | Tensor | float | int | bool) -> Ref:
+    def truth(self, item: NodeRef | Tensor | float | int | bool) -> NodeRef:
         """1 where a number is not zero."""
         found = self.ref(item)
         if not found.discrete:
@@ -76,71 +76,71 @@ class Builder:
             self.node("equal", found, self.constant(torch.zeros(found.shape).long()), shape=found.shape)
         )
 
-    def real(self, a: Ref) -> Ref:
+    def real(self, a: NodeRef) -> NodeRef:
         """As reals."""
         return self.node("real", a, shape=a.shape) if a.discrete else a
 
-    def take(self, inputs: Sequence[Ref], places: Tensor) -> Ref:
+    def take(self, inputs: Sequence[NodeRef], places: Tensor) -> NodeRef:
         """Entries of the inputs, joined; −1 is a zero."""
         flat = places.flatten().numpy().astype(np.int64)
         if len(inputs) == 1 and inputs[0].shape == tuple(places.shape) and np.array_equal(flat, np.arange(len(flat))):
             return inputs[0]
         return self.node("take", *inputs, shape=places.shape, places=flat)
 
-    def expand(self, a: Ref, shape: Sequence[int]) -> Ref:
+    def expand(self, a: NodeRef, shape: Sequence[int]) -> NodeRef:
         """Broadcast to a shape."""
         return self.take([a], positions(a.shape).broadcast_to(tuple(shape)))
 
-    def together(self, *items: Any) -> list[Ref]:
+    def together(self, *items: Any) -> list[NodeRef]:
         """Operands broadcast to one shape and one kind."""
-        refs = [item if isinstance(item, Ref) else self.constant(item) for item in items]
+        refs = [item if isinstance(item, NodeRef) else self.constant(item) for item in items]
         shape = torch.broadcast_shapes(*(ref.shape for ref in refs))
         if any(not ref.discrete for ref in refs):
             refs = [self.real(ref) for ref in refs]
         return [self.expand(ref, shape) for ref in refs]
 
-    def binary(self, op: str, a: Any, b: Any) -> Ref:
+    def binary(self, op: str, a: Any, b: Any) -> NodeRef:
         """An operator of two operands, broadcast."""
         left, right = self.together(a, b)
         return self.node(op, left, right, shape=left.shape)
 
-    def add(self, a: Any, b: Any) -> Ref:
+    def add(self, a: Any, b: Any) -> NodeRef:
         return self.binary("add", a, b)
 
-    def subtract(self, a: Any, b: Any) -> Ref:
+    def subtract(self, a: Any, b: Any) -> NodeRef:
         return self.binary("subtract", a, b)
 
-    def multiply(self, a: Any, b: Any) -> Ref:
+    def multiply(self, a: Any, b: Any) -> NodeRef:
         return self.binary("multiply", a, b)
 
-    def divide(self, a: Any, b: Any) -> Ref:
+    def divide(self, a: Any, b: Any) -> NodeRef:
         """a/b, with the reciprocal taken before broadcasting."""
-        refs = [item if isinstance(item, Ref) else self.constant(item) for item in (a, b)]
+        refs = [item if isinstance(item, NodeRef) else self.constant(item) for item in (a, b)]
         return self.multiply(self.real(refs[0]), self.unary("reciprocal", self.real(refs[1])))
 
-    def unary(self, op: str, a: Ref) -> Ref:
+    def unary(self, op: str, a: NodeRef) -> NodeRef:
         """An elementary function."""
         a = self.real(a)
         return self.node(op, a, shape=a.shape)
 
-    def negative(self, a: Ref) -> Ref:
+    def negative(self, a: NodeRef) -> NodeRef:
         return self.subtract(self.constant(0 if a.discrete else 0.0), a)
 
-    def greater(self, a: Any, b: Any) -> Ref:
+    def greater(self, a: Any, b: Any) -> NodeRef:
         return self.binary("greater", a, b)
 
-    def opposite(self, a: Ref) -> Ref:
+    def opposite(self, a: NodeRef) -> NodeRef:
         """Not, of a mask."""
         return self.subtract(self.constant(1), a)
 
-    def choose(self, condition: Ref, a: Any, b: Any) -> Ref:
+    def choose(self, condition: NodeRef, a: Any, b: Any) -> NodeRef:
         """a where the condition holds, else b."""
         left, right = self.together(a, b)
         shape = torch.broadcast_shapes(condition.shape, left.shape)
         parts = [self.expand(item, shape) for item in (condition, left, right)]
         return self.node("choose", *parts, shape=shape)
 
-    def sum(self, a: Ref, axes: Sequence[int] | None, keepdim: bool = False) -> Ref:
+    def sum(self, a: NodeRef, axes: Sequence[int] | None, keepdim: bool = False) -> NodeRef:
         """Over axes."""
         n = len(a.shape)
         if not n:
@@ -156,27 +156,27 @@ class Builder:
             total = self.constant(torch.zeros(shape, dtype=torch.int64 if a.discrete else torch.float64))
         return self.reshape(total, [1 if i in over else a.shape[i] for i in range(n)]) if keepdim else total
 
-    def mean(self, a: Ref, axes: Sequence[int] | None, keepdim: bool = False) -> Ref:
+    def mean(self, a: NodeRef, axes: Sequence[int] | None, keepdim: bool = False) -> NodeRef:
         """The sum over the number of terms: an exact division, so that what is centred sums to exactly zero."""
         total = self.sum(a, axes, keepdim)
         return self.divide(total, self.constant(int(np.prod(a.shape)) // max(1, int(np.prod(total.shape)))))
 
-    def reshape(self, a: Ref, shape: Sequence[int]) -> Ref:
+    def reshape(self, a: NodeRef, shape: Sequence[int]) -> NodeRef:
         return self.take([a], positions(a.shape).reshape(tuple(shape)))
 
-    def swap(self, a: Ref) -> Ref:
+    def swap(self, a: NodeRef) -> NodeRef:
         """Last two axes exchanged."""
         return self.take([a], positions(a.shape).mT)
 
-    def matmul(self, a: Ref, b: Ref) -> Ref:
+    def matmul(self, a: NodeRef, b: NodeRef) -> NodeRef:
         a, b = self.real(a), self.real(b)
         return self.node("matmul", a, b, shape=(*a.shape[:-1], b.shape[-1]))
 
-    def gather(self, a: Ref, index: Ref) -> Ref:
+    def gather(self, a: NodeRef, index: NodeRef) -> NodeRef:
         """Entries of the flattened a at computed places."""
         return self.node("gather", a, index, shape=index.shape)
 
-    def along(self, index: Ref, shape: Sequence[int], axis: int) -> Ref:
+    def along(self, index: NodeRef, shape: Sequence[int], axis: int) -> NodeRef:
         """Places in a flattened tensor of a shape, for an index along one axis as torch.gather understands it."""
         axis %= len(shape)
         place = positions(shape).narrow(axis, 0, 1)

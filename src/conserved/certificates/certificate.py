@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conserved.certificates.arithmetic import Undecided
-from conserved.certificates.contents import FORMAT, READ, VERSION, Contents, digest, parse, read
+from conserved.certificates.contents import FORMAT, READ, VERSION, CertificateContents, digest, parse, read
 from conserved.certificates.form import Form, formula
 from conserved.certificates.program import Malformed
 from conserved.certificates.proof import (
@@ -46,7 +46,7 @@ class Findings:
     """The widest enclosure of the laws that are only verified."""
 
 
-def examine(contents: Contents, progress: Progress | None = None) -> Findings:
+def examine(contents: CertificateContents, progress: Progress | None = None) -> Findings:
     """Redo every proof from the contents alone."""
     say = progress or (lambda message: None)
     say(f"proving {len(contents.words)} brackets of {contents.program.size} parameters independent")
@@ -66,7 +66,9 @@ def examine(contents: Contents, progress: Progress | None = None) -> Findings:
     return Findings(rank=rank, laws=laws, tiers=tuple(tiers), patterns=len(patterns), enclosed=enclosed)
 
 
-def _tier(contents: Contents, group: tuple[Form, ...], patterns: list[tuple[Input, Any]]) -> tuple[Status, float]:
+def _tier(
+    contents: CertificateContents, group: tuple[Form, ...], patterns: list[tuple[Input, Any]]
+) -> tuple[Status, float]:
     program = contents.program
     if patterns and all(proved_by_argument(program, group, x, decided) for x, decided in patterns):
         return Status.PROVED, 0.0
@@ -75,7 +77,7 @@ def _tier(contents: Contents, group: tuple[Form, ...], patterns: list[tuple[Inpu
     return (Status.VERIFIED if encloses_zero(width) else Status.INCONCLUSIVE), width
 
 
-def pieces(contents: Contents) -> list[tuple[Input, Any]]:
+def pieces(contents: CertificateContents) -> list[tuple[Input, Any]]:
     """Inputs that differ in their discrete tensors or in what comparisons give; one for each pattern."""
     used = sorted({contents.samples[s][0] for word in contents.words for s in word})
     found: dict[Any, tuple[Input, Any]] = {}
@@ -96,7 +98,7 @@ class Certificate:
     nothing yet.
     """
 
-    contents: Contents = field(repr=False)
+    contents: CertificateContents = field(repr=False)
     tiers: tuple[Status, ...]
     verdict: Verdict
     digest: str
@@ -235,7 +237,7 @@ _TIERS = (Status.PROVED, Status.VERIFIED, Status.INCONCLUSIVE)
 _FIELDS = ("about", "parameters", "program", "theta", "inputs", "samples", "words", "laws", "bits", "seed")
 
 
-def claim(contents: Contents, tiers: tuple[Status, ...]) -> dict[str, Any]:
+def claim(contents: CertificateContents, tiers: tuple[Status, ...]) -> dict[str, Any]:
     """What a certificate states, in numbers."""
     size, rank = contents.program.size, len(contents.words)
     return {
@@ -249,7 +251,7 @@ def claim(contents: Contents, tiers: tuple[Status, ...]) -> dict[str, Any]:
     }
 
 
-def verdict_of(contents: Contents, findings: Findings) -> Verdict:
+def verdict_of(contents: CertificateContents, findings: Findings) -> Verdict:
     """The verdict on a claim, with its evidence; proofs and enclosures are never counted together."""
     size, rank = contents.program.size, len(contents.words)
     at_most, found = size - rank, contents.found
@@ -287,7 +289,7 @@ def verdict_of(contents: Contents, findings: Findings) -> Verdict:
     return Verdict(status=status, message=_sentence(contents, at_most, found, by_tier), evidence=tuple(evidence))
 
 
-def _sentence(contents: Contents, at_most: int, found: int, by_tier: Mapping[Status, int]) -> str:
+def _sentence(contents: CertificateContents, at_most: int, found: int, by_tier: Mapping[Status, int]) -> str:
     scope = "" if contents.program.analytic else " near θ, for inputs that activate what the samples activate"
     if any(node.discrete for node in contents.program.input_nodes):
         scope += ", for the token sequences of the samples" if scope else " for the token sequences of the samples"

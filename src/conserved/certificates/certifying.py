@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from conserved.certificates.arithmetic import Array, Floats
 from conserved.certificates.certificate import Certificate, Progress, claim, examine, verdict_of
-from conserved.certificates.contents import FORMAT, VERSION, Contents, digest
+from conserved.certificates.contents import FORMAT, VERSION, CertificateContents, digest
 from conserved.certificates.differentiate import Sample, gradient, run
 from conserved.certificates.form import Form
 from conserved.certificates.jets import Jet
@@ -26,7 +26,7 @@ from conserved.certificates.stops import refuse_hooks, refuse_own_backwards
 from conserved.certificates.trace import trace_with_limits
 from conserved.certificates.words import choose
 from conserved.discovery import find_laws
-from conserved.discovery.function import Function, Inputs, Unsuitable, function_of, to_device, written_out
+from conserved.discovery.function import Inputs, ParameterFunction, Unsuitable, function_of, to_device, written_out
 from conserved.inference import recognize
 from conserved.laws import LawSet
 from conserved.symmetry import Leg, Symmetry
@@ -109,7 +109,7 @@ def certify(
         if len(words) > target:
             samples, words = choose(program, point, arrays, target, seed, say)
     used = sorted({which for which, _ in samples})
-    contents = Contents(
+    contents = CertificateContents(
         about={
             "function": type(f).__name__ if isinstance(f, nn.Module) else getattr(f, "__name__", "function"),
             "loss": function.classes or loss,
@@ -134,7 +134,7 @@ GIVEN = "given"
 SEARCHED = "; others were searched for in gradients"
 
 
-def read_off(function: Function, x: Any) -> tuple[LawSet, str]:
+def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
     """The laws that inference reads off the function, and in words how well their derivations are known.
 
     That saves the search for laws and nothing else: each of them stands in the certificate as a polynomial and is
@@ -171,7 +171,7 @@ def together(inferred: LawSet, searched: LawSet) -> LawSet:
     return LawSet(symmetries=(*inferred, *others))
 
 
-def issue(contents: Contents, progress: Progress | None = None) -> Certificate:
+def issue(contents: CertificateContents, progress: Progress | None = None) -> Certificate:
     """Make the proofs, and the certificate that says what they showed."""
     findings = examine(contents, progress)
     tiers = findings.tiers
@@ -179,7 +179,7 @@ def issue(contents: Contents, progress: Progress | None = None) -> Certificate:
     return Certificate(contents=contents, tiers=tiers, verdict=verdict_of(contents, findings), digest=digest(body))
 
 
-def _one(function: Function, generator: torch.Generator) -> Any:
+def _one(function: ParameterFunction, generator: torch.Generator) -> Any:
     return tree_map(lambda part: part[0] if isinstance(part, Tensor) else part, function.sample(generator, 1))
 
 
@@ -198,7 +198,9 @@ def _arrays(x: Any) -> tuple[Array, ...]:
     )
 
 
-def _faithful(function: Function, program: Program, theta: Tensor, pool: list[Any], generator: torch.Generator) -> None:
+def _faithful(
+    function: ParameterFunction, program: Program, theta: Tensor, pool: list[Any], generator: torch.Generator
+) -> None:
     """The program must compute what the function computes, and its gradient must be the one training follows.
 
     Every input is tried at a point of its own, so that a value taken out of θ while tracing shows.

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Contents:
+class CertificateContents:
     """A function, a point, samples, the words whose brackets are independent there, and the laws."""
 
     about: Mapping[str, str]
@@ -126,7 +126,7 @@ def digest(record: Mapping[str, Any]) -> str:
         raise Malformed(f"The certificate holds what JSON does not: {printable(str(problem))[:120]}") from None
 
 
-def read(record: Mapping[str, Any]) -> Contents:
+def read(record: Mapping[str, Any]) -> CertificateContents:
     """Read and check plain data; raises `Malformed` with the place of the first thing that does not fit."""
     program = read_program(record.get("program"))
     theta = tuple(_each(record.get("theta"), "theta", real_number, program.size))
@@ -155,7 +155,7 @@ def read(record: Mapping[str, Any]) -> Contents:
             raise Malformed(f"{name} has {len(places)} letters; expected 1 to {MOST_LETTERS}.")
         return places
 
-    return Contents(
+    return CertificateContents(
         about=_about(record.get("about")),
         parameters=parameters,
         program=program,

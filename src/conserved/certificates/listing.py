@@ -13,13 +13,18 @@ from conserved.certificates.form import Form
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input, encloses_zero, enclosure, random_fields
 from conserved.certificates.words import Choice
-from conserved.discovery.function import Function, Unsuitable
+from conserved.discovery.function import ParameterFunction, Unsuitable
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 
 
 def listed(
-    laws: LawSet, function: Function, program: Program, theta: tuple[float, ...], inputs: list[Input], seed: int
+    laws: LawSet,
+    function: ParameterFunction,
+    program: Program,
+    theta: tuple[float, ...],
+    inputs: list[Input],
+    seed: int,
 ) -> list[list[Form]]:
     """Laws whose gradients are independent at θ, by symmetry; what a tight enclosure excludes is left out."""
     exact = [symmetry for symmetry in laws if symmetry.exact]
@@ -51,13 +56,13 @@ def _gradient(form: Form, theta: tuple[float, ...]) -> Array:
     return found
 
 
-def forms_of(symmetries: Sequence[Symmetry], function: Function) -> list[list[Form]]:
+def forms_of(symmetries: Sequence[Symmetry], function: ParameterFunction) -> list[list[Form]]:
     """The conserved numbers of each symmetry. Gradients of laws are affine in θ, so their values at 0 and at the unit
     vectors are all there is to know of them."""
     return [_forms(symmetry, function) for symmetry in symmetries]
 
 
-def _forms(symmetry: Symmetry, function: Function) -> list[Form]:
+def _forms(symmetry: Symmetry, function: ParameterFunction) -> list[Form]:
     names = set(symmetry.parameters)
     shapes = {name: tensor.shape for name, tensor in function.start.items()}
     places, start = [], 0

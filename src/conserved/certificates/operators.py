@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.certificates.builder import Builder, NoRule, Ref, positions
+from conserved.certificates.builder import Builder, NodeRef, NoRule, positions
 
 Number = int | float
 
@@ -31,7 +31,7 @@ def _truths(*items: Any) -> bool:
     """Whether PyTorch calls all of them truth values."""
     return all(
         item.boolean
-        if isinstance(item, Ref)
+        if isinstance(item, NodeRef)
         else item.dtype == torch.bool
         if isinstance(item, Tensor)
         else item is True
@@ -39,23 +39,23 @@ def _truths(*items: Any) -> bool:
     )
 
 
-def _add(b: Builder, x: Any, y: Any, *, alpha: Number = 1) -> Ref:
+def _add(b: Builder, x: Any, y: Any, *, alpha: Number = 1) -> NodeRef:
     if _truths(x, y):
         return _or(b, x, y)
     return b.add(x, y if alpha == 1 else b.multiply(y, alpha))
 
 
-def _sub(b: Builder, x: Any, y: Any, *, alpha: Number = 1) -> Ref:
+def _sub(b: Builder, x: Any, y: Any, *, alpha: Number = 1) -> NodeRef:
     return b.subtract(x, y if alpha == 1 else b.multiply(y, alpha))
 
 
-def _div(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> Ref:
+def _div(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> NodeRef:
     if rounding_mode is not None:
         raise NoRule(f"Division with rounding_mode={rounding_mode!r} has no rule in ball arithmetic.")
     return b.divide(x, y)
 
 
-def _pow(b: Builder, x: Any, exponent: Any) -> Ref:
+def _pow(b: Builder, x: Any, exponent: Any) -> NodeRef:
     if isinstance(exponent, Tensor) and exponent.numel() == 1:
         exponent = exponent.item()
     if not isinstance(exponent, int | float):
@@ -68,7 +68,7 @@ def _pow(b: Builder, x: Any, exponent: Any) -> Ref:
         raise NoRule(f"The power {exponent} has no rule in ball arithmetic; use multiples of one half.")
     if exponent > _HIGHEST:
         raise NoRule(f"The power {exponent} is too high; programs are written for powers up to {_HIGHEST}.")
-    found: Ref | None = None
+    found: NodeRef | None = None
     for _ in range(int(exponent)):
         found = x if found is None else b.multiply(found, x)
     return (
@@ -76,51 +76,53 @@ def _pow(b: Builder, x: Any, exponent: Any) -> Ref:
     )
 
 
-def _mm(b: Builder, x: Any, y: Any) -> Ref:
-    return b.matmul(*(item if isinstance(item, Ref) else b.constant(item) for item in (x, y)))
+def _mm(b: Builder, x: Any, y: Any) -> NodeRef:
+    return b.matmul(*(item if isinstance(item, NodeRef) else b.constant(item) for item in (x, y)))
 
 
-def _addmm(b: Builder, bias: Any, x: Any, y: Any, *, beta: Number = 1, alpha: Number = 1) -> Ref:
+def _addmm(b: Builder, bias: Any, x: Any, y: Any, *, beta: Number = 1, alpha: Number = 1) -> NodeRef:
     product = _mm(b, x, y)
     product = product if alpha == 1 else b.multiply(product, alpha)
     return b.add(bias if beta == 1 else b.multiply(bias, beta), product)
 
 
-def _sum(b: Builder, x: Ref, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Ref:
+def _sum(b: Builder, x: NodeRef, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> NodeRef:
     return b.sum(x, axes, keepdim)
 
 
-def _mean(b: Builder, x: Ref, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Ref:
+def _mean(b: Builder, x: NodeRef, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> NodeRef:
     return b.mean(x, axes, keepdim)
 
 
-def _var(b: Builder, x: Ref, axes: Any = None, *, correction: Number = 1, keepdim: bool = False) -> Ref:
+def _var(b: Builder, x: NodeRef, axes: Any = None, *, correction: Number = 1, keepdim: bool = False) -> NodeRef:
     centred = b.subtract(x, b.mean(x, axes, True))
     total = b.sum(b.multiply(centred, centred), axes, keepdim)
     count = math.prod(x.shape) // math.prod(total.shape)
     return b.divide(total, b.constant(count - correction))
 
 
-def _softmax(b: Builder, x: Ref, axis: int, half_to_float: bool = False) -> Ref:
+def _softmax(b: Builder, x: NodeRef, axis: int, half_to_float: bool = False) -> NodeRef:
     # Balls do not overflow, so nothing is subtracted before the exponential.
     powers = b.unary("exp", x)
     return b.divide(powers, b.sum(powers, [axis], True))
 
 
-def _safe_softmax(b: Builder, x: Ref, axis: int, dtype: torch.dtype | None = None) -> Ref:
+def _safe_softmax(b: Builder, x: NodeRef, axis: int, dtype: torch.dtype | None = None) -> NodeRef:
     # A row that is masked altogether gives 0/0 here, which no proof accepts.
     return _softmax(b, x, axis)
 
 
-def _vector_norm(b: Builder, x: Ref, order: Number = 2, axes: Any = None, keepdim: bool = False, **_: Any) -> Ref:
+def _vector_norm(
+    b: Builder, x: NodeRef, order: Number = 2, axes: Any = None, keepdim: bool = False, **_: Any
+) -> NodeRef:
     if order != 2:
         raise NoRule(f"The norm of order {order} has no rule in ball arithmetic; use 2.")
     return b.unary("sqrt", b.sum(b.multiply(x, x), axes, keepdim))
 
 
 def _group_norm(
-    b: Builder, x: Ref, weight: Any, bias: Any, n: int, channels: int, rest: int, groups: int, eps: Number
-) -> tuple[Ref, None, None]:
+    b: Builder, x: NodeRef, weight: Any, bias: Any, n: int, channels: int, rest: int, groups: int, eps: Number
+) -> tuple[NodeRef, None, None]:
     grouped = b.reshape(x, [n, groups, -1])
     centred = b.subtract(grouped, b.mean(grouped, [-1], True))
     size = b.unary("sqrt", b.add(b.mean(b.multiply(centred, centred), [-1], True), float(eps)))
@@ -130,11 +132,11 @@ def _group_norm(
     return (found if bias is None else b.add(found, b.reshape(bias, along))), None, None
 
 
-def _log_softmax(b: Builder, x: Ref, axis: int, half_to_float: bool = False) -> Ref:
+def _log_softmax(b: Builder, x: NodeRef, axis: int, half_to_float: bool = False) -> NodeRef:
     return b.subtract(x, b.unary("log", b.sum(b.unary("exp", x), [axis], True)))
 
 
-def _gelu(b: Builder, x: Ref, *, approximate: str = "none") -> Ref:
+def _gelu(b: Builder, x: NodeRef, *, approximate: str = "none") -> NodeRef:
     if approximate == "tanh":
         cubic = b.add(x, b.multiply(b.multiply(x, b.multiply(x, x)), 0.044715))
         inner = b.unary("tanh", b.multiply(cubic, math.sqrt(2 / math.pi)))
@@ -143,43 +145,43 @@ def _gelu(b: Builder, x: Ref, *, approximate: str = "none") -> Ref:
     return b.multiply(b.multiply(x, 0.5), b.add(inner, 1.0))
 
 
-def _relu(b: Builder, x: Ref) -> Ref:
+def _relu(b: Builder, x: NodeRef) -> NodeRef:
     return b.choose(b.greater(x, 0.0), x, 0.0)
 
 
-def _leaky_relu(b: Builder, x: Ref, slope: Number = 0.01) -> Ref:
+def _leaky_relu(b: Builder, x: NodeRef, slope: Number = 0.01) -> NodeRef:
     return b.choose(b.greater(x, 0.0), x, b.multiply(x, slope))
 
 
-def _elu(b: Builder, x: Ref, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Ref:
+def _elu(b: Builder, x: NodeRef, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> NodeRef:
     low = b.multiply(b.subtract(b.unary("exp", b.multiply(x, float(input_scale))), 1.0), float(alpha))
     return b.multiply(b.choose(b.greater(x, 0.0), x, low), float(scale))
 
 
-def _softplus(b: Builder, x: Ref, beta: Number = 1, threshold: Number = 20) -> Ref:
+def _softplus(b: Builder, x: NodeRef, beta: Number = 1, threshold: Number = 20) -> NodeRef:
     scaled = b.multiply(x, float(beta))
     grown = b.unary("log", b.add(b.unary("exp", scaled), 1.0))
     return b.choose(b.greater(scaled, float(threshold)), x, b.divide(grown, float(beta)))
 
 
-def _abs(b: Builder, x: Ref) -> Ref:
+def _abs(b: Builder, x: NodeRef) -> NodeRef:
     return b.choose(b.greater(x, 0.0 if not x.discrete else 0), x, b.negative(x))
 
 
-def _maximum(b: Builder, x: Any, y: Any) -> Ref:
+def _maximum(b: Builder, x: Any, y: Any) -> NodeRef:
     return b.choose(b.greater(x, y), x, y)
 
 
-def _minimum(b: Builder, x: Any, y: Any) -> Ref:
+def _minimum(b: Builder, x: Any, y: Any) -> NodeRef:
     return b.choose(b.greater(x, y), y, x)
 
 
-def _clamp(b: Builder, x: Ref, low: Any = None, high: Any = None) -> Ref:
+def _clamp(b: Builder, x: NodeRef, low: Any = None, high: Any = None) -> NodeRef:
     x = x if low is None else _maximum(b, x, low)
     return x if high is None else _minimum(b, x, high)
 
 
-def _sorted(b: Builder, x: Ref, axis: int, descending: bool) -> tuple[Ref, Ref]:
+def _sorted(b: Builder, x: NodeRef, axis: int, descending: bool) -> tuple[NodeRef, NodeRef]:
     n = len(x.shape)
     if not n:
         return x, b.constant(0)
@@ -192,33 +194,35 @@ def _sorted(b: Builder, x: Ref, axis: int, descending: bool) -> tuple[Ref, Ref]:
     return b.gather(x, b.along(index, x.shape, axis)), index
 
 
-def _sort(b: Builder, x: Ref, *args: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+def _sort(
+    b: Builder, x: NodeRef, *args: Any, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> Any:
     if args:
         dim, descending = args[0], args[1] if len(args) > 1 else descending
     return _sorted(b, x, dim, descending)
 
 
-def _topk(b: Builder, x: Ref, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
+def _topk(b: Builder, x: NodeRef, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
     return tuple(_first(b, item, k, dim) for item in _sorted(b, x, dim, largest))
 
 
-def _first(b: Builder, x: Ref, count: int, axis: int) -> Ref:
+def _first(b: Builder, x: NodeRef, count: int, axis: int) -> NodeRef:
     if not x.shape:
         return x
     return b.take([x], positions(x.shape).narrow(axis, 0, count))
 
 
-def _argmax(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Ref:
+def _argmax(b: Builder, x: NodeRef, dim: int | None = None, keepdim: bool = False) -> NodeRef:
     flat = x if dim is not None else b.reshape(x, [-1])
     index = _first(b, _sorted(b, flat, -1 if dim is None else dim, True)[1], 1, -1 if dim is None else dim)
     return index if keepdim and dim is not None else _squeezed(b, index, -1 if dim is None else dim)
 
 
-def _squeezed(b: Builder, x: Ref, axis: int) -> Ref:
+def _squeezed(b: Builder, x: NodeRef, axis: int) -> NodeRef:
     return b.take([x], positions(x.shape).squeeze(axis))
 
 
-def _amax(b: Builder, x: Ref, dim: Sequence[int] = (), keepdim: bool = False) -> Ref:
+def _amax(b: Builder, x: NodeRef, dim: Sequence[int] = (), keepdim: bool = False) -> NodeRef:
     axes = list(dim) or list(range(len(x.shape)))
     for axis in sorted((a % len(x.shape) for a in axes), reverse=True):
         x = _first(b, _sorted(b, x, axis, True)[0], 1, axis)
@@ -226,23 +230,23 @@ def _amax(b: Builder, x: Ref, dim: Sequence[int] = (), keepdim: bool = False) ->
     return x
 
 
-def _max_along(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Any:
+def _max_along(b: Builder, x: NodeRef, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None:
         return _amax(b, x)
     found = tuple(_first(b, item, 1, dim) for item in _sorted(b, x, dim, True))
     return found if keepdim else tuple(_squeezed(b, item, dim) for item in found)
 
 
-def _gather(b: Builder, x: Any, axis: int, index: Any, *, sparse_grad: bool = False) -> Ref:
-    x, index = (item if isinstance(item, Ref) else b.constant(item) for item in (x, index))
+def _gather(b: Builder, x: Any, axis: int, index: Any, *, sparse_grad: bool = False) -> NodeRef:
+    x, index = (item if isinstance(item, NodeRef) else b.constant(item) for item in (x, index))
     return b.gather(x, b.along(index, x.shape, axis))
 
 
-def _scatter(b: Builder, x: Any, axis: int, index: Any, source: Any) -> Ref:
-    x, index = (item if isinstance(item, Ref) else b.constant(item) for item in (x, index))
-    if not isinstance(source, Ref | Tensor):
+def _scatter(b: Builder, x: Any, axis: int, index: Any, source: Any) -> NodeRef:
+    x, index = (item if isinstance(item, NodeRef) else b.constant(item) for item in (x, index))
+    if not isinstance(source, NodeRef | Tensor):
         source = torch.full(index.shape, source, dtype=torch.int64 if x.discrete else torch.float64)
-    source = source if isinstance(source, Ref) else b.constant(source)
+    source = source if isinstance(source, NodeRef) else b.constant(source)
     if source.shape != index.shape:
         source = b.take([source], positions(source.shape)[tuple(slice(0, n) for n in index.shape)])
     if x.discrete != source.discrete:
@@ -252,37 +256,37 @@ def _scatter(b: Builder, x: Any, axis: int, index: Any, source: Any) -> Ref:
 
 def _embedding(
     b: Builder, weight: Any, index: Any, padding: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> Ref:
+) -> NodeRef:
     if scale_grad_by_freq:
         raise NoRule("An embedding that scales gradients by frequency has no rule: training follows no gradient.")
-    if isinstance(weight, Ref) and padding >= 0:
+    if isinstance(weight, NodeRef) and padding >= 0:
         # The value of the padding row is used, and backpropagation passes nothing to it.
         padded = torch.arange(weight.shape[0])[:, None] == padding
         weight = b.choose(b.constant(padded), _stop(b, weight), weight)
     return _rows(b, weight, [index])
 
 
-def _stop(b: Builder, x: Ref) -> Ref:
+def _stop(b: Builder, x: NodeRef) -> NodeRef:
     return b.node("stop", x, shape=x.shape)
 
 
-def _index_select(b: Builder, x: Ref, axis: int, index: Any) -> Ref:
+def _index_select(b: Builder, x: NodeRef, axis: int, index: Any) -> NodeRef:
     if axis % len(x.shape) == 0:
         return _rows(b, x, [index])
-    if isinstance(index, Ref):
+    if isinstance(index, NodeRef):
         raise NoRule("index_select with a computed index along another axis than the first has no rule.")
     return b.take([x], positions(x.shape).index_select(axis, index))
 
 
-def _index(b: Builder, x: Any, indices: Sequence[Any]) -> Ref:
-    if not any(isinstance(item, Ref) for item in indices):
-        assert isinstance(x, Ref)
+def _index(b: Builder, x: Any, indices: Sequence[Any]) -> NodeRef:
+    if not any(isinstance(item, NodeRef) for item in indices):
+        assert isinstance(x, NodeRef)
         return b.take([x], torch.ops.aten.index.Tensor(positions(x.shape), list(indices)))
     pairs = zip(indices, x.shape, strict=False)
     return _rows(b, x, [None if item is None else _from_the_front(b, item, size) for item, size in pairs])
 
 
-def _from_the_front(b: Builder, index: Any, size: int) -> Ref:
+def _from_the_front(b: Builder, index: Any, size: int) -> NodeRef:
     """A computed index with what counts from the end counted from the front."""
     if _truths(index):
         raise NoRule("Indexing with a mask that is computed gives a shape that depends on values; use torch.where.")
@@ -290,7 +294,7 @@ def _from_the_front(b: Builder, index: Any, size: int) -> Ref:
     return b.choose(b.greater(0, index), b.add(index, size), index)
 
 
-def _rows(b: Builder, x: Any, indices: Sequence[Any]) -> Ref:
+def _rows(b: Builder, x: Any, indices: Sequence[Any]) -> NodeRef:
     """Rows x[i, j, …] for computed indices of the leading axes."""
     x = b.ref(x)
     if any(item is None for item in indices):
@@ -305,20 +309,20 @@ def _rows(b: Builder, x: Any, indices: Sequence[Any]) -> Ref:
     return b.gather(x, b.add(place, b.constant(inner)))
 
 
-def _not(b: Builder, x: Any) -> Ref:
+def _not(b: Builder, x: Any) -> NodeRef:
     return b.opposite(b.truth(x))
 
 
-def _and(b: Builder, x: Any, y: Any) -> Ref:
+def _and(b: Builder, x: Any, y: Any) -> NodeRef:
     return b.multiply(b.truth(x), b.truth(y))
 
 
-def _or(b: Builder, x: Any, y: Any) -> Ref:
+def _or(b: Builder, x: Any, y: Any) -> NodeRef:
     return b.greater(b.add(b.truth(x), b.truth(y)), 0)
 
 
-def _bitwise(rule: Callable[..., Ref]) -> Callable[..., Ref]:
-    def of_truths(b: Builder, *items: Any) -> Ref:
+def _bitwise(rule: Callable[..., NodeRef]) -> Callable[..., NodeRef]:
+    def of_truths(b: Builder, *items: Any) -> NodeRef:
         if not _truths(*items):
             raise NoRule("Operations on the bits of whole numbers have no rule in ball arithmetic.")
         return rule(b, *items)
@@ -326,23 +330,23 @@ def _bitwise(rule: Callable[..., Ref]) -> Callable[..., Ref]:
     return of_truths
 
 
-def _where(b: Builder, condition: Any, x: Any, y: Any) -> Ref:
-    return b.choose(condition if isinstance(condition, Ref) else b.constant(condition), x, y)
+def _where(b: Builder, condition: Any, x: Any, y: Any) -> NodeRef:
+    return b.choose(condition if isinstance(condition, NodeRef) else b.constant(condition), x, y)
 
 
-def _equal(b: Builder, x: Any, y: Any) -> Ref:
+def _equal(b: Builder, x: Any, y: Any) -> NodeRef:
     left, right = b.together(x, y)
     if not left.discrete:
         raise NoRule("Whether two reals are equal has no rule in ball arithmetic.")
     return b.node("equal", left, right, shape=left.shape)
 
 
-def _full_like(b: Builder, x: Ref, value: Number, *, dtype: torch.dtype | None = None, **_: Any) -> Ref:
+def _full_like(b: Builder, x: NodeRef, value: Number, *, dtype: torch.dtype | None = None, **_: Any) -> NodeRef:
     kind = dtype or (torch.int64 if x.discrete else torch.float64)
     return b.constant(torch.full(x.shape, value, dtype=kind))
 
 
-def _to_copy(b: Builder, x: Ref, *, dtype: torch.dtype | None = None, **_: Any) -> Ref:
+def _to_copy(b: Builder, x: NodeRef, *, dtype: torch.dtype | None = None, **_: Any) -> NodeRef:
     # Between floating types a copy is the identity: rounding is no part of the function that is meant.
     if dtype is None or dtype.is_floating_point:
         return b.real(x) if dtype is not None else x
@@ -351,7 +355,7 @@ def _to_copy(b: Builder, x: Ref, *, dtype: torch.dtype | None = None, **_: Any) 
     return b.truth(x) if dtype == torch.bool else x
 
 
-def _copy(b: Builder, x: Any, source: Any, non_blocking: bool = False) -> Ref:
+def _copy(b: Builder, x: Any, source: Any, non_blocking: bool = False) -> NodeRef:
     # The values of the source in the shape and the type of x.
     x, source = b.ref(x), b.ref(source)
     if x.discrete and not source.discrete:
@@ -361,13 +365,13 @@ def _copy(b: Builder, x: Any, source: Any, non_blocking: bool = False) -> Ref:
     return b.expand(source if x.discrete else b.real(source), x.shape)
 
 
-def _pad(b: Builder, x: Ref, pad: Sequence[int], value: Number = 0) -> Ref:
+def _pad(b: Builder, x: NodeRef, pad: Sequence[int], value: Number = 0) -> NodeRef:
     counted = torch.constant_pad_nd(positions(x.shape) + 1, pad, 0)
     moved = b.take([x], counted - 1)
     return moved if not value else b.choose(b.constant(counted > 0), moved, int(value) if x.discrete else float(value))
 
 
-def _cumsum(b: Builder, x: Ref, axis: int, **_: Any) -> Ref:
+def _cumsum(b: Builder, x: NodeRef, axis: int, **_: Any) -> NodeRef:
     if not x.shape:
         return x
     moved = positions(x.shape).movedim(axis, -1)
@@ -378,16 +382,16 @@ def _cumsum(b: Builder, x: Ref, axis: int, **_: Any) -> Ref:
 
 def _convolution(
     b: Builder,
-    x: Ref,
-    weight: Ref,
-    bias: Ref | None,
+    x: NodeRef,
+    weight: NodeRef,
+    bias: NodeRef | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Ref:
+) -> NodeRef:
     if transposed:
         raise NoRule("Transposed convolution has no rule in ball arithmetic.")
     axes = len(stride)
@@ -410,7 +414,7 @@ def _convolution(
     return out if bias is None else b.add(out, b.reshape(bias, [-1, *(1 for _ in space)]))
 
 
-def _unary(name: str) -> Callable[[Builder, Ref], Ref]:
+def _unary(name: str) -> Callable[[Builder, NodeRef], NodeRef]:
     return lambda b, x: b.unary(name, x)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from conserved.certificates import intervals
 from conserved.certificates.arithmetic import Array, Balls, Undecided, precision
-from conserved.certificates.batches import Batch, IntervalArrays, NotBatched, Samples, chunk_size
+from conserved.certificates.batches import IntervalArrays, NotBatched, SampleBatch, Samples, chunk_size
 from conserved.certificates.differentiate import Sample, bracket, gradient, run
 from conserved.certificates.form import Form
 from conserved.certificates.intervals import Interval
@@ -124,7 +124,7 @@ def field_intervals(
 
     Values are computed in balls, once for each input, and rounded outwards; so errors grow in derivatives only.
     """
-    batch = Batch(program, IntervalArrays())
+    batch = SampleBatch(program, IntervalArrays())
     point = batch.point(theta)
     middle, radius = (np.zeros((len(words), program.size)) for _ in range(2))
     values: dict[int, dict[int, Interval]] = {}

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from conserved.discovery.function import Function, Unsuitable, written_out
+from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
 
 _LIBRARY = torch.library.Library("conserved", "DEF")
 _LIBRARY.define("stop(Tensor value) -> Tensor")
@@ -116,7 +116,7 @@ def stops_marked() -> Iterator[None]:
         yield
 
 
-def refuse_own_backwards(function: Function, theta: Tensor, x: Any) -> None:
+def refuse_own_backwards(function: ParameterFunction, theta: Tensor, x: Any) -> None:
     """Refuse functions whose backward pass somebody wrote: a proof about the forward pass would say nothing of it."""
     with torch.enable_grad(), written_out():
         output = function(theta.detach().clone().requires_grad_(), x)

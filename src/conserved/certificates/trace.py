@@ -17,21 +17,21 @@ from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from conserved.certificates.builder import Builder, NoRule, Ref, positions
+from conserved.certificates.builder import Builder, NodeRef, NoRule, positions
 from conserved.certificates.operators import MOVES, RULES, WRITES
 from conserved.certificates.program import Malformed, Program
 from conserved.certificates.ranges import Limits
 from conserved.certificates.stops import stops_marked
 from conserved.certificates.validate import well_formed
-from conserved.discovery.function import Function, Unsuitable, written_out
+from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
 
 
-def trace(function: Function, theta: Tensor, x: Any) -> Program:
+def trace(function: ParameterFunction, theta: Tensor, x: Any) -> Program:
     """The program of f for inputs of the shapes of x."""
     return trace_with_limits(function, theta, x)[0]
 
 
-def trace_with_limits(function: Function, theta: Tensor, x: Any) -> tuple[Program, Limits]:
+def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tuple[Program, Limits]:
     """The program, and between which whole numbers PyTorch's integers of its nodes can count."""
     leaves, spec = tree_flatten(x)
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -84,13 +84,13 @@ def _lowered(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Prog
         else:
             args, kwargs = (fx.node.map_arg(item, values.__getitem__) for item in (node.args, node.kwargs))
             values[node] = _operation(builder, node, args, dict(kwargs))
-    if not isinstance(output, Ref):
+    if not isinstance(output, NodeRef):
         raise Unsuitable("The output depends on neither the parameters nor the input.")
     program = Program(nodes=tuple(builder.nodes), output=builder.real(output).place, size=size)
     return pruned(program, builder.limits)
 
 
-def _input(builder: Builder, tensor: Tensor, which: int) -> Ref:
+def _input(builder: Builder, tensor: Tensor, which: int) -> NodeRef:
     if tensor.is_complex():
         raise NoRule("Complex inputs have no rule in ball arithmetic; pass them as pairs of reals.")
     found = builder.node("input", shape=tensor.shape, which=which, discrete=not tensor.is_floating_point())
@@ -104,7 +104,7 @@ def _operation(builder: Builder, node: fx.Node, args: Any, kwargs: dict[str, Any
         return target(*args)
     _refuse_impure(target)
     known: list[bool] = []
-    tree_map(lambda item: known.append(not isinstance(item, Ref)), (args, kwargs))
+    tree_map(lambda item: known.append(not isinstance(item, NodeRef)), (args, kwargs))
     if all(known):
         return target(*args, **kwargs)
     if name == "as_strided":
@@ -154,7 +154,7 @@ def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
     if isinstance(found, list | tuple):
         given = seen if isinstance(seen, list | tuple) else [None] * len(found)
         return type(found)(_agreed(builder, target, *pair) for pair in zip(found, given, strict=True))
-    if not isinstance(found, Ref) or not isinstance(seen, Tensor):
+    if not isinstance(found, NodeRef) or not isinstance(seen, Tensor):
         return found
     if tuple(seen.shape) != found.shape:
         raise NoRule(f"The shape of what {target} gives depends on values; write it with tensors of fixed shape.")
@@ -175,20 +175,20 @@ def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[
     """Run an operator that moves data on positions, counted from 1 so that a zero it fills in can be told."""
     several = isinstance(args[0], list | tuple)
     items, counted = _counted(builder, args[0] if several else [args[0]])
-    if any(isinstance(item, Ref) for item in tree_flatten((args[1:], kwargs))[0]):
+    if any(isinstance(item, NodeRef) for item in tree_flatten((args[1:], kwargs))[0]):
         raise NoRule(f"The operator {target} with a computed index has no rule in ball arithmetic.")
     kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
     found = target(counted if several else counted[0], *args[1:], **kwargs)
     return tree_map(lambda places: builder.take(items, places - 1), found)
 
 
-def _write(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Ref:
+def _write(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NodeRef:
     """One tensor put into another: run on the positions in both."""
     items, counted = _counted(builder, args[:2])
     return builder.take(items, target(*counted, *args[2:], **kwargs) - 1)
 
 
-def _counted(builder: Builder, given: Sequence[Any]) -> tuple[list[Ref], list[Tensor]]:
+def _counted(builder: Builder, given: Sequence[Any]) -> tuple[list[NodeRef], list[Tensor]]:
     """Nodes of one kind, and their positions behind one another, counted from 1."""
     items = [builder.ref(item) for item in given]
     if any(not item.discrete for item in items):

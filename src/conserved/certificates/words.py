@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conserved.certificates.arithmetic import Array, Floats
-from conserved.certificates.batches import Batch, FloatArrays, NotBatched, chunk_size, stacked
+from conserved.certificates.batches import FloatArrays, NotBatched, SampleBatch, chunk_size, stacked
 from conserved.certificates.differentiate import Sample, bracket, gradient
 from conserved.certificates.jets import Jet
 from conserved.certificates.program import Program
@@ -137,7 +137,7 @@ def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Word]
 
 def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Word]) -> tuple[Rows, Rows]:
     """The two terms that brackets are differences of, for many words at once; the second is zero for fields."""
-    batch = Batch(program, FloatArrays())
+    batch = SampleBatch(program, FloatArrays())
     point = batch.point(theta)
     *inner, last = (stacked([word[k] for word in words]) for k in range(len(words[0])))
     terms = batch.terms(point, inner, last) if inner else (batch.gradient(point, last), {})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, Task, Tell, trained
+from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, DemoTask, Tell, trained
 from conserved.papers.claims.registry import claims, outcomes
 from conserved.papers.lab.figure import PALETTE, Figure, Finding, line, panels
 from conserved.papers.lab.figures import all_figures
@@ -37,7 +37,7 @@ class Settings:
 
 def read_laws(store: Path, settings: Settings) -> None:
     """The laws of a model nobody wrote a line about."""
-    task = Task.of(store.parent, settings.seed, fused=False)
+    task = DemoTask.of(store.parent, settings.seed, fused=False)
     laws = task.laws()
     record = laws.record() | {"parameters": task.size, "coverage": laws.coverage}
     store_document(store, "laws", MODEL, record)
@@ -45,7 +45,7 @@ def read_laws(store: Path, settings: Settings) -> None:
 
 def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
     """With a right and with a wrong norm kernel: every backward audited, every step of AdamW accounted for."""
-    right = Task.of(store.parent, settings.seed, fused=False)
+    right = DemoTask.of(store.parent, settings.seed, fused=False)
     laws = right.laws()
     notes = {"betas": "0.9, 0.95", "seed": settings.seed, "text": "the standard library, as bytes"}
     with Monitor(
@@ -54,7 +54,7 @@ def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
         clean = trained(right, laws, settings.steps, lambda said: tell(f"right, {said}"), after=monitor.step)
     assert clean.first is not None
     store_document(store, "audit", CLEAN, clean.first.record() | {"coverage": laws.coverage})
-    wrong = Task.of(store.parent, settings.seed, fused=True)
+    wrong = DemoTask.of(store.parent, settings.seed, fused=True)
     laws = wrong.laws()
     broken = trained(wrong, laws, settings.steps, lambda said: tell(f"wrong, {said}"))
     assert broken.first is not None

@@ -46,7 +46,7 @@ def loaded(path: Path) -> ModuleType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Task:
+class DemoTask:
     """A model, an objective to train it with, and batches of text: the standard library's source, as bytes."""
 
     model: nn.Module
@@ -55,7 +55,7 @@ class Task:
     targets: Tensor
 
     @staticmethod
-    def of(folder: Path, seed: int, *, fused: bool) -> Task:
+    def of(folder: Path, seed: int, *, fused: bool) -> DemoTask:
         """The model with the weights of a seed, with PyTorch's layer norm or with the fused one that has the defect."""
         source, kernel = copied(folder)
         options: dict[str, Any] = {"norm": loaded(kernel).FusedLayerNorm} if fused else {}
@@ -64,7 +64,7 @@ class Task:
             model = loaded(source).build(**options)
         text = standard_library().examples(64 * BATCH, length=LENGTH, seed=seed)
         optimizer = model.optimizer(lr=RATE, weight_decay=DECAY)
-        return Task(model=model, optimizer=optimizer, inputs=text.inputs, targets=text.targets)
+        return DemoTask(model=model, optimizer=optimizer, inputs=text.inputs, targets=text.targets)
 
     @property
     def size(self) -> int:
@@ -93,7 +93,7 @@ class Course:
     """Steps in which an identity failed."""
 
 
-def trained(task: Task, laws: LawSet, steps: int, tell: Tell, after: Callable[[], None] = lambda: None) -> Course:
+def trained(task: DemoTask, laws: LawSet, steps: int, tell: Tell, after: Callable[[], None] = lambda: None) -> Course:
     """Train, audit every backward pass before the optimizer uses it, and call `after` when it has moved."""
     course = Course()
     exact = laws.select(lambda symmetry: symmetry.exact)

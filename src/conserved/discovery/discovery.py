@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from conserved.discovery.function import Function, Inputs, Loss, function_of
+from conserved.discovery.function import Inputs, Loss, ParameterFunction, function_of
 from conserved.discovery.rank import LEAST_GAP, Closure, Progress, announcement, closure, refuse_too_large
 from conserved.discovery.search import search
 from conserved.laws import LawSet
@@ -207,7 +207,7 @@ def find_laws(
     return LawSet(symmetries=found, parameters=function.split(function.generic_point(generator)))
 
 
-def _overlap(laws: LawSet, function: Function, span: Closure) -> float:
+def _overlap(laws: LawSet, function: ParameterFunction, span: Closure) -> float:
     """The largest part that gradients of exact laws have along the directions counted; rounding if both are right.
 
     The laws were found from gradients alone, the span from brackets: a wrong derivative or an error of the basis shows.
@@ -234,7 +234,7 @@ def _overlap(laws: LawSet, function: Function, span: Closure) -> float:
 
 
 def _verdict(
-    function: Function, first: Closure, second: Closure, explained: int, overlap: float, *, searched: bool
+    function: ParameterFunction, first: Closure, second: Closure, explained: int, overlap: float, *, searched: bool
 ) -> Verdict:
     count = function.size - first.rank
     error = max(first.derivative_error, second.derivative_error)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.discovery.fields import gradient_field, one_of
-from conserved.discovery.function import Function, written_out
+from conserved.discovery.function import ParameterFunction, written_out
 
 Sort = Literal["length", "sum"]
 
@@ -51,7 +51,7 @@ class Rates:
     """Their fields."""
 
 
-def features_of(function: Function) -> tuple[Feature, ...]:
+def features_of(function: ParameterFunction) -> tuple[Feature, ...]:
     """All candidates, parameter by parameter."""
     return tuple(feature for name, tensor in function.start.items() for feature in _of(name, tuple(tensor.shape)))
 
@@ -70,7 +70,7 @@ def _of(name: str, shape: tuple[int, ...]) -> Iterator[Feature]:
         yield from (Feature("sum", name, axis, index) for index in range(rest))
 
 
-def rates(function: Function, samples: int, generator: torch.Generator, whole: int = WHOLE) -> Rates:
+def rates(function: ParameterFunction, samples: int, generator: torch.Generator, whole: int = WHOLE) -> Rates:
     """Rates of all features over random parameters and fields; the first `whole` of these are kept."""
     values: list[Tensor] = []
     sizes: list[Tensor] = []
@@ -102,7 +102,7 @@ def _rates_of(w: Tensor, g: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _pairs(
-    function: Function, samples: int, generator: torch.Generator
+    function: ParameterFunction, samples: int, generator: torch.Generator
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Random parameters with a gradient field at each, in chunks that fit into memory, fields of unit length."""
     chunk = max(1, min(samples, (1 << 28) // (64 * function.size)))
@@ -121,6 +121,6 @@ def _pairs(
         yield _named(function, points), _named(function, slopes)
 
 
-def _named(function: Function, rows: Float[Tensor, "count D"]) -> dict[str, Tensor]:
+def _named(function: ParameterFunction, rows: Float[Tensor, "count D"]) -> dict[str, Tensor]:
     pieces = rows.split([tensor.numel() for tensor in function.start.values()], 1)
     return {n: p.reshape(-1, *t.shape) for (n, t), p in zip(function.start.items(), pieces, strict=True)}

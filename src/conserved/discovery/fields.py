@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from conserved.discovery.function import Function, Unsuitable, written_out
+from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
 
 Field = Callable[[Tensor, Any], Tensor]
 """A vector field with a sample as second argument."""
@@ -27,7 +27,7 @@ MEMORY = {"cpu": 1 << 30, "cuda": 1 << 34}
 """Bytes that one chunk of vectors and what differentiation keeps of them may take."""
 
 
-def gradient_field(function: Function) -> Field:
+def gradient_field(function: ParameterFunction) -> Field:
     """X(θ, (x, v)) = ∇_θ ⟨f(x; θ), v⟩."""
     return lambda theta, sample: torch.func.grad(lambda t: (function(t, sample[0]) * sample[1]).sum())(theta)
 
@@ -44,7 +44,7 @@ def bracket_terms(inner: Field, base: Field) -> Callable[[Tensor, Any], tuple[Te
     return terms
 
 
-def bracket_field(function: Function, depth: int) -> Field:
+def bracket_field(function: ParameterFunction, depth: int) -> Field:
     """The left-nested bracket of depth + 1 gradient fields; samples nest the same way."""
     field = gradient_field(function)
     base = field
@@ -60,7 +60,7 @@ def bracket_field(function: Function, depth: int) -> Field:
 
 
 def draw_words(
-    function: Function, theta: Float[Tensor, " D"], depth: int, count: int, generator: torch.Generator
+    function: ParameterFunction, theta: Float[Tensor, " D"], depth: int, count: int, generator: torch.Generator
 ) -> Any:
     """Samples for `count` brackets of a depth, stacked."""
 
@@ -76,13 +76,15 @@ def one_of(samples: Any, place: int) -> Any:
     return tree_map(lambda part: part[place] if isinstance(part, Tensor) else part, samples)
 
 
-def gradient_rows(function: Function, theta: Float[Tensor, " D"], samples: Any, count: int) -> Float[Tensor, "count D"]:
+def gradient_rows(
+    function: ParameterFunction, theta: Float[Tensor, " D"], samples: Any, count: int
+) -> Float[Tensor, "count D"]:
     """Gradient fields at a point, one row for each of the stacked samples."""
     return _mapped(gradient_field(function), theta, samples, count, function.size)
 
 
 def vectors(
-    function: Function,
+    function: ParameterFunction,
     theta: Float[Tensor, " D"],
     depth: int,
     words: Any,
@@ -131,7 +133,9 @@ def _mapped(field: Field, theta: Tensor, words: Any, count: int, size: int) -> T
             raise Unsuitable(f"The function cannot be differentiated often enough: {problem}") from problem
 
 
-def derivative_error(function: Function, theta: Float[Tensor, " D"], depth: int, generator: torch.Generator) -> float:
+def derivative_error(
+    function: ParameterFunction, theta: Float[Tensor, " D"], depth: int, generator: torch.Generator
+) -> float:
     """How far the derivative that the deepest bracket uses is from central differences, relatively.
 
     Operators can have wrong higher derivatives; this would show them. Kinks (ReLU, routing) are avoided by taking the

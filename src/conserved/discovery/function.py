@@ -31,7 +31,7 @@ class Unsuitable(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ParameterFunction:
     """f(θ, x) with θ one float64 vector: names and shapes of its parts, and the function itself."""
 
     evaluate: Callable[[dict[str, Tensor], Any], Tensor]
@@ -99,7 +99,7 @@ def function_of(
     params: Mapping[str, Tensor] | None,
     device: torch.device | str | None,
     class_axis: int = -1,
-) -> Function:
+) -> ParameterFunction:
     """Check what was given and bring it into the form of a `Function`."""
     if not callable(loss) and loss not in ("any", "regression", "cross_entropy"):
         raise Unsuitable(f"Unknown loss {loss!r}; expected any, cross_entropy or a function of (output, target).")
@@ -132,7 +132,7 @@ def function_of(
             shapes.append(tuple(logits_of(output).shape))
         return flat_output(output, class_axis=axis)
 
-    function = Function(evaluate, start, sample, loss, 0)
+    function = ParameterFunction(evaluate, start, sample, loss, 0)
     outputs = _checked(function, f)
     classes = ""
     if shapes and len(shapes[0]) > 1:
@@ -334,7 +334,7 @@ _TRIES = 8
 """Inputs after which a zero gradient is believed; one input may leave every ReLU of a layer dead."""
 
 
-def _checked(function: Function, f: Any) -> int:
+def _checked(function: ParameterFunction, f: Any) -> int:
     """Say early, and in words, what would otherwise fail deep inside; returns the size of an output."""
     generator = torch.Generator().manual_seed(0)
     theta = function.generic_point(generator)

@@ -31,7 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.discovery.fields import derivative_error, draw_words, gradient_rows, vectors
-from conserved.discovery.function import Function, Unsuitable
+from conserved.discovery.function import ParameterFunction, Unsuitable
 from conserved.discovery.sizes import Sizes, sizes_of
 
 CUT = 1e-10
@@ -186,7 +186,7 @@ _SILENCE = 5.0
 
 
 def closure(
-    function: Function, *, depth: int | None, generator: torch.Generator, progress: Progress, point: str = ""
+    function: ParameterFunction, *, depth: int | None, generator: torch.Generator, progress: Progress, point: str = ""
 ) -> Closure:
     """Add fields, then brackets level by level, until a level brings nothing new."""
     theta = function.generic_point(generator)
@@ -216,7 +216,7 @@ def closure(
 
 
 def _exhaust(
-    function: Function,
+    function: ParameterFunction,
     span: Span,
     theta: Tensor,
     level: int,

@@ -18,7 +18,7 @@ from conserved.discovery.charges import Charges, EntryRelation, charges_of
 from conserved.discovery.entries import Entries, entry_symmetries
 from conserved.discovery.features import WHOLE, Rates, features_of, rates
 from conserved.discovery.forms import named, symmetries
-from conserved.discovery.function import Function
+from conserved.discovery.function import ParameterFunction
 from conserved.discovery.relations import relations
 from conserved.laws.independence import rank_of_gradients
 from conserved.symmetry import Symmetry
@@ -30,7 +30,7 @@ _ALONG_AXES = 1e-5
 """A law with a larger part that is not made of whole rows is not a law of rows."""
 
 
-def search(function: Function, generator: torch.Generator, say: Callable[[str], None]) -> tuple[Symmetry, ...]:
+def search(function: ParameterFunction, generator: torch.Generator, say: Callable[[str], None]) -> tuple[Symmetry, ...]:
     """The symmetries of a function as formulas."""
     count = len(features_of(function))
     shapes = {name: tuple(tensor.shape) for name, tensor in function.start.items()}

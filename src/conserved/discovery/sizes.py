@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.discovery.function import Function, written_out
+from conserved.discovery.function import ParameterFunction, written_out
 from conserved.laws.pass_precision import precision_of
 
 Rows = Callable[[Tensor, Any, int], Tensor]
@@ -47,7 +47,7 @@ class Sizes:
     """The rounding of the whole program, relative to its fields: a cast to float32 inside makes it 1e-7."""
 
 
-def sizes_of(function: Function, theta: Float[Tensor, " D"], rows: Rows, generator: torch.Generator) -> Sizes:
+def sizes_of(function: ParameterFunction, theta: Float[Tensor, " D"], rows: Rows, generator: torch.Generator) -> Sizes:
     """Measure them on a few fields."""
     x, v = function.draw_many(theta, _SAMPLES, generator)
     nearby = torch.randn(theta.shape, generator=generator, dtype=torch.float64).to(theta.device)
@@ -68,7 +68,7 @@ def sizes_of(function: Function, theta: Float[Tensor, " D"], rows: Rows, generat
     return Sizes(scale if bool(sure.any()) else None, int((sure | doubtful).sum()), noise)
 
 
-def _precision(function: Function, theta: Tensor, x: Any, v: Tensor) -> float:
+def _precision(function: ParameterFunction, theta: Tensor, x: Any, v: Tensor) -> float:
     """The rounding of the coarsest type that gradients pass through, as the graph of one output shows it."""
     from conserved.discovery.fields import one_of
 

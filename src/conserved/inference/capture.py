@@ -38,7 +38,7 @@ KEPT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class ValueRef:
     """A value of the program, by number."""
 
     value: int
@@ -75,7 +75,7 @@ class Operation:
         """The values it reads."""
         if self._inputs is None:
             leaves = tree_flatten((self.args, self.kwargs))[0]
-            self._inputs = [leaf.value for leaf in leaves if isinstance(leaf, Ref)]
+            self._inputs = [leaf.value for leaf in leaves if isinstance(leaf, ValueRef)]
         return self._inputs
 
 
@@ -144,7 +144,7 @@ class Recorder(TorchDispatchMode):
         self._numbers: Any = WeakTensorKeyDictionary()
         self._storages: dict[int, _Storage] = {}
         self._keep: list[Any] = []
-        self._made: dict[Ref, Tensor] = {}
+        self._made: dict[ValueRef, Tensor] = {}
         self.modules: list[str] = []
         self.custom: list[str] = []
         self.program.tensors = parameters
@@ -265,21 +265,21 @@ class Recorder(TorchDispatchMode):
         self._numbers[tensor] = (number, writes)
         return number
 
-    def _read(self, tensor: Tensor) -> Ref:
+    def _read(self, tensor: Tensor) -> ValueRef:
         found = self._numbers.get(tensor)
         key = _storage(tensor)
         store = self._storages.get(key) if key is not None else None
         if found is None:
             if store is not None:
-                return Ref(self._again(tensor, store))
+                return ValueRef(self._again(tensor, store))
             number = self._new(tensor)
             if id(tensor) in self._fixed and not tensor.is_meta and tensor.numel() <= KEPT:
                 self.program.values[number].constant = tensor.detach()
-            return Ref(number)
+            return ValueRef(number)
         number, writes = found
         if store is not None and store.writes != writes:
-            return Ref(self._again(tensor, store))
-        return Ref(number)
+            return ValueRef(self._again(tensor, store))
+        return ValueRef(number)
 
     def _again(self, tensor: Tensor, store: _Storage) -> int:
         """A view that is read after its storage was written: what the base holds now."""
@@ -288,7 +288,7 @@ class Recorder(TorchDispatchMode):
         self.program.operations.append(
             Operation(
                 name="conserved::read",
-                args=(Ref(store.base), store.geometry, _geometry(tensor)),
+                args=(ValueRef(store.base), store.geometry, _geometry(tensor)),
                 kwargs={},
                 results=[number],
                 module=self.modules[-1] if self.modules else "",
@@ -313,7 +313,7 @@ class Recorder(TorchDispatchMode):
             self.program.operations.append(
                 Operation(
                     name="conserved::write",
-                    args=(Ref(store.base), store.geometry, Ref(value), _geometry(target)),
+                    args=(ValueRef(store.base), store.geometry, ValueRef(value), _geometry(target)),
                     kwargs={},
                     results=[number],
                     module=operation.module,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from conserved.inference import checker_reductions as _reductions  # noqa: F401  (registers its rules)
-from conserved.inference.checker_rules import RULES, Step, plain_name, values_in
+from conserved.inference.checker_rules import RULES, CheckedStep, plain_name, values_in
 from conserved.inference.motions import (
     CLOSE,
     LARGEST_NUMBER,
@@ -149,7 +149,7 @@ class _Walk:
         moving = any(value in self.motions and not self.motions[value].still for value in operands)
         if not moving and not self._followed(name, operands):
             return
-        step = Step(record, self.values, self.motions, self.soft, self.centred, self.means)
+        step = CheckedStep(record, self.values, self.motions, self.soft, self.centred, self.means)
         try:
             results = self._results(step, moving)
             self.found.steps += moving
@@ -187,7 +187,7 @@ class _Walk:
         """Whether two operands hold the same entries."""
         return len(operands) == 2 and len({self.same.get(value, value) for value in operands}) == 1
 
-    def _results(self, step: Step, moving: bool) -> list[Motion | None]:
+    def _results(self, step: CheckedStep, moving: bool) -> list[Motion | None]:
         record = step.record
         if record.get("stopped") and moving:
             raise Wrong("no gradient flows through what moves")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conserved.inference.checker_rules import (
-    Step,
+    CheckedStep,
     _row_labels,
     contracted,
     image,
@@ -22,8 +22,8 @@ from conserved.inference.checker_rules import (
 )
 from conserved.inference.motions import (
     Array,
-    Image,
     Motion,
+    MovedImage,
     Unchecked,
     Wrong,
     alike,
@@ -46,7 +46,7 @@ def axes_of(given: Any, rank: int) -> list[int]:
 
 
 @rule("sum", "mean")
-def _total(step: Step) -> Motion:
+def _total(step: CheckedStep) -> Motion:
     """What is summed moves alike; shifts are added up."""
     x = step.tensor(0)
     rank = len(x.shape)
@@ -62,7 +62,7 @@ def _total(step: Step) -> Motion:
         turned = transposed(replace(x, mixed=None, images=(one,)), [*kept, *axes], (-1,)).images[0]
         labels, weights = turned.labels.reshape(-1, max(inner, 1)), turned.weights.reshape(-1, max(inner, 1))
         if (labels == labels[:, :1]).all():
-            images.append(Image(one.key, labels[:, 0].copy(), weights.sum(1) * scale))
+            images.append(MovedImage(one.key, labels[:, 0].copy(), weights.sum(1) * scale))
         else:
             images.append(_joint(labels, weights))
     if step.name == "mean":
@@ -72,7 +72,7 @@ def _total(step: Step) -> Motion:
     return replace(found, shift=shift, images=tuple(images))
 
 
-def _joint(labels: Array, weights: Array) -> Image:
+def _joint(labels: Array, weights: Array) -> MovedImage:
     """A number that depends on a whole row of labels."""
     table = np.concatenate([labels.astype(np.float64), np.round(weights, 9)], 1)
     _, rows = np.unique(table, axis=0, return_inverse=True)
@@ -80,7 +80,7 @@ def _joint(labels: Array, weights: Array) -> Image:
 
 
 @rule("summed_product")
-def _summed_product(step: Step) -> Motion:
+def _summed_product(step: CheckedStep) -> Motion:
     """A product of which nothing but a sum is used: a contraction over the axes that are summed."""
     left, right = step.tensor(0), step.tensor(1)
     wide = tuple(np.broadcast_shapes(left.shape, right.shape))
@@ -117,7 +117,7 @@ def _summed_product(step: Step) -> Motion:
 
 
 @rule("softmax", "log_softmax", "safe_softmax", "logsumexp")
-def _share(step: Step) -> Motion:
+def _share(step: CheckedStep) -> Motion:
     """Sees every scale, and no shift along its axis; the logarithm of a sum of exponentials moves by it."""
     x = step.tensor(0)
     axes = axes_of(step.given(1, "dim"), len(x.shape))
@@ -132,7 +132,7 @@ def _share(step: Step) -> Motion:
 @rule(
     "amax", "amin", "max", "min", "cummax", "sort", "topk", "median", "kthvalue", "cumsum", "logcumsumexp", "std", "var"
 )
-def _along(step: Step) -> list[Motion | None]:
+def _along(step: CheckedStep) -> list[Motion | None]:
     """What is chosen or added up along an axis moves alike along it."""
     x, name = step.tensor(0), step.name
     if name in ("max", "min") and step.number_of(1) is not None:
@@ -158,7 +158,7 @@ def _along(step: Step) -> list[Motion | None]:
 
 
 @rule("argmax", "argmin", "argsort")
-def _which(step: Step) -> Motion:
+def _which(step: CheckedStep) -> Motion:
     """Which is largest does not depend on a common factor or shift."""
     x = step.tensor(0)
     x.unmixed("it is not linear")
@@ -168,7 +168,7 @@ def _which(step: Step) -> Motion:
 
 
 @rule("linalg_vector_norm", "norm")
-def _length(step: Step) -> Motion:
+def _length(step: CheckedStep) -> Motion:
     x = step.tensor(0)
     axes = axes_of(step.given(2, "dim"), len(x.shape))
     if x.shifted and prod(x.shape[axis] for axis in axes) == 1:
@@ -180,7 +180,7 @@ def _length(step: Step) -> Motion:
 
 
 @rule("max_pool2d_with_indices", "avg_pool2d", "adaptive_avg_pool2d", "avg_pool1d", "max_pool2d", "upsample_nearest2d")
-def _pooled(step: Step) -> list[Motion | None]:
+def _pooled(step: CheckedStep) -> list[Motion | None]:
     """Places are mixed: nothing may depend on the place."""
     x = step.tensor(0)
     axes = [-1, -2] if "2d" in step.name else [-1]
@@ -203,7 +203,7 @@ def _flat(given: Any) -> list[Any]:
 # --- norms ----------------------------------------------------------------------------------------------------------
 
 
-def _forgotten(x: Motion, axes: Sequence[int], step: Step, epsilon: Any, *, centres: bool) -> None:
+def _forgotten(x: Motion, axes: Sequence[int], step: CheckedStep, epsilon: Any, *, centres: bool) -> None:
     """A scale that is common along the axes, up to ε; and a shift, if it centres."""
     x.unmixed("it is not linear")
     small = level(x, axes, "what is normalised does not move alike")
@@ -211,7 +211,9 @@ def _forgotten(x: Motion, axes: Sequence[int], step: Step, epsilon: Any, *, cent
     need(centres or not small.shifted, "it does not centre")
 
 
-def _affine(step: Step, shape: tuple[int, ...], gain: Motion | None, bias: Motion | None, places: Array) -> Motion:
+def _affine(
+    step: CheckedStep, shape: tuple[int, ...], gain: Motion | None, bias: Motion | None, places: Array
+) -> Motion:
     """What comes out moves as gain and bias do, which are read at `places`."""
     total = Motion.still_one(shape)
     if gain is not None:
@@ -223,7 +225,7 @@ def _affine(step: Step, shape: tuple[int, ...], gain: Motion | None, bias: Motio
 
 
 @rule("native_layer_norm", "fused_rms_norm", "rms_norm")
-def _norm(step: Step) -> list[Motion | None]:
+def _norm(step: CheckedStep) -> list[Motion | None]:
     """Along the last axes."""
     x = step.tensor(0)
     rank, count = len(x.shape), len(step.given(1))
@@ -239,7 +241,7 @@ def _norm(step: Step) -> list[Motion | None]:
 
 
 @rule("native_group_norm")
-def _group_norm(step: Step) -> list[Motion | None]:
+def _group_norm(step: CheckedStep) -> list[Motion | None]:
     """Along the channels of each group and all places."""
     x = step.tensor(0)
     n, channels, inner, groups = (int(step.given(place)) for place in (3, 4, 5, 6))
@@ -250,7 +252,7 @@ def _group_norm(step: Step) -> list[Motion | None]:
 
 
 @rule("native_batch_norm", "native_batch_norm_legit", "cudnn_batch_norm", "native_batch_norm_legit_no_training")
-def _batch_norm(step: Step) -> list[Motion | None]:
+def _batch_norm(step: CheckedStep) -> list[Motion | None]:
     """In training along samples and places, for every channel; in use a product with numbers of the channel."""
     x = step.tensor(0)
     kept = "no_training" in step.name
@@ -271,7 +273,7 @@ def _batch_norm(step: Step) -> list[Motion | None]:
 
 
 @rule("weight_norm_interface")
-def _weight_norm(step: Step) -> list[Motion | None]:
+def _weight_norm(step: CheckedStep) -> list[Motion | None]:
     """g v / ‖v‖ along all axes but one: forgets the length of v."""
     v, g = step.tensor(0), step.tensor(1)
     rank = len(v.shape)
@@ -289,7 +291,7 @@ def _weight_norm(step: Step) -> list[Motion | None]:
 
 
 @rule("embedding")
-def _embedding(step: Step) -> Motion:
+def _embedding(step: CheckedStep) -> Motion:
     """All rows of the table move alike, or each by a number that depends on which row is looked up."""
     table, index = step.tensor(0), step.number_of(1)
     assert index is not None
@@ -301,7 +303,7 @@ def _embedding(step: Step) -> Motion:
     return looked_up(step, table, index, shape)
 
 
-def looked_up(step: Step, table: Motion, index: int, shape: tuple[int, ...]) -> Motion:
+def looked_up(step: CheckedStep, table: Motion, index: int, shape: tuple[int, ...]) -> Motion:
     """Rows of a table by an index tensor."""
     width = prod(table.shape[1:])
     constant = step.values[index].get("constant")
@@ -340,7 +342,7 @@ def _any_of(source: Motion, axes: Sequence[int]) -> Motion:
         raise Unchecked("entries that move differently are looked up by numbers") from problem
 
 
-def _without_padding(step: Step, table: Motion, row: int) -> Motion:
+def _without_padding(step: CheckedStep, table: Motion, row: int) -> Motion:
     """A padding row gets no gradient from look-ups: it may not move, or it is zero, or it moves alone."""
     width = prod(table.shape[1:])
     inside = np.arange(table.size) // max(width, 1) == row
@@ -359,7 +361,7 @@ def _without_padding(step: Step, table: Motion, row: int) -> Motion:
 
 
 @rule("index", "index_select", "gather", "take_along_dim", "unsafe_index")
-def _indexed(step: Step) -> list[Motion | None]:
+def _indexed(step: CheckedStep) -> list[Motion | None]:
     """Entries looked up along axes: nothing may depend on the place along them if the index is not known."""
     x = step.number_of(0)
     assert x is not None
@@ -380,11 +382,11 @@ def _indexed(step: Step) -> list[Motion | None]:
         return [_masked(step, source, index[0])]
     small = _any_of(source, axes)
     wide = spread(small, source.shape)
-    inner = Step(step.record, step.values, {**step.motions, x: wide}, step.soft)
+    inner = CheckedStep(step.record, step.values, {**step.motions, x: wide}, step.soft)
     return placed(inner, [x], zeros=unknown)
 
 
-def _masked(step: Step, source: Motion, mask: int) -> Motion:
+def _masked(step: CheckedStep, source: Motion, mask: int) -> Motion:
     """Entries where a mask holds: nothing may depend on the place."""
     rank = len(step.values[mask]["shape"])
     small = _any_of(source, list(range(rank)))
@@ -404,7 +406,7 @@ def _masked(step: Step, source: Motion, mask: int) -> Motion:
     "masked_scatter",
     "index_put_impl",
 )
-def _scattered(step: Step) -> Motion:
+def _scattered(step: CheckedStep) -> Motion:
     """Entries put at places that numbers decide: nothing may depend on the place."""
     base = step.tensor(0)
     given = step.given(2 if step.name in ("index_put", "masked_scatter", "index_put_impl") else 3)
@@ -448,12 +450,12 @@ def _scattered(step: Step) -> Motion:
 
 
 @rule("masked_select")
-def _selected(step: Step) -> Motion:
+def _selected(step: CheckedStep) -> Motion:
     return _masked(step, step.tensor(0), int(step.given(1)["value"]))
 
 
 @rule("repeat_interleave")
-def _repeated(step: Step) -> list[Motion | None]:
+def _repeated(step: CheckedStep) -> list[Motion | None]:
     raise Unchecked("how often entries are repeated depends on numbers")
 
 
@@ -461,28 +463,28 @@ def _repeated(step: Step) -> list[Motion | None]:
 
 
 @rule("view_as_complex")
-def _complex(step: Step) -> Motion:
+def _complex(step: CheckedStep) -> Motion:
     """Both parts of a number move alike."""
     x = step.tensor(0)
     return replace(level(x, [len(x.shape) - 1], "the parts of a number do not move alike"), shape=step.shape())
 
 
 @rule("view_as_real")
-def _parts(step: Step) -> Motion:
+def _parts(step: CheckedStep) -> Motion:
     x, shape = step.tensor(0), step.shape()
     x.unshifted("parts of what is shifted")
     return taken(x, np.repeat(np.arange(x.size), 2), shape)
 
 
 @rule("conj", "conj_physical", "real", "imag")
-def _conjugate(step: Step) -> Motion:
+def _conjugate(step: CheckedStep) -> Motion:
     x = step.tensor(0)
     x.unshifted("parts of what is shifted")
     return replace(x, shape=step.shape())
 
 
 @rule("trace", "diag")
-def _diagonal(step: Step) -> Motion:
+def _diagonal(step: CheckedStep) -> Motion:
     x = step.tensor(0)
     need(not x.scaled and not x.shifted and same_numbers(x.charge, np.zeros(x.size)), "it sees every scale")
     return Motion.still_one(step.shape())

@@ -18,9 +18,9 @@ from conserved.inference.motions import (
     CLOSE,
     KEYS,
     Array,
-    Image,
     Mixed,
     Motion,
+    MovedImage,
     Unchecked,
     added,
     alike,
@@ -37,7 +37,7 @@ from conserved.inference.motions import (
 MASKED = -1e4
 """Numbers below this stand for minus infinity: their exponentials vanish in every precision, shifted or not."""
 
-Rule = Callable[["Step"], "Motion | Sequence[Motion | None]"]
+Rule = Callable[["CheckedStep"], "Motion | Sequence[Motion | None]"]
 RULES: dict[str, Rule] = {}
 
 
@@ -52,7 +52,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 @dataclass(slots=True)
-class Step:
+class CheckedStep:
     """One operation: its arguments and the motions of its operands."""
 
     record: Mapping[str, Any]
@@ -146,13 +146,13 @@ def labelled(motion: Motion) -> list[Array]:
     return found
 
 
-def image(labels: Array) -> Image:
+def image(labels: Array) -> MovedImage:
     """A new image with these labels."""
     flat = labels.reshape(-1)
-    return Image(next(KEYS), flat, np.where(flat >= 0, 1.0, 0.0))
+    return MovedImage(next(KEYS), flat, np.where(flat >= 0, 1.0, 0.0))
 
 
-def times_data(motion: Motion, met: Array) -> tuple[Image, ...]:
+def times_data(motion: Motion, met: Array) -> tuple[MovedImage, ...]:
     """The shifts of an entrywise product with data; `met` says which entry of the data each entry meets."""
     flat = met.reshape(-1)
     width = int(flat.max(initial=0)) + 1
@@ -205,7 +205,7 @@ ELSEWHERE = (
 
 
 @rule(*SAME)
-def _same(step: Step) -> Motion:
+def _same(step: CheckedStep) -> Motion:
     """The same entries."""
     found = step.tensor(0)
     if step.name == "detach":
@@ -214,7 +214,7 @@ def _same(step: Step) -> Motion:
 
 
 @rule(*ELSEWHERE)
-def _elsewhere(step: Step) -> list[Motion | None]:
+def _elsewhere(step: CheckedStep) -> list[Motion | None]:
     """Entries in other places take their motions along."""
     operands = values_in(step.record["arguments"])
     if step.name == "constant_pad_nd" and any(step.given(1)):
@@ -223,7 +223,7 @@ def _elsewhere(step: Step) -> list[Motion | None]:
     return placed(step, operands)
 
 
-def placed(step: Step, operands: Sequence[int], zeros: Sequence[int] = ()) -> list[Motion | None]:
+def placed(step: CheckedStep, operands: Sequence[int], zeros: Sequence[int] = ()) -> list[Motion | None]:
     """Run an operation on the numbers of its operands' entries; index tensors in `zeros` are taken as zeros."""
     motions, starts, start = [], {}, 1
     for value in dict.fromkeys(operands):
@@ -252,7 +252,7 @@ def _plain_argument(argument: Any) -> bool:
     return not isinstance(argument, str)
 
 
-def _numbered(step: Step, argument: Any, starts: Mapping[int, int], zeros: Sequence[int]) -> Any:
+def _numbered(step: CheckedStep, argument: Any, starts: Mapping[int, int], zeros: Sequence[int]) -> Any:
     if isinstance(argument, Mapping) and "value" in argument:
         value = int(argument["value"])
         shape = tuple(step.values[value]["shape"])
@@ -281,7 +281,7 @@ def _positions(geometry: Any) -> Array:
 
 
 @rule("read")
-def _read(step: Step) -> Motion:
+def _read(step: CheckedStep) -> Motion:
     """A view of memory that was written since."""
     base, mine = step.given(1), step.given(2)
     places = _positions(base)
@@ -293,7 +293,7 @@ def _read(step: Step) -> Motion:
 
 
 @rule("write")
-def _write(step: Step) -> Motion:
+def _write(step: CheckedStep) -> Motion:
     """Memory of which a part was written."""
     base, part = _positions(step.given(1)), _positions(step.given(3))
     where = np.full(int(max(base.max(initial=0), part.max(initial=0))) + 1, -1, dtype=np.int64)
@@ -304,17 +304,17 @@ def _write(step: Step) -> Motion:
 
 
 @rule("copy")
-def _copy(step: Step) -> Motion:
+def _copy(step: CheckedStep) -> Motion:
     return spread(step.tensor(1), step.shape())
 
 
 @rule("zeros_like", "zero", "zeros", "new_zeros", "empty_like", "new_empty", "empty")
-def _zeros(step: Step) -> Motion:
+def _zeros(step: CheckedStep) -> Motion:
     return Motion.still_one(step.shape(), zero=True)
 
 
 @rule("fill", "full_like", "ones_like", "new_full", "new_ones", "sym_size", "rand_like", "randn_like", "isnan", "isinf")
-def _unrelated(step: Step) -> Motion:
+def _unrelated(step: CheckedStep) -> Motion:
     """What does not depend on the values of its operands, or not on how they move."""
     if step.name == "fill" and step.number_of(1) is not None:
         return spread(step.tensor(1), step.shape())
@@ -325,7 +325,7 @@ def _unrelated(step: Step) -> Motion:
 
 
 @rule("add", "sub", "rsub")
-def _sum(step: Step) -> Motion:
+def _sum(step: CheckedStep) -> Motion:
     """Both operands move alike; shifts add up. A small number beside squares is a norm's ε."""
     shape, factor = step.shape(), float(step.record["named"].get("alpha", 1) or 1)
     signs = {"add": (1.0, factor), "sub": (1.0, -factor), "rsub": (-factor, 1.0)}[step.name]
@@ -376,7 +376,7 @@ def _same_mixed(a: Mixed | None, b: Mixed | None) -> bool:
 
 
 @rule("mul", "div")
-def _product(step: Step) -> Motion:
+def _product(step: CheckedStep) -> Motion:
     """Charges add up. Entries stay mixed where the other factor is one number for all of them."""
     shape = step.shape()
     inverse = -1.0 if step.name == "div" else 1.0
@@ -390,7 +390,7 @@ def _product(step: Step) -> Motion:
     return multiplied(spread(left, shape), spread(right, shape), met[0], met[1], inverse)
 
 
-def _times_number(step: Step, motion: Motion | None, power: float) -> Motion:
+def _times_number(step: CheckedStep, motion: Motion | None, power: float) -> Motion:
     """A product with a number, or a number divided by a tensor."""
     assert motion is not None
     motion = spread(motion, step.shape())
@@ -433,7 +433,7 @@ DEGREES = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0, "sign"
     *("pow", "sqrt", "rsqrt", "reciprocal", "relu", "abs", "leaky_relu", "square", "sign", "sgn", "threshold"),
     *("rrelu", "clamp_min", "clamp", "hardtanh", "prelu", "prelu_kernel", "native_dropout", "relu6", "angle"),
 )
-def _power(step: Step) -> list[Motion | None]:
+def _power(step: CheckedStep) -> list[Motion | None]:
     """x^p, and functions that keep positive factors: p times the charge, no mixing, no shift."""
     x, name = step.tensor(0), step.name
     degree = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0, "sign": 0.0, "sgn": 0.0}.get(name, 1.0)
@@ -459,14 +459,14 @@ def _power(step: Step) -> list[Motion | None]:
 
 
 @rule("neg")
-def _negative(step: Step) -> Motion:
+def _negative(step: CheckedStep) -> Motion:
     x = step.tensor(0)
     shift = None if x.shift is None else -x.shift
     return replace(x, shift=shift, images=tuple(replace(one, weights=-one.weights) for one in x.images))
 
 
 @rule("glu")
-def _gated(step: Step) -> Motion:
+def _gated(step: CheckedStep) -> Motion:
     """One half times a function of the other."""
     x, shape = step.tensor(0), step.shape()
     axis = int(step.given(1, "dim", -1)) % len(x.shape)
@@ -477,7 +477,7 @@ def _gated(step: Step) -> Motion:
 
 
 @rule("maximum", "minimum", "fmax", "fmin")
-def _larger(step: Step) -> Motion:
+def _larger(step: CheckedStep) -> Motion:
     """The larger of two that are scaled alike."""
     shape = step.shape()
     x, y = (spread(step.tensor(place), shape) for place in (0, 1))
@@ -487,7 +487,7 @@ def _larger(step: Step) -> Motion:
 
 
 @rule("gt", "lt", "ge", "le", "eq", "ne")
-def _compared(step: Step) -> Motion:
+def _compared(step: CheckedStep) -> Motion:
     """Which is larger does not depend on a common factor, nor on a common shift."""
     x, y = step.operand(0), step.operand(1)
     shape = step.shape()
@@ -502,7 +502,7 @@ def _compared(step: Step) -> Motion:
 
 
 @rule("where", "masked_fill")
-def _chosen(step: Step) -> Motion:
+def _chosen(step: CheckedStep) -> Motion:
     """Entries of one or the other; zero is scaled by anything, and minus infinity is moved by nothing."""
     shape = step.shape()
     first = step.name == "where"
@@ -619,7 +619,7 @@ def _mixed_product(
 
 def _images_of_product(
     x: Motion, y: Motion, sizes: tuple[int, int, int, int], centred: tuple[bool, bool]
-) -> tuple[Image, ...]:
+) -> tuple[MovedImage, ...]:
     """A shift of one factor is an image of data: the same wherever the same row of shifts meets the same data."""
     batch, rows, inner, columns = sizes
     found = []
@@ -637,7 +637,7 @@ def _images_of_product(
     return tuple(one for one in found if not one.nothing)
 
 
-def matrix_product(step: Step, a: int, b: int) -> Motion:
+def matrix_product(step: CheckedStep, a: int, b: int) -> Motion:
     """A product of matrices, with or without a leading axis."""
     x, y = step.tensor(a), step.tensor(b)
     sx, sy = x.shape, y.shape
@@ -650,19 +650,19 @@ def matrix_product(step: Step, a: int, b: int) -> Motion:
 
 
 @rule("mm", "bmm")
-def _matrices(step: Step) -> Motion:
+def _matrices(step: CheckedStep) -> Motion:
     return replace(matrix_product(step, 0, 1), shape=step.shape())
 
 
 @rule("mv", "dot", "vdot")
-def _vectors(step: Step) -> Motion:
+def _vectors(step: CheckedStep) -> Motion:
     x, y = step.tensor(0), step.tensor(1)
     rows = x.shape[0] if len(x.shape) == 2 else 1
     return replace(contracted(x, y, (1, rows, x.shape[-1], 1), (False, False)), shape=step.shape())
 
 
 @rule("addmm", "baddbmm", "addmv")
-def _matrices_plus(step: Step) -> Motion:
+def _matrices_plus(step: CheckedStep) -> Motion:
     """A product to which something is added that moves as the product does."""
     shape = step.shape()
     if step.name == "addmv":
@@ -688,7 +688,7 @@ def with_bias(total: Motion, bias: Motion, factor: float = 1.0) -> Motion:
 
 
 @rule("convolution", "convolution_overrideable")
-def _convolution(step: Step) -> Motion:
+def _convolution(step: CheckedStep) -> Motion:
     """A contraction over channels that mixes places: nothing may depend on the place."""
     x, w, bias = step.tensor(0), step.tensor(1), step.operand(2)
     turned, groups = bool(step.given(6, "transposed", False)), int(step.given(8, "groups", 1))
@@ -716,7 +716,7 @@ def _convolution(step: Step) -> Motion:
         where = where + np.arange(x.shape[axis]).reshape([-1 if n == axis else 1 for n in range(rank)]) * step_size
     total = taken(made, np.broadcast_to(where, shape), shape)
     places = np.broadcast_to(np.arange(out).reshape(1, out, *([1] * (rank - 2))), shape)
-    images: list[Image] = []
+    images: list[MovedImage] = []
     for labels in labelled(w):
         # δz[b,o,p] = Σ s[o,i,u] x[b,i,p+u]: the same for output channels with the same s.
         table = labels.reshape(own)
@@ -735,7 +735,7 @@ def _convolution(step: Step) -> Motion:
     return with_bias(total, wide)
 
 
-def _given_at(step: Step, place: int, axis: int) -> int:
+def _given_at(step: CheckedStep, place: int, axis: int) -> int:
     """The entry of a list of numbers, one for each axis, that may be one number for all."""
     given = step.given(place, default=[0])
     return int(given[axis] if axis < len(given) else given[0])

@@ -10,7 +10,7 @@ import numpy as np
 
 from conserved.inference.capture import Operation
 from conserved.inference.checker import Report, check
-from conserved.inference.engine import View
+from conserved.inference.engine import ReadPart
 from conserved.inference.rules import Known, base_name
 from conserved.inference.softened import Forgets, Forgetting, counted
 from conserved.inference.symmetries import Assembly
@@ -161,7 +161,7 @@ class Derivation:
 
     def _types(self, known: Known | None) -> list[Type]:
         """The type of a value; of a part of a parameter, those of the regions it overlaps."""
-        if not isinstance(known, View):
+        if not isinstance(known, ReadPart):
             return [] if known is None else [known]
         return [
             region.type

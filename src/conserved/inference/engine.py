@@ -28,7 +28,7 @@ ENTRIES = 4_000_000
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class View:
+class ReadPart:
     """A parameter, or a part of it, before its first use: for every axis of the parameter the index that is read.
 
     `offset` is a number that was added, as in a norm that multiplies by 1 + γ; `scale` one that was multiplied with.
@@ -40,7 +40,7 @@ class View:
     offset: int | float = 0.0
     scale: int | float = 1.0
 
-    def moved(self, move: Move) -> View:
+    def moved(self, move: Move) -> ReadPart:
         """The view after a move."""
         return replace(self, coordinates=tuple(map(move.field, self.coordinates)))
 
@@ -472,15 +472,15 @@ class Engine:
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
-    def parameter(self, name: str, shape: tuple[int, ...]) -> View:
+    def parameter(self, name: str, shape: tuple[int, ...]) -> ReadPart:
         """A whole parameter, before its first use."""
         coordinates = tuple(
             Field((dim,), np.arange(size)) if size != 1 else Field((), np.zeros((), dtype=np.int64))
             for dim, size in enumerate(shape)
         )
-        return View(name, shape, coordinates)
+        return ReadPart(name, shape, coordinates)
 
-    def known(self, view: View) -> Type | None:
+    def known(self, view: ReadPart) -> Type | None:
         """The type of a part of a parameter that was used before; None at its first use."""
         sets = tuple(distinct(one.atoms) for one in view.coordinates)
         for region in self.regions.get(view.name, []):
@@ -492,7 +492,7 @@ class Engine:
         return None
 
     def first_use(
-        self, view: View, factors: Sequence[Field], *, role: str, entries: bool = False, rows: Sequence[int] = ()
+        self, view: ReadPart, factors: Sequence[Field], *, role: str, entries: bool = False, rows: Sequence[int] = ()
     ) -> Type:
         """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have.
 
@@ -540,16 +540,16 @@ class Engine:
         region.role = role
         return self._read(view, region)
 
-    def _region(self, view: View, sets: tuple[Atoms, ...], type_: Type) -> Region:
+    def _region(self, view: ReadPart, sets: tuple[Atoms, ...], type_: Type) -> Region:
         region = Region(view.name, view.shape, sets, type_, view.offset, self.origin)
         self.regions.setdefault(view.name, []).append(region)
         return region
 
-    def _local(self, view: View, sets: tuple[Atoms, ...], axis: int) -> Field:
+    def _local(self, view: ReadPart, sets: tuple[Atoms, ...], axis: int) -> Field:
         one = view.coordinates[axis]
         return replace(one, atoms=np.searchsorted(sets[axis], one.atoms))
 
-    def _read(self, view: View, region: Region) -> Type:
+    def _read(self, view: ReadPart, region: Region) -> Type:
         """The type of a view of a region."""
 
         def field(one: Field) -> Field:
@@ -566,7 +566,7 @@ class Engine:
         found = Type(tuple(map(field, type_.factors)), tuple(map(field, type_.shifts)), strands=strands)
         return scaled(self, found, view.scale)
 
-    def _onto(self, view: View, sets: tuple[Atoms, ...], one: Field) -> Field:
+    def _onto(self, view: ReadPart, sets: tuple[Atoms, ...], one: Field) -> Field:
         """A field over the axes of a view as a field over the axes of the parameter."""
         axes = [
             axis

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conserved.inference.capture import Ref
+from conserved.inference.capture import ValueRef
 from conserved.inference.rules import base_name
 from conserved.inference.typing import Typing
 from conserved.symmetry import Leg, Symmetry, Translation, View
@@ -89,7 +89,11 @@ def _tables(typing: Typing) -> dict[str, list[tuple[int, int]]]:
             name = program.values[value].parameter
             if name is None:
                 continue
-            if base_name(operation.name) == "aten::embedding" and place == 0 and isinstance(operation.args[1], Ref):
+            if (
+                base_name(operation.name) == "aten::embedding"
+                and place == 0
+                and isinstance(operation.args[1], ValueRef)
+            ):
                 padding = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("padding_idx", -1)
                 found.setdefault(name, []).append((operation.args[1].value, -1 if padding is None else int(padding)))
             else:

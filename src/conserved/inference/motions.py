@@ -73,7 +73,7 @@ class Mixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class MovedImage:
     """A shift that was multiplied with data: equal numbers at equal labels, none where the label is −1."""
 
     key: int
@@ -93,7 +93,7 @@ class Motion:
     charge: Array
     mixed: Mixed | None = None
     shift: Array | None = None
-    images: tuple[Image, ...] = ()
+    images: tuple[MovedImage, ...] = ()
     zero: Array | None = None
 
     @staticmethod
@@ -174,17 +174,17 @@ def added(a: Motion, b: Motion, factor: float = 1.0) -> Motion:
     return replace(a, shift=shift, images=kept)
 
 
-def _merged(a: Image, b: Image) -> Image:
+def _merged(a: MovedImage, b: MovedImage) -> MovedImage:
     """The sum of two images of one origin: equal labels add up, different ones make a label of their own."""
     both = (a.labels >= 0) & (b.labels >= 0)
     if (a.labels[both] != b.labels[both]).any():
         table = np.stack([a.labels, b.labels, np.round(a.weights, 9), np.round(b.weights, 9)])
         _, rows = np.unique(table, axis=1, return_inverse=True)
         labels = np.where((a.labels >= 0) | (b.labels >= 0), rows.reshape(-1), -1)
-        return Image(next(KEYS), labels, np.where(labels >= 0, 1.0, 0.0))
+        return MovedImage(next(KEYS), labels, np.where(labels >= 0, 1.0, 0.0))
     labels = np.where(a.labels >= 0, a.labels, b.labels)
     weights = np.where(a.labels >= 0, a.weights, 0.0) + np.where(b.labels >= 0, b.weights, 0.0)
-    return Image(a.key, np.where(np.abs(weights) > 1e-12, labels, -1), weights)
+    return MovedImage(a.key, np.where(np.abs(weights) > 1e-12, labels, -1), weights)
 
 
 # --- entries in other places ----------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def joined(parts: Sequence[Motion]) -> Motion:
         np.concatenate([np.zeros(one.size) if one.shift is None else one.shift for one in parts])
         if any(one.shift is not None for one in parts)
         else None,
-        tuple(Image(key, labels, weights) for key, (labels, weights) in images.items()),
+        tuple(MovedImage(key, labels, weights) for key, (labels, weights) in images.items()),
         np.concatenate([np.zeros(one.size, dtype=bool) if one.zero is None else one.zero for one in parts])
         if any(one.zero is not None for one in parts)
         else None,
@@ -234,7 +234,7 @@ def taken(source: Motion, places: Array, shape: Sequence[int]) -> Motion:
         None if source.mixed is None else _taken_mixed(source.mixed, flat, source.size),
         None if source.shift is None else np.where(none, 0.0, source.shift[safe]),
         tuple(
-            Image(one.key, np.where(none, -1, one.labels[safe]), np.where(none, 0.0, one.weights[safe]))
+            MovedImage(one.key, np.where(none, -1, one.labels[safe]), np.where(none, 0.0, one.weights[safe]))
             for one in source.images
         ),
         zero if zero.any() else None,
@@ -304,7 +304,7 @@ def level(motion: Motion, axes: Sequence[int], why: str, *, shifts: bool = True)
         table = grouped(r * outer + c, turned.mixed.weights, (inner - zeros.sum(1))[r], why)
         mixed = Mixed.of(table[0] // outer, table[0] % outer, table[1], outer)
     shift: Array | None = None
-    images: list[Image] = []
+    images: list[MovedImage] = []
     if shifts:
         if turned.shift is not None:
             rows = turned.shift.reshape(outer, inner)
@@ -313,7 +313,7 @@ def level(motion: Motion, axes: Sequence[int], why: str, *, shifts: bool = True)
         for one in turned.images:
             labels, weights = one.labels.reshape(outer, inner), one.weights.reshape(outer, inner)
             need((labels == labels[:, :1]).all() and np.allclose(weights, weights[:, :1]), why)
-            images.append(Image(one.key, labels[:, 0].copy(), weights[:, 0].copy()))
+            images.append(MovedImage(one.key, labels[:, 0].copy(), weights[:, 0].copy()))
     return Motion(small, first, mixed, shift, tuple(images), empty if empty.any() else None)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conserved.inference.rules import base_name
-from conserved.inference.symmetries import Assembly, Found, Part
+from conserved.inference.symmetries import Assembly, Found, LegPart
 from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Symmetry
 
 WORDS = {
@@ -136,7 +136,7 @@ def _through_batch(assembly: Assembly, one: Found) -> bool:
     return bool((assembly.engine.partition.spaces[atoms] != assembly.engine.partition.labels[atoms]).any())
 
 
-def _scale(one: Found, makes: Sequence[Part], modules: Sequence[str]) -> tuple[str, str, str]:
+def _scale(one: Found, makes: Sequence[LegPart], modules: Sequence[str]) -> tuple[str, str, str]:
     if any(part.region.role == "table" for part in one.parts):
         return _common(modules), "stream_scale", ""
     both = len({leg.degree > 0 for leg in one.legs}) == 2
@@ -182,7 +182,7 @@ def _shift(assembly: Assembly, one: Found) -> tuple[str, str, str]:
     return (module, "centre", leaf) if one.legs[0].view.n > 1 else (module, "inert_bias", "")
 
 
-def _forgiving(assembly: Assembly, part: Part) -> str:
+def _forgiving(assembly: Assembly, part: LegPart) -> str:
     """The operation that does not see a shift."""
     one = part.region.type.shifts[part.factor]
     atoms = one.atoms.reshape(-1)[part.places.reshape(-1)]
@@ -195,13 +195,13 @@ def _forgiving(assembly: Assembly, part: Part) -> str:
     return ""
 
 
-def _atoms(part: Part) -> np.ndarray:
+def _atoms(part: LegPart) -> np.ndarray:
     if part.factor < 0:
         return np.zeros(0, dtype=np.int64)
     return part.region.type.factors[part.factor].atoms.reshape(-1)[part.places.reshape(-1)]
 
 
-def _size(part: Part) -> int:
+def _size(part: LegPart) -> int:
     return part.region.type.factors[part.factor].atoms.size if part.factor >= 0 else 0
 
 

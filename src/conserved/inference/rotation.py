@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
-from conserved.inference.capture import Operation, Program, Ref
+from conserved.inference.capture import Operation, Program, ValueRef
 from conserved.inference.rules.places import _positions
 from conserved.inference.types import Atoms, Type
 from conserved.inference.typing import Typing
@@ -73,7 +73,7 @@ class Rotations:
                 (
                     program.operations[n].name,
                     tuple(program.values[v].shape for v in program.operations[n].inputs()),
-                    str(tree_map_only(Ref, lambda _: "·", program.operations[n].args)),
+                    str(tree_map_only(ValueRef, lambda _: "·", program.operations[n].args)),
                 )
                 for n in slice_
             ),
@@ -187,14 +187,14 @@ class Rotations:
     def _run(
         self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator, program: Program
     ) -> list[Tensor]:
-        def given(ref: Ref) -> Tensor:
+        def given(ref: ValueRef) -> Tensor:
             if ref.value not in values:
                 values[ref.value] = self._invented(ref.value, values, generator, program)
             return values[ref.value]
 
         if operation.name.startswith("conserved::"):
             return self._storage(operation, given)
-        args, kwargs = tree_map_only(Ref, given, (operation.args, operation.kwargs))
+        args, kwargs = tree_map_only(ValueRef, given, (operation.args, operation.kwargs))
         kwargs = {
             name: entry
             for name, entry in kwargs.items()

@@ -15,7 +15,7 @@ import numpy as np
 
 from conserved.inference.engine import Softened
 from conserved.inference.rules import base_name
-from conserved.inference.symmetries import Part
+from conserved.inference.symmetries import LegPart
 from conserved.inference.system import Solution
 from conserved.inference.typing import Typing
 from conserved.symmetry import OneScale, Scaling, Symmetry
@@ -47,7 +47,7 @@ class Unsolved(ValueError):
 class Forgets:
     """Answers, for the laws of one typed program, through which normalisations they pass."""
 
-    def __init__(self, typing: Typing, parts: Mapping[str, list[Part]], solution: Solution) -> None:
+    def __init__(self, typing: Typing, parts: Mapping[str, list[LegPart]], solution: Solution) -> None:
         self._typing, self._parts = typing, parts
         self._rows = solution.expand[:, np.flatnonzero(solution.soft > 0)].tocsr()
         self._columns = self._rows.tocsc()
@@ -89,7 +89,7 @@ class Forgets:
             yield self._motion([self._moved(part, row, symmetry) for part in parts], mine, symmetry.name)
 
     @staticmethod
-    def _moved(part: Part, row: int, symmetry: Symmetry) -> tuple[float, list[tuple[float, np.ndarray]]]:
+    def _moved(part: LegPart, row: int, symmetry: Symmetry) -> tuple[float, list[tuple[float, np.ndarray]]]:
         """The degree of a leg, and the atoms whose charges add up to it, one set for every factor."""
         factors = part.region.type.factors
         if part.factor < 0:

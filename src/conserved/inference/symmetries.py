@@ -25,7 +25,7 @@ from conserved.symmetry import ComplexScaling, GeneralLinear, Kind, Leg, OneScal
 
 
 @dataclass(slots=True)
-class Part:
+class LegPart:
     """A leg before it is a view: places along some axes of a region that move together with a degree."""
 
     region: Region
@@ -42,7 +42,7 @@ class Found:
 
     kind: Kind
     legs: tuple[Leg, ...]
-    parts: list[Part]
+    parts: list[LegPart]
     epsilon: int | float = 0.0
     space: int = 0
     batch: bool = False
@@ -68,7 +68,7 @@ class Assembly:
         self.shifts: Solution = self.engine.shifts.solve(joined=True)
         self.classes, self.orientation, self.blocks, self.spaces = self.engine.partition.solve()
         self.unviewable: list[str] = []
-        self.parts: dict[str, list[Part]] = {}
+        self.parts: dict[str, list[LegPart]] = {}
         """What every named symmetry is made of."""
         self.rotations = Rotations(typing)
         self.factors: list[tuple[int, int, Field]] = [
@@ -115,7 +115,7 @@ class Assembly:
         rows = np.zeros_like(table)
         for cls, (key, row) in chosen.items():
             table[cls], rows[cls] = keys[key], row
-        parts: list[list[Part]] = [[] for _ in keys]
+        parts: list[list[LegPart]] = [[] for _ in keys]
         for number, place, one in self.factors:
             flat = one.atoms.reshape(-1)
             group = table[self.classes[flat]]
@@ -132,14 +132,14 @@ class Assembly:
             for run in np.split(order, borders):
                 places = inside[run]
                 sign = self.orientation[flat[places[0]]] * float(one.weight)
-                parts[int(group[places[0]])].append(Part(self.regions[number], place, sign, places))
+                parts[int(group[places[0]])].append(LegPart(self.regions[number], place, sign, places))
         result, diagonal = [], []
         for key, members in proper.items():
             mine = sorted(parts[keys[key]], key=lambda part: (part.region.origin, part.factor, int(part.places[0])))
             if not mine or any(part.places.size != members.size or abs(part.degree) != 1 for part in mine):
                 continue
             order = np.argsort(mine[0].places)
-            legs = self._legs([Part(p.region, p.factor, p.degree, p.places[order]) for p in mine])
+            legs = self._legs([LegPart(p.region, p.factor, p.degree, p.places[order]) for p in mine])
             if legs is None:
                 continue
             if legs[0].degree < 0:
@@ -191,9 +191,9 @@ class Assembly:
             result += self._scaling(count, parts, scalar, soft, where, turning)
         return result
 
-    def _turning(self, candidates: Sequence[list[Part]]) -> set[int]:
+    def _turning(self, candidates: Sequence[list[LegPart]]) -> set[int]:
         """Those of the candidates whose pairs of tied charges may be turned into each other, all heads at once."""
-        together: dict[tuple[int, ...], list[list[Part]]] = {}
+        together: dict[tuple[int, ...], list[list[LegPart]]] = {}
         for parts in candidates:
             maps = all(part.region.role != "gain" and (part.region.role != "map" or part.factor == 0) for part in parts)
             if parts and maps and all(part.places.shape[1] == 2 and abs(part.degree) == 1 for part in parts):
@@ -307,17 +307,17 @@ class Assembly:
                 result[charges[mine]] = self.spaces[self.classes[atoms]]
         return result
 
-    def _parts(self, numbers: np.ndarray, powers: np.ndarray, where: np.ndarray) -> tuple[list[Part], list[Part]]:
+    def _parts(self, numbers: np.ndarray, powers: np.ndarray, where: np.ndarray) -> tuple[list[LegPart], list[LegPart]]:
         """Free charges that move the same factors of the same parameters: where, and which whole regions they scale."""
         count = len(where)
         total = len(self.factors)
-        parts: list[Part] = []
-        scalar: list[Part] = []
+        parts: list[LegPart] = []
+        scalar: list[LegPart] = []
         for number in np.unique(numbers):
             columns = np.flatnonzero(numbers == number)
             if number >= total:
                 region = self.regions[number - total]
-                scalar.append(Part(region, -1, _simple(powers[0, columns[0]]), np.zeros((count, 0), np.int64)))
+                scalar.append(LegPart(region, -1, _simple(powers[0, columns[0]]), np.zeros((count, 0), np.int64)))
                 continue
             region = self.regions[self.factors[number][0]]
             index = self.factors[number][1]
@@ -332,19 +332,19 @@ class Assembly:
                 regular = bool((np.sort(labels, 1) == np.sort(labels[0])).all())
                 if not regular or len(apart) == 1 or count == 1:
                     apart = [np.arange(mine.size)]
-                    parts.append(Part(region, index, _simple(power), where[:, mine]))
+                    parts.append(LegPart(region, index, _simple(power), where[:, mine]))
                     continue
                 for one in sorted(apart, key=lambda cols: int(where[0, mine[cols[0]]])):
                     label = labels[0][one[0]]
                     chosen = where[:, mine][labels == label].reshape(count, -1)
-                    parts.append(Part(region, index, _simple(power), chosen))
+                    parts.append(LegPart(region, index, _simple(power), chosen))
         order = np.argsort(parts[0].places[:, 0]) if parts else np.arange(count)
         for part in parts:
             part.places = part.places[order]
         return parts, scalar
 
     def _scaling(
-        self, count: int, parts: list[Part], scalar: list[Part], soft: int | float, space: int, turning: set[int]
+        self, count: int, parts: list[LegPart], scalar: list[LegPart], soft: int | float, space: int, turning: set[int]
     ) -> list[Found]:
         """The symmetry of free charges that move the same factors of the same parameters."""
         widths = {part.places.shape[1] for part in parts}
@@ -364,13 +364,13 @@ class Assembly:
             pass
         result = []
         for n in range(count):
-            own = [Part(part.region, part.factor, part.degree, part.places[n : n + 1].T) for part in parts]
+            own = [LegPart(part.region, part.factor, part.degree, part.places[n : n + 1].T) for part in parts]
             legs_or_none = self._legs(own + scalar)
             if legs_or_none is not None:
                 result.append(self._signed(Found(OneScale(), legs_or_none, own + scalar, soft, space)))
         return result
 
-    def _inert(self, part: Part, space: int) -> Found:
+    def _inert(self, part: LegPart, space: int) -> Found:
         """Entries whose scales are free one by one get no gradient: θ ∂L/∂θ = 0 for each, so each is conserved."""
         one = part.region.type.factors[part.factor]
         view = entries_view(part.region, one.dims, np.sort(part.places.reshape(-1)))
@@ -384,7 +384,7 @@ class Assembly:
                 part.degree = -part.degree
         return found
 
-    def _legs(self, parts: Sequence[Part]) -> tuple[Leg, ...] | None:
+    def _legs(self, parts: Sequence[LegPart]) -> tuple[Leg, ...] | None:
         try:
             return tuple(
                 Leg(whole_view(part.region) if part.factor < 0 else _rows(part), _simple(part.degree)) for part in parts
@@ -409,7 +409,7 @@ class Assembly:
                 self.unviewable.append(str(problem))
                 continue
             parts = [
-                Part(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family
+                LegPart(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family
             ]
             result.append(self._signed(Found(Translation(), legs, parts)))
         for alike in space.rest():
@@ -442,7 +442,7 @@ class Assembly:
                     except Unviewable as problem:
                         self.unviewable.append(str(problem))
                         continue
-                    result.append(Found(Translation(), (Leg(view),), [Part(region, place, 1, columns)]))
+                    result.append(Found(Translation(), (Leg(view),), [LegPart(region, place, 1, columns)]))
         return result
 
     def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> Found | None:
@@ -463,7 +463,7 @@ class Assembly:
             except Unviewable:
                 return None
             legs.append(Leg(view, _simple(weight)))
-            parts.append(Part(region, index, _simple(weight), (row - space.starts[number])[:, None]))
+            parts.append(LegPart(region, index, _simple(weight), (row - space.starts[number])[:, None]))
         return self._signed(Found(Translation(), tuple(legs), parts))
 
     def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> Found | None:
@@ -489,21 +489,21 @@ class Assembly:
                 if view.m != 1:
                     return None
                 legs.append(Leg(view, _simple(float(weight))))
-                parts.append(Part(region, index, _simple(float(weight)), chosen[None]))
+                parts.append(LegPart(region, index, _simple(float(weight)), chosen[None]))
         return self._signed(Found(Translation(), tuple(legs), parts)) if legs else None
 
 
-def _rows(part: Part) -> View:
+def _rows(part: LegPart) -> View:
     one = part.region.type.factors[part.factor]
     return rows_view(part.region, one.dims, part.places.reshape(-1))
 
 
-def _repeats(part: Part) -> bool:
+def _repeats(part: LegPart) -> bool:
     """Whether two free charges scale one place: they cannot be rows of one leg."""
     ordered = np.sort(part.places.reshape(-1))
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _planes(part: Part) -> Leg:
+def _planes(part: LegPart) -> Leg:
     one = part.region.type.factors[part.factor]
     return Leg(planes_view(part.region, one.dims, part.places), part.degree)

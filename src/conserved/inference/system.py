@@ -29,7 +29,7 @@ Row = dict[int, Number]
 
 
 @dataclass(slots=True)
-class Batch:
+class Equations:
     """Equations of one shape. `soft` is the ε of a normalisation where they hold only without it, else 0."""
 
     weights: tuple[Fraction, ...]
@@ -95,7 +95,7 @@ class LinearSystem:
     """Unknown numbers, one for every atom, and the equations between them. Atom 0 is always zero."""
 
     count: int = 1
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[Equations] = field(default_factory=list)
     """The equations that are not solved as they come: of more than two terms, of unequal weights, or soft."""
     sets: SignedSets = field(default_factory=SignedSets)
 
@@ -121,7 +121,7 @@ class LinearSystem:
             torn = self.sets.join(flat[0], flat[1], -1 if weights[0] == weights[1] else 1)
             self.sets.join(torn, np.zeros_like(torn), 1)
         else:
-            self.batches.append(Batch(weights, flat, soft, origin))
+            self.batches.append(Equations(weights, flat, soft, origin))
 
     def solve(self, *, joined: bool = False) -> Solution:
         """All solutions.
@@ -138,7 +138,7 @@ class LinearSystem:
         soft = [batch for batch in self.batches if batch.soft]
         return _with_soft(solution, soft) if soft else solution
 
-    def _reduced(self, batches: Sequence[Batch], *, joined: bool) -> tuple[Atoms, np.ndarray, sparse.csr_matrix]:
+    def _reduced(self, batches: Sequence[Equations], *, joined: bool) -> tuple[Atoms, np.ndarray, sparse.csr_matrix]:
         """Classes of atoms, and the equations between them of more than two terms or unequal weights."""
         rows, columns, values, count = _written(batches)
         while True:
@@ -208,7 +208,7 @@ class LinearSystem:
         return found
 
 
-def _written(batches: Sequence[Batch]) -> tuple[Atoms, Atoms, np.ndarray, int]:
+def _written(batches: Sequence[Equations]) -> tuple[Atoms, Atoms, np.ndarray, int]:
     """All equations as integer coefficients: equation, atom, coefficient, and how many equations there are."""
     rows: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     columns: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
@@ -351,7 +351,7 @@ def _back_substitute(variables: int, solved: list[tuple[int, Row]]) -> sparse.cs
     return sparse.coo_matrix((values, (rows, np.asarray(columns, dtype=np.int64))), (variables, count)).tocsr()
 
 
-def _with_soft(solution: Solution, batches: Sequence[Batch]) -> Solution:
+def _with_soft(solution: Solution, batches: Sequence[Equations]) -> Solution:
     """Solutions sorted into those that also solve the soft equations and those that need ε to be small.
 
     In coordinates of the free numbers the soft equations are eliminated one by one; each pivot becomes a solution up to

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.capture import CHECKPOINT, Operation, Program, Ref
-from conserved.inference.engine import Engine, View
+from conserved.inference.capture import CHECKPOINT, Operation, Program, ValueRef
+from conserved.inference.engine import Engine, ReadPart
 from conserved.inference.rules import RULES, Known, Step, base_name, fix_all, same_value
 from conserved.inference.types import FIXED, Type
 
@@ -67,7 +67,7 @@ def typed(program: Program, classes: int | None = None, *, judged: bool = True) 
     for value in program.outputs:
         found = known.get(value, FIXED)
         step = Step(engine, program, Operation("output", (), {}, [], "", ""), known, typing.deferred)
-        type_ = step.type(Ref(value)) if isinstance(found, View) else found
+        type_ = step.type(ValueRef(value)) if isinstance(found, ReadPart) else found
         known[value] = type_
         if not judged:
             continue
@@ -93,7 +93,7 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     if name not in _KEEPS_STRANDS:
         for number in inputs:
             one = known.get(number)
-            found = typing.engine.known(one) if isinstance(one, View) else one
+            found = typing.engine.known(one) if isinstance(one, ReadPart) else one
             if found is not None:
                 typing.engine.let_go(found)
     if operation.results and operation.results[0] in typing.deferred:
@@ -131,7 +131,7 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
             typing.engine.steady(type_)
         dtype = program.values[number].dtype
         if (dtype.is_floating_point or dtype.is_complex) and (
-            isinstance(type_, View) or type_.zero or type_.centred or not type_.fixed
+            isinstance(type_, ReadPart) or type_.zero or type_.centred or not type_.fixed
         ):
             known[number] = typing.engine.moving(type_) if isinstance(type_, Type) else type_
 
@@ -169,7 +169,7 @@ def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> No
     typing.custom.add(operation.custom)
     atoms = typing.assumed.setdefault(operation.custom, [])
     for one in known:
-        if isinstance(one, View):
+        if isinstance(one, ReadPart):
             one = typing.engine.known(one)
         if isinstance(one, Type):
             atoms += [field.atoms for field in one.factors]
@@ -196,8 +196,8 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
         left, right = operation.args[:2]
         result = operation.results[0]
         if (
-            isinstance(left, Ref)
-            and isinstance(right, Ref)
+            isinstance(left, ValueRef)
+            and isinstance(right, ValueRef)
             and left.value != right.value
             and result not in outputs
             and not operation.stopped

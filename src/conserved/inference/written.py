@@ -14,7 +14,7 @@ import torch
 from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
-from conserved.inference.capture import Operation, Program, Ref
+from conserved.inference.capture import Operation, Program, ValueRef
 from conserved.inference.checker import moved_parameters
 from conserved.inference.motions import CLOSE, Motion
 from conserved.inference.symmetries import Assembly
@@ -121,7 +121,7 @@ def _step(typing: Typing, operation: Operation) -> dict[str, Any]:
         found["stopped"] = True
     if operation.name.startswith("aten::embedding.") and len(operation.args) > 2 and int(operation.args[2]) >= 0:
         table = operation.args[0]
-        row = typing.program.padding_row(table.value, int(operation.args[2])) if isinstance(table, Ref) else None
+        row = typing.program.padding_row(table.value, int(operation.args[2])) if isinstance(table, ValueRef) else None
         found["padding_zero"] = row is not None and not bool(row.any())
     return found
 
@@ -188,7 +188,7 @@ def _values(argument: Any) -> list[int]:
 
 def _plain(argument: Any) -> Any:
     """An argument as plain data: tensors by number."""
-    if isinstance(argument, Ref):
+    if isinstance(argument, ValueRef):
         return {"value": argument.value}
     if isinstance(argument, list | tuple):
         return [_plain(one) for one in argument]

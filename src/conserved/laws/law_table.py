@@ -16,7 +16,7 @@ from conserved.symmetry import Symmetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class LawRow:
     """Laws that differ only in the layer or the head."""
 
     block: str
@@ -28,14 +28,14 @@ class Row:
     epsilon: float
 
 
-def rows(symmetries: Sequence[Symmetry]) -> list[Row]:
+def rows(symmetries: Sequence[Symmetry]) -> list[LawRow]:
     """The table of a law set, in the order of the model."""
     folded: dict[tuple[object, ...], list[Symmetry]] = {}
     for symmetry in symmetries:
         key = (_pattern(symmetry.block), symmetry.family, symmetry.kind, _sizes(symmetry), symmetry.epsilon)
         folded.setdefault(key, []).append(symmetry)
     return [
-        Row(
+        LawRow(
             block=_range([member.block for member in members]) or "(model)",
             family=members[0].family,
             group=members[0].kind.group(members[0].n, members[0].m),
@@ -95,7 +95,7 @@ def _cut(lines: Sequence[str], most: int = 20) -> list[RenderableType]:
 class _Listing:
     """Two lines a row, so that formulas have room on a narrow terminal; three where a module's path is too long."""
 
-    table: Sequence[Row]
+    table: Sequence[LawRow]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         cells = [("where", "law", "group", "×", "numbers")]

@@ -136,7 +136,7 @@ def placed(products: Products, layout: Layout) -> tuple[PlacedProduct, ...] | No
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stack:
+class LegStack:
     """One view of several tensors: a stack of (entries, batch, n, m) matrices, entry by entry in the tensors' order."""
 
     tensors: tuple[Tensor, ...]

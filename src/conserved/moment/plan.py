@@ -23,7 +23,7 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, alike
 from conserved.moment.forms import Pair, Sums, Wanted, forms
-from conserved.moment.layouts import Layout, Stack
+from conserved.moment.layouts import Layout, LegStack
 from conserved.moment.portions import Part, in_portions
 from conserved.moment.precision import full_precision, working_dtype
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
@@ -230,11 +230,11 @@ class Plan:
             if leg.layout is None or not triton_backend.takes(products, leg.layout, leg.view.n):
                 return None
             classes[degree, leg.layout, leg.view.offset].append(position)
-        read: list[tuple[Degree, int, list[Stack]]] = []
+        read: list[tuple[Degree, int, list[LegStack]]] = []
         for (degree, layout, offset), positions in classes.items():
             names = [batch.legs[position].view.parameter for position in positions for batch in batches]
             stacks = [
-                Stack(tuple(one.tensors[name] for name in names), layout, offset if one.point else 0.0)
+                LegStack(tuple(one.tensors[name] for name in names), layout, offset if one.point else 0.0)
                 for one in sources
             ]
             if not all(map(triton_backend.reads, stacks)):

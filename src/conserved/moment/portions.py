@@ -17,7 +17,7 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
 from conserved.moment.forms import Pair, Sums, Wanted, forms
-from conserved.moment.layouts import Layout, Stack
+from conserved.moment.layouts import Layout, LegStack
 from conserved.moment.precision import full_precision, working_dtype
 from conserved.moment.sources import Paired, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
@@ -152,7 +152,7 @@ class _Queue:
         """Read all that wait, those that lie alike in one go."""
         for (products, layout, _, pairs, turned), reads in self.waiting.items():
             columns = zip(*(paired.tensors for *_, paired in reads), strict=True)
-            stacks = [Stack(column, layout) for column in columns]
+            stacks = [LegStack(column, layout) for column in columns]
             points, sign = reads[0][2].points, -1 if turned else 1
             values, squares = forms(
                 triton_backend.TRITON, products, sign, stacks, pairs, points, torch.float32, self.wanted

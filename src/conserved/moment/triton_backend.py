@@ -23,7 +23,7 @@ from torch import Tensor
 
 from conserved.moment.forms import Backend, Found, Pair
 from conserved.moment.launches import Tile, power
-from conserved.moment.layouts import Layout, PlacedProduct, Stack, plain
+from conserved.moment.layouts import Layout, LegStack, PlacedProduct, plain
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
 
 LARGEST = 128
@@ -38,7 +38,7 @@ def available(device: torch.device) -> bool:
     """Whether kernels can be compiled for this device; tried once, because that takes a C compiler too."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
-    ones = Stack(
+    ones = LegStack(
         (torch.ones(16, 16, device=device),), Layout(0, ((1, 0), (1, 0)), ((1, 0), (16, 16)), ((1, 0), (16, 1)))
     )
     try:
@@ -55,7 +55,7 @@ def available(device: torch.device) -> bool:
         return False
 
 
-def reads(stack: Stack) -> bool:
+def reads(stack: LegStack) -> bool:
     """Whether kernels read these legs: plain tensors of one type they know, on a device they run on."""
     types = types_of(stack.tensors)
     return types is not None and len(set(types)) == 1
@@ -82,24 +82,24 @@ def takes(products: Products, layout: Layout | None, n: int) -> bool:
 class TritonBackend(Backend):
     """Row products and outer products of stacks, all pairs of the same types in one launch."""
 
-    def faced(self, legs: Sequence[Stack], faces: str) -> list[Stack]:
+    def faced(self, legs: Sequence[LegStack], faces: str) -> list[LegStack]:
         """Rows as they are, or columns as rows; of all entries the rows, which are added up later."""
         return [replace(leg, layout=leg.layout.turned()) for leg in legs] if faces == "columns" else [*legs]
 
-    def row_of_units(self, leg: Stack, unit: int, row: int) -> Stack:
+    def row_of_units(self, leg: LegStack, unit: int, row: int) -> LegStack:
         """One row of every unit."""
         layout = leg.layout.row_of_units(unit, row)
         assert layout is not None, "takes() says so"
         return replace(leg, layout=layout)
 
     def row_products(
-        self, legs: Sequence[Stack], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
+        self, legs: Sequence[LegStack], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
     ) -> Found:
         """Σ_j a_ij b_ij for every row i and every pair of legs."""
         return _of_pairs(row_products, legs, pairs, sizes=sizes)
 
     def outer_products(
-        self, legs: Sequence[Stack], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
+        self, legs: Sequence[LegStack], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
     ) -> Found:
         """A Bᵀ for every pair of legs."""
         return _of_pairs(outer_products, legs, pairs, sizes=sizes)
@@ -108,7 +108,9 @@ class TritonBackend(Backend):
 TRITON = TritonBackend()
 
 
-def _of_pairs(product: Callable[..., Found], stacks: Sequence[Stack], pairs: Sequence[Pair], *, sizes: bool) -> Found:
+def _of_pairs(
+    product: Callable[..., Found], stacks: Sequence[LegStack], pairs: Sequence[Pair], *, sizes: bool
+) -> Found:
     """The product of every listed pair of stacks, in one launch for all pairs of the same types."""
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for number, pair in enumerate(pairs):
@@ -134,7 +136,7 @@ def _of_pairs(product: Callable[..., Found], stacks: Sequence[Stack], pairs: Seq
     return torch.stack(values), torch.stack(squares) if sizes else None
 
 
-def row_products(a: Stack, b: Stack, *, sizes: bool) -> Found:
+def row_products(a: LegStack, b: LegStack, *, sizes: bool) -> Found:
     """Σ_k a_ik b_ik for every row i, entry by entry and batch by batch, and Σ_ik (a_ik b_ik)²."""
     from conserved.moment import kernels
 
@@ -146,7 +148,7 @@ def row_products(a: Stack, b: Stack, *, sizes: bool) -> Found:
     return sums, squares.sum(-1) if sizes else None
 
 
-def outer_products(a: Stack, b: Stack, *, sizes: bool) -> Found:
+def outer_products(a: LegStack, b: LegStack, *, sizes: bool) -> Found:
     """A Bᵀ, for legs of at most `LARGEST` rows, and Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖²."""
     from conserved.moment import kernels
 
@@ -165,7 +167,7 @@ def outer_products(a: Stack, b: Stack, *, sizes: bool) -> Found:
 
 
 def _launch(
-    kernel: Any, programs: int, tile: Tile, a: Stack, b: Stack, sums: Tensor, squares: Tensor, *,
+    kernel: Any, programs: int, tile: Tile, a: LegStack, b: LegStack, sums: Tensor, squares: Tensor, *,
     spread: bool, **more: str,
 ) -> None:  # fmt: skip
     from conserved.moment.kernels import TYPES

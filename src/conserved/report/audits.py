@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from conserved.report.lawtables import share
-from conserved.report.plot import Axis, Plot
-from conserved.report.table import Table
+from conserved.report.plot import Plot, PlotAxis
+from conserved.report.table import ReportTable
 from conserved.verdict import Status
 
 _DRAWN = 1500
@@ -34,10 +34,10 @@ class AuditSection:
     identities: int
     failed: int
     plot: Plot | None
-    failures: Table | None
-    families: Table
-    findings: Table | None
-    gauge: Table | None
+    failures: ReportTable | None
+    families: ReportTable
+    findings: ReportTable | None
+    gauge: ReportTable | None
     gauge_message: str
     unclaimed: int
     blind: str
@@ -72,7 +72,7 @@ def audit_section(name: str, content: Mapping[str, Any]) -> AuditSection:
         plot=_residuals(name, rows) if rows else None,
         failures=_failures(failed) if failed else None,
         families=_families(rows),
-        findings=Table.of(("parameter", "its gradient"), findings, 100) if findings else None,
+        findings=ReportTable.of(("parameter", "its gradient"), findings, 100) if findings else None,
         gauge=_gauge(gauge["rows"]) if gauge.get("rows") else None,
         gauge_message=str(gauge.get("message", "")),
         unclaimed=len(content.get("unclaimed") or ()),
@@ -81,8 +81,8 @@ def audit_section(name: str, content: Mapping[str, Any]) -> AuditSection:
     )
 
 
-def _failures(failed: Sequence[Mapping[str, Any]]) -> Table:
-    return Table.of(
+def _failures(failed: Sequence[Mapping[str, Any]]) -> ReportTable:
+    return ReportTable.of(
         ("identity", "between", "residual", "rounding explains", "this suggests"),
         [
             (
@@ -98,11 +98,11 @@ def _failures(failed: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _families(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _families(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     grouped: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         grouped.setdefault(str(row["family"]), []).append(row)
-    return Table.of(
+    return ReportTable.of(
         ("law", "identities", "fail", "largest residual", "rounding explains"),
         [
             (
@@ -123,9 +123,9 @@ def _magnitude(residual: Any) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _gauge(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _gauge(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     columns = ("name", "head", "residual", "tolerance", "ok")
-    return Table.of(
+    return ReportTable.of(
         ("attention", "head", "Σ of key gradients, relative", "rounding explains", "holds"),
         [tuple(row.get(column) for column in columns) for row in rows],
         60,
@@ -171,8 +171,8 @@ def _residuals(name: str, rows: Sequence[Mapping[str, Any]]) -> Plot:
         caption=f"One mark for each identity μ(θ, G) = 0, failures and worst first.{cut}",
         data=traces,
         layout={
-            "xaxis": Axis("identity").layout(),
-            "yaxis": Axis("relative residual", log=True).layout(),
+            "xaxis": PlotAxis("identity").layout(),
+            "yaxis": PlotAxis("relative residual", log=True).layout(),
         },
     )
 

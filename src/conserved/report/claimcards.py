@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from conserved.report.mathematics import typeset
 from conserved.report.numerals import shown
-from conserved.report.table import Table
+from conserved.report.table import ReportTable
 from conserved.verdict import Status
 
 
@@ -33,9 +33,9 @@ class ClaimCard:
     under: str
     message: str
     proof: str
-    evidence: Table | None
+    evidence: ReportTable | None
     witness: str
-    witness_values: Table | None
+    witness_values: ReportTable | None
     numpy: str
     corrects: str
     corrected_by: str
@@ -51,7 +51,7 @@ class ClaimCard:
 COLUMNS = ("proved", "verified", "answered", "false", "overclaim", "slip", "refuted", "inconclusive")
 
 
-def tally(cards: Sequence[ClaimCard]) -> Table | None:
+def tally(cards: Sequence[ClaimCard]) -> ReportTable | None:
     """The sources' statements and ours apart, by verdict; errors that fall with another one are counted with it."""
     counted = [card for card in cards if not (card.under and card.status is Status.REFUTED)]
     used = [name for name in COLUMNS if any(_column(card) == name for card in counted)]
@@ -60,7 +60,7 @@ def tally(cards: Sequence[ClaimCard]) -> Table | None:
         own = [_column(card) for card in counted if (card.source, card.whose) == (source, whose)]
         rows.append((source, "ours" if whose == "ours" else "the source", *(own.count(name) for name in used)))
     rows.sort(key=lambda row: row[1] == "ours")
-    return Table.of(("source", "whose statement", *used), rows, 40) if rows else None
+    return ReportTable.of(("source", "whose statement", *used), rows, 40) if rows else None
 
 
 def _column(card: ClaimCard) -> str:
@@ -90,9 +90,9 @@ def claim_card(name: str, content: Mapping[str, Any]) -> ClaimCard:
         under=str(content.get("under") or ""),
         message=str(content.get("message") or ""),
         proof=str(content.get("proof") or ""),
-        evidence=Table.of(("what was computed", "value", "held against"), evidence, 40) if evidence else None,
+        evidence=ReportTable.of(("what was computed", "value", "held against"), evidence, 40) if evidence else None,
         witness=str(witness.get("what") or ""),
-        witness_values=Table.of(("in the witness", "value"), [(str(k), shown(v)) for k, v in values.items()], 40)
+        witness_values=ReportTable.of(("in the witness", "value"), [(str(k), shown(v)) for k, v in values.items()], 40)
         if values
         else None,
         numpy=str(witness.get("numpy") or ""),

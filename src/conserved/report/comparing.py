@@ -6,22 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conserved.report.plot import Axis, Plot, line
-from conserved.report.table import Table
+from conserved.report.plot import Plot, PlotAxis, line
+from conserved.report.table import ReportTable
 from conserved.store.run_digest import Digest
 
 _FAMILIES_DRAWN = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """What several runs did to the same laws."""
 
-    table: Table
+    table: ReportTable
     plots: tuple[Plot, ...]
 
 
-def comparison(runs: Sequence[Digest]) -> Comparison:
+def comparison(runs: Sequence[Digest]) -> RunComparison:
     """A row for every run, and a plot for every family of laws that two of them have, those that differ most first."""
     families = dict.fromkeys(family for run in runs for family in run.errors)
     shared = [family for family in families if sum(family in run.errors for run in runs) > 1]
@@ -38,7 +38,7 @@ def comparison(runs: Sequence[Digest]) -> Comparison:
         for run in runs
     ]
     heads = ("run", "steps", "laws", "alarms", "left over / rounding", *(f"error of {family}" for family in drawn))
-    return Comparison(table=Table.of(heads, rows), plots=tuple(_plot(runs, family) for family in drawn))
+    return RunComparison(table=ReportTable.of(heads, rows), plots=tuple(_plot(runs, family) for family in drawn))
 
 
 def _spread(runs: Sequence[Digest], family: str) -> float:
@@ -59,6 +59,6 @@ def _plot(runs: Sequence[Digest], family: str) -> Plot:
             for run in runs
             if run.errors.get(family)
         ],
-        layout={"xaxis": Axis("step").layout(), "yaxis": Axis("relative error (10)", log=True).layout()},
+        layout={"xaxis": PlotAxis("step").layout(), "yaxis": PlotAxis("relative error (10)", log=True).layout()},
         small=True,
     )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from conserved.report.audits import AuditSection, audit_section
 from conserved.report.claimcards import ClaimCard, claim_card
-from conserved.report.comparing import Comparison, comparison
+from conserved.report.comparing import RunComparison, comparison
 from conserved.report.heads import AttentionSection, attention_section
 from conserved.report.lawtables import LawSection, law_section
 from conserved.report.plot import Plot, from_document
@@ -61,7 +61,7 @@ class Contents:
     claims: tuple[ClaimCard, ...]
     audits: tuple[AuditSection, ...]
     attention: tuple[AttentionSection, ...]
-    compared: Comparison | None
+    compared: RunComparison | None
     """The watched runs beside each other, if there are several."""
     trajectories: int
     left_out: tuple[LeftOut, ...]

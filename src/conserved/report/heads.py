@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved.report.plot import Axis, Plot
-from conserved.report.table import Table
+from conserved.report.plot import Plot, PlotAxis
+from conserved.report.table import ReportTable
 from conserved.verdict import Status
 
 
@@ -21,8 +21,8 @@ class AttentionSection:
     layers: int
     heads: int
     plots: tuple[Plot, ...]
-    table: Table
-    skipped: Table | None
+    table: ReportTable
+    skipped: ReportTable | None
 
 
 _COLUMNS = (
@@ -55,10 +55,10 @@ def attention_section(name: str, content: Mapping[str, Any]) -> AttentionSection
         layers=len({head["layer"] for head in heads}),
         heads=len(heads),
         plots=_plots(name, heads) if heads else (),
-        table=Table.of(
+        table=ReportTable.of(
             [title for title, _ in _COLUMNS], [[head.get(field) for _, field in _COLUMNS] for head in heads]
         ),
-        skipped=Table.of(("layer", "why it is not described"), skipped, 100) if skipped else None,
+        skipped=ReportTable.of(("layer", "why it is not described"), skipped, 100) if skipped else None,
     )
 
 
@@ -130,7 +130,10 @@ def _ranks(name: str, heads: Sequence[Mapping[str, Any]]) -> Plot:
         alt=f"Rank, effective and stable rank of {len(heads)} heads, beside the bound on the rank.",
         caption="Heads in the order of the model; no rank exceeds the bound min(d_h, L − 1).",
         data=data,
-        layout={"xaxis": Axis("head").layout(), "yaxis": Axis("rank", options={"rangemode": "tozero"}).layout()},
+        layout={
+            "xaxis": PlotAxis("head").layout(),
+            "yaxis": PlotAxis("rank", options={"rangemode": "tozero"}).layout(),
+        },
         small=True,
     )
 
@@ -176,7 +179,7 @@ def _beside_gaussian(
         alt=f"Bars of {axis} of {len(heads)} heads, {span}, beside that of Gaussian keys.",
         caption=caption,
         data=data,
-        layout={"xaxis": Axis("head").layout(), "yaxis": Axis(axis).layout(), "bargap": 0.25},
+        layout={"xaxis": PlotAxis("head").layout(), "yaxis": PlotAxis(axis).layout(), "bargap": 0.25},
         small=True,
     )
 
@@ -206,7 +209,7 @@ def _evenness(name: str, heads: Sequence[Mapping[str, Any]]) -> Plot:
             }
         ],
         layout={
-            "xaxis": Axis("head", options={"dtick": 1} if widest <= 16 else {}).layout(),
+            "xaxis": PlotAxis("head", options={"dtick": 1} if widest <= 16 else {}).layout(),
             "yaxis": {"automargin": True, "autorange": "reversed", "type": "category"},
             "height": max(220, min(120 + 34 * len(layers), 700)),
         },

@@ -9,8 +9,8 @@ from typing import Any
 
 from conserved.laws import LawSet
 from conserved.laws.law_table import rows, totals
-from conserved.report.plot import Axis, Plot
-from conserved.report.table import Table
+from conserved.report.plot import Plot, PlotAxis
+from conserved.report.table import ReportTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class LawSection:
     coverage: float | None
     """The share of the model's trained parameters that take part in a law."""
     sentence: str
-    table: Table
-    dropped: Table
-    unclaimed: Table
+    table: ReportTable
+    dropped: ReportTable
+    unclaimed: ReportTable
     plot: Plot | None
 
 
@@ -43,7 +43,7 @@ def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
         independent=independent,
         coverage=share(content.get("coverage")),
         sentence=totals(found.symmetries, independent),
-        table=Table.of(
+        table=ReportTable.of(
             ("law", "what is conserved", "where", "numbers", "copies", "group", "holds"),
             [
                 (
@@ -58,8 +58,10 @@ def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
                 for row in folded
             ],
         ),
-        dropped=Table.of(("law", "why it is not kept"), [(item.name, item.reason) for item in found.dropped], 100),
-        unclaimed=Table.of(("parameter",), [(item,) for item in found.unclaimed], 100),
+        dropped=ReportTable.of(
+            ("law", "why it is not kept"), [(item.name, item.reason) for item in found.dropped], 100
+        ),
+        unclaimed=ReportTable.of(("parameter",), [(item,) for item in found.unclaimed], 100),
         plot=_numbers_by_family(name, found) if len(found) else None,
     )
 
@@ -93,7 +95,7 @@ def _numbers_by_family(name: str, found: LawSet) -> Plot:
             }
         ],
         layout={
-            "xaxis": Axis("conserved numbers").layout(),
+            "xaxis": PlotAxis("conserved numbers").layout(),
             "yaxis": {"automargin": True, "type": "category"},
             "height": 110 + 26 * len(ranked),
         },

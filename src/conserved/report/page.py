@@ -20,7 +20,7 @@ from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
 from conserved.report.plot import Plot
 from conserved.report.summary import alarms_first, findings, headlines, hero, verdict_line
-from conserved.report.table import Table
+from conserved.report.table import ReportTable
 
 SECTIONS = {
     "papers": "The papers' figures, measured again",
@@ -121,7 +121,7 @@ def plots(contents: Contents) -> Iterator[Plot]:
         yield from probe.plots
 
 
-def in_numbers(plot: Plot) -> Table:
+def in_numbers(plot: Plot) -> ReportTable:
     """A plot as a table: its own, or a row for every line with where it starts, ends and lies between."""
     if plot.table is not None:
         return plot.table
@@ -130,7 +130,7 @@ def in_numbers(plot: Plot) -> Table:
         values = list(_flat(trace.get("z", trace.get("x" if trace.get("orientation") == "h" else "y"))))
         row = [str(trace.get("name") or f"series {number}"), len(values)]
         rows.append([*row, *((values[0], values[-1], min(values), max(values)) if values else (None,) * 4)])
-    return Table.of(("series", "points", "first", "last", "least", "largest"), rows, 60)
+    return ReportTable.of(("series", "points", "first", "last", "least", "largest"), rows, 60)
 
 
 def _flat(values: Any) -> Iterator[float]:

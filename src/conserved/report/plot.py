@@ -9,14 +9,14 @@ from typing import Any
 from markupsafe import Markup
 
 from conserved.report.drawing import drawn
-from conserved.report.table import Table
+from conserved.report.table import ReportTable
 
 TRACES = ("scatter", "bar", "heatmap")
 """Kinds of trace that are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ShownFinding:
     """A number that a figure shows, what was expected, and whether it is so."""
 
     what: str
@@ -37,8 +37,8 @@ class Plot:
     data: list[dict[str, Any]]
     layout: dict[str, Any]
     caption: str = ""
-    findings: tuple[Finding, ...] = ()
-    table: Table | None = None
+    findings: tuple[ShownFinding, ...] = ()
+    table: ReportTable | None = None
     section: str = ""
     small: bool = False
     """Whether two of them fit beside each other."""
@@ -56,7 +56,7 @@ def from_document(name: str, content: Mapping[str, Any]) -> Plot:
         raise ValueError(f"a trace of type {strange[0]!r} is not drawn; use {', '.join(TRACES)}")
     title = str(content.get("title") or name)
     findings = tuple(
-        Finding(**{key: item.get(key) for key in ("what", "value", "low", "high", "expected", "holds")})
+        ShownFinding(**{key: item.get(key) for key in ("what", "value", "low", "high", "expected", "holds")})
         for item in content.get("findings") or ()
     )
     table = content.get("table")
@@ -68,13 +68,13 @@ def from_document(name: str, content: Mapping[str, Any]) -> Plot:
         data=data,
         layout=dict(content.get("layout") or {}),
         findings=findings,
-        table=None if not table else Table.of(table["columns"], table["rows"]),
+        table=None if not table else ReportTable.of(table["columns"], table["rows"]),
         section=str(content.get("section") or ""),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlotAxis:
     """The title of an axis and whether it is logarithmic."""
 
     title: str

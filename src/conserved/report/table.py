@@ -13,7 +13,7 @@ MOST_ROWS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ReportTable:
     """Cells as text; `right` are the columns of numbers."""
 
     columns: tuple[str, ...]
@@ -22,7 +22,7 @@ class Table:
     left_out: int = 0
 
     @staticmethod
-    def of(columns: Sequence[Any], rows: Iterable[Sequence[Any]], most: int = MOST_ROWS) -> Table:
+    def of(columns: Sequence[Any], rows: Iterable[Sequence[Any]], most: int = MOST_ROWS) -> ReportTable:
         """A table of plain data; a column is one of numbers if all its cells are."""
         body = [list(row) for row in rows]
         wrong = [row for row in body if len(row) != len(columns)]
@@ -33,7 +33,7 @@ class Table:
             for place in range(len(columns))
             if body and all(isinstance(row[place], int | float) or row[place] is None for row in body)
         }
-        return Table(
+        return ReportTable(
             columns=tuple(map(str, columns)),
             rows=tuple(tuple(numeral(cell) for cell in row) for row in body[:most]),
             right=frozenset(right),

@@ -10,8 +10,8 @@ from typing import Any
 
 from conserved.alarm import Alarm
 from conserved.report.numerals import numeral, shown, without_folders
-from conserved.report.plot import Axis, Plot, line
-from conserved.report.table import Table
+from conserved.report.plot import Plot, PlotAxis, line
+from conserved.report.table import ReportTable
 from conserved.store.run_digest import Digest, FamilyStep
 from conserved.verdict import Status
 
@@ -32,16 +32,16 @@ class RunSection:
     shown: int
     laws: int
     skipped: int
-    config: Table | None
+    config: ReportTable | None
     errors: Plot | None
     ledgers: tuple[Plot, ...]
     causes: Plot | None
     residuals: Plot | None
     """How far the account is from closing, step by step, with the alarms."""
     readings: Plot | None
-    last: Table | None
-    drifts: Table | None
-    alarms: Table | None
+    last: ReportTable | None
+    drifts: ReportTable | None
+    alarms: ReportTable | None
     alarm_count: int
     first_alarms: tuple[tuple[int, str, str], ...]
     """Step, law and message of the first alarm of every code."""
@@ -63,7 +63,7 @@ def run_section(run: Digest) -> RunSection:
         shown=len(run.shown),
         laws=run.laws,
         skipped=run.skipped,
-        config=Table.of(("setting", "value"), config, 100) if config else None,
+        config=ReportTable.of(("setting", "value"), config, 100) if config else None,
         errors=_errors(run) if run.errors else None,
         ledgers=tuple(_ledger(run, family) for family in sorted(drawn)),
         causes=_causes(run) if run.totals else None,
@@ -147,7 +147,11 @@ def _errors(run: Digest) -> Plot:
         alt=f"Lines of the error of equation (10) over {run.steps:,} steps by law; at the end: {listing}.",
         caption="Equation (10): mean of ‖h(θ_k) − h(θ_0)‖ / ‖h(θ_0)‖ over the laws of a kind.",
         data=[line(family, run.shown, _positive(values)) for family, values in run.errors.items()],
-        layout={"xaxis": Axis("step").layout(), "yaxis": Axis("error", log=True).layout(), "hovermode": "x unified"},
+        layout={
+            "xaxis": PlotAxis("step").layout(),
+            "yaxis": PlotAxis("error", log=True).layout(),
+            "hovermode": "x unified",
+        },
     )
 
 
@@ -175,8 +179,8 @@ def _ledger(run: Digest, family: str) -> Plot:
         ),
         data=data,
         layout={
-            "xaxis": Axis("step").layout(),
-            "yaxis": Axis("|change in the step|", log=True).layout(),
+            "xaxis": PlotAxis("step").layout(),
+            "yaxis": PlotAxis("|change in the step|", log=True).layout(),
             "hovermode": "x unified",
         },
         small=True,
@@ -191,8 +195,8 @@ def _causes(run: Digest) -> Plot:
         caption="Magnitudes added over all laws. Plain gradient descent has none of this; the optimizer puts it there.",
         data=[line(cause, run.shown, _positive(values)) for cause, values in run.totals.items()],
         layout={
-            "xaxis": Axis("step").layout(),
-            "yaxis": Axis("Σ |first order|", log=True).layout(),
+            "xaxis": PlotAxis("step").layout(),
+            "yaxis": PlotAxis("Σ |first order|", log=True).layout(),
             "hovermode": "x unified",
         },
     )
@@ -231,7 +235,7 @@ def _residuals(run: Digest) -> Plot:
         caption="The law whose residual is largest, over what rounding explains. Above 1, audited gradients are not "
         "those of one loss; and of the account, something else than the optimizer changed parameters.",
         data=data,
-        layout={"xaxis": Axis("step").layout(), "yaxis": Axis("residual / rounding", log=True).layout()},
+        layout={"xaxis": PlotAxis("step").layout(), "yaxis": PlotAxis("residual / rounding", log=True).layout()},
     )
 
 
@@ -241,11 +245,11 @@ def _readings(run: Digest) -> Plot:
         title="Readings",
         alt=f"Lines over steps of {', '.join(run.readings)}.",
         data=[line(name, run.shown, list(values)) for name, values in list(run.readings.items())[:40]],
-        layout={"xaxis": Axis("step").layout(), "yaxis": Axis("value").layout(), "hovermode": "x unified"},
+        layout={"xaxis": PlotAxis("step").layout(), "yaxis": PlotAxis("value").layout(), "hovermode": "x unified"},
     )
 
 
-def _last(run: Digest) -> Table:
+def _last(run: Digest) -> ReportTable:
     """The ledger of the last step that was written."""
     causes = list(run.totals)
     rows: list[list[Any]] = []
@@ -256,18 +260,20 @@ def _last(run: Digest) -> Table:
             [family, one.law, *(one.numbers[field] for field in fields), *(one.causes.get(cause) for cause in causes)]
         )
     parts = ("observed", "= first order", "+ second order", "+ residual", "rounding")
-    return Table.of(("kind", "law that changed most", *parts, *(f"first order: {cause}" for cause in causes)), rows)
+    return ReportTable.of(
+        ("kind", "law that changed most", *parts, *(f"first order: {cause}" for cause in causes)), rows
+    )
 
 
-def _drifts(run: Digest) -> Table:
-    return Table.of(
+def _drifts(run: Digest) -> ReportTable:
+    return ReportTable.of(
         ("kind", "laws", "error of eq. (10)", "law that drifted most", "drift since the start", "accounted for"),
         [(one.family, one.laws, one.error, one.law, one.drift, one.predicted) for one in run.drifts],
     )
 
 
-def _alarms(run: Digest) -> Table:
-    return Table.of(
+def _alarms(run: Digest) -> ReportTable:
+    return ReportTable.of(
         ("step", "code", "law", "value", "limit", "what to look at"),
         [(alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit, alarm.message) for alarm in run.alarms],
         200,

@@ -12,7 +12,7 @@ from torch import Tensor
 from conserved.laws import Change, Reference
 from conserved.laws.identity_verdicts import TOLERANCE
 from conserved.symmetry import Symmetry, Tensors
-from conserved.tracking.ledger import Account, Shelf, rounding
+from conserved.tracking.ledger import Shelf, StepAccount, rounding
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def _denominators(shelf: Shelf, reference: Reference, name: str) -> Tensor:
     return Change(distance=size, size=size, terms=terms).unit()
 
 
-def begun(account: Account) -> Running:
+def begun(account: StepAccount) -> Running:
     """Watching starts here."""
     return Running(
         reference=account.law.clone(),
@@ -124,7 +124,7 @@ def settled(
     shelf: Shelf,
     scales: Scales,
     running: Running,
-    account: Account,
+    account: StepAccount,
     *,
     unclipped: Tensor | None,
     gradient_norm: Tensor | None,

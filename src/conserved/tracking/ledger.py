@@ -41,7 +41,7 @@ class Shelf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class StepAccount:
     """What one pass found for the laws of a shelf, one row each."""
 
     law: Float[Tensor, "laws numbers"]
@@ -133,7 +133,7 @@ class Ledger:
             name: torch.empty((), dtype=theta[name].dtype, device=theta[name].device) for name in self.parameters
         }
 
-    def account(self, expand: Callable[[Sequence[str]], Sequence[Expansion]]) -> list[Account]:
+    def account(self, expand: Callable[[Sequence[str]], Sequence[Expansion]]) -> list[StepAccount]:
         """The account of a step for every shelf; `expand` gives the steps of some parameters when their turn comes."""
         # Where layers are read together, their parameters' steps are expanded together too.
         together = triton_backend.available(self._like[self.parameters[0]].device)
@@ -142,7 +142,7 @@ class Ledger:
             parts = self._plan.evaluate(steps, law=True, dtype=self._dtype).parts
             return [self._shelved([parts[number] for number in numbers], steps) for numbers in self._members]
 
-    def _shelved(self, parts: Sequence[Part], steps: _Steps) -> Account:
+    def _shelved(self, parts: Sequence[Part], steps: _Steps) -> StepAccount:
         """Put the sums of all batches of a shelf together."""
         kind = self.symmetries[parts[0].members[0]].kind
         keys = {key for part in parts for key in part.sums}
@@ -188,7 +188,7 @@ def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: Weights) -> Tenso
 
 def _accounted(
     kind: Kind, held: Sequence[Sums], weights: StepWeights, slots: tuple[Slot, ...], rate: Scalar
-) -> Account:
+) -> StepAccount:
     """The account of batches whose legs all step with the same coefficients."""
     products = kind.products
     held = _side_by_side(held)
@@ -203,7 +203,7 @@ def _accounted(
         moved = _combined(spread, slots, weights.second).sum(-1)
         steep = _combined(spread, slots, weights.steepness).amax(-1)
         steepness = 2 * (steep.clamp(min=0) * sizes.amax(-1)).sqrt()
-    return Account(
+    return StepAccount(
         law=forms[0],
         sizes=sizes,
         first={cause: _combined(forms, slots, part) for cause, part in weights.first.items()},
@@ -219,7 +219,7 @@ def _cat(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def _mixed(parts: list[Account]) -> Account:
+def _mixed(parts: list[StepAccount]) -> StepAccount:
     """One batch whose legs step with different coefficients.
 
     Only a common rate times the gradient leaves a law alone. What a leg moves at another rate than the first is a cause
@@ -234,7 +234,7 @@ def _mixed(parts: list[Account]) -> Account:
         unequal = {"rates": (part.rate - common) * part.slope} if part.rate is not common else {}
         for cause, value in (*part.first.items(), *unequal.items()):
             first[cause] = first[cause] + value if cause in first else value
-    return Account(
+    return StepAccount(
         law=_added([part.law for part in parts]),
         sizes=_added([part.sizes for part in parts]),
         first=first,
@@ -250,11 +250,11 @@ def _added(tensors: list[Tensor]) -> Tensor:
     return sum(tensors[1:], tensors[0])
 
 
-def _stacked(pieces: list[Account]) -> Account:
+def _stacked(pieces: list[StepAccount]) -> StepAccount:
     """Batches of one shelf, one after the other."""
     causes = dict.fromkeys(cause for piece in pieces for cause in piece.first)
     rates = [torch.ones_like(piece.law[:, :1]) * piece.rate for piece in pieces]
-    return Account(
+    return StepAccount(
         law=_cat([piece.law for piece in pieces], 0),
         sizes=_cat([piece.sizes for piece in pieces], 0),
         first={

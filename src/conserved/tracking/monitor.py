@@ -27,7 +27,7 @@ from conserved.symmetry import Symmetry, Tensors
 from conserved.tracking.alarm_rules import Growth
 from conserved.tracking.device_transfer import Transfer
 from conserved.tracking.kept_account import Running, Scales, begun, settled
-from conserved.tracking.ledger import Account, Ledger
+from conserved.tracking.ledger import Ledger, StepAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.optimizer_watch import OptimizerWatch
 from conserved.tracking.raised_alarms import RaisedAlarms
@@ -528,7 +528,7 @@ class Monitor:
     def _sampled(self) -> bool:
         return (self.count + 1) % self.every == 0
 
-    def _measured(self, accounts: Sequence[Account]) -> list[Scales]:
+    def _measured(self, accounts: Sequence[StepAccount]) -> list[Scales]:
         """What changes are relative to and what rounding explains of them, with parameters as they are now."""
         return [
             Scales.of(
@@ -564,7 +564,7 @@ class Monitor:
             for running, account in zip(self._running, self._laws_now(), strict=True):
                 running.previous, running.sizes = account.law.clone(), account.sizes.clone()
 
-    def _laws_now(self) -> list[Account]:
+    def _laws_now(self) -> list[StepAccount]:
         return self._ledger.account(lambda names: [Expansion.of(self._theta[name]) for name in names])
 
     def _account(self) -> None:

@@ -28,7 +28,7 @@ _PAGE = """<!doctype html>
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class RunPanel:
     """Lines over steps that share an axis."""
 
     title: str
@@ -37,7 +37,7 @@ class Panel:
     limit: float | None = None
 
 
-def panels(records: Sequence[StepRecord], audits: Sequence[AuditEntry]) -> list[Panel]:
+def panels(records: Sequence[StepRecord], audits: Sequence[AuditEntry]) -> list[RunPanel]:
     """What is worth drawing of a run."""
     drift: dict[str, list[tuple[int, float]]] = {}
     causes: dict[str, list[tuple[int, float]]] = {}
@@ -50,17 +50,17 @@ def panels(records: Sequence[StepRecord], audits: Sequence[AuditEntry]) -> list[
                 causes.setdefault(name.removeprefix("total/cause/"), []).append((record.step, value))
         if "loss" in record.readings:
             loss.append((record.step, record.readings["loss"]))
-    found = [Panel(title="loss", series={"loss": loss}, log=False)] if loss else []
-    found.append(Panel(title="drift of the laws since the start, relative", series=drift, log=True))
+    found = [RunPanel(title="loss", series={"loss": loss}, log=False)] if loss else []
+    found.append(RunPanel(title="drift of the laws since the start, relative", series=drift, log=True))
     if causes:
-        found.append(Panel(title="first-order change in a step, by cause", series=causes, log=True))
+        found.append(RunPanel(title="first-order change in a step, by cause", series=causes, log=True))
     if audits:
         worst: dict[str, list[tuple[int, float]]] = {}
         for entry in audits:
             for family, value in entry.families.items():
                 worst.setdefault(family, []).append((entry.step, value))
         title = "audits: residual of gradient identities over what rounding explains"
-        found.append(Panel(title=title, series=worst, log=True, limit=1.0))
+        found.append(RunPanel(title=title, series=worst, log=True, limit=1.0))
     return found
 
 
@@ -84,7 +84,7 @@ def draw(
     return path
 
 
-def _drawn(chosen: Sequence[Panel], alarms: Sequence[Alarm]) -> Any:
+def _drawn(chosen: Sequence[RunPanel], alarms: Sequence[Alarm]) -> Any:
     figures: Any = require("matplotlib.figure", _WHY)
     figure = figures.Figure(figsize=(9, 2.4 * len(chosen)), layout="constrained")
     axes = figure.subplots(len(chosen), 1, sharex=True, squeeze=False)[:, 0]

@@ -40,8 +40,8 @@ _NORMS = ("native_layer_norm", "_fused_rms_norm", "rms_norm")
 @contextmanager
 def _relaxed() -> Iterator[None]:
     """Within it, functions of single entries pass charges on as ReLU does, and norms as if they were not there."""
-    from conserved.inference.capture import Ref
-    from conserved.inference.engine import View
+    from conserved.inference.capture import ValueRef
+    from conserved.inference.engine import ReadPart
     from conserved.inference.moves import Renumber
     from conserved.inference.rules import RULES, Step
     from conserved.inference.rules.products import FIXING, power
@@ -62,7 +62,7 @@ def _relaxed() -> Iterator[None]:
             result = Type((*result.factors, *place.type(s.type(s.arg(2))).factors))
         if bias is not None:
             known = s.raw(bias)
-            if isinstance(known, View):
+            if isinstance(known, ReadPart):
                 within = [one for one in result.factors if set(one.dims) <= set(dims)]
                 fields = [Field(tuple(map(dims.index, one.dims)), one.atoms, one.weight) for one in within]
                 known = s.engine.first_use(known, fields, role="bias", entries=False)
@@ -76,7 +76,7 @@ def _relaxed() -> Iterator[None]:
 
     def plus(s: Step) -> Any:
         """A number that is added is part of a function of single entries."""
-        alone = number(s.arg(1), s) is not None and isinstance(s.arg(0), Ref)
+        alone = number(s.arg(1), s) is not None and isinstance(s.arg(0), ValueRef)
         return entrywise(s) if alone else former["aten::add"](s)
 
     former = dict(RULES)

@@ -21,7 +21,7 @@ from conserved.inference.probing.axis_moves import Group
 from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import (
     UNIT,
-    Function,
+    NumericalFunction,
     Uncheckable,
     device_of,
     function_of,
@@ -75,7 +75,7 @@ def check(
         return _checked(_generic(_repeats(function)), seed, start, start + seconds, compiler)
 
 
-def _repeats(function: Function) -> Function:
+def _repeats(function: NumericalFunction) -> NumericalFunction:
     """The function, if two calls with one seed agree; otherwise a sentence."""
     first, second = (function.outputs(function.values) for _ in range(2))
     for one, other in zip(first, second, strict=True):
@@ -92,7 +92,7 @@ def _repeats(function: Function) -> Function:
     return function
 
 
-def _generic(function: Function) -> Function:
+def _generic(function: NumericalFunction) -> NumericalFunction:
     """The function at inputs none of which is constant: a backward that forgets a gain of one would pass otherwise."""
     values = list(function.values)
     drawn = []
@@ -115,7 +115,7 @@ def _generic(function: Function) -> Function:
     return replace(function, values=tuple(values), notes=(*function.notes, note))
 
 
-def _slopes(function: Function, seed: int) -> tuple[Tensor, ...]:
+def _slopes(function: NumericalFunction, seed: int) -> tuple[Tensor, ...]:
     """Random output gradients, in half precision of a size that keeps the gradients away from the smallest numbers."""
     generator = torch.Generator().manual_seed(seed + 11)
     outs = function.outputs(function.values)
@@ -134,7 +134,7 @@ def _slopes(function: Function, seed: int) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _checked(function: Function, seed: int, start: float, deadline: float, compiler: str) -> Check:
+def _checked(function: NumericalFunction, seed: int, start: float, deadline: float, compiler: str) -> Check:
     slopes = _slopes(function, seed)
     outs, grads = function.gradients(function.values, slopes)
     noise = measure_noise(function, slopes)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from conserved.inference.probing.noise import Noise
-from conserved.inference.probing.numerical_function import Function, Values
+from conserved.inference.probing.noise import FunctionNoise
+from conserved.inference.probing.numerical_function import NumericalFunction, Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +19,11 @@ class Setting:
     input is changed at random, so that outputs which stay the same say something.
     """
 
-    function: Function
+    function: NumericalFunction
     slopes: Values
     outs: Values
     grads: tuple[Tensor | None, ...]
-    noise: Noise
+    noise: FunctionNoise
     deadline: float
     seed: int
     repeats: bool = True

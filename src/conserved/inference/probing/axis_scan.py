@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conserved.inference.probing.axis_moves import Axis, Group, ProbedSymmetry, TensorLeg, scaled, shifted, spread
 from conserved.inference.probing.noise import by_row, rms, wide
-from conserved.inference.probing.numerical_function import Function, Values
+from conserved.inference.probing.numerical_function import NumericalFunction, Values
 
 NEARLY = 1e-2
 """A relative change by moves up to a factor of four below which a scaling counts as holding up to that change."""
@@ -30,7 +30,7 @@ _DIVISORS, _FEW, _SINGLE = 6, 16, 2.0**-13
 class Scanner:
     """A function at its inputs, with what is needed to say whether a move left it alone."""
 
-    function: Function
+    function: NumericalFunction
     outs: Values
     noise: Values
     unit: float

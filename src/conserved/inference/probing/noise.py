@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conserved.inference.probing.numerical_function import UNIT, Function, Values
+from conserved.inference.probing.numerical_function import UNIT, NumericalFunction, Values
 
 _STENCIL = (1.0, -4.0, 6.0, -4.0, 1.0)
 _VARIANCE = 70.0
@@ -50,7 +50,7 @@ def rms(tensor: Tensor) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
+class FunctionNoise:
     """Standard deviations of outputs and gradients by row, and the relative error of one rounding as it shows in the
     outputs. `response` is the relative change of a gradient per relative change of the inputs, plus one."""
 
@@ -75,7 +75,7 @@ def nearby(values: Sequence[Tensor], step: float, seed: int) -> list[list[Tensor
     return points
 
 
-def step_of(function: Function) -> float:
+def step_of(function: NumericalFunction) -> float:
     """How far apart the points are, relative to the entries."""
     step = _STEP[function.precision]
     if function.precision == torch.float32 and function.values[0].is_cuda:
@@ -83,7 +83,9 @@ def step_of(function: Function) -> float:
     return step
 
 
-def measure_noise(function: Function, slopes: Sequence[Tensor], *, seed: int = 17, shorter: float = 1.0) -> Noise:
+def measure_noise(
+    function: NumericalFunction, slopes: Sequence[Tensor], *, seed: int = 17, shorter: float = 1.0
+) -> FunctionNoise:
     """The noise of outputs and gradients around the function's inputs, from five forward and backward passes.
 
     Args:
@@ -125,7 +127,7 @@ def measure_noise(function: Function, slopes: Sequence[Tensor], *, seed: int = 1
         scale = float(size) or 1.0
         relative.append(float(spread.square().mean().sqrt()) / scale)
         responses.append(1.0 + float(change) / scale)
-    return Noise(
+    return FunctionNoise(
         outs=tuple(_output_deviation(points, run.dtype) for points, run in zip(outs, runs[0][0], strict=True)),
         grads=tuple(deviations),
         unit=unit,
@@ -134,7 +136,7 @@ def measure_noise(function: Function, slopes: Sequence[Tensor], *, seed: int = 1
     )
 
 
-def measure_output_noise(function: Function, values: Sequence[Tensor], step: float) -> Values:
+def measure_output_noise(function: NumericalFunction, values: Sequence[Tensor], step: float) -> Values:
     """The standard deviation of each output by row, from five forward passes around `values`."""
     runs = [function.outputs(point) for point in nearby(values, step, function.seed + 17)]
     return tuple(_output_deviation([wide(run[place]) for run in runs], out.dtype) for place, out in enumerate(runs[0]))

@@ -22,7 +22,7 @@ class Uncheckable(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
+class NumericalFunction:
     """A callable with every argument fixed but its floating-point tensors.
 
     Every call starts from the same seed and from tensors it may overwrite, so that calls can be compared. `copying`
@@ -120,7 +120,7 @@ def function_of(
     *,
     names: Sequence[str] | None = None,
     seed: int = 0,
-) -> Function:
+) -> NumericalFunction:
     """The function to be checked; raises Uncheckable with one sentence where it cannot be.
 
     Args:
@@ -216,7 +216,7 @@ def _known() -> str:
 
 def _settled(
     title: str, call: Callable[[Sequence[Tensor]], Any], names: tuple[str, ...], values: Values, seed: int
-) -> Function:
+) -> NumericalFunction:
     """The function after one trial call: which outputs are differentiable, whether inputs are overwritten."""
     notes: list[str] = []
     copying = False
@@ -257,7 +257,7 @@ def _settled(
     if len(differentiable) < len(outs):
         left = len(outs) - len(differentiable)
         notes.append(f"{left} of {len(outs)} outputs have no gradient and were left out.")
-    return Function(
+    return NumericalFunction(
         title=title,
         call=call,
         names=names,

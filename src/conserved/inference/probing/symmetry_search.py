@@ -20,7 +20,7 @@ from conserved.inference.probing.matrix_groups import mixing_symmetries
 from conserved.inference.probing.noise import measure_output_noise, step_of
 from conserved.inference.probing.numerical_function import (
     UNIT,
-    Function,
+    NumericalFunction,
     Uncheckable,
     Values,
     device_of,
@@ -85,7 +85,7 @@ def probe(
         return probe_function(function_of(fn, tensors, keywords, names=names, seed=seed), seconds=seconds)
 
 
-def probe_function(function: Function, *, unit: float | None = None, seconds: float = 60.0) -> Probe:
+def probe_function(function: NumericalFunction, *, unit: float | None = None, seconds: float = 60.0) -> Probe:
     """The same for a function already prepared; `unit` is its relative rounding where that is known."""
     outs = function.outputs(function.values)
     if not all(bool(torch.isfinite(out).all()) for out in outs):
@@ -104,7 +104,7 @@ def probe_function(function: Function, *, unit: float | None = None, seconds: fl
     )
 
 
-def scanner_of(function: Function, outs: Values, *, unit: float | None, seconds: float) -> Scanner:
+def scanner_of(function: NumericalFunction, outs: Values, *, unit: float | None, seconds: float) -> Scanner:
     """What the search works with: the function at its inputs, and the noise of its outputs."""
     return Scanner(
         function=function,

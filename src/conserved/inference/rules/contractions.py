@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from conserved.inference.engine import Engine, View, components, renumbered, scaled
+from conserved.inference.engine import Engine, ReadPart, components, renumbered, scaled
 from conserved.inference.moves import Regroup, Renumber, broadcast
 from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
 from conserved.inference.rules.sums import added, adopt
@@ -42,12 +42,12 @@ def contraction(s: Step, left: Any, right: Any, axes: Axes) -> Type:
     to_right = Renumber(axes.right)
     mine = set(axes.left) - set(axes.right)
     other = set(axes.right) - set(axes.left)
-    if isinstance(x, View) and isinstance(y, View):
+    if isinstance(x, ReadPart) and isinstance(y, ReadPart):
         x = first_contraction(engine, x, to_left, FIXED, axes, fresh_sum=True)
-    if isinstance(x, View):
+    if isinstance(x, ReadPart):
         assert isinstance(y, Type)
         x = first_contraction(engine, x, to_left, to_right.type(y), axes, rows=True)
-    elif isinstance(y, View):
+    elif isinstance(y, ReadPart):
         y = first_contraction(engine, y, to_right, to_left.type(x), axes, rows=True)
     assert isinstance(x, Type)
     assert isinstance(y, Type)
@@ -65,7 +65,7 @@ def contraction(s: Step, left: Any, right: Any, axes: Axes) -> Type:
 
 def first_contraction(
     engine: Engine,
-    view: View,
+    view: ReadPart,
     place: Renumber,
     partner: Type,
     axes: Axes,
@@ -159,7 +159,7 @@ def with_bias(s: Step, result: Known, bias: Any, factor: int | float = 1.0) -> T
     assert isinstance(result, Type)
     count = len(s.out)
     known = s.raw(bias)
-    if isinstance(known, View):
+    if isinstance(known, ReadPart):
         known = adopt(s, bias, known, result, count)
     return added(s.engine, result, scaled(s.engine, broadcast(s.shape(bias), count).type(known), factor))
 
@@ -202,7 +202,7 @@ def _convolution(s: Step) -> Known:
         return fix_all(s)
     places = list(range(2, len(shape)))
     known = s.raw(x)
-    if isinstance(known, View):
+    if isinstance(known, ReadPart):
         known = s.type(x)
     mixed = [dim for dim in places if weight[dim] > 1 or shape[dim] != s.out[dim]]
     level = Type(tuple(s.engine.uniform(known.factors, mixed)), known.shifts, known.images, known.zero)
@@ -229,7 +229,7 @@ def _convolution(s: Step) -> Known:
     if b is None:
         return result
     known_b = s.raw(b)
-    if isinstance(known_b, View):
+    if isinstance(known_b, ReadPart):
         fields = s.engine.uniform(result.factors, [d for d in range(len(s.out)) if d != 1])
         known_b = s.engine.first_use(
             known_b,
@@ -245,7 +245,7 @@ def conv_contraction(s: Step, left: Type, raw: Known, axes: Axes, kernel: int) -
     engine = s.engine
     place = Renumber(axes.right)
     x = Renumber(axes.left).type(left)
-    y = place.type(first_contraction(engine, raw, place, x, axes)) if isinstance(raw, View) else place.type(raw)
+    y = place.type(first_contraction(engine, raw, place, x, axes)) if isinstance(raw, ReadPart) else place.type(raw)
     level = engine.uniform(y.factors, [axis for axis in axes.right if axis >= 5])
     y = Type(tuple(level), y.shifts, y.images, y.zero)
     sizes = axes.sizes

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.capture import Ref
-from conserved.inference.engine import View
+from conserved.inference.capture import ValueRef
+from conserved.inference.engine import ReadPart
 from conserved.inference.moves import Renumber
 from conserved.inference.rules.places import taken, unvirtual
 from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, origin_of, rule, wide
@@ -27,7 +27,7 @@ def _embedding(s: Step) -> Known:
     shape, places = s.shape(table), s.shape(index)
     known = s.raw(table)
     move = Renumber((None, *range(len(places), len(places) + len(shape) - 1)))
-    if isinstance(known, View):
+    if isinstance(known, ReadPart):
         sizes = shape[1:]
         dims = [dim + 1 for dim in range(len(sizes))]
         known = s.engine.first_use(known, [s.engine.fresh(dims, sizes)], role="table")
@@ -72,7 +72,9 @@ def _index(s: Step) -> Known:
     else:
         indices = list(s.arg(1))
     used = [n for n, one in enumerate(indices) if one is not None]
-    boolean = any(isinstance(indices[n], Ref) and s.program.values[indices[n].value].dtype == torch.bool for n in used)
+    boolean = any(
+        isinstance(indices[n], ValueRef) and s.program.values[indices[n].value].dtype == torch.bool for n in used
+    )
     known = s.raw(x)
     if boolean:
         covered = list(range(used[0], used[0] + len(s.shape(indices[used[0]])))) if len(used) == 1 else []
@@ -126,7 +128,7 @@ def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
     """x[:, …, index]: a table looked up along one axis."""
     shape, places = s.shape(x), s.shape(index)
     constant = s.constant(index)
-    if constant is not None and len(places) == 1 and isinstance(known, Type | View):
+    if constant is not None and len(places) == 1 and isinstance(known, Type | ReadPart):
         return taken(s, x, dim, at_array(constant.numpy(), shape[dim]))
     width = len(places)
     axes = tuple(d if d < dim else None if d == dim else d + width - 1 for d in range(len(shape)))
@@ -148,7 +150,7 @@ def one_index(s: Step, x: Any, known: Known, dim: int, index: Any) -> Known:
             (*(Virtual(v.key, *move.array(v.dims, v.slots, 0)) for v in one.virtual), virtual),
         )
 
-    if isinstance(known, View):
+    if isinstance(known, ReadPart):
         if shape[dim] <= LOOKED_UP and not any(dim in v.dims for one in known.coordinates for v in one.virtual):
             return replace(known, coordinates=tuple(map(field, known.coordinates)))
         known = s.type(x)
@@ -205,8 +207,8 @@ def _gather(s: Step) -> Any:
 def expanded_less(s: Step, ref: Any) -> set[int]:
     """The axes along which a tensor varies; not those it was expanded along."""
     shape = s.shape(ref)
-    maker = s.program.maker(ref.value) if isinstance(ref, Ref) else None
-    if maker is not None and base_name(maker.name) == "aten::expand" and isinstance(maker.args[0], Ref):
+    maker = s.program.maker(ref.value) if isinstance(ref, ValueRef) else None
+    if maker is not None and base_name(maker.name) == "aten::expand" and isinstance(maker.args[0], ValueRef):
         source = s.shape(maker.args[0])
         offset = len(shape) - len(source)
         return {dim + offset for dim in wide(source)}
@@ -227,7 +229,7 @@ def expanded_less(s: Step, ref: Any) -> set[int]:
 def _index_add(s: Step) -> Known:
     """Entries are put, or added, at places along an axis: nothing may depend on the place."""
     base, dim, source = s.arg(0), s.arg(1), s.arg(3)
-    if not isinstance(source, Ref):
+    if not isinstance(source, ValueRef):
         return fix_all(s)
     dim = at(dim, len(s.shape(base)))
     before, given = s.type(base), s.type(source)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from conserved.inference.engine import View
+from conserved.inference.engine import ReadPart
 from conserved.inference.moves import Regroup, Renumber
 from conserved.inference.rules.step import Known, Step, at, rule
 from conserved.inference.rules.sums import added
@@ -54,7 +54,7 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
     # A norm without a bias of its own is given zeros, as a constant that nothing updates.
     if bias is not None and (zeros is None or bool(zeros.any())):
         known = s.raw(bias)
-        if isinstance(known, View):
+        if isinstance(known, ReadPart):
             fields = [
                 Field(tuple(dims.index(dim) for dim in one.dims), one.atoms, one.weight) for one in result.factors
             ]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from conserved.inference.capture import Ref
-from conserved.inference.engine import View, scaled
+from conserved.inference.capture import ValueRef
+from conserved.inference.engine import ReadPart, scaled
 from conserved.inference.moves import broadcast
 from conserved.inference.rules.places import taken
 from conserved.inference.rules.step import (
@@ -51,14 +51,14 @@ def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
         value = number(one, s)
         if (
             value is not None
-            and (not isinstance(one, Ref) or prod(s.shape(one)) == 1)
+            and (not isinstance(one, ValueRef) or prod(s.shape(one)) == 1)
             and not (divides and one is left)
         ):
             known = s.raw(other)
             factor = 1 / value if inverse and value else value
             if value == 0:
                 return ZERO if not inverse else fix_all(s)
-            if isinstance(known, View):
+            if isinstance(known, ReadPart):
                 return (
                     replace(known, scale=known.scale * factor)
                     if known.offset == 0
@@ -122,7 +122,7 @@ HOMOGENEOUS: dict[str, int | Fraction] = {
 def _homogeneous(exponent: Fraction) -> Rule:
     def apply(s: Step) -> Known:
         for ref in s.operation.args[1:]:
-            if isinstance(ref, Ref) and s.floating(ref):
+            if isinstance(ref, ValueRef) and s.floating(ref):
                 s.engine.zero(s.type(ref))
         return power(s, s.type(s.arg(0)), exponent)
 
@@ -136,7 +136,7 @@ for _name, _degree in HOMOGENEOUS.items():
 @rule("pow", "pow_", "float_power")
 def _pow(s: Step) -> Known:
     exponent = number(s.arg(1), s)
-    if exponent is None or not isinstance(s.arg(0), Ref):
+    if exponent is None or not isinstance(s.arg(0), ValueRef):
         return fix_all(s)
     fraction = Fraction(exponent).limit_denominator(64)
     return power(s, s.type(s.arg(0)), fraction) if float(fraction) == exponent else fix_all(s)

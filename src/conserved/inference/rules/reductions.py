@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from conserved.inference.capture import Ref
+from conserved.inference.capture import ValueRef
 from conserved.inference.moves import Renumber
 from conserved.inference.rules.contractions import Axes, contraction
 from conserved.inference.rules.step import RULES, Step, at, base_name, fix_all, number, rule
@@ -59,7 +59,7 @@ def _reduce(s: Step) -> Any:
         return summed_product(s, *s.deferred[x.value], shape)
     type_ = s.type(x)
     count = len(shape)
-    if name in ("max", "min", "median") and len(s.operation.args) > 1 and isinstance(s.arg(1), Ref):
+    if name in ("max", "min", "median") and len(s.operation.args) > 1 and isinstance(s.arg(1), ValueRef):
         return RULES["aten::maximum"](s)
     if name in ("linalg_vector_norm", "norm"):
         order = s.arg(1, default=2)

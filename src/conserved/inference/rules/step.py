@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.inference.capture import Operation, Program, Ref
-from conserved.inference.engine import ENTRIES, Engine, View
+from conserved.inference.capture import Operation, Program, ValueRef
+from conserved.inference.engine import ENTRIES, Engine, ReadPart
 from conserved.inference.moves import Move
 from conserved.inference.types import FIXED, ZERO, Type, Virtual
 
-Known = Type | View
+Known = Type | ReadPart
 
 
 @dataclass(slots=True)
@@ -30,27 +30,27 @@ class Step:
     """Products that are only summed up: their operands."""
 
     def shape(self, ref: Any) -> tuple[int, ...]:
-        return self.program.values[ref.value].shape if isinstance(ref, Ref) else ()
+        return self.program.values[ref.value].shape if isinstance(ref, ValueRef) else ()
 
     def constant(self, ref: Any) -> Tensor | None:
-        return self.program.values[ref.value].constant if isinstance(ref, Ref) else None
+        return self.program.values[ref.value].constant if isinstance(ref, ValueRef) else None
 
     def floating(self, ref: Any) -> bool:
-        return isinstance(ref, Ref) and self.program.values[ref.value].dtype.is_floating_point
+        return isinstance(ref, ValueRef) and self.program.values[ref.value].dtype.is_floating_point
 
     def raw(self, ref: Any) -> Known:
         """The type, or a parameter that was not used yet."""
-        if not isinstance(ref, Ref):
+        if not isinstance(ref, ValueRef):
             return ZERO if isinstance(ref, int | float) and ref == 0 else FIXED
         found = self.known.get(ref.value, FIXED)
-        if isinstance(found, View):
+        if isinstance(found, ReadPart):
             return self.engine.known(found) or found
         return found
 
     def type(self, ref: Any, *, entries: bool = True, role: str = "gain") -> Type:
         """The type; a parameter that is used for the first time here may move entry by entry."""
         found = self.raw(ref)
-        if isinstance(found, View):
+        if isinstance(found, ReadPart):
             dims = sorted({dim for one in found.coordinates for dim in one.dims})
             sizes = [self.shape(ref)[dim] for dim in dims]
             virtual, counts = virtual_axes(found)
@@ -87,7 +87,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def virtual_axes(view: View) -> tuple[list[Virtual], list[int]]:
+def virtual_axes(view: ReadPart) -> tuple[list[Virtual], list[int]]:
     """The looked-up axes of a part of a parameter."""
     found: list[Virtual] = []
     counts: list[int] = []
@@ -101,7 +101,7 @@ def virtual_axes(view: View) -> tuple[list[Virtual], list[int]]:
 
 def moved(known: Known, move: Move) -> Known:
     """A type or a part of a parameter after a move."""
-    return known.moved(move) if isinstance(known, View) else move.type(known)
+    return known.moved(move) if isinstance(known, ReadPart) else move.type(known)
 
 
 def at(dim: int, count: int) -> int:
@@ -136,8 +136,8 @@ def same_value(s: Step, left: Any, right: Any) -> bool:
     The same entries in other places are not: x[:, None] · x[None, :] is an outer product.
     """
     return (
-        isinstance(left, Ref)
-        and isinstance(right, Ref)
+        isinstance(left, ValueRef)
+        and isinstance(right, ValueRef)
         and origin_of(s, left) == origin_of(s, right)
         and _wide_from_the_end(s.shape(left)) == _wide_from_the_end(s.shape(right))
     )
@@ -148,7 +148,7 @@ def _wide_from_the_end(shape: Sequence[int]) -> list[int]:
     return [dim - len(shape) for dim, size in enumerate(shape) if size != 1]
 
 
-def origin_of(s: Step, ref: Ref) -> int:
+def origin_of(s: Step, ref: ValueRef) -> int:
     """The value that copies, reshapings without new axes and sums over one entry lead back to."""
     value = ref.value
     while True:
@@ -175,7 +175,7 @@ def fix_all(s: Step) -> Type:
     """All that goes in is fixed, and so is what comes out."""
     for number_ in s.operation.inputs():
         if s.program.values[number_].dtype.is_floating_point or s.program.values[number_].dtype.is_complex:
-            s.engine.zero(s.type(Ref(number_)))
+            s.engine.zero(s.type(ValueRef(number_)))
     return FIXED
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from conserved.inference.capture import Ref
-from conserved.inference.engine import Engine, View, scaled
+from conserved.inference.capture import ValueRef
+from conserved.inference.engine import Engine, ReadPart, scaled
 from conserved.inference.moves import broadcast
 from conserved.inference.rules.step import Known, Step, base_name, norm_like, number, rule, wide
 from conserved.inference.types import FIXED, Field, Image, Type
@@ -27,18 +27,18 @@ def sum_of(s: Step, left: Any, right: Any, sign: Fraction | int | float = 1) -> 
     """left + sign · right: both must move alike; a parameter that is added moves as what it is added to."""
     count = len(s.out)
     a, b = s.raw(left), s.raw(right)
-    if isinstance(a, View) and isinstance(b, View):
+    if isinstance(a, ReadPart) and isinstance(b, ReadPart):
         a = s.type(left)
-    if isinstance(b, View):
+    if isinstance(b, ReadPart):
         first = broadcast(s.shape(left), count).type(a) if isinstance(a, Type) else FIXED
         b = adopt(s, right, b, first, count)
-    elif isinstance(a, View):
+    elif isinstance(a, ReadPart):
         assert isinstance(b, Type)
         a = adopt(s, left, a, broadcast(s.shape(right), count).type(b), count)
     assert isinstance(a, Type)
     assert isinstance(b, Type)
-    x = broadcast(s.shape(left), count).type(a) if isinstance(left, Ref) else a
-    y = broadcast(s.shape(right), count).type(b) if isinstance(right, Ref) else b
+    x = broadcast(s.shape(left), count).type(a) if isinstance(left, ValueRef) else a
+    y = broadcast(s.shape(right), count).type(b) if isinstance(right, ValueRef) else b
     y = scaled(s.engine, y, float(sign))
     return added(s.engine, x, y)
 
@@ -76,7 +76,7 @@ def added(engine: Engine, x: Type, y: Type) -> Type:
     )
 
 
-def adopt(s: Step, ref: Any, view: View, like: Type, count: int) -> Type:
+def adopt(s: Step, ref: Any, view: ReadPart, like: Type, count: int) -> Type:
     """First use of a parameter in a sum: it moves as the other operand does."""
     offset = count - len(s.shape(ref))
     mine = {dim + offset for one in view.coordinates for dim in one.dims}
@@ -104,7 +104,7 @@ def _sub(s: Step) -> Known:
 
 def _mean_of(s: Step, x: Any, mean: Any) -> int | None:
     """The axis along which one operand is the mean of the other, so that their difference sums to zero along it."""
-    maker = s.program.maker(mean.value) if isinstance(mean, Ref) and isinstance(x, Ref) else None
+    maker = s.program.maker(mean.value) if isinstance(mean, ValueRef) and isinstance(x, ValueRef) else None
     if maker is None or base_name(maker.name) != "aten::mean" or maker.args[0] != x or len(maker.args) < 3:
         return None
     dims, count = maker.args[1], len(s.shape(x))
@@ -130,16 +130,16 @@ def plus(s: Step, left: Any, right: Any, alpha: int | float) -> Known:
     if (
         value is None
         and number(left, s) is not None
-        and isinstance(right, Ref)
+        and isinstance(right, ValueRef)
         and number(right, s) is None
         and alpha == 1
     ):
         left, right, value = right, left, number(left, s)
-    if value is not None and (not isinstance(right, Ref) or prod(s.shape(right)) == 1):
+    if value is not None and (not isinstance(right, ValueRef) or prod(s.shape(right)) == 1):
         known = s.raw(left)
         if value == 0:
             return known
-        if isinstance(known, View):
+        if isinstance(known, ReadPart):
             return (
                 replace(known, offset=known.offset + alpha * value)
                 if known.scale == 1
@@ -166,7 +166,7 @@ def chosen(s: Step, condition: Any, left: Any, right: Any) -> Type:
     count = len(s.out)
     varies = {dim + count - len(s.shape(condition)) for dim in wide(s.shape(condition))}
     for ref in (left, right):
-        if isinstance(ref, Ref):
+        if isinstance(ref, ValueRef):
             s.engine.split_by(aligned(s, ref, count).factors, varies, batch=False)
     a, b = neutral(s, left), neutral(s, right)
     x, y = aligned(s, left, count), aligned(s, right, count)
@@ -187,7 +187,7 @@ def chosen(s: Step, condition: Any, left: Any, right: Any) -> Type:
 
 def neutral(s: Step, ref: Any) -> str | None:
     """What a constant operand is: "infinite" (not moved by scales and shifts), "zero" (not by scales), or "fixed"."""
-    if not isinstance(ref, Ref):
+    if not isinstance(ref, ValueRef):
         value = torch.tensor(float(ref))
     else:
         if not isinstance(s.raw(ref), Type) or not s.type(ref).fixed:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from conserved.certificates import Certificate, certify
 from conserved.certificates.certificate import pieces
-from conserved.certificates.contents import Contents
+from conserved.certificates.contents import CertificateContents
 from conserved.certificates.form import Form
 from conserved.certificates.proof import departure, proved_by_argument, random_fields
 from conserved.inference import recognize
@@ -84,7 +84,7 @@ def gradients(forms: Sequence[Form], theta: Sequence[float]) -> Matrix:
     return np.array([form.gradient(point) for form in forms], dtype=object).reshape(len(forms), len(point))
 
 
-def proved(contents: Contents, forms: Sequence[Form]) -> bool:
+def proved(contents: CertificateContents, forms: Sequence[Form]) -> bool:
     """Whether the symbolic argument shows, for every piece of the function, that no form moves the output."""
     return all(proved_by_argument(contents.program, forms, x, decided) for x, decided in pieces(contents))
 
@@ -143,7 +143,7 @@ def all_laws(
 
 
 def typed_laws(
-    build: Build, shape: tuple[int, ...], forms: Sequence[Form], contents: Contents, loss: str
+    build: Build, shape: tuple[int, ...], forms: Sequence[Form], contents: CertificateContents, loss: str
 ) -> Evidence | None:
     """That the forms are combinations of laws read off the block's operations, by rules that name no size; or None."""
     laws = recognize(build().double(), torch.zeros(shape, dtype=torch.float64), loss=loss)

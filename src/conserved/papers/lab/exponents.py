@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from conserved.papers.lab.fits import Interval, exponent, interval
+from conserved.papers.lab.fits import FittedInterval, exponent, interval
 from conserved.papers.lab.trajectory import Trajectory
 
 Runs = Mapping[float, Sequence[Trajectory]]
@@ -27,7 +27,7 @@ def by_rate(trajectories: Sequence[Trajectory]) -> dict[float, list[Trajectory]]
     return {rate: sorted((t for t in trajectories if t.step == rate), key=lambda t: t.seed) for rate in rates}
 
 
-def growth(trajectories: Sequence[Trajectory], family: str) -> Interval:
+def growth(trajectories: Sequence[Trajectory], family: str) -> FittedInterval:
     """p of drift ∝ (Σ τ_i²)^p over seeds; at a constant step Σ τ_i² = τ² k, so this is the exponent in k."""
     found = []
     for run in trajectories:
@@ -37,7 +37,7 @@ def growth(trajectories: Sequence[Trajectory], family: str) -> Interval:
     return interval(found)
 
 
-def growth_after(trajectories: Sequence[Trajectory], family: str, share: float) -> Interval:
+def growth_after(trajectories: Sequence[Trajectory], family: str, share: float) -> FittedInterval:
     """p of drift ∝ k^p from a share of the steps on, over seeds: whether the drift still grows."""
     found = []
     for run in trajectories:
@@ -47,19 +47,19 @@ def growth_after(trajectories: Sequence[Trajectory], family: str, share: float) 
     return interval(found)
 
 
-def in_step_size(runs: Runs, family: str) -> Interval:
+def in_step_size(runs: Runs, family: str) -> FittedInterval:
     """p of drift ∝ τ^p at the same number of steps, over seeds."""
     last = min(run.steps for group in runs.values() for run in group)
     common = [step for step in _common(runs) if step <= last]
     if not common:
-        return Interval(math.nan, None, None)
+        return FittedInterval(math.nan, None, None)
     return _over_seeds(runs, family, dict.fromkeys(runs, common[-1]))
 
 
-def at_flow_time(runs: Runs, family: str) -> Interval:
+def at_flow_time(runs: Runs, family: str) -> FittedInterval:
     """p of drift ∝ τ^p at the same flow time τk, over seeds: 1 for a quadratic law, 0 for what is not conserved."""
     steps = steps_at_flow_time(runs)
-    return Interval(math.nan, None, None) if steps is None else _over_seeds(runs, family, steps)
+    return FittedInterval(math.nan, None, None) if steps is None else _over_seeds(runs, family, steps)
 
 
 def steps_at_flow_time(runs: Runs) -> dict[float, int] | None:
@@ -85,7 +85,7 @@ def _common(runs: Runs) -> list[int]:
     return sorted(set.intersection(*recorded)) if recorded else []
 
 
-def _over_seeds(runs: Runs, family: str, steps: Mapping[float, int]) -> Interval:
+def _over_seeds(runs: Runs, family: str, steps: Mapping[float, int]) -> FittedInterval:
     seeds = sorted(set.intersection(*({run.seed for run in group} for group in runs.values())))
     found = []
     for seed in seeds:

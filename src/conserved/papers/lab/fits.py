@@ -16,7 +16,7 @@ _STUDENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class FittedInterval:
     """A mean and where it lies with 95 % confidence; without bounds if there is a single value."""
 
     value: float
@@ -39,7 +39,7 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     return float((across * up).sum() / across.square().sum())
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
+def slope(x: Sequence[float], y: Sequence[float]) -> FittedInterval:
     """p of y ∝ x^p with Student's 95 % interval of the fit, as if what it leaves were independent.
 
     Points of one run are not quite, so the interval says how straight the curve is and not where another seed lies.
@@ -48,23 +48,23 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
     value = exponent(x, y)
     freedom = len(points) - 2
     if freedom < 1 or not math.isfinite(value):
-        return Interval(value, None, None)
+        return FittedInterval(value, None, None)
     across, up = (sum(column) / len(points) for column in zip(*points, strict=True))
     spread = sum((a - across) ** 2 for a, _ in points)
     left = sum((b - up - value * (a - across)) ** 2 for a, b in points)
     reach = (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.0) * math.sqrt(left / freedom / spread)
-    return Interval(value, value - reach, value + reach)
+    return FittedInterval(value, value - reach, value + reach)
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Sequence[float]) -> FittedInterval:
     """The mean of the finite values with Student's 95 % interval; they are independent, such as those of seeds."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
-        return Interval(math.nan, None, None)
+        return FittedInterval(math.nan, None, None)
     mean = sum(known) / len(known)
     if len(known) == 1:
-        return Interval(mean, None, None)
+        return FittedInterval(mean, None, None)
     spread = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
     freedom = len(known) - 1
     reach = (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.0) * spread / math.sqrt(len(known))
-    return Interval(mean, mean - reach, mean + reach)
+    return FittedInterval(mean, mean - reach, mean + reach)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved.papers.lab.fits import Interval, slope
+from conserved.papers.lab.fits import FittedInterval, slope
 from conserved.papers.lab.trajectory import Quantity, Trajectory
 
 WINDOWS: Mapping[str, tuple[float, float]] = {"early": (0.0, 0.1), "middle": (0.1, 0.5), "late": (0.5, 1.0)}
@@ -28,14 +28,14 @@ class Window:
     name: str
     first: int
     last: int
-    in_k: Interval
-    in_squares: Interval
-    predicted_in_squares: Interval | None
+    in_k: FittedInterval
+    in_squares: FittedInterval
+    predicted_in_squares: FittedInterval | None
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
 
-        def listed(found: Interval | None) -> list[float | None] | None:
+        def listed(found: FittedInterval | None) -> list[float | None] | None:
             return None if found is None else [found.value, found.low, found.high]
 
         return {
@@ -75,7 +75,9 @@ def windows(run: Trajectory, family: str) -> list[Window]:
     return found
 
 
-def in_step_size_at(runs: Sequence[Trajectory], family: str, share: float, *, predicted: bool = False) -> Interval:
+def in_step_size_at(
+    runs: Sequence[Trajectory], family: str, share: float, *, predicted: bool = False
+) -> FittedInterval:
     """p of drift ∝ τ^p over runs of several step sizes, at the recorded step nearest to a share of the planned ones.
 
     With `predicted`, of Σ τ_i² μ(G_i, G_i) instead of the drift. One run per step size; the interval is the fit's.
@@ -98,7 +100,7 @@ def _curve(quantity: Quantity, *, predicted: bool) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class WindowComparison:
     """Measured against predicted drift over a whole run, as shares of the measured one."""
 
     apart: float
@@ -113,7 +115,7 @@ class Comparison:
     """Σ τ_i² μ(G_i, G_i) over Σ τ_i² at the end, relative to the first step: what gradients lost."""
 
 
-def comparison(run: Trajectory, family: str) -> Comparison:
+def comparison(run: Trajectory, family: str) -> WindowComparison:
     """For a quadratic law with a ledger."""
     quantity = run.quantity(family)
     if quantity.ledger is None or quantity.linear:
@@ -122,7 +124,7 @@ def comparison(run: Trajectory, family: str) -> Comparison:
     places = [place for place, drift in enumerate(quantity.drift) if drift > 0]
     first, last = places[0], places[-1]
     per_square = [ledger["predicted"][place] / run.squares[place] for place in (first, last)]
-    return Comparison(
+    return WindowComparison(
         apart=ledger["apart"][last] / quantity.drift[last],
         worst=max(ledger["apart"][place] / quantity.drift[place] for place in places),
         residual=ledger["residual"][last] / quantity.drift[last],
