@@ -22,9 +22,8 @@ from measure import save
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "certificates"))
 
-import test_certify_transformers
-
 import hf_zoo
+import test_certify_transformers
 import zoo
 
 

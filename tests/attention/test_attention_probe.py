@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from test_transformers_in_use import SENTENCES, minilm  # noqa: F401
 from torch import Tensor, nn
 
 from conserved import blocks
@@ -19,7 +18,9 @@ from conserved.attention import Unheard, energy_field, low_rank, low_rank_table,
 from conserved.attention.attention_calls import Capture, listening
 from conserved.attention.low_rank_heads import directions_needed, truncation_errors
 from conserved.attention.probing import gaussian_keys, shape_of, shuffled_keys
+from conserved.auditing.attention_keys import keys_seen
 from hf_zoo import FAMILIES, Family, ids, named
+from test_transformers_in_use import SENTENCES, minilm  # noqa: F401
 from timm_like import VisionTransformer
 from tolerances import AGREE
 from torch_zoo import Attending, Crossing
@@ -166,6 +167,17 @@ class TestOthers:
         ends = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
         found = probe(module, x, x, x, key_padding_mask=ends)
         assert {row.length for row in found.rows} == {5.0}
+
+    def test_a_product_is_heard_while_an_audit_listens_to_another_model(self) -> None:
+        class Attends(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return F.scaled_dot_product_attention(x, x, x)
+
+        x = torch.randn(1, 2, 5, 3)
+        alone = probe(Attends(), x)
+        with keys_seen(nn.Linear(2, 2), lambda where, keys, visible: keys):
+            beside = probe(Attends(), x)
+        assert [row.entropy for row in beside.rows] == [row.entropy for row in alone.rows]
 
     def test_attention_across_and_in_encoder_layers(self) -> None:
         assert len(probe(Crossing().eval(), torch.randn(7, 4)).rows) == 2

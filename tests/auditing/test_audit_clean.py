@@ -14,13 +14,13 @@ from typing import Any
 import peft
 import pytest
 import torch
-from test_recognize_timm import CASES as TIMM_CASES
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hf_zoo
 import zoo
 from conserved import LawSet, audit, blocks, recognize
+from test_recognize_timm import CASES as TIMM_CASES
 from torch_zoo import TORCH_CASES, encoder
 
 ADAPTERS, CHECKPOINTED, COMPILED = 3, 5, 10

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_cli import run
 from torch import nn
 
 import conserved
@@ -18,6 +17,7 @@ from conserved import Certificate, Verdict
 from conserved.blocks import FeedForward, MixtureOfExperts
 from conserved.certificates import Malformed
 from conserved.certificates.contents import digest
+from test_cli import run
 
 
 @pytest.fixture(scope="module")

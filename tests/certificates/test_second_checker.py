@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import run
 
 import conserved
 import conserved_verify as second
@@ -25,6 +24,7 @@ from conserved.certificates.program import UNARY
 from conserved.discovery import Unsuitable
 from random_functions import compared, random_function
 from random_programs import compare, random_case
+from test_cli import run
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from test_cli import run
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import run
 
 import conserved
 from conserved import Evidence, Verdict
 from conserved.claims import Claim, claims
 from conserved.papers.claims import registry
 from conserved.store.run_store import RunStore
+from test_cli import run
 
 Printed = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch

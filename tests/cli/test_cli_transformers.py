@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import transformers
-from test_cli import run
 
 from conserved.optional import Missing, require
 from hf_zoo import named
+from test_cli import run
 
 TINY = ["hidden_size=8", "num_attention_heads=2", "num_hidden_layers=3", "intermediate_size=5", "vocab_size=11"]
 

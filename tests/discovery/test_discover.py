@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_lookalikes import PostNorm
 from torch import Tensor, nn
 
 from conserved import Discovery, LawSet, Verdict, blocks, discover
@@ -20,6 +19,7 @@ from conserved.discovery.fields import bracket_field, draw_words, one_of
 from conserved.discovery.fields import vectors as bracket_vectors
 from conserved.discovery.function import function_of, written_out
 from conserved.laws.independence import rank_of_gradients
+from test_lookalikes import PostNorm
 from zoo import CASES, LAWFUL, Case, ids, named, vectors
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
-from test_unusual_models import evaluate
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
@@ -22,6 +20,8 @@ from conserved.blocks import (
     TransformerBlock,
     VisionTransformer,
 )
+from test_recognize_blocks import gradients
+from test_unusual_models import evaluate
 from tolerances import FUNCTION_UNCHANGED, IDENTITY
 
 

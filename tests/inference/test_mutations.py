@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
 from torch import Tensor
 
 from conserved import LawSet, Leg, Symmetry
 from conserved.symmetry import ComplexScaling, GeneralLinear
+from test_recognize_blocks import gradients
 from tolerances import SEEN
 from zoo import LAWFUL, Case, ids
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
 from torch import Tensor, nn
 
 from conserved import LawSet, Verdict
 from hf_zoo import HALF_TURNED, Family, generic, named
+from test_recognize_blocks import gradients
 
 HOLDS = 1e-11
 

@@ -7,11 +7,11 @@ from typing import Any
 import peft
 import pytest
 import torch
-from test_recognize_blocks import gradients
 from torch import nn
 
 from conserved import LawSet, Verdict, discover
 from hf_zoo import Computing, generic, named
+from test_recognize_blocks import gradients
 
 HOLDS = 1e-11
 FAMILY = named("Llama")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
 from torch import Tensor, nn
 
 from conserved import Leg, Symmetry, Verdict, View, discover, recognize
 from conserved.laws.independence import rank_of_gradients
 from conserved.symmetry import Translation
+from test_recognize_blocks import gradients
 from timm_like import VisionTransformer
 from zoo import Case, case, ids, images
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved import LawSet, Verdict, discover, recognize
 from sampling import sampled
+from test_recognize_blocks import gradients
 from tolerances import FUNCTION_UNCHANGED, IDENTITY
 from torch_zoo import SEEDS, TORCH_CASES, encoder
 from zoo import Case, ids

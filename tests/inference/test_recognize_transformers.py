@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
 from torch import Tensor
 from torch.func import functional_call
 
@@ -14,6 +13,7 @@ import float64
 from conserved import Verdict, discover
 from hf_zoo import COUNTED, FAMILIES, Computing, Family, ids, named
 from sampling import sampled
+from test_recognize_blocks import gradients
 from tolerances import FUNCTION_UNCHANGED
 
 HOLDS = 1e-11

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from test_recognize_blocks import gradients
 from torch import Tensor, nn
 
 from conserved import LawSet, Verdict, recognize
 from conserved.laws.pass_precision import precision_of
 from hf_zoo import FAMILIES, Family, generic, ids, named, outputs
+from test_recognize_blocks import gradients
 from tolerances import SEEN
 
 

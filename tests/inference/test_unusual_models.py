@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import conserved
 from conserved import LawSet, Status, audit, blocks, recognize
 from conserved.blocks import Attention, FeedForward, MixtureOfExperts, SwiGLU, TransformerBlock
+from test_recognize_blocks import gradients
 from tolerances import FUNCTION_UNCHANGED, IDENTITY
 from zoo import named
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
 from torch import Tensor
 
 from conserved import Leg, Symmetry, Verdict, View, blocks, recognize
 from conserved.laws import LawSet
 from conserved.symmetry import GeneralLinear, Scaling
+from test_recognize_blocks import gradients
 from tolerances import AGREE
 from zoo import LAWFUL, Case, ids, named
 

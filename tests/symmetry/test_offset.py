@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_recognize_blocks import gradients
 from torch import Tensor
 
 from conserved import LawSet, Leg, Symmetry, View, recognize
 from conserved.symmetry import ComplexScaling, OneScale, Scaling, Translation
 from hf_zoo import named
+from test_recognize_blocks import gradients
 
 KINDS = [Scaling(), OneScale(), Translation()]
 

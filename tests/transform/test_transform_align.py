@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_transform_move import difference, outputs
 from torch import Tensor, nn
 
 from catalogue import named
@@ -16,6 +15,7 @@ from conserved import LawSet, Symmetry
 from conserved.transform import align, canonical, equalize, exchanges, fingerprint, move, symmetries_of
 from conserved.transform.aligning import assignment, nearest
 from conserved.transform.coupling import keeping_ones
+from test_transform_move import difference, outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

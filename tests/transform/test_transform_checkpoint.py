@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_cli import run
 
 import float64
 from conserved.transform import Checkpoint, Unmovable, equalize, symmetries_of
+from test_cli import run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

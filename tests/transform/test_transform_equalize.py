@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_transform_move import difference, mlp, outputs
 from torch import Tensor, nn
 
 from catalogue import named
 from conserved.transform import OBJECTIVES, activation_sizes, equalize, move, symmetries_of
 from conserved.transform.incoherent import hadamard
+from test_transform_move import difference, mlp, outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

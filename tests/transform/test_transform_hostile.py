@@ -13,10 +13,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from test_cli import run
-from test_transform_align import scrambled
-from test_transform_checkpoint import saved
-from test_transform_move import difference
 from torch import Tensor, nn
 
 from conserved import recognize
@@ -37,6 +33,10 @@ from conserved.transform import (
 from conserved.transform.coupling import rotatable
 from conserved.transform.finding import example_call
 from nano_gpt import NanoGPT
+from test_cli import run
+from test_transform_align import scrambled
+from test_transform_checkpoint import saved
+from test_transform_move import difference
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

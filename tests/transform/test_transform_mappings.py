@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from test_transform_checkpoint import IDS, experts
 from torch import Tensor, nn
 
 from conserved.transform import LayerMapping, mappings
+from test_transform_checkpoint import IDS, experts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

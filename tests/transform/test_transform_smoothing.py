@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_transform_move import difference
 from torch import Tensor, nn
 
 from conserved.transform import equalize, symmetries_of
 from conserved.transform.activations import ChannelSizes, channel_sizes
 from conserved.transform.rounding import Noise, reader_noise
+from test_transform_move import difference
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -214,6 +214,10 @@ def _places(queries: int, keys: int, causal: bool, window: int | None, device: t
     return seen & (gap.abs() < window) if window else seen
 
 
+_PRODUCT = torch._C._nn.scaled_dot_product_attention
+"""PyTorch's own, which whatever stands in its place under `torch.nn.functional` ends in; audits put one there."""
+
+
 class _Products(TorchFunctionMode):
     """Hears calls of scaled_dot_product_attention that nobody else speaks for."""
 
@@ -224,7 +228,7 @@ class _Products(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         ear = self._ear
-        if func is F.scaled_dot_product_attention and ear.inside == 0 and not ear.claimed:
+        if func is _PRODUCT and ear.inside == 0 and not ear.claimed:
             ear.tell(_product(ear.path, *args, **kwargs))
         return func(*args, **kwargs)
 
