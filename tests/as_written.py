@@ -8,8 +8,11 @@ import sys
 
 def import_as_written(module: str) -> None:
     """Import a module as users do."""
-    checks = [finder for finder in sys.meta_path if type(finder).__module__.startswith("jaxtyping")]
-    for finder in checks:
-        sys.meta_path.remove(finder)
-    importlib.import_module(module)
-    sys.meta_path[:0] = checks
+    # Its own finder, which leads from one path of a module to another, has to stay before those of the checks.
+    importlib.import_module("conserved")
+    finders = list(sys.meta_path)
+    sys.meta_path[:] = [finder for finder in finders if not type(finder).__module__.startswith("jaxtyping")]
+    try:
+        importlib.import_module(module)
+    finally:
+        sys.meta_path[:] = finders

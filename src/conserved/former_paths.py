@@ -178,8 +178,12 @@ class Package(ModuleType):
 
 
 def install(package: str) -> None:
-    """Let the other paths be imported; before the files of the packages they lead to are looked for, which would load
-    them a second time."""
+    """Let the other paths be imported.
+
+    This finder comes first: one before it that looks for files would find those of the package a path leads to, and
+    load them a second time. An import hook that is to change modules of this package is installed before the package
+    is imported.
+    """
     if not any(isinstance(finder, _OtherPaths) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OtherPaths())
     sys.modules[package].__class__ = Package
