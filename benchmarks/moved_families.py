@@ -19,6 +19,7 @@ import warnings
 from typing import Any
 
 import torch
+from conserved.auditing.lookup_tables import lost, tables
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -63,8 +64,12 @@ def measured(entry: Entry) -> dict[str, Any]:
     before = outputs(case.model, case.args, case.kwargs)
     start = copy.deepcopy(case.model.state_dict())
     trained = {name for name, p in case.model.named_parameters() if p.requires_grad}
-    # A frozen leg moves with the others and has no gradient: the function is kept, no identity says so.
-    exact = laws.select(lambda s: s.exact and s.family != "unused" and trained.issuperset(s.parameters))
+    looked_up = tables(case.model)
+    # A frozen leg, and the padding row of a table, move with the others and have no gradient: the function is kept, no
+    # identity says so.
+    exact = laws.select(
+        lambda s: s.exact and s.family != "unused" and trained.issuperset(s.parameters) and not lost(s, looked_up)
+    )
     row["identity before"] = identity(exact, case)
     done = move(case.model, steps, values=False)
     row["float64"] = change(before, outputs(case.model, case.args, case.kwargs))

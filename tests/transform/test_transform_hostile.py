@@ -387,3 +387,24 @@ class TestFoldersThatAreNotComplete:
         torch.save({}, tmp_path / "pytorch_model.bin")
         with pytest.raises(Unmovable, match=r"pytorch_model\.bin is not read"):
             Checkpoint(tmp_path)
+
+
+class Decaying(nn.Module):
+    """A weighted average over positions, the weights of which are powers of one number for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate, self.a, self.b = nn.Parameter(torch.rand(2)), nn.Linear(3, 2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        powers = self.rate.sigmoid() ** torch.arange(x.shape[1])[:, None]
+        return self.b(self.a(x) * powers)
+
+
+def test_channels_with_powers_of_their_own_may_change_places() -> None:
+    model, x = Decaying(), torch.randn(4, 5, 3)
+    before = model(x)
+    found = exchanges(model, x)
+    assert any(set(s.parameters) == {"rate", "a.weight", "a.bias", "b.weight"} for s in found)
+    move(model, {s: torch.tensor([1, 0]) for s in found if s.n == 2})
+    assert torch.allclose(model(x), before, atol=1e-6)

@@ -45,12 +45,19 @@ def _relaxed() -> Iterator[None]:
     from conserved.inference.moves import Renumber
     from conserved.inference.rules import RULES, Step
     from conserved.inference.rules.products import FIXING, power
-    from conserved.inference.rules.step import number
+    from conserved.inference.rules.step import fix_all, number
     from conserved.inference.rules.sums import added
     from conserved.inference.types import FIXED, Field, Type
 
     def entrywise(s: Step) -> Any:
-        return power(s, s.type(s.arg(0)), Fraction(1))
+        shape, out = tuple(s.shape(s.arg(0))), tuple(s.out)
+        first = len(out) - len(shape)
+        if first < 0 or out[first:] != shape:
+            # A loss, or what is stretched.
+            return fix_all(s)
+        found = power(s, s.type(s.arg(0)), Fraction(1))
+        # With many exponents powers have more axes than what they are taken of.
+        return Renumber(tuple(range(first, len(out)))).type(found) if first else found
 
     def norm(s: Step) -> Any:
         count, shape = len(s.out), s.arg(1)
