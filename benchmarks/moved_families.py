@@ -19,12 +19,12 @@ import warnings
 from typing import Any
 
 import torch
-from conserved.auditing.lookup_tables import lost, tables
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import float64
 from catalogue import Entry, entries
+from conserved.auditing.lookup_tables import lost, tables
 from conserved.discovery.function import tensors_in
 from conserved.transform import equalize, exchanges, move, symmetries_of
 from law_checks import Subject, gradients
