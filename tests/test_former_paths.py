@@ -48,7 +48,7 @@ def test_what_is_in_a_package_that_moved_has_moved_with_it() -> None:
 def test_names_are_imported_from_former_packages_and_functions_stay_functions() -> None:
     code = (
         "import warnings; warnings.simplefilter('ignore')\n"
-        "from conserved.audit import Gauge; from conserved.auditing.checking import check\n"
+        "from conserved.audit import Gauge; from conserved import check\n"
         "from conserved.track.sinks import Sink; from conserved.track import Monitor, sinks\n"
         "from conserved.certify.certificate import Certificate; from conserved.discover import Discovery\n"
         "from conserved.impostors import impostors\n"

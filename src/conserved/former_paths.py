@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
@@ -36,57 +35,24 @@ MOVED = {
     "conserved.attention.probe": "conserved.attention.probing",
     "conserved.audit.agreement": "conserved.auditing.replica_agreement",
     "conserved.audit.auditing": "conserved.auditing.model_audit",
-    "conserved.audit.coverage": "conserved.auditing.tested_parameters",
-    "conserved.audit.epsilon": "conserved.auditing.epsilon_terms",
     "conserved.audit.every": "conserved.auditing.repeated_audits",
     "conserved.audit.gauging": "conserved.auditing.softmax_gauge",
-    "conserved.audit.hook": "conserved.auditing.audit_hook",
     "conserved.audit.keys": "conserved.auditing.attention_keys",
     "conserved.audit.landed": "conserved.auditing.landed_updates",
-    "conserved.audit.lookups": "conserved.auditing.lookup_tables",
-    "conserved.audit.places": "conserved.auditing.law_places",
     "conserved.audit.report": "conserved.auditing.audit_result",
     "conserved.audit.trial": "conserved.auditing.random_trial",
-    "conserved.auditing.checking": "conserved.auditing.functions.checking",
-    "conserved.auditing.comparing": "conserved.auditing.functions.comparing",
-    "conserved.auditing.dependence": "conserved.auditing.functions.dependence",
-    "conserved.auditing.function": "conserved.inference.probing.numerical_function",
-    "conserved.auditing.identities": "conserved.auditing.functions.identity_tests",
-    "conserved.auditing.locating": "conserved.auditing.functions.locating",
-    "conserved.auditing.mixing": "conserved.inference.probing.matrix_groups",
-    "conserved.auditing.moves": "conserved.inference.probing.axis_moves",
-    "conserved.auditing.noise": "conserved.inference.probing.noise",
-    "conserved.auditing.parts": "conserved.auditing.functions.part_relations",
-    "conserved.auditing.probing": "conserved.inference.probing.symmetry_search",
-    "conserved.auditing.relations": "conserved.auditing.functions.relations",
-    "conserved.auditing.report": "conserved.auditing.functions.check_result",
-    "conserved.auditing.scanning": "conserved.inference.probing.axis_scan",
-    "conserved.auditing.setting": "conserved.auditing.functions.pass_under_test",
-    "conserved.auditing.slopes": "conserved.auditing.functions.slope_tests",
-    "conserved.auditing.tested": "conserved.auditing.functions.gradient_test",
     "conserved.backward": "conserved.laws.pass_precision",
     "conserved.balance": "conserved.laws.identities",
-    "conserved.baselines": "conserved.laws.baselines",
     "conserved.claims.claim": "conserved.papers.claims.claim_record",
     "conserved.claims.ledger": "conserved.papers.claims.registry",
     "conserved.configured": "conserved.integrations.configured_models",
-    "conserved.coverage": "conserved.laws.coverage",
     "conserved.grain": "conserved.laws.gradient_grain",
     "conserved.html": "conserved.output.html",
     "conserved.independence": "conserved.laws.independence",
     "conserved.judging": "conserved.laws.identity_verdicts",
-    "conserved.lab.ledger": "conserved.papers.lab.step_account",
-    "conserved.printable": "conserved.output.printable",
-    "conserved.rescaled": "conserved.laws.rescaled_identities",
-    "conserved.shared_memory": "conserved.laws.shared_memory",
     "conserved.table": "conserved.laws.law_table",
-    "conserved.terminal": "conserved.output.terminal",
     "conserved.track.alarms": "conserved.tracking.alarm_rules",
-    "conserved.track.audits": "conserved.tracking.run_audits",
-    "conserved.track.config": "conserved.tracking.monitor_config",
     "conserved.track.expansion": "conserved.tracking.step_expansion",
-    "conserved.track.figure": "conserved.tracking.run_figure",
-    "conserved.track.raised": "conserved.tracking.raised_alarms",
     "conserved.track.record": "conserved.store.step_record",
     "conserved.track.rules": "conserved.tracking.optimizer_rules",
     "conserved.track.selection": "conserved.tracking.watched_laws",
@@ -94,11 +60,9 @@ MOVED = {
     "conserved.track.sinks.digest": "conserved.store.run_digest",
     "conserved.track.sinks.jsonl": "conserved.store.json_lines",
     "conserved.track.sinks.live": "conserved.store.live_table",
-    "conserved.track.sinks.sampled": "conserved.store.sampled_sink",
     "conserved.track.sinks.sqlite": "conserved.store.run_store",
     "conserved.track.transfer": "conserved.tracking.device_transfer",
     "conserved.track.watch": "conserved.tracking.optimizer_watch",
-    "conserved.transform.canonical": "conserved.transform.canonical_form",
 }
 """Where modules of the first release are now, and everything in them that is not listed itself."""
 
@@ -115,8 +79,8 @@ def present(path: str) -> str | None:
     return None
 
 
-class _OtherPaths(MetaPathFinder, InspectLoader):
-    """Finds a module under another path than its own."""
+class _OtherPaths:
+    """Finds a module under another path than its own. (The base classes in importlib.abc take longer than all else.)"""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """Only for paths that lead elsewhere, where there is something."""
@@ -124,7 +88,8 @@ class _OtherPaths(MetaPathFinder, InspectLoader):
         own = None if now is None else importlib.util.find_spec(now)
         if own is None:
             return None
-        spec = ModuleSpec(fullname, self, origin=own.origin, is_package=own.submodule_search_locations is not None)
+        itself: Any = self
+        spec = ModuleSpec(fullname, itself, origin=own.origin, is_package=own.submodule_search_locations is not None)
         spec.submodule_search_locations = own.submodule_search_locations
         return spec
 
@@ -141,19 +106,21 @@ class _OtherPaths(MetaPathFinder, InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """It has run already; it is given back its own specification."""
-        other = module.__spec__
+        other: Any = module.__spec__
         if other is not None and other.loader is self:
             module.__spec__ = other.loader_state
 
     def get_code(self, fullname: str) -> CodeType | None:
         """For `python -m`."""
         own = importlib.util.find_spec(_now(fullname))
-        return own.loader.get_code(own.name) if own is not None and isinstance(own.loader, InspectLoader) else None
+        loader: Any = None if own is None else own.loader
+        return loader.get_code(_now(fullname)) if hasattr(loader, "get_code") else None
 
     def get_source(self, fullname: str) -> str | None:
         """For tracebacks of what `python -m` runs."""
         own = importlib.util.find_spec(_now(fullname))
-        return own.loader.get_source(own.name) if own is not None and isinstance(own.loader, InspectLoader) else None
+        loader: Any = None if own is None else own.loader
+        return loader.get_source(_now(fullname)) if hasattr(loader, "get_source") else None
 
     def is_package(self, fullname: str) -> bool:
         """Whether there are modules in it."""
