@@ -6,11 +6,12 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ def browsing() -> Iterator[Page]:
     """A tab of a fresh Chromium without a network, and without anything of the user's."""
     program = installed()
     assert program is not None
-    with tempfile.TemporaryDirectory(prefix="chromium") as profile:
+    # Processes of Chromium end one after the other, and the last of them may still write into the profile.
+    with tempfile.TemporaryDirectory(prefix="chromium", ignore_cleanup_errors=True) as profile:
         arguments = [
             program,
             "--headless=new",
@@ -131,13 +133,16 @@ def browsing() -> Iterator[Page]:
             "--remote-debugging-port=0",
             "about:blank",
         ]
-        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(arguments, start_new_session=True, **quiet)
         try:
             with connect(_tab(Path(profile), process), max_size=None, proxy=None) as socket:
                 yield Page(socket)
         finally:
             process.terminate()
             process.wait(timeout=300)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _tab(profile: Path, process: subprocess.Popen[bytes]) -> str:
