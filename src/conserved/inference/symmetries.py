@@ -361,6 +361,7 @@ class Assembly:
                 if all(part.region.role == "gain" for part in parts):
                     return [self._signed(Found(Scaling(), tuple(map(_planes, parts)), parts, soft, space))]
         except Unviewable:
+            # No one view shows all of them: each is a law by itself, below.
             pass
         result = []
         for n in range(count):

@@ -140,6 +140,7 @@ class Writer:
         except ProcessLookupError:
             return False
         except PermissionError:
+            # It runs, as somebody else's.
             pass
         return _began(self.process) == self.began
 
