@@ -713,7 +713,7 @@ def tolerances() -> str:
     """What rounding explains, by precision, for identities of few and of many entries: from the library's own table."""
     import torch
 
-    from conserved.laws.identity_verdicts import TOLERANCE, rounding
+    from conserved.laws.identities import TOLERANCE, rounding
 
     rows = [
         (

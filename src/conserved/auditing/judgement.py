@@ -13,17 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conserved.auditing.audit_result import Audit, Finding, Row, evidence_of
-from conserved.auditing.backward_pass import BackwardPass
+from conserved.auditing.audit_result import Audit, Finding, Row
+from conserved.auditing.backward_pass import BackwardPass, Known, Residuals
 from conserved.auditing.causes import factor, step_size, usual
 from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, lost_since, untrue, with_noise
 from conserved.auditing.law_places import described
-from conserved.auditing.residuals import Known, Residuals
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import coverage
 from conserved.laws import Dropped
-from conserved.laws.identities import Balance
-from conserved.laws.identity_verdicts import status
+from conserved.laws.identities import Balance, residual_evidence, status
 from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status, Verdict
 
@@ -39,20 +37,11 @@ def judged(
     """Hold every residual against its limit, and look into those that are too large, worst first."""
     case = _Case(backward, left)
     findings = _findings(backward, left.balance, unused)
-    case.excuse(lost_since(backward, case.suspected), into=case.late)
-    case.limits = with_noise(backward, left, case.broken, used)
-    # What drowns in the noise of the others is neither right nor wrong, and nothing it spans counts as tested.
-    drowned = {place for place in case.broken if left.residuals[place] <= case.limits[place]}
-    case.leave_open(drowned)
-    case.excuse(untrue(backward, case.suspected), into=case.no_laws)
-    clipped = clipped_at(case.suspected, backward.slopes) if case.broken else None
-    if clipped is not None:
-        case.leave_open(case.broken)
+    clipped = case.look_for_excuses(used) if case.broken else None
     moved: float | None = None
     if case.broken and not any(item.trouble == "not finite" for item in findings):
         moved = _moved(case.suspected[:EXPLAINED], backward.points, backward.slopes)
-    failures = case.failures(moved)
-    held = case.held - {case.symmetries[place].name for place in drowned}
+    failures, held = case.failures(moved), case.held
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
     # An audit that is kept must not keep the gradients.
     laws, points, tested = backward.laws, backward.points, left.balance.tested
@@ -65,7 +54,7 @@ def judged(
         others=lambda: map(case.row, sorted(set(range(len(case.symmetries))).difference(case.broken))),
         tested=len(held),
         by_family=lambda: _by_family(laws.symmetries, case.excess, tested),
-        covers=lambda: coverage(laws, held, points),
+        covers=lambda: coverage(laws, frozenset(laws.names[place] for place in held), points),
         findings=tuple(findings),
         unclaimed=laws.unclaimed,
         dropped=(*backward.dropped, *(Dropped(name, reason) for name, reason in case.late.items())),
@@ -88,10 +77,12 @@ class _Case:
     """By name, laws that are none any more because of what training did, and why."""
     no_laws: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By name, laws that the forward pass does not keep either, and what was seen."""
+    drowned: frozenset[int] = frozenset()
+    """Identities that drown in the noise of the others: neither right nor wrong, and nothing they span is tested."""
 
     def __post_init__(self) -> None:
         found, self.limits = self.left, self.left.limits
-        self.symmetries = self.backward.laws.symmetries
+        self.symmetries, self.names = self.backward.laws.symmetries, self.backward.laws.names
         self.tested = found.balance.tested
         self.doubtful: list[int] = np.flatnonzero(~((found.residuals <= found.limits) & self.tested)).tolist()
         self.statuses = {
@@ -110,6 +101,18 @@ class _Case:
         """The symmetries whose identities are broken."""
         return [self.symmetries[place] for place in self.broken]
 
+    def look_for_excuses(self, used: torch.dtype) -> float | None:
+        """Leave open what may not mean a wrong gradient; the value gradients were clipped at, if they were."""
+        self.excuse(lost_since(self.backward, self.suspected), into=self.late)
+        self.limits = with_noise(self.backward, self.left, self.broken, used)
+        self.drowned = frozenset(place for place in self.broken if self.left.residuals[place] <= self.limits[place])
+        self.leave_open(self.drowned)
+        self.excuse(untrue(self.backward, self.suspected), into=self.no_laws)
+        clipped = clipped_at(self.suspected, self.backward.slopes) if self.broken else None
+        if clipped is not None:
+            self.leave_open(self.broken)
+        return clipped
+
     def leave_open(self, places: Collection[int]) -> None:
         """Of these nothing is said."""
         gone = frozenset(places)
@@ -119,7 +122,7 @@ class _Case:
     def excuse(self, reasons: Mapping[str, Any], into: dict[str, Any]) -> None:
         """Laws, by name, that a broken identity says nothing against."""
         into.update(reasons)
-        self.leave_open([place for place in self.doubtful if self.symmetries[place].name in reasons])
+        self.leave_open([place for place in self.doubtful if self.names[place] in reasons])
 
     @cached_property
     def excess(self) -> NDArray[np.float64]:
@@ -128,22 +131,22 @@ class _Case:
         return np.where(np.isnan(residuals), np.inf, residuals / self.limits)
 
     @property
-    def held(self) -> frozenset[str]:
-        """Names of the laws that were tested."""
-        tested = np.flatnonzero(self.tested).tolist()
-        return frozenset(self.symmetries[place].name for place in tested).difference(self.late)
+    def held(self) -> frozenset[int]:
+        """The places of the laws that were tested."""
+        tested = (place for place in np.flatnonzero(self.tested).tolist() if self.names[place] not in self.late)
+        return frozenset(tested).difference(self.drowned)
 
     def nearest(self) -> Evidence:
         """The identity that is furthest off among those tested."""
         places = np.flatnonzero(self.tested)
         place = int(places[self.excess[places].argmax()])
-        return evidence_of(self.symmetries[place].name, float(self.left.residuals[place]), float(self.limits[place]))
+        return residual_evidence(self.names[place], float(self.left.residuals[place]), float(self.limits[place]))
 
     def row(self, place: int, suggests: tuple[str, ...] = ()) -> Row:
         """One identity, for people."""
         symmetry = self.symmetries[place]
         return Row(
-            name=symmetry.name,
+            name=self.names[place],
             family=symmetry.family,
             parameters=symmetry.parameters,
             where=tuple(described(leg, symmetry) for leg in symmetry.legs),
@@ -151,7 +154,7 @@ class _Case:
             residual=float(self.left.residuals[place]),
             tolerance=float(self.limits[place]),
             status=self.statuses.get(place, Status.VERIFIED),
-            checked=bool(self.tested[place]) and symmetry.name not in self.late,
+            checked=bool(self.tested[place]) and self.names[place] not in self.late,
             source=symmetry.source,
             suggests=suggests,
         )
@@ -170,10 +173,8 @@ class _Case:
     def left_open(self) -> tuple[Row, ...]:
         """Identities that were tested and of which nothing can be said, worst first."""
         open_ones = [place for place in self.doubtful if self.statuses[place] is Status.INCONCLUSIVE]
-        tested = [place for place in open_ones if self.tested[place] and self.symmetries[place].name not in self.late]
-        return tuple(
-            self.row(place, self.no_laws.get(self.symmetries[place].name, ())) for place in self._worst_first(tested)
-        )
+        tested = [place for place in open_ones if self.tested[place] and self.names[place] not in self.late]
+        return tuple(self.row(place, self.no_laws.get(self.names[place], ())) for place in self._worst_first(tested))
 
     def _worst_first(self, places: Sequence[int]) -> list[int]:
         return sorted(places, key=lambda place: -self.excess[place])

@@ -8,14 +8,12 @@ import torch
 from torch import nn
 
 from conserved.auditing.audit_result import Audit
-from conserved.auditing.backward_pass import BackwardPass
+from conserved.auditing.backward_pass import BackwardPass, precision_of, residuals_of
 from conserved.auditing.judgement import judged
-from conserved.auditing.residuals import precision_of, residuals_of
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.inference import laws_of_model
 from conserved.laws import LawSet
-from conserved.laws.identities import balance_of
-from conserved.laws.identity_verdicts import TOLERANCE
+from conserved.laws.identities import TOLERANCE, balance_of
 
 
 def audit(

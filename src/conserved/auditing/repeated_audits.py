@@ -14,7 +14,7 @@ from conserved.auditing.audit_result import Audit
 from conserved.auditing.model_audit import audit
 from conserved.inference import FirstCall
 from conserved.laws import LawSet
-from conserved.laws.pass_precision import coarsest
+from conserved.laws.identities import coarsest
 
 log = logging.getLogger("conserved.audit")
 
