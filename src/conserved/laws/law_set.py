@@ -33,40 +33,8 @@ _BALANCED = 1e-6
 """A law this small against its own terms has no meaningful value to be relative to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Law:
-    """One conserved quantity: what `Symmetry.law` evaluates, with its formula."""
-
-    symmetry: Symmetry
-
-    @property
-    def name(self) -> str:
-        return self.symmetry.name
-
-    @property
-    def numbers(self) -> int:
-        return self.symmetry.numbers
-
-    @property
-    def exact(self) -> bool:
-        return self.symmetry.exact
-
-    @property
-    def formula(self) -> str:
-        return self.symmetry.formula
-
-    @property
-    def latex(self) -> str:
-        return self.symmetry.latex()
-
-    def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        group = self.symmetry.kind.group(self.symmetry.n, self.symmetry.m)
-        found = record_of(self, "name formula latex numbers exact") | record_of(self.symmetry, "identities epsilon")
-        return found | {"group": group}
-
-    def __repr__(self) -> str:
-        return f"<{self.name}: {self.formula} ({self.numbers} numbers)>"
+Law = Symmetry
+"""A conserved quantity is what a symmetry's moment map says of parameters: one thing under both names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +110,8 @@ class LawSet(Recorded):
 
     @property
     def laws(self) -> tuple[Law, ...]:
-        """One entry per symmetry."""
-        return tuple(Law(symmetry) for symmetry in self.symmetries)
+        """The symmetries, each with its conserved quantity: `.name`, `.formula`, `.latex`, `.numbers`, `.exact`."""
+        return self.symmetries
 
     @property
     def numbers(self) -> int:
