@@ -35,7 +35,7 @@ MOVED = {
     "conserved.attention.probe": "conserved.attention.probing",
     "conserved.audit.agreement": "conserved.auditing.replica_agreement",
     "conserved.audit.auditing": "conserved.auditing.model_audit",
-    "conserved.audit.every": "conserved.auditing.repeated_audits",
+    "conserved.audit.every": "conserved.auditing.audit_hook",
     "conserved.audit.gauging": "conserved.auditing.softmax_gauge",
     "conserved.audit.keys": "conserved.auditing.attention_keys",
     "conserved.audit.landed": "conserved.auditing.landed_updates",

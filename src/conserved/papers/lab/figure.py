@@ -39,10 +39,6 @@ class Finding:
         """A number that should be what rounding leaves."""
         return Finding(what=what, value=value, expected=f"rounding, below {limit:g}", holds=value < limit)
 
-    def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return record_of(self, "what value low high expected holds")
-
 
 def in_words(findings: Sequence[Finding]) -> str:
     """What was found, for those who cannot see it drawn."""
@@ -60,10 +56,6 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"A row of {len(row)} cells under {len(self.columns)} columns: {row}.")
-
-    def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return record_of(self, "columns rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
