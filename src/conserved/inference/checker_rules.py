@@ -37,6 +37,9 @@ from conserved.inference.motions import (
 MASKED = -1e4
 """Numbers below this stand for minus infinity: their exponentials vanish in every precision, shifted or not."""
 
+_NAMESPACES = ("", "aten", "prims", "conserved")
+"""Whose operations the rules are about."""
+
 Rule = Callable[["CheckedStep"], "Motion | Sequence[Motion | None]"]
 RULES: dict[str, Rule] = {}
 
@@ -114,8 +117,11 @@ class CheckedStep:
 
 
 def plain_name(operation: str) -> str:
-    """The name of an operation without namespace, overload and marks."""
-    return operation.split("::")[-1].partition(".")[0].strip("_")
+    """The name of an operation without overload and marks; one of another library keeps its namespace, and what it
+    does is not known here."""
+    space, _, rest = operation.rpartition("::")
+    name = rest.partition(".")[0].strip("_")
+    return name if space in _NAMESPACES else f"{space}::{name}"
 
 
 def values_in(arguments: Any) -> list[int]:
