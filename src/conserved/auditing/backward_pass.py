@@ -22,13 +22,14 @@ class BackwardPass:
     model: nn.Module
     laws: LawSet
     points: Tensors
-    slopes: Tensors
+    slopes: Tensors | None
+    """Gradients; None once they may be others than those of the pass."""
     absent: tuple[str, ...]
     """Trained parameters that have no gradient; those that laws need are taken to have a zero one."""
     dropped: tuple[Dropped, ...]
     """Laws of the architecture that this model does not keep, and why."""
-    types: frozenset[tuple[torch.dtype, torch.dtype]]
-    """Of a parameter and of its gradient, as they occur."""
+    types: Mapping[str, tuple[torch.dtype, torch.dtype]]
+    """The types of parameters and of their gradients, by name."""
 
     @staticmethod
     def of(model: nn.Module, laws: LawSet) -> BackwardPass:
@@ -47,7 +48,7 @@ class BackwardPass:
             slopes=slopes,
             absent=absent,
             dropped=(*laws.dropped, *gone),
-            types=frozenset((trained[name].dtype, slope.dtype) for name, slope in slopes.items()),
+            types={name: (trained[name].dtype, slope.dtype) for name, slope in slopes.items()},
         )
 
 

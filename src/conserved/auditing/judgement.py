@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conserved.auditing.audit_result import Audit, Finding, Row, evidence_of
+from conserved.auditing.audit_result import Finding, Judgement, Row, evidence_of
 from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.causes import factor, step_size, usual
 from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, lost_since, untrue, with_noise
@@ -35,7 +35,7 @@ def judged(
     known: Known,
     unused: tuple[str, ...],
     gauge: Gauge | None,
-) -> Audit:
+) -> Judgement:
     """Hold every residual against its limit, and look into those that are too large, worst first."""
     case = _Case(backward, left)
     findings = _findings(backward, left.balance, unused)
@@ -45,19 +45,20 @@ def judged(
     drowned = {place for place in case.broken if left.residuals[place] <= case.limits[place]}
     case.leave_open(drowned)
     case.excuse(untrue(backward, case.suspected), into=case.no_laws)
-    clipped = clipped_at(case.suspected, backward.slopes) if case.broken else None
+    slopes = backward.slopes
+    clipped = clipped_at(case.suspected, slopes) if case.broken and slopes is not None else None
     if clipped is not None:
         case.leave_open(case.broken)
     moved: float | None = None
-    if case.broken and not any(item.trouble == "not finite" for item in findings):
-        moved = _moved(case.suspected[:EXPLAINED], backward.points, backward.slopes)
+    if case.broken and slopes is not None and not any(item.trouble == "not finite" for item in findings):
+        moved = _moved(case.suspected[:EXPLAINED], backward.points, slopes)
     failures = case.failures(moved)
     held = case.held - {case.symmetries[place].name for place in drowned}
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
     # An audit that is kept must not keep the gradients.
     laws, points, tested = backward.laws, backward.points, left.balance.tested
-    case.backward = replace(backward, slopes={})
-    return Audit(
+    case.backward = replace(backward, slopes=None)
+    return Judgement(
         verdict=verdict,
         failures=failures,
         left_open=case.left_open,
@@ -229,10 +230,11 @@ def _moved(failed: list[Symmetry], theta: Tensors, slopes: Tensors) -> float | N
     )
 
 
-def _suggestions(symmetry: Symmetry, theta: Tensors, slopes: Tensors, moved: float | None) -> tuple[str, ...]:
+def _suggestions(symmetry: Symmetry, theta: Tensors, slopes: Tensors | None, moved: float | None) -> tuple[str, ...]:
     if moved is not None:
         return (f"the parameters moved by −{moved:.3g} times this gradient after it was taken",)
-    return tuple(filter(None, (factor(symmetry, theta, slopes), usual(symmetry))))
+    mended = None if slopes is None else factor(symmetry, theta, slopes)
+    return tuple(filter(None, (mended, usual(symmetry))))
 
 
 def _verdict(

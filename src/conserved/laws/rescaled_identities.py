@@ -29,14 +29,16 @@ def suspects(
     values: NDArray[np.float64],
     scales: NDArray[np.float64],
     norms: dict[str, float],
-    slopes: Tensors,
+    *,
+    single: bool,
 ) -> NDArray[np.bool_]:
     """The laws, by place, whose value or scale may be wrong; `norms` are those of the gradients.
+
+    `single` says that some of these have less than double precision.
 
     A scale of zero is right where no gradient reaches a law. It is doubted where the gradient of one of its parameters
     is zero and that of another is not (a factor that starts at zero, as LoRA's B does), and where gradients are faint.
     """
-    single = any(slope.dtype != torch.float64 for slope in slopes.values())
     least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
     odd = ~(np.isfinite(values) & (scales >= least) & (scales <= most))
     for place in np.flatnonzero(odd).tolist():
