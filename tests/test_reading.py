@@ -38,14 +38,8 @@ def defined_in(module: str, name: str) -> Path:
         home = holder
     assert home.__file__ is not None
     tree = ast.parse(Path(home.__file__).read_text(encoding="utf-8"))
-    names = {getattr(node, "name", "") for node in tree.body}
-    names |= {
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    assigned = (target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets)
+    names = {getattr(node, "name", "") for node in tree.body} | {getattr(target, "id", "") for target in assigned}
     assert name in names or found.__name__ in names, f"{name} is not defined in {home.__name__}"
     return Path(home.__file__)
 

@@ -33,13 +33,14 @@ class BackwardPass:
     model: nn.Module
     laws: LawSet
     points: Tensors
-    slopes: Tensors
+    slopes: Tensors | None
+    """Gradients; None once they may be others than those of the pass."""
     absent: tuple[str, ...]
     """Trained parameters that have no gradient; those that laws need are taken to have a zero one."""
     dropped: tuple[Dropped, ...]
     """Laws of the architecture that this model does not keep, and why."""
-    types: frozenset[tuple[torch.dtype, torch.dtype]]
-    """Of a parameter and of its gradient, as they occur."""
+    types: Mapping[str, tuple[torch.dtype, torch.dtype]]
+    """The types of parameters and of their gradients, by name."""
 
     @staticmethod
     def of(model: nn.Module, laws: LawSet) -> BackwardPass:
@@ -58,7 +59,7 @@ class BackwardPass:
             slopes=slopes,
             absent=absent,
             dropped=(*laws.dropped, *gone),
-            types=frozenset((trained[name].dtype, slope.dtype) for name, slope in slopes.items()),
+            types={name: (trained[name].dtype, slope.dtype) for name, slope in slopes.items()},
         )
 
 
@@ -142,13 +143,15 @@ def residuals_of(
     rounding_alone = _limits(backward, used, accumulated, given=given)
     residuals, limits = balance.residuals.copy(), rounding_alone + plan.epsilons**0.5
     nearly = plan.epsilons > 0
-    terms = None if gauge is None else gauge.terms
-    for place in np.flatnonzero(nearly).tolist() if terms is not None else ():
+    terms, slopes = None if gauge is None else gauge.terms, backward.slopes
+    for place in np.flatnonzero(nearly).tolist():
+        if terms is None or slopes is None:
+            break
         symmetry = plan.symmetries[place]
-        side = terms.of(symmetry, backward.slopes) if terms is not None else None
+        side = terms.of(symmetry, slopes)
         if side is None or not balance.tested[place]:
             continue
-        mu = symmetry.identity(backward.points, backward.slopes, dtype=torch.float64).flatten()
+        mu = symmetry.identity(backward.points, slopes, dtype=torch.float64).flatten()
         value = side.value.to(mu.device)
         size = math.hypot(balance.scales[place], float(value.norm()), side.spread**0.5)
         residuals[place] = float((mu - value).norm()) / size if size else 0.0
@@ -160,7 +163,7 @@ def precision_of(given: torch.dtype | None, backward: BackwardPass, balance: Bal
     """The coarsest precision of the pass, and how it is known."""
     if given is not None:
         return given, "given"
-    stored = coarsest(*(slope for _, slope in backward.types))
+    stored = coarsest(*{slope for _, slope in backward.types.values()})
     seen = None if stored in HALF else balance.grain
     return (stored, "stored") if seen is None else (seen, "bits")
 
@@ -176,9 +179,9 @@ def _limits(backward: BackwardPass, used: torch.dtype, accumulated: int, *, give
         more = math.sqrt(accumulated) if kind in HALF else 1.0
         return more * rounding(coarsest(least, kind), plan.entries)
 
-    by_kind = {kind: limits(kind) for kind in {coarsest(*pair) for pair in backward.types}}
+    by_kind = {kind: limits(kind) for kind in {coarsest(*pair) for pair in set(backward.types.values())}}
     if len(by_kind) == 1:
         return next(iter(by_kind.values()))
-    stored = {name: coarsest(backward.points[name].dtype, slope.dtype) for name, slope in backward.slopes.items()}
+    stored = {name: coarsest(*pair) for name, pair in backward.types.items()}
     kinds = (coarsest(*(stored[name] for name in symmetry.parameters)) for symmetry in plan.symmetries)
     return np.array([by_kind[kind][place] for place, kind in enumerate(kinds)])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conserved.auditing.audit_result import Audit, Finding, Row
+from conserved.auditing.audit_result import Finding, Judgement, Row
 from conserved.auditing.backward_pass import BackwardPass, Known, Residuals
 from conserved.auditing.causes import factor, step_size, usual
 from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, lost_since, untrue, with_noise
@@ -33,20 +33,21 @@ def judged(
     known: Known,
     unused: tuple[str, ...],
     gauge: Gauge | None,
-) -> Audit:
+) -> Judgement:
     """Hold every residual against its limit, and look into those that are too large, worst first."""
     case = _Case(backward, left)
     findings = _findings(backward, left.balance, unused)
     clipped = case.look_for_excuses(used) if case.broken else None
     moved: float | None = None
-    if case.broken and not any(item.trouble == "not finite" for item in findings):
-        moved = _moved(case.suspected[:EXPLAINED], backward.points, backward.slopes)
+    slopes = backward.slopes
+    if case.broken and slopes is not None and not any(item.trouble == "not finite" for item in findings):
+        moved = _moved(case.suspected[:EXPLAINED], backward.points, slopes)
     failures, held = case.failures(moved), case.held
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
     # An audit that is kept must not keep the gradients.
     laws, points, tested = backward.laws, backward.points, left.balance.tested
-    case.backward = replace(backward, slopes={})
-    return Audit(
+    case.backward = replace(backward, slopes=None)
+    return Judgement(
         verdict=verdict,
         failures=failures,
         left_open=case.left_open,
@@ -108,7 +109,8 @@ class _Case:
         self.drowned = frozenset(place for place in self.broken if self.left.residuals[place] <= self.limits[place])
         self.leave_open(self.drowned)
         self.excuse(untrue(self.backward, self.suspected), into=self.no_laws)
-        clipped = clipped_at(self.suspected, self.backward.slopes) if self.broken else None
+        slopes = self.backward.slopes
+        clipped = clipped_at(self.suspected, slopes) if self.broken and slopes is not None else None
         if clipped is not None:
             self.leave_open(self.broken)
         return clipped
@@ -230,10 +232,11 @@ def _moved(failed: list[Symmetry], theta: Tensors, slopes: Tensors) -> float | N
     )
 
 
-def _suggestions(symmetry: Symmetry, theta: Tensors, slopes: Tensors, moved: float | None) -> tuple[str, ...]:
+def _suggestions(symmetry: Symmetry, theta: Tensors, slopes: Tensors | None, moved: float | None) -> tuple[str, ...]:
     if moved is not None:
         return (f"the parameters moved by −{moved:.3g} times this gradient after it was taken",)
-    return tuple(filter(None, (factor(symmetry, theta, slopes), usual(symmetry))))
+    mended = None if slopes is None else factor(symmetry, theta, slopes)
+    return tuple(filter(None, (mended, usual(symmetry))))
 
 
 def _verdict(

@@ -7,8 +7,9 @@ residual any of them found, because a gradient that should be the same everywher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite, nan
 from typing import Any, overload
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from conserved.laws.rescaled_identities import norms, reweighed
 from conserved.moment import Direction, Plan, Point
+from conserved.moment.host_copy import HostCopy
 from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status
 
@@ -110,62 +112,104 @@ class Balance:
 
 
 def balance_of(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
-    """Every identity of a plan at parameters θ with gradients, which may be of further parameters too.
+    """Every identity of a plan at parameters θ with gradients, which may be of further parameters too."""
+    return Weighing.begun(plan, theta, slopes, dtype=dtype).balance(theta, slopes)
 
-    An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients; and a
-    linear law at least against as much of that norm as rounding could leave in it.
-    """
-    with torch.no_grad():
-        meshes = _meshes(theta)
-        moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
-        places, tables = moments.sizes()
-        read = () if moments.norms is None else moments.norms.names
-        known = frozenset(read)
-        rest = {name: slope for name, slope in slopes.items() if name not in known} if read else slopes
-        names = (*read, *rest)
-        device = tables[0].device if tables else next((slope.device for slope in slopes.values()), torch.device("cpu"))
-        samples = _samples(slopes, device)
-        parts = [*(table.flatten() for table in tables), *([] if moments.norms is None else [moments.norms.values])]
-        parts += [_norms(rest, device), *([torch.cat(samples)] if samples else [])]
-        queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
-        order, count = np.array(places, dtype=np.int64), len(places)
-        least = {place: _least(plan.symmetries[place], slopes) for place in plan.linear}
-        numbers = queued.cpu().numpy()
-    # From here on the device has nothing to do: no loops over identities or gradients.
-    weights, lengths, entries = np.split(numbers, (2 * count, 2 * count + len(names)))
-    sizes = np.empty((count, 2))
-    sizes[order] = weights.reshape(count, 2)
-    values, scales = sizes.T
-    lengths = _norms_again(names, lengths, slopes)
-    odd = _suspects(plan.symmetries, values, scales, dict(zip(names, lengths.tolist(), strict=True)), slopes)
-    if meshes:
-        # All processes gather what any of them has to look at again.
-        odd = np.array(_agreed(odd.astype(float).tolist(), meshes)) > 0
-    peak = float(lengths.max(initial=0.0))
-    everything = peak * float(np.linalg.norm(lengths / peak)) if 0 < peak < np.inf else peak
-    for place, share in least.items():
-        scales[place] = max(scales[place], share * everything)
-    tested = scales > 0
-    with np.errstate(invalid="ignore"):
-        residuals = np.divide(values, scales, out=values.copy(), where=tested)
-    # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
-    residuals[tested & (values > scales)] = 1.0
-    for place in np.flatnonzero(odd).tolist():
-        floor = least.get(place, 0.0) * everything
-        residuals[place], scales[place], tested[place] = reweighed(plan.symmetries[place], theta, slopes, floor)
-    seen = grain(np.split(entries, np.cumsum([part.numel() for part in samples])[:-1])) if samples else None
-    if meshes:
-        agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], meshes)
-        seen, residuals = _GRAINS[round(agreed[0])], np.array(agreed[1:])
-    return Balance(
-        residuals=residuals,
-        scales=scales,
-        tested=tested,
-        names=names,
-        norms=lengths,
-        grain=seen,
-        ranks=max((mesh.size() for mesh in meshes), default=1),
-    )
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weighing:
+    """A reading of parameters and gradients that is queued on their device; nothing has waited for it."""
+
+    plan: Plan
+    numbers: HostCopy
+    places: Sequence[int]
+    """The symmetries, in the order of their numbers."""
+    names: tuple[str, ...]
+    """The parameters that have a gradient, in the order of their norms."""
+    samples: tuple[int, ...]
+    """How many entries were taken of each gradient that is looked at for its precision."""
+    least: Mapping[int, float]
+    """The share of the norm of all gradients that linear laws are held against at least."""
+    single: bool
+    """Whether some gradient has less than double precision."""
+    meshes: Sequence[Any]
+
+    @staticmethod
+    def begun(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Weighing:
+        """Queue everything that is read of parameters θ and gradients: they may change or be freed afterwards."""
+        with torch.no_grad():
+            moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
+            places, tables = moments.sizes()
+            read = () if moments.norms is None else moments.norms.names
+            known = frozenset(read)
+            rest = {name: slope for name, slope in slopes.items() if name not in known} if read else slopes
+            anywhere = next((slope.device for slope in slopes.values()), torch.device("cpu"))
+            device = tables[0].device if tables else anywhere
+            samples = _samples(slopes, device)
+            parts = [*(table.flatten() for table in tables), *([] if moments.norms is None else [moments.norms.values])]
+            parts += [_norms(rest, device), *([torch.cat(samples)] if samples else [])]
+            queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+            return Weighing(
+                plan=plan,
+                numbers=HostCopy.of(queued),
+                places=places,
+                names=(*read, *rest),
+                samples=tuple(part.numel() for part in samples),
+                least={place: _least(plan.symmetries[place], slopes) for place in plan.linear},
+                single=any(slope.dtype != torch.float64 for slope in slopes.values()),
+                meshes=_meshes(theta),
+            )
+
+    def balance(self, theta: Tensors, slopes: Tensors | None) -> Balance:
+        """Every identity, once the numbers are there.
+
+        An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients; and a
+        linear law at least against as much of that norm as rounding could leave in it. Laws whose products over- or
+        underflow are taken again from θ and the gradients; without gradients they count as not tested.
+        """
+        # From here on the device has nothing to do: no loops over identities or gradients.
+        plan, names, count = self.plan, self.names, len(self.places)
+        numbers = self.numbers.read().numpy().copy()
+        weights, lengths, entries = np.split(numbers, (2 * count, 2 * count + len(names)))
+        sizes = np.empty((count, 2))
+        sizes[np.array(self.places, dtype=np.int64)] = weights.reshape(count, 2)
+        values, scales = sizes.T
+        if slopes is not None:
+            lengths = _norms_again(names, lengths, slopes)
+        norm_of = dict(zip(names, lengths.tolist(), strict=True))
+        odd = _suspects(plan.symmetries, values, scales, norm_of, single=self.single)
+        if self.meshes:
+            # All processes gather what any of them has to look at again.
+            odd = np.array(_agreed(odd.astype(float).tolist(), self.meshes)) > 0
+        peak = float(lengths.max(initial=0.0))
+        everything = peak * float(np.linalg.norm(lengths / peak)) if 0 < peak < np.inf else peak
+        for place, share in self.least.items():
+            scales[place] = max(scales[place], share * everything)
+        tested = scales > 0
+        with np.errstate(invalid="ignore"):
+            residuals = np.divide(values, scales, out=values.copy(), where=tested)
+        # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
+        residuals[tested & (values > scales)] = 1.0
+        for place in np.flatnonzero(odd).tolist():
+            symmetry, floor = plan.symmetries[place], self.least.get(place, 0.0) * everything
+            if slopes is not None:
+                residuals[place], scales[place], tested[place] = reweighed(symmetry, theta, slopes, floor)
+            else:
+                infinite = not all(isfinite(norm_of.get(name, 0.0)) for name in symmetry.parameters)
+                residuals[place], tested[place] = (nan if infinite else 0.0), infinite
+        seen = grain(np.split(entries, np.cumsum(self.samples)[:-1])) if self.samples else None
+        if self.meshes:
+            agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], self.meshes)
+            seen, residuals = _GRAINS[round(agreed[0])], np.array(agreed[1:])
+        return Balance(
+            residuals=residuals,
+            scales=scales,
+            tested=tested,
+            names=names,
+            norms=lengths,
+            grain=seen,
+            ranks=max((mesh.size() for mesh in self.meshes), default=1),
+        )
 
 
 def _suspects(
@@ -173,14 +217,16 @@ def _suspects(
     values: NDArray[np.float64],
     scales: NDArray[np.float64],
     norms: dict[str, float],
-    slopes: Tensors,
+    *,
+    single: bool,
 ) -> NDArray[np.bool_]:
     """The laws, by place, whose value or scale may be wrong; `norms` are those of the gradients.
+
+    `single` says that some of these have less than double precision.
 
     A scale of zero is right where no gradient reaches a law. It is doubted where the gradient of one of its parameters
     is zero and that of another is not (a factor that starts at zero, as LoRA's B does), and where gradients are faint.
     """
-    single = any(slope.dtype != torch.float64 for slope in slopes.values())
     least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
     odd = ~(np.isfinite(values) & (scales >= least) & (scales <= most))
     for place in np.flatnonzero(odd).tolist():
@@ -263,7 +309,7 @@ def _meshes(tensors: Tensors) -> list[Any]:
     return list(found.values())
 
 
-def _agreed(numbers: list[float], meshes: list[Any]) -> list[float]:
+def _agreed(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
     """The largest of each number over all processes that hold a part of the parameters, so that all judge alike."""
     import torch.distributed as dist
 
