@@ -235,7 +235,7 @@ class Engine:
         return left
 
     def _left_over(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
-        """What fields add up to, the same along the axes that go; nothing, with all set to zero, if that is too much."""
+        """What fields add up to, the same along the axes that go; nothing, with all set to zero, if it is too much."""
         axes_v, dims, sizes, counts = axes_of(group)
         kept_v = [
             n for n, axis in enumerate(axes_v) if not (gone & set(axis.dims)) and not any(axis.same(v) for v in virtual)
