@@ -287,7 +287,7 @@ def test_a_kind_of_ones_own_that_does_not_say_how_it_is_undone_moves_nothing(
     model, law, scores = example["model"], example["law"], example["scores"]
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     element = law.element(generator=torch.Generator().manual_seed(0))
-    with pytest.raises(Unmovable, match="quaternion scaling are multiplied and undone is not known: .* Symmetry.act"):
+    with pytest.raises(Unmovable, match=r"quaternion scaling are multiplied and undone is not known: .* Symmetry.act"):
         move(model, {law: element})
     assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
     expected = scores()
