@@ -1,6 +1,7 @@
 """Triton kernels that sum products of legs lying anywhere in memory; `triton_backend` and `launches` launch them.
 
-Legs are given by a table with the address of each, and by the strides they have in common.
+Legs are given by a table with the address of each, and by the strides they have in common; the table of a product has
+all first factors, all second factors, and where the results of each go.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def row_sums(
         total += product
         if SPREAD:
             spread += product * product
-    where = member.to(tl.int64) * ROWS + rows
+    where = tl.load(table + 2 * ENTRIES + entry) + (member % BATCH) * ROWS + rows
     tl.store(sums + where, tl.sum(total, 1), mask=rows < ROWS)
     if SPREAD:
         tl.store(squares + where, tl.sum(spread, 1), mask=rows < ROWS)
@@ -164,7 +165,7 @@ def outer_products(
         if SPREAD:
             spread += tl.sum(a * a, 0) * tl.sum(b * b, 0)
     inside = (rows < ROWS)[:, None] & (rows < ROWS)[None, :]
-    where = member.to(tl.int64) * ROWS * ROWS + rows[:, None] * ROWS + rows[None, :]
+    where = tl.load(table + 2 * ENTRIES + entry) + (member % BATCH) * ROWS * ROWS + rows[:, None] * ROWS + rows[None, :]
     tl.store(sums + where, total, mask=inside)
     if SPREAD:
         tl.store(squares + member, tl.sum(spread, 0))

@@ -117,16 +117,13 @@ class Ledger:
         self.symmetries = tuple(symmetries)
         self._plan, self._dtype = Plan.of(self.symmetries), dtype
         grouped: dict[tuple[Kind, int, int, torch.device], list[int]] = defaultdict(list)
-        for number, batch in enumerate(self._plan.batches):
+        for batch in self._plan.batches:
             first = self.symmetries[batch.members[0]]
             # Columns matter to the size of a translation's law alone.
             columns = first.m if first.kind.linear else 0
-            grouped[first.kind, first.n, columns, theta[first.parameters[0]].device].append(number)
-        self._members = list(grouped.values())
-        self.shelves = tuple(
-            Shelf(kind, n, m, tuple(place for number in numbers for place in self._plan.batches[number].members))
-            for (kind, n, m, _), numbers in grouped.items()
-        )
+            grouped[first.kind, first.n, columns, theta[first.legs[0].view.parameter].device] += batch.members
+        self.shelves = tuple(Shelf(kind, n, m, tuple(places)) for (kind, n, m, _), places in grouped.items())
+        self._shelf_of = {place: number for number, shelf in enumerate(self.shelves) for place in shelf.places}
         self.parameters = tuple(self._plan.uses)
         self._portion = max(_TEMPORARY, sum(self._plan.counts.values()) // _PORTIONS)
         self._like = {
@@ -139,8 +136,10 @@ class Ledger:
         together = triton_backend.available(self._like[self.parameters[0]].device)
         steps = _Steps(expand, self._like, self._portion if together else 0)
         with torch.no_grad():
-            parts = self._plan.evaluate(steps, law=True, dtype=self._dtype).parts
-            return [self._shelved([parts[number] for number in numbers], steps) for numbers in self._members]
+            shelved: list[list[Part]] = [[] for _ in self.shelves]
+            for part in self._plan.evaluate(steps, law=True, dtype=self._dtype).parts:
+                shelved[self._shelf_of[part.members[0]]].append(part)
+            return [self._shelved(parts, steps) for parts in shelved]
 
     def _shelved(self, parts: Sequence[Part], steps: _Steps) -> StepAccount:
         """Put the sums of all batches of a shelf together."""
