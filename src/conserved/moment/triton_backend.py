@@ -66,8 +66,12 @@ def types_of(sources: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
     device = sources[0].device
     if not available(device):
         return None
-    found = tuple(source.dtype for source in sources)
-    return found if all(one in TYPES for one in found) and all(plain(one, device) for one in sources) else None
+    found = []
+    for source in sources:
+        if source.dtype not in TYPES or not plain(source, device):
+            return None
+        found.append(source.dtype)
+    return tuple(found)
 
 
 def takes(products: Products, layout: Layout | None, n: int) -> bool:
