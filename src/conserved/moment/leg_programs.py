@@ -58,17 +58,37 @@ class Block:
         return finished(leg.products, multiplied(leg.products, leg.pairs, leg.degree, leg.wanted), sums, None)[0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Launch:
-    """Products of equal shape, strides and types."""
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What entries must share to be read by one launch."""
 
     outer: bool
     tile: Tile
     layout: Layout
-    types: tuple[torch.dtype, torch.dtype]
+    types: tuple[torch.dtype, ...]
+    """Of the factors of an entry."""
+    pairs: tuple[Pair, ...]
+    """The pairs of factors whose products are taken."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launch:
+    """Entries of equal shape, strides, types and pairs."""
+
+    alike: _Alike
     begin: int
-    """Where its part of the table begins: addresses of first factors, of second factors, places of results."""
+    """Where its part of the table begins: addresses of first factors, of second factors and so on, then places."""
     count: int
+
+    def run(self, table: Tensor, numbers: Integers, results: Tensor) -> None:
+        """Fill in the results."""
+        alike, end = self.alike, self.begin + len(self.alike.types) * self.count
+        aligned = not bool((numbers[self.begin : end] % 16).any())
+        given = table[self.begin :], self.count, alike.layout, alike.types, alike.tile, results
+        if alike.outer:
+            triton_backend.launch_outer_products(*given, aligned=aligned)
+        else:
+            triton_backend.launch_row_products(*given, pairs=alike.pairs, aligned=aligned)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,14 +98,14 @@ class LegProgram:
     blocks: tuple[Block, ...]
     launches: tuple[_Launch, ...]
     tensors: Integers
-    """For every number of the table, the tensor whose address it is counted from; one after the last for zero."""
+    """For every number of the table the tensor whose address it is counted from; −1 for places of results."""
     offsets: Integers
     """Bytes from there on, or the place of a result."""
     size: int
 
     @staticmethod
     def of(legs: Sequence[tuple[Leg, Sequence[int]]]) -> LegProgram:
-        """A program for legs, each of several parameters: of each the number of its first tensor among all tensors."""
+        """A program for legs, each of several parameters: of each the number of its first tensor among all."""
         return _Draft().program(legs)
 
     def run(self, tensors: Sequence[Tensor]) -> Float[Tensor, " results"]:
@@ -95,10 +115,8 @@ class LegProgram:
         numbers = bases[self.tensors] + self.offsets
         table = torch.from_numpy(numbers).to(device, non_blocking=True)
         results = torch.empty(self.size, device=device, dtype=torch.float32)
-        for one in self.launches:
-            aligned = not bool((numbers[one.begin : one.begin + 2 * one.count] % 16).any())
-            compute = triton_backend.launch_outer_products if one.outer else triton_backend.launch_row_products
-            compute(table[one.begin :], one.count, one.layout, one.types, one.tile, results, aligned=aligned)
+        for launch in self.launches:
+            launch.run(table, numbers, results)
         return results
 
 
@@ -108,53 +126,60 @@ class _Draft:
     def __init__(self) -> None:
         self._size = 0
         self._blocks: list[Block] = []
-        self._products: dict[tuple[bool, Tile, Layout, tuple[torch.dtype, torch.dtype]], list[tuple[int, ...]]] = (
-            defaultdict(list)
-        )
-        """By what a launch has in common: both tensors, the bytes into each, and the place of the results."""
+        self._entries: dict[_Alike, list[tuple[int, ...]]] = defaultdict(list)
+        """Of every entry the tensors of its factors, the bytes into each, and the place of its results."""
 
     def program(self, legs: Sequence[tuple[Leg, Sequence[int]]]) -> LegProgram:
         for leg, parameters in legs:
             self._add(leg, parameters)
-        launches, tensors, offsets, length = [], [], [], 0
-        for (outer, tile, layout, types), products in self._products.items():
-            first, second, a, b, places = np.array(products, dtype=np.int64).T
-            launches.append(_Launch(outer, tile, layout, types, length, len(products)))
+        launches: list[_Launch] = []
+        tensors: list[Integers] = []
+        offsets: list[Integers] = []
+        length = 0
+        for alike, entries in self._entries.items():
+            count, factors = len(entries), len(alike.types)
+            columns = np.array(entries, dtype=np.int64).T
+            launches.append(_Launch(alike, length, count))
             # Tables begin at multiples of 16 bytes, so that every kernel is compiled for that alone.
-            spare = [-1] * (len(products) % 2)
-            tensors += [first, second, np.full_like(first, -1), np.array(spare, dtype=np.int64)]
-            offsets += [a, b, places, np.zeros(len(spare), dtype=np.int64)]
-            length += 3 * len(products) + len(spare)
+            spare = (factors + 1) * count % 2
+            tensors += [columns[:factors].reshape(-1), np.full(count + spare, -1)]
+            offsets += [columns[factors:].reshape(-1), np.zeros(spare, dtype=np.int64)]
+            length += (factors + 1) * count + spare
         return LegProgram(
             tuple(self._blocks), tuple(launches), np.concatenate(tensors), np.concatenate(offsets), self._size
         )
 
     def _add(self, leg: Leg, parameters: Sequence[int]) -> None:
         outer = isinstance(leg.products, OuterProduct)
-        sides = _sides(leg)
-        layout = sides[0][0][1]
+        factors, pairs = _factors(leg)
+        layout = factors[0][1]
         rows = layout.count("rows")
         results = (layout.count("batch"), rows, rows) if outer else (layout.count("batch"), rows)
-        self._blocks.append(Block(leg, self._size, (len(parameters), len(sides), *results)))
-        # Parameter by parameter, so that what products have in common is still in the cache.
-        for tensor in parameters:
-            for (one, a), (other, b) in sides:
-                types = leg.types[one], leg.types[other]
-                products = self._products[outer, Tile.of(PlacedProduct(a, b)), replace(a, offset=0), types]
-                begins = a.offset * types[0].itemsize, b.offset * types[1].itemsize
-                products.append((tensor + one, tensor + other, *begins, self._size))
-                self._size += prod(results)
+        self._blocks.append(Block(leg, self._size, (len(parameters), len(pairs), *results)))
+        # One entry for all pairs where a kernel reads so many factors, else one for each: parameter by parameter, so
+        # that what pairs have in common is still in the cache.
+        together = not outer and len(factors) <= triton_backend.FACTORS
+        each = [(factors, pairs)] if together else [([factors[x], factors[y]], ((0, 1),)) for x, y in pairs]
+        for first in parameters:
+            for some, wanted in each:
+                types = tuple(leg.types[source] for source, _ in some)
+                tile = Tile.of(PlacedProduct(layout, layout))
+                tile = replace(tile, aligned=all(Tile.of(PlacedProduct(one, one)).aligned for _, one in some))
+                begins = [one.offset * kind.itemsize for (_, one), kind in zip(some, types, strict=True)]
+                entries = self._entries[_Alike(outer, tile, replace(layout, offset=0), types, wanted)]
+                entries.append((*(first + source for source, _ in some), *begins, self._size))
+                self._size += len(wanted) * prod(results)
 
 
-def _sides(leg: Leg) -> list[tuple[tuple[int, Layout], tuple[int, Layout]]]:
-    """For every product of a leg both factors: the number of a source, and where the rows that count lie in it."""
+def _factors(leg: Leg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...]]:
+    """The rows that are multiplied: the number of a source, and where they lie in it; and pairs of them."""
     recipe, layout = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted), leg.layout
     if not isinstance(leg.products, RowProducts):
-        return [((i, layout), (j, layout)) for i, j in recipe.products]
+        return [(source, layout) for source in range(len(leg.types))], recipe.products
     faced = layout.turned() if leg.products.faces == "columns" else layout
-    rows = []
+    factors = []
     for source, row in recipe.rows:
         lies = faced if row is None else faced.row_of_units(leg.products.unit, row)
         assert lies is not None, "takes() says so"
-        rows.append((source, lies))
-    return [(rows[x], rows[y]) for x, y in recipe.products]
+        factors.append((source, lies))
+    return factors, recipe.products

@@ -179,46 +179,60 @@ def _launch_stacks(
     )
 
 
-Types = tuple[torch.dtype, torch.dtype]
+FACTORS = 4
+"""How many factors one launch of row products reads at the most."""
+
+_LETTERS = "ABCD"
 
 
 def launch_row_products(
     table: Tensor,
     count: int,
     layout: Layout,
-    types: Types,
+    types: Sequence[torch.dtype],
     tile: Tile,
     sums: Tensor,
     squares: Tensor | None = None,
     *,
+    pairs: Sequence[Pair] = ((0, 1),),
     shifts: tuple[float, float] = (0.0, 0.0),
     aligned: bool,
 ) -> None:
-    """Fill in Σ_k a_ik b_ik for every row i of `count` products of legs, and if asked for the same of their squares.
+    """Fill in Σ_k a_ik b_ik for every row i, for pairs of factors of `count` entries.
 
     Args:
-        table: addresses of first factors, of second factors, and places of results among the sums.
-        count: how many products.
-        layout: how both factors lie, from their addresses on.
-        types: of both factors.
+        table: addresses of all first factors, all second factors and so on, then the places of results among the sums:
+            of every entry one pair after the other.
+        count: how many entries.
+        layout: how factors lie, from their addresses on.
+        types: one for every factor, at most `FACTORS`.
         tile: how rows and columns are gone through.
         sums: where results go.
-        squares: where those of squared products go, with the same places.
-        shifts: what is added to every entry of both factors.
+        squares: where sums of squares of the products of the first two factors go, if they are asked for.
+        pairs: pairs of factors, the earlier one first.
+        shifts: what is added to every entry of the first two factors.
         aligned: whether all addresses are multiples of 16 bytes.
 
     """
     from conserved.moment import kernels
 
+    assert len(types) <= FACTORS
+    assert squares is None or pairs == ((0, 1),)
+    numbers = {_LETTERS[i] + _LETTERS[j]: -1 for i in range(FACTORS) for j in range(i, FACTORS)}
+    numbers |= {_LETTERS[i] + _LETTERS[j]: number for number, (i, j) in enumerate(pairs)}
+    kinds = {letter: kernels.TYPES[types[min(place, len(types) - 1)]] for place, letter in enumerate(_LETTERS)}
     programs = -(-layout.count("rows") // tile.height) * count * layout.count("batch")
-    _launch(kernels.row_sums, programs, table, count, layout, types, tile, sums, squares, shifts, aligned=aligned)
+    _launch(
+        kernels.row_sums, programs, table, count, layout, tile, sums, squares, shifts,
+        aligned=aligned, FACTORS=len(types), **kinds, **numbers,
+    )  # fmt: skip
 
 
 def launch_outer_products(
     table: Tensor,
     count: int,
     layout: Layout,
-    types: Types,
+    types: Sequence[torch.dtype],
     tile: Tile,
     sums: Tensor,
     squares: Tensor | None = None,
@@ -226,7 +240,7 @@ def launch_outer_products(
     shifts: tuple[float, float] = (0.0, 0.0),
     aligned: bool,
 ) -> None:
-    """The same for A Bᵀ of legs of at most `LARGEST` rows; squares are one number for each product."""
+    """The same for A Bᵀ of two factors of at most `LARGEST` rows; squares are one number for each product."""
     from conserved.moment import kernels
 
     rows = layout.count("rows")
@@ -236,25 +250,24 @@ def launch_outer_products(
     # rounding of its last bits, which a ledger of single steps must not see.
     half = torch.float32 not in types
     precision = "tf32" if half else "ieee" if squares is None else "tf32x3"
+    a, b = (kernels.TYPES[kind] for kind in types)
     programs = count * layout.count("batch")
     _launch(
-        kernels.outer_products, programs, table, count, layout, types, tile, sums, squares, shifts,
-        aligned=aligned, PRECISION=precision,
+        kernels.outer_products, programs, table, count, layout, tile, sums, squares, shifts,
+        aligned=aligned, A=a, B=b, PRECISION=precision,
     )  # fmt: skip
 
 
 def _launch(
-    kernel: Any, programs: int, table: Tensor, count: int, layout: Layout, types: Types, tile: Tile,
-    sums: Tensor, squares: Tensor | None, shifts: tuple[float, float], *, aligned: bool, **more: str,
+    kernel: Any, programs: int, table: Tensor, count: int, layout: Layout, tile: Tile, sums: Tensor,
+    squares: Tensor | None, shifts: tuple[float, float], *, aligned: bool, **constants: object,
 ) -> None:  # fmt: skip
-    from conserved.moment.kernels import TYPES
-
     strides: list[int] = []
     for outer, inner in (layout.batch, layout.rows, layout.columns):
         strides += [outer[0] * inner[0], inner[0], outer[1], inner[1]]
     with torch.cuda.device_of(sums):
         kernel[(programs,)](
             table, sums, sums if squares is None else squares, *shifts, count, *strides,
-            A=TYPES[types[0]], B=TYPES[types[1]], SPREAD=squares is not None, HEIGHT=tile.height, WIDTH=tile.width,
-            TURNED=tile.turned, MERGED=tile.merged, ALIGNED=tile.aligned and aligned, **more,
+            SPREAD=squares is not None, HEIGHT=tile.height, WIDTH=tile.width, TURNED=tile.turned, MERGED=tile.merged,
+            ALIGNED=tile.aligned and aligned, **constants,
         )  # fmt: skip
