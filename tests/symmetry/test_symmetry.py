@@ -216,7 +216,7 @@ def test_laws_read_as_formulas(
     legs = [View.of(name, shape, **options) for name, shape, options in views]  # type: ignore[arg-type]
     symmetry = Symmetry(block="", family="f", kind=kind, legs=(Leg(legs[0]), Leg(legs[1], -1)))
     assert symmetry.formula == text
-    assert symmetry.latex() == latex
+    assert symmetry.latex == latex
 
 
 def test_degrees_show_in_the_formula() -> None:

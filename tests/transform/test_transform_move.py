@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,22 @@ def _sharded(rank: int, folder: str) -> None:
 def test_sharded_parameters_move_as_whole_ones_and_stay_sharded(tmp_path: Path) -> None:
     spawn(_sharded, args=(str(tmp_path),), nprocs=WORLD)
     assert [(tmp_path / str(rank)).read_text() for rank in range(WORLD)] == ["agreed"] * WORLD
+
+
+def test_a_kind_of_ones_own_that_does_not_say_how_it_is_undone_moves_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "custom_kind.py"))
+    capsys.readouterr()
+    model, law, scores = example["model"], example["law"], example["scores"]
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    element = law.element(generator=torch.Generator().manual_seed(0))
+    with pytest.raises(Unmovable, match=r"quaternion scaling are multiplied and undone is not known: .* Symmetry.act"):
+        move(model, {law: element})
+    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
+    expected = scores()
+    with torch.no_grad():
+        for name, value in law.act(before, element).items():
+            model[name].copy_(value)
+    assert not torch.equal(before["q"], model["q"])
+    assert scores().item() == pytest.approx(expected.item(), rel=1e-12)

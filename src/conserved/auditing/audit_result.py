@@ -12,6 +12,7 @@ import torch
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import AuditCoverage
 from conserved.laws import Dropped
+from conserved.laws.identities import residual_evidence
 from conserved.output import html
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict
@@ -27,11 +28,6 @@ _SHOWN = 12
 """Failures that a summary lists."""
 
 Trouble = Literal["missing", "not finite", "zero"]
-
-
-def evidence_of(name: str, residual: float, tolerance: float) -> Evidence:
-    """The residual of one identity against its tolerance."""
-    return Evidence(what=f"relative residual of {name}", value=residual, limit=tolerance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +52,7 @@ class Row:
     @property
     def evidence(self) -> Evidence:
         """The residual against its tolerance."""
-        return evidence_of(self.name, self.residual, self.tolerance)
+        return residual_evidence(self.name, self.residual, self.tolerance)
 
     @property
     def ok(self) -> bool:

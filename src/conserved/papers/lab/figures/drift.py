@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conserved.papers.lab.exponents import Runs, by_rate, growth, in_step_size
-from conserved.papers.lab.figure import Figure, Finding, Table, panels
+from conserved.papers.lab.figure import Figure, Finding, Table, in_words, panels
 from conserved.papers.lab.figures.curves import MORE_THAN_ROUNDING, panel_curves
 from conserved.papers.lab.trajectory import Trajectory
 
@@ -41,21 +41,9 @@ def runs_of(trajectories: Sequence[Trajectory], recipe: str) -> dict[float, list
 def exponent_findings(runs: Runs, family: str, label: str) -> list[Finding]:
     """The two exponents of a quadratic law, with intervals over seeds, and how much of the bound is used."""
     largest = runs[max(runs)]
-    found = []
-    for what, fitted, expected, tolerance in (
-        ("iteration k", growth(largest, family), 1, _IN_K),
-        ("step size τ at fixed k", in_step_size(runs, family), 2, _IN_TAU),
-    ):
-        found.append(
-            Finding(
-                what=f"{label}: exponent of the drift in {what}",
-                value=fitted.value,
-                low=fitted.low,
-                high=fitted.high,
-                expected=f"{expected} ± {tolerance:g}",
-                holds=abs(fitted.value - expected) <= tolerance,
-            )
-        )
+    stem = f"{label}: exponent of the drift in"
+    in_k = Finding.fitted(f"{stem} iteration k", growth(largest, family), 1, _IN_K)
+    in_tau = Finding.fitted(f"{stem} step size τ at fixed k", in_step_size(runs, family), 2, _IN_TAU)
     # At smaller steps the drift comes near rounding, which equation (9) knows nothing of.
     used = max(
         error / bound
@@ -64,20 +52,14 @@ def exponent_findings(runs: Runs, family: str, label: str) -> list[Finding]:
         if bound > 0
     )
     what = f"{label}: largest share of the bound (9) at the largest step size"
-    found.append(Finding(what=what, value=used, expected="≤ 1", holds=used <= 1))
-    return found
+    return [in_k, in_tau, Finding(what=what, value=used, expected="≤ 1", holds=used <= 1)]
 
 
 def rounding_finding(runs: Runs, family: str, label: str) -> Finding:
     """A linear law does not drift beyond rounding, whatever the step size."""
     worst = max(max(run.quantity(family).mean) for group in runs.values() for run in group)
     limit = max(MORE_THAN_ROUNDING[run.precision] for group in runs.values() for run in group)
-    return Finding(
-        what=f"{label}: largest drift at any step size",
-        value=worst,
-        expected=f"rounding, below {limit:g}",
-        holds=worst < limit,
-    )
+    return Finding.rounding(f"{label}: largest drift at any step size", worst, limit)
 
 
 def _figure(
@@ -108,10 +90,7 @@ def _figure(
             "from the run; exponents are fitted to all laws of a family together. Quadratic laws drift as τ²k; the "
             "gate's law is linear and does not drift at all, which the paper's panel (d) does not show."
         ),
-        alt=(
-            f"{len(shown)} log-log panels of drift against iteration. "
-            + " ".join(f"{f.what}: {f.value:.3g}, expected {f.expected}." for f in findings)
-        ),
+        alt=f"{len(shown)} log-log panels of drift against iteration. {in_words(findings)}",
         data=tuple(data),
         layout=panels([title for title, _, _ in shown], x="iteration k", y="relative error (10)"),
         findings=tuple(findings),
