@@ -15,6 +15,8 @@ from conserved.moment import Direction, Moments, Plan, Point, Wanted, triton_bac
 from conserved.moment.forms import forms
 from conserved.moment.launches import Launch, Tile
 from conserved.moment.layouts import Layout, LegStack, PlacedProduct
+from conserved.moment.leg_programs import Leg as ProgramLeg
+from conserved.moment.leg_programs import LegProgram
 from conserved.moment.torch_backend import TORCH
 from conserved.moment.triton_backend import TRITON
 from conserved.symmetry import KINDS, Kind, Leg, Symmetry, Tensors, View
@@ -259,6 +261,64 @@ def test_reading_rows_brings_the_norms_of_gradients_along(kernels: list[str]) ->
     assert found is not None
     expected = torch.stack([slopes[name].norm() for name in found.names])
     torch.testing.assert_close(found.values.float(), expected)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 5, (torch.bfloat16, torch.float32, torch.float16)], ids=len)
+@pytest.mark.parametrize("code", ["scaling", "complex_scaling", "general_linear", "one_scale"])
+@pytest.mark.parametrize("law", [True, False], ids=["law", "all of it"])
+def test_a_program_gives_what_matrices_give_however_many_factors_there_are(
+    law: bool, code: str, dtypes: tuple[torch.dtype, ...], kernels: list[str]
+) -> None:
+    """Four factors are read once each; more of them, pair by pair."""
+    view, products = VIEWS["rows of a head"], KINDS[code].products
+    wanted, pairs = Wanted(law=law), ((0, 0), (0, 1), (1, 2), (len(dtypes) - 1, 0), (2, 2))
+    reading = view.reading((0,))
+    layout = Layout.of(reading)
+    assert layout is not None
+    generator = torch.Generator().manual_seed(0)
+    sets = [[torch.randn(view.shape, generator=generator).to(one) for one in dtypes] for _ in range(3)]
+    program = LegProgram.of(
+        [(ProgramLeg(products, -1, layout, pairs, dtypes, wanted), [0, len(dtypes), 2 * len(dtypes)])]
+    )
+    for _ in range(2):
+        found = program.blocks[0].forms(program.run([tensor for some in sets for tensor in some]))
+        for number, some in enumerate(sets):
+            matrices = [reading.of(tensor).reshape(-1, view.n, view.m).double() for tensor in some]
+            expected, _ = forms(TORCH, products, -1, matrices, pairs, (False,) * len(dtypes), torch.float64, wanted)
+            torch.testing.assert_close(found[:, number].double(), expected, rtol=1e-5, atol=1e-5)
+        # Addresses are read anew every time.
+        sets = [[2 * tensor for tensor in some] for some in sets]
+    assert kernels
+
+
+def test_layers_that_step_in_different_ways_are_accounted_for_alike(kernels: list[str]) -> None:
+    """Rates by layer, and some parameters that do not decay: legs of one law, and one leg of many layers, differ."""
+
+    def ledger() -> list[tuple[object, ...]]:
+        torch.manual_seed(0)
+        model = blocks.DecoderLM(12, 8, 4, 4, 6, kv_heads=2, max_length=8, positions="rotary-half", norm="rms")
+        groups = [
+            {"params": [p], "lr": 1e-2 / (1 + (".1." in n)), "weight_decay": 0.1 * (p.ndim > 1)}
+            for n, p in model.named_parameters()
+        ]
+        stepper = torch.optim.AdamW(groups)
+        with Monitor(model, stepper, loss="cross_entropy") as monitor:
+            for _ in range(2):
+                stepper.zero_grad()
+                text_loss(model).backward()
+                stepper.step()
+                monitor.step()
+            assert not monitor.alarms
+            return [(row.law, row.first_order, row.second_order, row.observed) for row in monitor.ledger()]
+
+    together = ledger()
+    assert kernels
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(triton_backend, "available", lambda device: False)
+        one_by_one = ledger()
+    assert [row[0] for row in together] == [row[0] for row in one_by_one]
+    for mine, other in zip(together, one_by_one, strict=True):
+        assert mine[1:] == pytest.approx(other[1:], rel=1e-3, abs=2e-5)
 
 
 def symmetry(name: str, kind: Kind, *legs: Leg) -> Symmetry:

@@ -1,6 +1,7 @@
 """Triton kernels that sum products of legs lying anywhere in memory; `triton_backend` and `launches` launch them.
 
-Legs are given by a table with the address of each, and by the strides they have in common.
+Legs are given by a table with the address of each, and by the strides they have in common; the table of a product has
+all first factors, all second factors and so on, and where the results of each entry go.
 """
 
 from __future__ import annotations
@@ -49,17 +50,33 @@ def row_sums(
     BATCH, BATCH_INNER, batch_outer, batch_inner,
     ROWS, ROWS_INNER, rows_outer, rows_inner,
     COLUMNS, COLUMNS_INNER, columns_outer, columns_inner,
-    A: tl.constexpr, B: tl.constexpr, SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    FACTORS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
+    AA: tl.constexpr, AB: tl.constexpr, AC: tl.constexpr, AD: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
+    BD: tl.constexpr, CC: tl.constexpr, CD: tl.constexpr, DD: tl.constexpr,
+    SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr,
 ):
-    """Σ_k a_ik b_ik of a tile of rows, and the same of the squared products."""
+    """Σ_k a_ik b_ik of a tile of rows, for several pairs of up to four factors that are read once each.
+
+    AA to DD are the numbers of the pairs among those that are asked for; −1 for the others. With SPREAD also the sums
+    of the squared products a_ik b_ik.
+    """
     tiles = tl.cdiv(ROWS, HEIGHT)
     member = tl.program_id(0) // tiles
     entry = member // BATCH
     rows = (tl.program_id(0) % tiles) * HEIGHT + tl.arange(0, HEIGHT)
     here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED, ALIGNED)
     down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED, ALIGNED)
-    total = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    aa = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    ab = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    ac = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    ad = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    bb = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    bc = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    bd = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    cc = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    cd = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    dd = tl.zeros((HEIGHT, WIDTH), tl.float32)
     spread = tl.zeros((HEIGHT, WIDTH), tl.float32)
     for begin in range(0, COLUMNS, WIDTH):
         columns = begin + tl.arange(0, WIDTH)
@@ -67,15 +84,62 @@ def row_sums(
         across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED, ALIGNED)
         offsets = down[:, None] + across[None, :]
         a = _tile(table, entry, offsets, a_shift, mask, A, ALIGNED)
-        b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B, ALIGNED)
-        product = a * b
-        total += product
+        b = a
+        c = a
+        d = a
+        if FACTORS > 1:
+            b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B, ALIGNED)
+        if FACTORS > 2:
+            c = _tile(table + 2 * ENTRIES, entry, offsets, 0.0, mask, C, ALIGNED)
+        if FACTORS > 3:
+            d = _tile(table + 3 * ENTRIES, entry, offsets, 0.0, mask, D, ALIGNED)
+        if AA >= 0:
+            aa += a * a
+        if AB >= 0:
+            ab += a * b
+        if AC >= 0:
+            ac += a * c
+        if AD >= 0:
+            ad += a * d
+        if BB >= 0:
+            bb += b * b
+        if BC >= 0:
+            bc += b * c
+        if BD >= 0:
+            bd += b * d
+        if CC >= 0:
+            cc += c * c
+        if CD >= 0:
+            cd += c * d
+        if DD >= 0:
+            dd += d * d
         if SPREAD:
-            spread += product * product
-    where = member.to(tl.int64) * ROWS + rows
-    tl.store(sums + where, tl.sum(total, 1), mask=rows < ROWS)
+            spread += (a * b) * (a * b)
+    inside = rows < ROWS
+    where = tl.load(table + FACTORS * ENTRIES + entry) + (member % BATCH) * ROWS + rows
+    size = BATCH * ROWS
+    if AA >= 0:
+        tl.store(sums + where + AA * size, tl.sum(aa, 1), mask=inside)
+    if AB >= 0:
+        tl.store(sums + where + AB * size, tl.sum(ab, 1), mask=inside)
+    if AC >= 0:
+        tl.store(sums + where + AC * size, tl.sum(ac, 1), mask=inside)
+    if AD >= 0:
+        tl.store(sums + where + AD * size, tl.sum(ad, 1), mask=inside)
+    if BB >= 0:
+        tl.store(sums + where + BB * size, tl.sum(bb, 1), mask=inside)
+    if BC >= 0:
+        tl.store(sums + where + BC * size, tl.sum(bc, 1), mask=inside)
+    if BD >= 0:
+        tl.store(sums + where + BD * size, tl.sum(bd, 1), mask=inside)
+    if CC >= 0:
+        tl.store(sums + where + CC * size, tl.sum(cc, 1), mask=inside)
+    if CD >= 0:
+        tl.store(sums + where + CD * size, tl.sum(cd, 1), mask=inside)
+    if DD >= 0:
+        tl.store(sums + where + DD * size, tl.sum(dd, 1), mask=inside)
     if SPREAD:
-        tl.store(squares + where, tl.sum(spread, 1), mask=rows < ROWS)
+        tl.store(squares + where, tl.sum(spread, 1), mask=inside)
 
 
 @triton.jit
@@ -164,7 +228,7 @@ def outer_products(
         if SPREAD:
             spread += tl.sum(a * a, 0) * tl.sum(b * b, 0)
     inside = (rows < ROWS)[:, None] & (rows < ROWS)[None, :]
-    where = member.to(tl.int64) * ROWS * ROWS + rows[:, None] * ROWS + rows[None, :]
+    where = tl.load(table + 2 * ENTRIES + entry) + (member % BATCH) * ROWS * ROWS + rows[:, None] * ROWS + rows[None, :]
     tl.store(sums + where, total, mask=inside)
     if SPREAD:
         tl.store(squares + member, tl.sum(spread, 0))

@@ -9,7 +9,7 @@ memory alike where they are (`triton_backend`, `row_identities`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -24,7 +24,7 @@ from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, alike
 from conserved.moment.forms import Pair, Sums, Wanted, forms
 from conserved.moment.layouts import Layout, LegStack
-from conserved.moment.portions import Part, in_portions
+from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions
 from conserved.moment.precision import full_precision, working_dtype
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
 from conserved.moment.sources import Gathered, Reader, Source
@@ -117,13 +117,19 @@ class Plan:
         return tuple(place for place, symmetry in enumerate(self.symmetries) if symmetry.kind.linear)
 
     @cached_property
-    def uses(self) -> dict[str, list[tuple[int, int]]]:
-        """By parameter, the legs that read it: the number of a batch, and the position among its legs."""
-        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    def uses(self) -> dict[str, tuple[Use, ...]]:
+        """By parameter, the legs that read it, in whatever ways laws see it."""
+        found: dict[str, dict[tuple[bool, float], tuple[list[LegPlace], list[LegPlace]]]] = defaultdict(dict)
         for number, batch in enumerate(self.batches):
+            kind = self.symmetries[batch.members[0]].kind
             for position, leg in enumerate(batch.legs):
-                found[leg.view.parameter].append((number, position))
-        return dict(found)
+                ways = found[leg.view.parameter].setdefault((kind.linear, leg.view.offset), ([], []))
+                by_kernels = triton_backend.takes(kind.products, leg.layout, leg.view.n)
+                ways[0 if by_kernels else 1].append((number, position))
+        return {
+            name: tuple(Use(*way, tuple(taken), tuple(others)) for way, (taken, others) in ways.items())
+            for name, ways in found.items()
+        }
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -131,15 +137,14 @@ class Plan:
         return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
 
     @cached_property
-    def by_kernels(self) -> tuple[tuple[bool, ...], ...]:
-        """By batch and leg, whether kernels compute its products."""
-        return tuple(
-            tuple(
-                triton_backend.takes(self.symmetries[batch.members[0]].kind.products, leg.layout, leg.view.n)
-                for leg in batch.legs
-            )
-            for batch in self.batches
-        )
+    def readings(self) -> dict[Hashable, PortionProgram]:
+        """Programs for kernels that read portions of parameters, kept for portions that come again."""
+        return {}
+
+    @cached_property
+    def outlines(self) -> dict[Hashable, tuple[Stretch, ...]]:
+        """How the results of portions are put together, kept as well."""
+        return {}
 
     @cached_property
     def row_identities(self) -> RowIdentities:

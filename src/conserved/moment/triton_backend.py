@@ -66,8 +66,12 @@ def types_of(sources: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
     device = sources[0].device
     if not available(device):
         return None
-    found = tuple(source.dtype for source in sources)
-    return found if all(one in TYPES for one in found) and all(plain(one, device) for one in sources) else None
+    found = []
+    for source in sources:
+        if source.dtype not in TYPES or not plain(source, device):
+            return None
+        found.append(source.dtype)
+    return tuple(found)
 
 
 def takes(products: Products, layout: Layout | None, n: int) -> bool:
@@ -138,49 +142,132 @@ def _of_pairs(
 
 def row_products(a: LegStack, b: LegStack, *, sizes: bool) -> Found:
     """Σ_k a_ik b_ik for every row i, entry by entry and batch by batch, and Σ_ik (a_ik b_ik)²."""
-    from conserved.moment import kernels
-
     entries, batch, n, _ = a.shape
-    tile = Tile.of(PlacedProduct(a.layout, b.layout))
     sums = torch.empty((entries, batch, n), device=a.device, dtype=torch.float32)
-    squares = torch.empty_like(sums) if sizes else sums
-    _launch(kernels.row_sums, -(-n // tile.height) * entries * batch, tile, a, b, sums, squares, spread=sizes)
-    return sums, squares.sum(-1) if sizes else None
+    squares = torch.empty_like(sums) if sizes else None
+    _launch_stacks(launch_row_products, a, b, batch * n, sums, squares)
+    return sums, None if squares is None else squares.sum(-1)
 
 
 def outer_products(a: LegStack, b: LegStack, *, sizes: bool) -> Found:
     """A Bᵀ, for legs of at most `LARGEST` rows, and Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖²."""
+    entries, batch, n, _ = a.shape
+    sums = torch.empty((entries, batch, n, n), device=a.device, dtype=torch.float32)
+    squares = torch.empty((entries, batch), device=a.device, dtype=torch.float32) if sizes else None
+    _launch_stacks(launch_outer_products, a, b, batch * n * n, sums, squares)
+    return sums, squares
+
+
+def _launch_stacks(
+    launch: Callable[..., None], a: LegStack, b: LegStack, results: int, sums: Tensor, squares: Tensor | None
+) -> None:
+    """Products of two stacks entry by entry, with so many results each."""
+    assert replace(a.layout, offset=0) == replace(b.layout, offset=0)
+    addresses = np.array(a.addresses() + b.addresses())
+    places = np.arange(len(a.tensors)) * results
+    table = torch.from_numpy(np.concatenate((addresses, places))).to(a.device, non_blocking=True)
+    launch(
+        table,
+        len(a.tensors),
+        a.layout,
+        (a.dtype, b.dtype),
+        Tile.of(PlacedProduct(a.layout, b.layout)),
+        sums,
+        squares,
+        shifts=(a.shift, b.shift),
+        aligned=not bool((addresses % 16).any()),
+    )
+
+
+FACTORS = 4
+"""How many factors one launch of row products reads at the most."""
+
+_LETTERS = "ABCD"
+
+
+def launch_row_products(
+    table: Tensor,
+    count: int,
+    layout: Layout,
+    types: Sequence[torch.dtype],
+    tile: Tile,
+    sums: Tensor,
+    squares: Tensor | None = None,
+    *,
+    pairs: Sequence[Pair] = ((0, 1),),
+    shifts: tuple[float, float] = (0.0, 0.0),
+    aligned: bool,
+) -> None:
+    """Fill in Σ_k a_ik b_ik for every row i, for pairs of factors of `count` entries.
+
+    Args:
+        table: addresses of all first factors, all second factors and so on, then the places of results among the sums:
+            of every entry one pair after the other.
+        count: how many entries.
+        layout: how factors lie, from their addresses on.
+        types: one for every factor, at most `FACTORS`.
+        tile: how rows and columns are gone through.
+        sums: where results go.
+        squares: where sums of squares of the products of the first two factors go, if they are asked for.
+        pairs: pairs of factors, the earlier one first.
+        shifts: what is added to every entry of the first two factors.
+        aligned: whether all addresses are multiples of 16 bytes.
+
+    """
     from conserved.moment import kernels
 
-    entries, batch, n, _ = a.shape
-    assert n <= LARGEST
-    sums = torch.empty((entries, batch, n, n), device=a.device, dtype=torch.float32)
-    squares = torch.empty((entries, batch), device=a.device, dtype=torch.float32) if sizes else sums
-    tile = replace(Tile.of(PlacedProduct(a.layout, b.layout)), height=max(16, power(n, LARGEST)), width=32)
+    assert len(types) <= FACTORS
+    assert squares is None or pairs == ((0, 1),)
+    numbers = {_LETTERS[i] + _LETTERS[j]: -1 for i in range(FACTORS) for j in range(i, FACTORS)}
+    numbers |= {_LETTERS[i] + _LETTERS[j]: number for number, (i, j) in enumerate(pairs)}
+    kinds = {letter: kernels.TYPES[types[min(place, len(types) - 1)]] for place, letter in enumerate(_LETTERS)}
+    programs = -(-layout.count("rows") // tile.height) * count * layout.count("batch")
+    _launch(
+        kernels.row_sums, programs, table, count, layout, tile, sums, squares, shifts,
+        aligned=aligned, FACTORS=len(types), **kinds, **numbers,
+    )  # fmt: skip
+
+
+def launch_outer_products(
+    table: Tensor,
+    count: int,
+    layout: Layout,
+    types: Sequence[torch.dtype],
+    tile: Tile,
+    sums: Tensor,
+    squares: Tensor | None = None,
+    *,
+    shifts: tuple[float, float] = (0.0, 0.0),
+    aligned: bool,
+) -> None:
+    """The same for A Bᵀ of two factors of at most `LARGEST` rows; squares are one number for each product."""
+    from conserved.moment import kernels
+
+    rows = layout.count("rows")
+    assert rows <= LARGEST
+    tile = replace(tile, height=max(16, power(rows, LARGEST)), width=32)
     # Half-precision numbers are tf32 numbers; three products of such parts make one of single precision, up to the
     # rounding of its last bits, which a ledger of single steps must not see.
-    half = torch.float32 not in (a.dtype, b.dtype)
-    precision = "tf32" if half else "tf32x3" if sizes else "ieee"
-    programs = entries * batch
-    _launch(kernels.outer_products, programs, tile, a, b, sums, squares, spread=sizes, PRECISION=precision)
-    return sums, squares if sizes else None
+    half = torch.float32 not in types
+    precision = "tf32" if half else "ieee" if squares is None else "tf32x3"
+    a, b = (kernels.TYPES[kind] for kind in types)
+    programs = count * layout.count("batch")
+    _launch(
+        kernels.outer_products, programs, table, count, layout, tile, sums, squares, shifts,
+        aligned=aligned, A=a, B=b, PRECISION=precision,
+    )  # fmt: skip
 
 
 def _launch(
-    kernel: Any, programs: int, tile: Tile, a: LegStack, b: LegStack, sums: Tensor, squares: Tensor, *,
-    spread: bool, **more: str,
+    kernel: Any, programs: int, table: Tensor, count: int, layout: Layout, tile: Tile, sums: Tensor,
+    squares: Tensor | None, shifts: tuple[float, float], *, aligned: bool, **constants: object,
 ) -> None:  # fmt: skip
-    from conserved.moment.kernels import TYPES
-
-    assert replace(a.layout, offset=0) == replace(b.layout, offset=0)
     strides: list[int] = []
-    for outer, inner in (a.layout.batch, a.layout.rows, a.layout.columns):
+    for outer, inner in (layout.batch, layout.rows, layout.columns):
         strides += [outer[0] * inner[0], inner[0], outer[1], inner[1]]
-    addresses = np.array(a.addresses() + b.addresses())
-    table = torch.from_numpy(addresses).to(a.device, non_blocking=True)
     with torch.cuda.device_of(sums):
         kernel[(programs,)](
-            table, sums, squares, a.shift, b.shift, len(a.tensors), *strides,
-            A=TYPES[a.dtype], B=TYPES[b.dtype], SPREAD=spread, HEIGHT=tile.height, WIDTH=tile.width,
-            TURNED=tile.turned, MERGED=tile.merged, ALIGNED=tile.aligned and not bool((addresses % 16).any()), **more,
+            table, sums, sums if squares is None else squares, *shifts, count, *strides,
+            SPREAD=squares is not None, HEIGHT=tile.height, WIDTH=tile.width, TURNED=tile.turned, MERGED=tile.merged,
+            ALIGNED=tile.aligned and aligned, **constants,
         )  # fmt: skip

@@ -240,7 +240,10 @@ def _present(**parts: Combination) -> dict[str, Combination]:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor if tensor.dtype in _WIDE else tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+_WIDE = (torch.float32, torch.float64)
 
 
 def _number(step: Tensor | float) -> Scalar:
