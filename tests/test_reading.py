@@ -6,11 +6,18 @@ import ast
 import importlib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import conserved
+from conserved import audit, recognize
+from models.nanogpt import build
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(conserved.__file__).parent
@@ -60,3 +67,51 @@ def test_a_change_needs_at_most_three_files_and_the_example_no_others(what: str)
     assert used
     homes = {name: defined_in(module, name).relative_to(SOURCE).as_posix() for module, name in used}
     assert {name: home for name, home in homes.items() if home not in files} == {}
+
+
+def llama() -> tuple[nn.Module, conserved.LawSet | None, Callable[[nn.Module], torch.Tensor]]:
+    """A small Llama, whose laws are inferred when it is audited first."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=16, initializer_range=0.5,
+    )  # fmt: skip
+    ids = torch.randint(32, (2, 8))
+    return transformers.LlamaForCausalLM(config), None, lambda model: model(input_ids=ids, labels=ids).loss
+
+
+def gpt() -> tuple[nn.Module, conserved.LawSet | None, Callable[[nn.Module], torch.Tensor]]:
+    """A GPT written in one file."""
+    model, (ids,), _ = build()
+    ids = torch.randint(7, ids.shape)
+    return model, recognize(model, ids), lambda model: model(ids).square().mean()
+
+
+def followed(model: nn.Module, laws: conserved.LawSet | None, loss: Callable[[nn.Module], torch.Tensor]) -> set[str]:
+    """The files of the package in which something runs when a model is audited a second time."""
+    files: set[str] = set()
+
+    def see(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(f"{SOURCE}/"):
+            files.add(Path(frame.f_code.co_filename).relative_to(SOURCE).as_posix())
+
+    for profile in (None, see):
+        model.zero_grad()
+        loss(model).backward()
+        sys.setprofile(profile)
+        try:
+            found = audit(model, laws)
+        finally:
+            sys.setprofile(None)
+        assert found.conclusive
+    return files
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_an_audit_is_followed_through_the_files_that_the_guide_lists() -> None:
+    section = GUIDE.split("### Following `audit(model)`")[1].split("\n#")[0]
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", section, re.M)
+    assert len(listed) <= 10
+    torch.manual_seed(0)
+    assert followed(*llama()) | followed(*gpt()) == set(listed)

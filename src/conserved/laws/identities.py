@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.laws.rescaled_identities import norms, reweighed
-from conserved.moment import Direction, Plan, Point
-from conserved.moment.host_copy import HostCopy
+from conserved.moment import Direction, HostCopy, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status
 
@@ -155,7 +154,7 @@ class Weighing:
                 places=places,
                 names=(*read, *rest),
                 samples=tuple(part.numel() for part in samples),
-                least={place: _least(plan.symmetries[place], slopes) for place in plan.linear},
+                least={place: _least(parameter, slopes) for place, parameter in plan.linear.items()},
                 single=any(slope.dtype != torch.float64 for slope in slopes.values()),
                 meshes=_meshes(theta),
             )
@@ -247,11 +246,11 @@ def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], slopes: Ten
     return found
 
 
-def _least(symmetry: Symmetry, slopes: Tensors) -> float:
-    """The share of the norm of all gradients that a linear law is held against at least."""
-    if symmetry.inert:
+def _least(parameter: str | None, slopes: Tensors) -> float:
+    """The share of the norm of all gradients that a linear law of a parameter is held against at least."""
+    if parameter is None:
         return 1.0
-    stored = slopes[symmetry.parameters[0]].dtype
+    stored = slopes[parameter].dtype
     return _NOISE.get(stored, 1.0) * torch.finfo(stored).eps / TOLERANCE[stored]
 
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from jaxtyping import Shaped
-from torch import Tensor
-
 from conserved.moment.layouts import Layout
+from conserved.symmetry.kind import Degree
 from conserved.symmetry.symmetry import Symmetry
 from conserved.symmetry.view import Reading, View
 
@@ -35,18 +33,13 @@ class BatchLeg:
         reading = view.reading(batch)
         return BatchLeg(view, reading, Layout.of(reading))
 
-    def matrices(self, tensor: Shaped[Tensor, "..."], *, point: bool) -> Shaped[Tensor, "batch n m"]:
-        """The leg in its parameter, or in anything of the parameter's shape."""
-        view = self.view
-        faced = self.reading.of(tensor).reshape(-1, view.faced, view.m)
-        return view.shifted(view.chosen(faced), point=point)
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Symmetries, by their place in the set, whose legs are read together."""
 
     members: tuple[int, ...]
+    degrees: tuple[Degree, ...]
     legs: tuple[BatchLeg, ...]
 
     @property
@@ -64,7 +57,7 @@ def alike(symmetries: Sequence[Symmetry]) -> tuple[tuple[Batch, ...], ...]:
         for batch in _batches(symmetries, places):
             first = symmetries[batch.members[0]]
             legs = tuple((leg.view.n, leg.view.m, leg.view.offset, leg.layout) for leg in batch.legs)
-            shapes[first.kind, first.degrees, legs].append(batch)
+            shapes[first.kind, batch.degrees, legs].append(batch)
     return tuple(map(tuple, shapes.values()))
 
 
@@ -86,6 +79,7 @@ def _same_but_for_picks(symmetry: Symmetry) -> Hashable:
 
 def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[Batch]:
     """One batch if the symmetries go through every index of some grid axes in order, else one batch each."""
+    degrees = symmetries[places[0]].degrees
     legs: list[BatchLeg] = []
     for column in zip(*(symmetries[place].legs for place in places), strict=True):
         views = [leg.view for leg in column]
@@ -94,6 +88,6 @@ def _batches(symmetries: Sequence[Symmetry], places: list[int]) -> list[Batch]:
         visited = [tuple(pick[axis] for axis in along) for pick in picks]
         sizes = [views[0].grid[axis] for axis in along]
         if along and (len(visited) != prod(sizes) or visited != list(product(*map(range, sizes)))):
-            return [Batch((p,), tuple(BatchLeg.of(leg.view) for leg in symmetries[p].legs)) for p in places]
+            return [Batch((p,), degrees, tuple(BatchLeg.of(leg.view) for leg in symmetries[p].legs)) for p in places]
         legs.append(BatchLeg.of(views[0], along))
-    return [Batch(tuple(places), tuple(legs))]
+    return [Batch(tuple(places), degrees, tuple(legs))]

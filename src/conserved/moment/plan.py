@@ -16,16 +16,15 @@ from math import prod
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, alike
-from conserved.moment.forms import Pair, Sums, Wanted, forms
+from conserved.moment.forms import Pair, Sums, Wanted, forms, full_precision, working_dtype
 from conserved.moment.layouts import Layout, LegStack
 from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions
-from conserved.moment.precision import full_precision, working_dtype
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
 from conserved.moment.sources import Gathered, Reader, Source
 from conserved.moment.torch_backend import TORCH
@@ -37,6 +36,37 @@ _SMALL = 1 << 15
 
 _SINGLE = (None, torch.float32)
 """What kernels compute in."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostCopy:
+    """A tensor that is being copied to the host."""
+
+    host: Tensor
+    event: torch.cuda.Event | None
+
+    @staticmethod
+    def of(tensor: Shaped[Tensor, "..."]) -> HostCopy:
+        """Start copying; on a GPU the copy is queued behind the work that makes the numbers."""
+        if tensor.device.type != "cuda":
+            return HostCopy(tensor.detach().cpu(), None)
+        with torch.cuda.device_of(tensor):
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host.copy_(tensor.detach(), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        return HostCopy(host, event)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether reading does not wait."""
+        return self.event is None or self.event.query()
+
+    def read(self) -> Shaped[Tensor, "..."]:
+        """The numbers, once they are there."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.host
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +84,8 @@ class Moments:
         """μ of one pair, by its place among the pairs, for every symmetry in order."""
         found: dict[int, Tensor] = {}
         for part in self.parts:
-            value = part.only().signed()[pair]
+            (sums,) = part.sums.values()
+            value = sums.signed()[pair]
             found.update(zip(part.members, value.expand(len(part.members), *value.shape[1:]).unbind(), strict=True))
         return [found[place] for place in range(self.count)]
 
@@ -64,7 +95,8 @@ class Moments:
         tables = [] if self.rows is None else [self.rows.table]
         for part in self.parts:
             places += part.members
-            tables.append(part.only().sizes()[0].expand(len(part.members), 2))
+            (sums,) = part.sums.values()
+            tables.append(sums.sizes()[0].expand(len(part.members), 2))
         return places, tables
 
 
@@ -112,9 +144,13 @@ class Plan:
         return np.array([symmetry.epsilon for symmetry in self.symmetries], dtype=np.float64)
 
     @cached_property
-    def linear(self) -> tuple[int, ...]:
-        """Symmetries, by their place, whose laws are linear."""
-        return tuple(place for place, symmetry in enumerate(self.symmetries) if symmetry.kind.linear)
+    def linear(self) -> dict[int, str | None]:
+        """Symmetries, by their place, whose laws are linear, each with a parameter that it moves; None if inert."""
+        return {
+            place: None if symmetry.inert else symmetry.parameters[0]
+            for place, symmetry in enumerate(self.symmetries)
+            if symmetry.kind.linear
+        }
 
     @cached_property
     def uses(self) -> dict[str, tuple[Use, ...]]:
@@ -181,12 +217,14 @@ class Plan:
             gathered = Gathered(read, tuple(pairs))
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
+        devices = {one.tensors[name].device for one in read for name in self.needs}
         together = together and sizes and not absolute and dtype in _SINGLE
+        together = together and any(map(triton_backend.available, devices))
         identity = tuple(pairs) == ((0, 1),) and [one.point for one in read] == [True, False]
         rows = self.row_identities.sizes(*(one.tensors for one in read)) if together and identity else None
         known = frozenset(() if rows is None else rows.places)
         parts: list[Part] = []
-        with full_precision(one.tensors[name].device.type for one in read for name in self.needs):
+        with full_precision(device.type for device in devices):
             for batches, units in zip(self.alike, self.units, strict=True):
                 if batches[0].members[0] in known:
                     continue
@@ -207,12 +245,12 @@ class Plan:
         first = self.symmetries[units[0][0].members[0]]
         for unit in units:
             found = [
-                [[leg.matrices(s.tensors[leg.view.parameter], point=s.point) for leg in b.legs] for b in unit]
+                [[leg.reading.matrices(s.tensors[leg.view.parameter], point=s.point) for leg in b.legs] for b in unit]
                 for s in sources
             ]
             precision = working_dtype({one.dtype for source in found for legs in source for one in legs}, dtype)
             sums = Sums(pairs, wanted.absolute)
-            for position, degree in enumerate(first.degrees):
+            for position, degree in enumerate(units[0][0].degrees):
                 legs = [_concatenated([legs[position] for legs in source], unit, precision) for source in found]
                 legs = [leg.abs() for leg in legs] if wanted.absolute else legs
                 sums.add(forms(TORCH, first.kind.products, degree, legs, pairs, points, precision, wanted), degree)
@@ -231,7 +269,7 @@ class Plan:
         if not triton_backend.available(sources[0].tensors[first.legs[0].view.parameter].device):
             return None
         classes: dict[tuple[Degree, Layout, float], list[int]] = defaultdict(list)
-        for position, (degree, leg) in enumerate(zip(first.degrees, batches[0].legs, strict=True)):
+        for position, (degree, leg) in enumerate(zip(batches[0].degrees, batches[0].legs, strict=True)):
             if leg.layout is None or not triton_backend.takes(products, leg.layout, leg.view.n):
                 return None
             classes[degree, leg.layout, leg.view.offset].append(position)

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
-from conserved.moment.forms import Found, Pair, Sums, Wanted, forms
+from conserved.moment.forms import Found, Pair, Sums, Wanted, forms, full_precision, working_dtype
 from conserved.moment.leg_programs import Leg, LegProgram
-from conserved.moment.precision import full_precision, working_dtype
 from conserved.moment.sources import Paired, Parcel, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
 from conserved.symmetry.kind import Degree
@@ -36,11 +35,6 @@ class Part:
     members: tuple[int, ...]
     sums: dict[int, Sums] = field(default_factory=dict)
     """By what a reader tells legs apart; sums of legs that it does not tell apart."""
-
-    def only(self) -> Sums:
-        """The sums of legs that are all alike."""
-        (sums,) = self.sums.values()
-        return sums
 
     def expanded(self, key: int) -> Sums:
         """Sums of legs, those that symmetries share repeated for each of them."""
@@ -203,7 +197,9 @@ class _Reading:
         batch, dtype = self._plan.batches[leg[0]], self._types[leg[0]]
         symmetry, seen = self._plan.symmetries[batch.members[0]], batch.legs[leg[1]]
         degree = symmetry.legs[leg[1]].degree
-        legs = [seen.matrices(one, point=point) for one, point in zip(paired.tensors, paired.points, strict=True)]
+        legs = [
+            seen.reading.matrices(one, point=point) for one, point in zip(paired.tensors, paired.points, strict=True)
+        ]
         columns: Tensor | None = None
         if paired.bounded:
             columns = abs(degree) * column_bounds([legs[place] for place in paired.bounded], dtype)

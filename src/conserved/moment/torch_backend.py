@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.moment.forms import Backend, Found, Pair, Sums, Wanted, forms
-from conserved.moment.precision import full_precision, working_dtype
+from conserved.moment.forms import Backend, Found, Pair, Sums, Wanted, forms, full_precision, working_dtype
 from conserved.symmetry.kind import Degree, Kind
 
 _CHUNK = 1 << 19

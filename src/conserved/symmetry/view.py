@@ -244,6 +244,11 @@ class Reading:
                 tensor = tensor.narrow(axis, chosen[0], chosen[1] - chosen[0])
         return tensor.permute(self.order)
 
+    def matrices(self, tensor: Shaped[Tensor, "..."], *, point: bool) -> Shaped[Tensor, "batch n m"]:
+        """What the view sees in a tensor, at every place along its batch axes; of a `point` with the offset added."""
+        view = self.view
+        return view.shifted(view.chosen(self.of(tensor).reshape(-1, view.faced, view.m)), point=point)
+
 
 def _typewriter(name: str) -> str:
     escaped = "".join("\\" + c if c in "_%&#${}" else c for c in name)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conserved.moment.host_copy import HostCopy
+from conserved.moment import HostCopy
 from conserved.store.step_record import LawName, StepRecord
 
 

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.moment import Paired, Plan, Sums, triton_backend
+from conserved.moment.forms import working_dtype
 from conserved.moment.portions import Part
-from conserved.moment.precision import working_dtype
 from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.tracking.combination import Scalar
 from conserved.tracking.step_expansion import Coefficients, Expansion, Slot, StepWeights, Weights
