@@ -7,7 +7,8 @@ from conserved.on_demand import loaded_on_demand
 
 if TYPE_CHECKING:
     from conserved.auditing.audit_hook import AuditHook, GradientsDoNotConserve, audit_every
-    from conserved.auditing.audit_result import Audit, Finding, Row
+    from conserved.auditing.audit_result import Audit, GradientFinding, Row
+    from conserved.auditing.audit_result import GradientFinding as Finding
     from conserved.auditing.functions import Check, Method, Tested, check
     from conserved.auditing.landed_updates import Landing, landing
     from conserved.auditing.landed_updates import landing as check_update
@@ -21,7 +22,7 @@ else:
         __name__,
         {
             "audit_hook": "AuditHook GradientsDoNotConserve audit_every",
-            "audit_result": "Audit Finding Row",
+            "audit_result": "Audit Finding:GradientFinding GradientFinding Row",
             "functions": "Axis Check Group Method Probe ProbedSymmetry TensorLeg Tested Uncheckable check probe",
             "landed_updates": "Landing check_update:landing landing",
             "model_audit": "audit",
@@ -37,6 +38,7 @@ __all__ = [
     "Check",
     "Finding",
     "Gauge",
+    "GradientFinding",
     "GradientsDoNotConserve",
     "Group",
     "Landing",

@@ -76,7 +76,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class GradientFinding:
     """Something about the gradient of one parameter that no identity says."""
 
     parameter: str
@@ -109,7 +109,7 @@ class Judgement:
     by_family: Callable[[], Mapping[str, float]]
     covers: Callable[[], AuditCoverage]
     """Works out the coverage, when it is asked for."""
-    findings: tuple[Finding, ...]
+    findings: tuple[GradientFinding, ...]
     unclaimed: tuple[str, ...]
     dropped: tuple[Dropped, ...]
     unknown: Mapping[str, int]
@@ -180,7 +180,7 @@ class Audit:
         return self.judgement.by_family()
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[GradientFinding, ...]:
         """What is odd about single gradients: missing, not finite, zero."""
         return self.judgement.findings
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from conserved.auditing.audit_result import Audit, Finding, Judgement, Row
+from conserved.auditing.audit_result import Audit, GradientFinding, Judgement, Row
 from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
 from conserved.auditing.causes import step_size, suggestions
 from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, lost_since, untrue, with_noise
@@ -272,7 +272,7 @@ def _excused(symmetries: Sequence[Symmetry]) -> set[str]:
     }
 
 
-def _findings(backward: BackwardPass, balance: Balance, unused: tuple[str, ...]) -> list[Finding]:
+def _findings(backward: BackwardPass, balance: Balance, unused: tuple[str, ...]) -> list[GradientFinding]:
     absent = set(backward.absent)
     odd = np.flatnonzero(~np.isfinite(balance.norms) | (balance.norms == 0)).tolist()
     if not odd and not absent:
@@ -280,16 +280,18 @@ def _findings(backward: BackwardPass, balance: Balance, unused: tuple[str, ...])
     excused = _excused(backward.laws.symmetries)
     there = [(balance.names[place], balance.norms[place]) for place in odd if balance.names[place] not in absent]
     needed = [n for n in backward.absent if n not in excused and not any(fnmatchcase(n, pattern) for pattern in unused)]
-    found = [Finding(parameter=name, trouble="missing") for name in needed]
-    found += [Finding(parameter=name, trouble="not finite") for name, norm in there if norm != 0]
-    found += [Finding(parameter=name, trouble="zero") for name, norm in there if norm == 0 and name not in excused]
+    found = [GradientFinding(parameter=name, trouble="missing") for name in needed]
+    found += [GradientFinding(parameter=name, trouble="not finite") for name, norm in there if norm != 0]
+    found += [
+        GradientFinding(parameter=name, trouble="zero") for name, norm in there if norm == 0 and name not in excused
+    ]
     return found
 
 
 def _verdict(
     case: _Case,
     failures: Sequence[Row],
-    findings: Sequence[Finding],
+    findings: Sequence[GradientFinding],
     used: torch.dtype,
     *,
     moved: float | None,

@@ -12,7 +12,17 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.moment.forms import Backend, Found, Pair, Sums, Wanted, forms, full_precision, working_dtype
+from conserved.moment.forms import (
+    Backend,
+    Found,
+    Pair,
+    Sums,
+    Wanted,
+    forms,
+    full_precision,
+    side_by_side,
+    working_dtype,
+)
 from conserved.symmetry.kind import Degree, Kind
 
 _CHUNK = 1 << 19
@@ -64,7 +74,9 @@ class TorchBackend(Backend):
             return torch.stack([torch.cat(part, -1) for part in zip(*parts, strict=True)]), None
         cast = [leg.to(dtype) for leg in legs]
         products = [cast[i] * cast[j] for i, j in pairs]
-        return _stack([one.sum(-1) for one in products]), _stack([*map(_square, products)]) if sizes else None
+        return side_by_side([one.sum(-1) for one in products]), side_by_side(
+            [*map(_square, products)]
+        ) if sizes else None
 
     def outer_products(
         self, legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
@@ -72,7 +84,7 @@ class TorchBackend(Backend):
         """A Bᵀ for every pair of legs; Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖²."""
         cast = [leg.to(dtype) for leg in legs]
         if len(pairs) == 1 or in_cache(cast[0]):
-            values = _stack([cast[i] @ cast[j].mT for i, j in pairs])
+            values = side_by_side([cast[i] @ cast[j].mT for i, j in pairs])
         else:
             stacked, n = torch.cat(cast, -2), cast[0].shape[-2]
             gram = stacked @ stacked.mT
@@ -80,26 +92,7 @@ class TorchBackend(Backend):
         if not sizes:
             return values, None
         columns = [torch.linalg.vector_norm(leg, dim=-2) for leg in cast]
-        return values, _stack([(columns[i] * columns[j]).square().sum(-1) for i, j in pairs])
-
-    def row_totals(
-        self,
-        legs: Sequence[Tensor],
-        pairs: Sequence[Pair],
-        points: Sequence[bool],
-        dtype: torch.dtype,
-        *,
-        sizes: bool = False,
-    ) -> Found:
-        """Σ_j b_ij for every row i of B where A is a point, and zero where it is a direction."""
-        cast = {j: legs[j].to(dtype) for _, j in pairs}
-        # Times a column of ones: on processors that is faster than a sum over what lies far apart.
-        ones = legs[0].new_ones((1,) * legs[0].ndim, dtype=dtype).expand(*legs[0].shape[:-2], 1, legs[0].shape[-1])
-        sums = {j: (ones @ leg.mT)[..., 0, :] for j, leg in cast.items()}
-        values = _stack([sums[j] if points[i] else torch.zeros_like(sums[j]) for i, j in pairs])
-        if not sizes:
-            return values, None
-        return values, _stack([_square(cast[j]) * float(points[i]) for i, j in pairs])
+        return values, side_by_side([(columns[i] * columns[j]).square().sum(-1) for i, j in pairs])
 
 
 TORCH = TorchBackend()
@@ -152,10 +145,6 @@ def in_cache(like: Shaped[Tensor, "..."]) -> bool:
     return like.device.type == "cpu"
 
 
-def _stack(tensors: list[Tensor]) -> Tensor:
-    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)
-
-
 def _square(matrices: Tensor) -> Tensor:
     return torch.linalg.vector_norm(matrices, dim=(-2, -1)).square()
 
@@ -187,7 +176,7 @@ def _in_slices(legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype
             sums[place].append(product.sum(-1))
             squares[place].append(_square(product))
     found = [torch.cat(part, -1) if along == -2 else torch.stack(part).sum(0) for part in sums]
-    return _stack(found), _stack([torch.stack(part).sum(0) for part in squares])
+    return side_by_side(found), side_by_side([torch.stack(part).sum(0) for part in squares])
 
 
 def _column_sums(
@@ -241,4 +230,4 @@ def _dots(
     for here in _slices(legs, -1, pairs, dtype):
         found = [(here[i] @ here[j].mT)[..., 0] for i, j in pairs]
         totals = [total + one for total, one in zip(totals, found, strict=True)] if totals else found
-    return _stack(totals)
+    return side_by_side(totals)
