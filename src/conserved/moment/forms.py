@@ -161,14 +161,14 @@ def _row_totals(
     # Times a column of ones: on processors that is faster than a sum over what lies far apart.
     ones = legs[0].new_ones((1,) * legs[0].ndim, dtype=dtype).expand(*legs[0].shape[:-2], 1, legs[0].shape[-1])
     sums = {j: (ones @ leg.mT)[..., 0, :] for j, leg in cast.items()}
-    values = side_by_side([sums[j] if points[i] else torch.zeros_like(sums[j]) for i, j in pairs])
+    values = stack([sums[j] if points[i] else torch.zeros_like(sums[j]) for i, j in pairs])
     if not sizes:
         return values, None
     squares = {j: torch.linalg.vector_norm(leg, dim=(-2, -1)).square() for j, leg in cast.items()}
-    return values, side_by_side([squares[j] * float(points[i]) for i, j in pairs])
+    return values, stack([squares[j] * float(points[i]) for i, j in pairs])
 
 
-def side_by_side(tensors: Sequence[Tensor]) -> Tensor:
+def stack(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors of one shape along a new first axis; one alone is not copied."""
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack([*tensors])
 

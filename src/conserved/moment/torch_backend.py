@@ -20,7 +20,7 @@ from conserved.moment.forms import (
     Wanted,
     forms,
     full_precision,
-    side_by_side,
+    stack,
     working_dtype,
 )
 from conserved.symmetry.kind import Degree, Kind
@@ -74,9 +74,7 @@ class TorchBackend(Backend):
             return torch.stack([torch.cat(part, -1) for part in zip(*parts, strict=True)]), None
         cast = [leg.to(dtype) for leg in legs]
         products = [cast[i] * cast[j] for i, j in pairs]
-        return side_by_side([one.sum(-1) for one in products]), side_by_side(
-            [*map(_square, products)]
-        ) if sizes else None
+        return stack([one.sum(-1) for one in products]), stack([*map(_square, products)]) if sizes else None
 
     def outer_products(
         self, legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
@@ -84,7 +82,7 @@ class TorchBackend(Backend):
         """A Bᵀ for every pair of legs; Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖²."""
         cast = [leg.to(dtype) for leg in legs]
         if len(pairs) == 1 or in_cache(cast[0]):
-            values = side_by_side([cast[i] @ cast[j].mT for i, j in pairs])
+            values = stack([cast[i] @ cast[j].mT for i, j in pairs])
         else:
             stacked, n = torch.cat(cast, -2), cast[0].shape[-2]
             gram = stacked @ stacked.mT
@@ -92,7 +90,7 @@ class TorchBackend(Backend):
         if not sizes:
             return values, None
         columns = [torch.linalg.vector_norm(leg, dim=-2) for leg in cast]
-        return values, side_by_side([(columns[i] * columns[j]).square().sum(-1) for i, j in pairs])
+        return values, stack([(columns[i] * columns[j]).square().sum(-1) for i, j in pairs])
 
 
 TORCH = TorchBackend()
@@ -176,7 +174,7 @@ def _in_slices(legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype
             sums[place].append(product.sum(-1))
             squares[place].append(_square(product))
     found = [torch.cat(part, -1) if along == -2 else torch.stack(part).sum(0) for part in sums]
-    return side_by_side(found), side_by_side([torch.stack(part).sum(0) for part in squares])
+    return stack(found), stack([torch.stack(part).sum(0) for part in squares])
 
 
 def _column_sums(
@@ -230,4 +228,4 @@ def _dots(
     for here in _slices(legs, -1, pairs, dtype):
         found = [(here[i] @ here[j].mT)[..., 0] for i, j in pairs]
         totals = [total + one for total, one in zip(totals, found, strict=True)] if totals else found
-    return side_by_side(totals)
+    return stack(totals)
