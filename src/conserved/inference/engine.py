@@ -19,7 +19,7 @@ from conserved.inference.field_groups import axes_of, cancelled, components, coo
 from conserved.inference.moves import Move, Renumber
 from conserved.inference.roots import Partition
 from conserved.inference.system import LinearSystem
-from conserved.inference.types import FIXED, Atoms, Field, Image, Strand, Type, Virtual, distinct, spread, tidy
+from conserved.inference.types import Atoms, Field, Image, Strand, Type, Virtual, distinct, spread, tidy
 
 LARGEST = 20_000_000
 """Equations in one batch; more are not written out, and the charges involved are set to zero instead."""
@@ -101,8 +101,6 @@ class Engine:
     _still: np.ndarray = field(default_factory=lambda: np.zeros(1024, dtype=bool))
     """Shifts that are known to vanish."""
 
-    # --- unknowns ---------------------------------------------------------------------------------------------------
-
     def key(self) -> int:
         """A number that was not used before."""
         self._keys += 1
@@ -127,8 +125,6 @@ class Engine:
         found = self.fresh(dims, sizes, virtual, counts)
         self.partition.shatter(found.atoms)
         return found
-
-    # --- relations between charges ----------------------------------------------------------------------------------
 
     def equate(
         self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False
@@ -365,8 +361,6 @@ class Engine:
             result += group
         return tuple(result)
 
-    # --- products ---------------------------------------------------------------------------------------------------
-
     def split_by(self, fields: Iterable[Field], dims: Iterable[int], *, batch: bool) -> None:
         """Something varies along `dims`: atoms at different places there do not mix."""
         wanted = tuple(sorted(set(dims)))
@@ -463,135 +457,6 @@ class Engine:
             for one in group:
                 self.partition.shatter(one.atoms)
         return self._left_over(group, summed)
-
-    # --- parameters -------------------------------------------------------------------------------------------------
-
-    def parameter(self, name: str, shape: tuple[int, ...]) -> ReadPart:
-        """A whole parameter, before its first use."""
-        coordinates = tuple(
-            Field((dim,), np.arange(size)) if size != 1 else Field((), np.zeros((), dtype=np.int64))
-            for dim, size in enumerate(shape)
-        )
-        return ReadPart(name, shape, coordinates)
-
-    def known(self, view: ReadPart) -> Type | None:
-        """The type of a part of a parameter that was used before; None at its first use."""
-        sets = tuple(distinct(one.atoms) for one in view.coordinates)
-        for region in self.regions.get(view.name, []):
-            if all(np.array_equal(a, b) for a, b in zip(sets, region.sets, strict=True)):
-                if region.offset != view.offset:
-                    self.zero(region.type)
-                    region.type = FIXED
-                return self._read(view, region)
-        return None
-
-    def first_use(
-        self, view: ReadPart, factors: Sequence[Field], *, role: str, entries: bool = False, rows: Sequence[int] = ()
-    ) -> Type:
-        """Give a part of a parameter its type: `factors` over the axes of the view, and every shift it may have.
-
-        `rows` are axes of the view along which shifts may have a number for every row.
-        """
-        sets = tuple(distinct(one.atoms) for one in view.coordinates)
-        overlapping = [
-            region
-            for region in self.regions.get(view.name, [])
-            if all(np.intersect1d(a, b, assume_unique=True).size for a, b in zip(sets, region.sets, strict=True))
-        ]
-        if overlapping:
-            # Parts that overlap without being equal: what they share would have to move in two ways.
-            for region in overlapping:
-                self.zero(region.type)
-                region.type = FIXED
-            self._region(view, sets, FIXED)
-            return FIXED
-        sizes = [one.size for one in sets]
-        fields = [self._onto(view, sets, one) for one in factors]
-        wide = [dim for dim, size in enumerate(sizes) if size > 1]
-        shifts = []
-        if len(wide) <= 1 or (entries and prod(sizes) <= ENTRIES):
-            shifts.append(Field(tuple(wide), self.shifts.fresh([sizes[d] for d in wide])))
-            if role == "table" and wide:
-                shifts.append(Field((), self.shifts.fresh(())))
-        else:
-            for dim in wide:
-                others = [d for d in wide if d != dim]
-                if prod(sizes[d] for d in others) <= LARGEST:
-                    shifts.append(Field(tuple(others), self.shifts.fresh([sizes[d] for d in others])))
-        strands = []
-        for dim in wide if len(wide) > 1 and not view.offset else ():
-            own = view.coordinates[dim]
-            if not own.virtual and own.dims and set(own.dims) <= set(rows):
-                data = [sizes[d] for d in wide if d != dim]
-                if prod(data) <= ENTRIES:
-                    strands.append(
-                        Strand(
-                            Field((dim,), self.shifts.fresh((sizes[dim],))),
-                            Field(tuple(d for d in wide if d != dim), np.arange(prod(data)).reshape(data)),
-                        )
-                    )
-        region = self._region(view, sets, Type(tuple(fields), tuple(shifts), strands=tuple(strands)))
-        region.role = role
-        return self._read(view, region)
-
-    def _region(self, view: ReadPart, sets: tuple[Atoms, ...], type_: Type) -> Region:
-        region = Region(view.name, view.shape, sets, type_, view.offset, self.origin)
-        self.regions.setdefault(view.name, []).append(region)
-        return region
-
-    def _local(self, view: ReadPart, sets: tuple[Atoms, ...], axis: int) -> Field:
-        one = view.coordinates[axis]
-        return replace(one, atoms=np.searchsorted(sets[axis], one.atoms))
-
-    def _read(self, view: ReadPart, region: Region) -> Type:
-        """The type of a view of a region."""
-
-        def field(one: Field) -> Field:
-            parts = [self._local(view, region.sets, axis) for axis in one.dims]
-            virtual, dims, _, _ = axes_of(parts) if parts else ([], [], [], [])
-            if not parts:
-                return one
-            index = tuple(np.broadcast_arrays(*(spread(part, dims, (), virtual) for part in parts)))
-            copies = None if one.copies is None else one.copies[index]
-            return Field(tuple(dims), one.atoms[index], one.weight, tuple(virtual), copies)
-
-        type_ = region.type
-        strands = tuple(Strand(field(one.field), field(one.data)) for one in type_.strands)
-        found = Type(tuple(map(field, type_.factors)), tuple(map(field, type_.shifts)), strands=strands)
-        return scaled(self, found, view.scale)
-
-    def _onto(self, view: ReadPart, sets: tuple[Atoms, ...], one: Field) -> Field:
-        """A field over the axes of a view as a field over the axes of the parameter."""
-        axes = [
-            axis
-            for axis, coordinate in enumerate(view.coordinates)
-            if set(coordinate.dims) & set(one.dims) or any(has_axis(one, mine) for mine in coordinate.virtual)
-        ]
-        parts = [self._local(view, sets, axis) for axis in axes]
-        virtual, dims, sizes, counts = axes_of(parts) if parts else ([], [], [], [])
-        strange = [dim for dim in one.dims if dim not in dims]
-        strangers = [axis for axis in one.virtual if not any(axis.same(mine) for mine in virtual)]
-        if strange or strangers:
-            left = self.uniform([one], strange, strangers)
-            one = left[0]
-        shape = tuple(counts) + tuple(sizes)
-        array = np.broadcast_to(spread(one, dims, (), virtual), shape)
-        index = tuple(np.broadcast_to(spread(part, dims, (), virtual), shape) for part in parts)
-        base = np.zeros(tuple(sets[axis].size for axis in axes), dtype=np.int64)
-        base[index] = array
-        # Entries that a view reads more than once must have one charge.
-        again = base[index]
-        if not np.array_equal(again, array):
-            self.charges.add([(Fraction(1), again), (Fraction(-1), array)], origin=self.origin)
-            self.partition.shatter(array)
-        copies = None
-        if one.copies is not None:
-            copies = np.zeros_like(base)
-            spread_copies = replace(one, atoms=one.copies)
-            copies[index] = np.broadcast_to(spread(spread_copies, dims, (), virtual), shape)
-            copies = tidy(axes, copies)[1]
-        kept, base = tidy(axes, base)
-        return Field(kept, base, one.weight, copies=copies)
 
 
 def scaled(engine: Engine, type_: Type, number: int | float) -> Type:

@@ -12,6 +12,7 @@ import torch
 
 from conserved.inference.capture import CHECKPOINT, CapturedProgram, Operation, ValueRef
 from conserved.inference.engine import Engine, ReadPart
+from conserved.inference.parameter_types import known_type, whole_parameter
 from conserved.inference.rules import RULES, Known, Step, base_name, fix_all, same_value
 from conserved.inference.types import FIXED, Type
 
@@ -53,7 +54,7 @@ def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool 
     for name, value in program.parameters.items():
         if program.values[value].parameter is None:
             continue
-        known[value] = engine.parameter(name, program.values[value].shape)
+        known[value] = whole_parameter(name, program.values[value].shape)
     shared = set(program.shared)
     typing.deferred = _summed_products(typing)
     for number in typing.live:
@@ -93,7 +94,7 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
     if name not in _KEEPS_STRANDS:
         for number in inputs:
             one = known.get(number)
-            found = typing.engine.known(one) if isinstance(one, ReadPart) else one
+            found = known_type(typing.engine, one) if isinstance(one, ReadPart) else one
             if found is not None:
                 typing.engine.let_go(found)
     if operation.results and operation.results[0] in typing.deferred:
@@ -170,7 +171,7 @@ def _mark(typing: Typing, operation: Operation, known: list[Known | None]) -> No
     atoms = typing.assumed.setdefault(operation.custom, [])
     for one in known:
         if isinstance(one, ReadPart):
-            one = typing.engine.known(one)
+            one = known_type(typing.engine, one)
         if isinstance(one, Type):
             atoms += [field.atoms for field in one.factors]
 

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from conserved.inference.parameter_types import first_use
 from conserved.laws import LawSet
 from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, Scaling, Symmetry, Tensors
 from conserved.transform.activations import Call, call_with
@@ -72,7 +73,7 @@ def _relaxed() -> Iterator[None]:
             if isinstance(known, ReadPart):
                 within = [one for one in result.factors if set(one.dims) <= set(dims)]
                 fields = [Field(tuple(map(dims.index, one.dims)), one.atoms, one.weight) for one in within]
-                known = s.engine.first_use(known, fields, role="bias", entries=False)
+                known = first_use(s.engine, known, fields, role="bias", entries=False)
             result = added(s.engine, result, place.type(known))
         return [Type(result.factors)] + [FIXED] * (len(s.operation.results) - 1)
 

@@ -9,6 +9,7 @@ from typing import Any
 from conserved.inference.engine import Engine, ReadPart, renumbered, scaled
 from conserved.inference.field_groups import components
 from conserved.inference.moves import Regroup, Renumber, broadcast
+from conserved.inference.parameter_types import first_use
 from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
 from conserved.inference.rules.sums import added, adopt
 from conserved.inference.types import FIXED, ZERO, Field, Type
@@ -104,7 +105,7 @@ def first_contraction(
             else:
                 fields += [one.times(-1) for one in group]
         fields += [one.times(-1) for one in touching if not (one.dims or one.virtual)]
-    known = engine.first_use(moved_view, fields, role="map", rows=kept if rows and not virtual else ())
+    known = first_use(engine, moved_view, fields, role="map", rows=kept if rows and not virtual else ())
     back = {new: old for old, new in enumerate(place.places) if new is not None}
     return renumbered(known, back, max(axes.sizes) + 1)
 
@@ -232,7 +233,8 @@ def _convolution(s: Step) -> Known:
     known_b = s.raw(b)
     if isinstance(known_b, ReadPart):
         fields = s.engine.uniform(result.factors, [d for d in range(len(s.out)) if d != 1])
-        known_b = s.engine.first_use(
+        known_b = first_use(
+            s.engine,
             known_b,
             [Field(tuple(0 for _ in one.dims), one.atoms, one.weight) for one in fields],
             role="bias",

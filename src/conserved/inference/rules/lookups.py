@@ -13,6 +13,7 @@ import torch
 from conserved.inference.capture import ValueRef
 from conserved.inference.engine import ReadPart
 from conserved.inference.moves import Renumber
+from conserved.inference.parameter_types import first_use
 from conserved.inference.rules.places import taken, unvirtual
 from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, origin_of, rule, wide
 from conserved.inference.rules.sums import added
@@ -30,7 +31,7 @@ def _embedding(s: Step) -> Known:
     if isinstance(known, ReadPart):
         sizes = shape[1:]
         dims = [dim + 1 for dim in range(len(sizes))]
-        known = s.engine.first_use(known, [s.engine.fresh(dims, sizes)], role="table")
+        known = first_use(s.engine, known, [s.engine.fresh(dims, sizes)], role="table")
     if bool(s.arg(3, "scale_grad_by_freq", False)):
         s.engine.zero(known)
     elif padding is not None and padding >= 0:

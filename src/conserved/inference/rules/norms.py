@@ -9,6 +9,7 @@ import torch
 
 from conserved.inference.engine import ReadPart
 from conserved.inference.moves import Regroup, Renumber
+from conserved.inference.parameter_types import first_use
 from conserved.inference.rules.step import Known, Step, at, rule
 from conserved.inference.rules.sums import added
 from conserved.inference.types import FIXED, Field, Type
@@ -58,7 +59,7 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
             fields = [
                 Field(tuple(dims.index(dim) for dim in one.dims), one.atoms, one.weight) for one in result.factors
             ]
-            known = s.engine.first_use(known, fields, role="bias", entries=True)
+            known = first_use(s.engine, known, fields, role="bias", entries=True)
         result = added(s.engine, result if weight is not None else FIXED, place.type(known))
     return result
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.engine import ENTRIES, Engine, ReadPart
 from conserved.inference.moves import Move
+from conserved.inference.parameter_types import first_use, known_type
 from conserved.inference.types import FIXED, ZERO, Type, Virtual
 
 Known = Type | ReadPart
@@ -44,7 +45,7 @@ class Step:
             return ZERO if isinstance(ref, int | float) and ref == 0 else FIXED
         found = self.known.get(ref.value, FIXED)
         if isinstance(found, ReadPart):
-            return self.engine.known(found) or found
+            return known_type(self.engine, found) or found
         return found
 
     def type(self, ref: Any, *, entries: bool = True, role: str = "gain") -> Type:
@@ -58,7 +59,7 @@ class Step:
                 fields = [self.engine.fresh(dims, sizes, virtual, counts)]
             else:
                 fields = [self.engine.fresh((dim,), (size,)) for dim, size in zip(dims, sizes, strict=True)]
-            found = self.engine.first_use(found, fields, role=role, entries=entries)
+            found = first_use(self.engine, found, fields, role=role, entries=entries)
         return found
 
     def arg(self, place: int, name: str = "", default: Any = None) -> Any:

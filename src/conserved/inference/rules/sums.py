@@ -13,6 +13,7 @@ import torch
 from conserved.inference.capture import ValueRef
 from conserved.inference.engine import Engine, ReadPart, scaled
 from conserved.inference.moves import broadcast
+from conserved.inference.parameter_types import first_use
 from conserved.inference.rules.step import Known, Step, base_name, norm_like, number, rule, wide
 from conserved.inference.types import FIXED, Field, Image, Type
 
@@ -87,7 +88,7 @@ def adopt(s: Step, ref: Any, view: ReadPart, like: Type, count: int) -> Type:
         if one.virtual:
             continue
         fields.append(Field(tuple(dim - offset for dim in one.dims), one.atoms, one.weight))
-    return s.engine.first_use(view, fields, role="bias", entries=True)
+    return first_use(s.engine, view, fields, role="bias", entries=True)
 
 
 @rule("add", "add_")
