@@ -1,11 +1,13 @@
-"""Numbers on their way from a device to the host, without making anyone wait before they are read."""
+"""Numbers on their way between a device and the host, without making anyone wait before they are read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Shaped
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -38,3 +40,10 @@ class HostCopy:
         if self.event is not None:
             self.event.synchronize()
         return self.host
+
+
+def sent(numbers: NDArray[np.int64], device: torch.device) -> Shaped[Tensor, " numbers"]:
+    """Numbers of the host on a device; a GPU fetches them when it gets there."""
+    host = torch.from_numpy(numbers)
+    # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.forms import Found, Pair, Wanted, finished, multiplied
+from conserved.moment.host_copy import sent
 from conserved.moment.launches import Tile
 from conserved.moment.layouts import Layout, PlacedProduct
 from conserved.symmetry.kind import Degree
@@ -134,7 +135,7 @@ class LegProgram:
         device = tensors[0].device
         bases = np.array([*(tensor.data_ptr() for tensor in tensors), 0], dtype=np.int64)
         numbers = bases[self.tensors] + self.offsets
-        table = torch.from_numpy(numbers).to(device, non_blocking=True)
+        table = sent(numbers, device)
         results = torch.empty(self.size, device=device, dtype=torch.float32)
         for launch in self.launches:
             launch.run(table, numbers, results)
