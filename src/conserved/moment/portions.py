@@ -251,6 +251,7 @@ class _Reading:
         for place, (legs, key) in enumerate(blocks):
             ways |= dict.fromkeys(legs, (key, True))
             where |= {leg: (place, row) for row, leg in enumerate(legs)}
+        read = {name: place for place, name in enumerate(plan.uses)}
         number = 0
         for batches in plan.alike:
             numbers = range(number, number + len(batches))
@@ -263,7 +264,9 @@ class _Reading:
             for _, some in groupby(numbers, stepped):
                 run = [*some]
                 found: dict[StretchLeg, None] = {}
-                for position in positions:
+                legs_of = plan.batches[run[0]].legs
+                # In the order in which parameters are read: the first key is the one that others are compared with.
+                for position in sorted(positions, key=lambda one: read[legs_of[one].view.parameter]):
                     key, by_kernels = ways[run[0], position]
                     degree = plan.symmetries[plan.batches[run[0]].members[0]].legs[position].degree
                     spans = tuple(_spans([where[one, position] for one in run]))
