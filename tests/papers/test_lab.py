@@ -40,10 +40,7 @@ def test_one_value_has_no_interval_and_none_no_mean() -> None:
 
 
 def test_slopes_of_runs_recover_powers() -> None:
-    runs = [
-        Descent(step=step, steps=1, loss_before=1.0, loss_after=0.0, drift={"linear": 3 * step, "still": 2.0})
-        for step in (0.4, 0.2, 0.1)
-    ]
+    runs = [Descent(step=step, drift={"linear": 3 * step, "still": 2.0}) for step in (0.4, 0.2, 0.1)]
     assert slopes(runs) == {"linear": pytest.approx(1), "still": pytest.approx(0)}
 
 

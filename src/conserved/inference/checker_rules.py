@@ -265,9 +265,6 @@ def multiplied(x: Motion, y: Motion, met_x: Array, met_y: Array, inverse: float 
     return Motion(x.shape, x.charge + inverse * y.charge, mixed, None, images, zero)
 
 
-DEGREES = {"sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0, "square": 2.0, "sign": 0.0, "sgn": 0.0, "cosh": 1.0}
-
-
 @rule(
     *("pow", "sqrt", "rsqrt", "reciprocal", "relu", "abs", "leaky_relu", "square", "sign", "sgn", "threshold"),
     *("rrelu", "clamp_min", "clamp", "hardtanh", "prelu", "prelu_kernel", "native_dropout", "relu6", "angle"),

@@ -238,9 +238,3 @@ def _live(program: CapturedProgram) -> list[int]:
             if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
                 needed.add(value)
     return found[::-1]
-
-
-def parameter_atoms(region_type: Type) -> np.ndarray:
-    """All atoms that occur in a type."""
-    parts = [np.unique(one.atoms) for one in (*region_type.factors, *region_type.shifts)]
-    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 
 import torch
 
@@ -14,12 +15,11 @@ from conserved.papers.blocks import Attention, FeedForward, SwiGLU
 from conserved.papers.claims import full_size
 from conserved.papers.claims import paper_blocks as block
 from conserved.papers.claims.certified import Build
-from conserved.papers.claims.descents import Schedule, Watch, constant, drifts, exponent, scattered
+from conserved.papers.claims.descents import Schedule, Watch, constant, drifts, exponent, monitored, scattered
 from conserved.papers.claims.judging import argued, held, judged, refuted
 from conserved.papers.claims.polynomials import Letters, identical
 from conserved.papers.claims.registry import claim
 from conserved.papers.claims.words import matrices
-from conserved.tracking import Monitor
 from conserved.verdict import Evidence, Verdict, Witness
 
 TINY = (0.0001, 0.0002, 0.0004)
@@ -31,16 +31,7 @@ def drift_bound(*, momentum: float = 0.0) -> Verdict:
     worst, tightest, count = 0.0, 0.0, 0
     for build in (lambda: Attention(4, 2), lambda: Attention(4, 1, rotary=True), lambda: SwiGLU(4, 5)):
         for step in (0.05, 0.01):
-            model = scattered(build)
-            optimizer = torch.optim.SGD(model.parameters(), lr=step, momentum=momentum)
-            monitor = Monitor(model, optimizer)
-            for _ in range(20):
-                optimizer.zero_grad()
-                x, y = (torch.randn(6, 5, 4, dtype=torch.float64) for _ in range(2))
-                (model(x) - y).square().mean().backward()
-                optimizer.step()
-                monitor.step()
-            for row in monitor.bounds():
+            for row in monitored(build, partial(torch.optim.SGD, lr=step, momentum=momentum)).bounds():
                 worst = max(worst, row.observed / row.bound)
                 tightest = max(tightest, row.observed / row.second_order)
                 count += 1
