@@ -264,7 +264,7 @@ class Sums:
 
 def _together(entries: Tensor, legs: int, batch: int) -> Tensor:
     """From (pairs, legs · layers, batch, …) to (pairs, layers · batch, …); a leg that a batch shares is repeated."""
-    layers = entries.unflatten(1, (legs, -1)).sum(1)
+    layers = entries if legs == 1 else entries.unflatten(1, (legs, -1)).sum(1)
     return layers.expand(-1, -1, batch, *layers.shape[3:]).flatten(1, 2)
 
 

@@ -34,19 +34,18 @@ def _along(index, inner, far, near, NEXT: tl.constexpr, MERGED: tl.constexpr, AL
 
 
 @triton.jit
-def _tile(table, entry, offsets, shift, mask, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+def _tile(table, entry, offsets, mask, KIND: tl.constexpr, ALIGNED: tl.constexpr):
     """A tile of one leg in float32, zero outside of it."""
     start = tl.load(table + entry).to(tl.pointer_type(KIND))
     if ALIGNED:
         start = tl.multiple_of(start, 16)
-    values = tl.load(start + offsets, mask=mask, other=0.0).to(tl.float32)
-    return tl.where(mask, values + shift, 0.0)
+    return tl.load(start + offsets, mask=mask, other=0.0).to(tl.float32)
 
 
 # fmt: off
 @triton.jit
 def row_sums(
-    table, sums, squares, a_shift, b_shift, ENTRIES,
+    table, sums, ENTRIES,
     BATCH, BATCH_INNER, batch_outer, batch_inner,
     ROWS, ROWS_INNER, rows_outer, rows_inner,
     COLUMNS, COLUMNS_INNER, columns_outer, columns_inner,
@@ -58,8 +57,8 @@ def row_sums(
 ):
     """Σ_k a_ik b_ik of a tile of rows, for several pairs of up to four factors that are read once each.
 
-    AA to DD are the numbers of the pairs among those that are asked for; −1 for the others. With SPREAD also the sums
-    of the squared products a_ik b_ik.
+    AA to DD are the numbers of the pairs among those that are asked for; −1 for the others. With SPREAD only the first
+    two factors are multiplied, and the sums of their squared products follow.
     """
     tiles = tl.cdiv(ROWS, HEIGHT)
     member = tl.program_id(0) // tiles
@@ -83,16 +82,16 @@ def row_sums(
         mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
         across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED, ALIGNED)
         offsets = down[:, None] + across[None, :]
-        a = _tile(table, entry, offsets, a_shift, mask, A, ALIGNED)
+        a = _tile(table, entry, offsets, mask, A, ALIGNED)
         b = a
         c = a
         d = a
         if FACTORS > 1:
-            b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B, ALIGNED)
+            b = _tile(table + ENTRIES, entry, offsets, mask, B, ALIGNED)
         if FACTORS > 2:
-            c = _tile(table + 2 * ENTRIES, entry, offsets, 0.0, mask, C, ALIGNED)
+            c = _tile(table + 2 * ENTRIES, entry, offsets, mask, C, ALIGNED)
         if FACTORS > 3:
-            d = _tile(table + 3 * ENTRIES, entry, offsets, 0.0, mask, D, ALIGNED)
+            d = _tile(table + 3 * ENTRIES, entry, offsets, mask, D, ALIGNED)
         if AA >= 0:
             aa += a * a
         if AB >= 0:
@@ -139,7 +138,7 @@ def row_sums(
     if DD >= 0:
         tl.store(sums + where + DD * size, tl.sum(dd, 1), mask=inside)
     if SPREAD:
-        tl.store(squares + where, tl.sum(spread, 1), mask=inside)
+        tl.store(sums + where + size, tl.sum(spread, 1), mask=inside)
 
 
 @triton.jit
@@ -202,14 +201,14 @@ def placed_sums(
 
 @triton.jit
 def outer_products(
-    table, sums, squares, a_shift, b_shift, ENTRIES,
+    table, sums, ENTRIES,
     BATCH, BATCH_INNER, batch_outer, batch_inner,
     ROWS, ROWS_INNER, rows_outer, rows_inner,
     COLUMNS, COLUMNS_INNER, columns_outer, columns_inner,
     A: tl.constexpr, B: tl.constexpr, SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """A Bᵀ of legs whose rows fit one tile, and Σ_k ‖a_:k‖² ‖b_:k‖²."""
+    """A Bᵀ of legs whose rows fit one tile, and with SPREAD after all of them Σ_k ‖a_:k‖² ‖b_:k‖² of each."""
     member = tl.program_id(0)
     entry = member // BATCH
     rows = tl.arange(0, HEIGHT)
@@ -222,14 +221,16 @@ def outer_products(
         mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
         across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED, ALIGNED)
         offsets = down[:, None] + across[None, :]
-        a = _tile(table, entry, offsets, a_shift, mask, A, ALIGNED)
-        b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B, ALIGNED)
+        a = _tile(table, entry, offsets, mask, A, ALIGNED)
+        b = _tile(table + ENTRIES, entry, offsets, mask, B, ALIGNED)
         total += tl.dot(a, tl.trans(b), input_precision=PRECISION)
         if SPREAD:
             spread += tl.sum(a * a, 0) * tl.sum(b * b, 0)
     inside = (rows < ROWS)[:, None] & (rows < ROWS)[None, :]
-    where = tl.load(table + 2 * ENTRIES + entry) + (member % BATCH) * ROWS * ROWS + rows[:, None] * ROWS + rows[None, :]
+    place = tl.load(table + 2 * ENTRIES + entry)
+    size = ROWS * ROWS
+    where = place + (member % BATCH) * size + rows[:, None] * ROWS + rows[None, :]
     tl.store(sums + where, total, mask=inside)
     if SPREAD:
-        tl.store(squares + member, tl.sum(spread, 0))
+        tl.store(sums + place + BATCH * size + member % BATCH, tl.sum(spread, 0))
 # fmt: on

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -115,8 +115,7 @@ class Addresses:
     def of(tensors: Sequence[Tensor]) -> Addresses:
         """The addresses of tensors on one device."""
         found = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
-        table = torch.from_numpy(found).to(tensors[0].device, non_blocking=True)
-        return Addresses(table, not bool((found % 16).any()))
+        return Addresses(sent(found, tensors[0].device), not bool((found % 16).any()))
 
 
 @dataclass(slots=True)
@@ -164,3 +163,10 @@ def _numbers(axes: Axes) -> list[int]:
 def power(size: int, most: int) -> int:
     """The smallest power of two that holds `size`, but no more than `most`."""
     return min(most, 1 << (size - 1).bit_length())
+
+
+def sent(numbers: NDArray[np.int64], device: torch.device) -> Shaped[Tensor, " numbers"]:
+    """Numbers of the host on a device; a GPU fetches them when it gets there."""
+    host = torch.from_numpy(numbers)
+    # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.forms import Pair, Wanted, finished, multiplied
-from conserved.moment.launches import Tile
+from conserved.moment.forms import Found, Pair, Wanted, finished, multiplied
+from conserved.moment.launches import Tile, sent
 from conserved.moment.layouts import Layout, PlacedProduct
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
@@ -48,14 +48,34 @@ class Block:
 
     leg: Leg
     begin: int
-    shape: tuple[int, ...]
-    """Parameters, products, batch, and the rows of every product."""
+    count: tuple[int, int]
+    """Parameters, and products of each."""
+    values: tuple[int, ...]
+    """Batch and rows of the values of one product."""
+    squares: tuple[int, ...]
+    """Batch, and rows if there are any, of the sums of squares that follow them."""
 
-    def forms(self, results: Float[Tensor, " results"]) -> Float[Tensor, "pairs parameters batch ..."]:
+    @property
+    def size(self) -> int:
+        """Numbers of all products."""
+        return prod(self.count) * self.each
+
+    @property
+    def each(self) -> int:
+        """Numbers of one product."""
+        return prod(self.values) + (prod(self.squares) if self.leg.wanted.sizes else 0)
+
+    def forms(self, results: Float[Tensor, " results"]) -> Found:
         """For every pair, parameter and member of the batch what μ is, up to the sign of the degree."""
         leg = self.leg
-        sums = results[self.begin : self.begin + prod(self.shape)].view(self.shape).transpose(0, 1)
-        return finished(leg.products, multiplied(leg.products, leg.pairs, leg.degree, leg.wanted), sums, None)[0]
+        found = results[self.begin : self.begin + self.size].view(*self.count, self.each).transpose(0, 1)
+        values, squares = found, None
+        if leg.wanted.sizes:
+            values, spread = found[..., : prod(self.values)], found[..., prod(self.values) :]
+            squares = spread.unflatten(-1, self.squares)
+            squares = squares.sum(-1) if len(self.squares) > 1 else squares
+        recipe = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted)
+        return finished(leg.products, recipe, values.unflatten(-1, self.values), squares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +89,7 @@ class _Alike:
     """Of the factors of an entry."""
     pairs: tuple[Pair, ...]
     """The pairs of factors whose products are taken."""
+    sizes: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,9 +107,9 @@ class _Launch:
         aligned = not bool((numbers[self.begin : end] % 16).any())
         given = table[self.begin :], self.count, alike.layout, alike.types, alike.tile, results
         if alike.outer:
-            triton_backend.launch_outer_products(*given, aligned=aligned)
+            triton_backend.launch_outer_products(*given, sizes=alike.sizes, aligned=aligned)
         else:
-            triton_backend.launch_row_products(*given, pairs=alike.pairs, aligned=aligned)
+            triton_backend.launch_row_products(*given, pairs=alike.pairs, sizes=alike.sizes, aligned=aligned)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +134,7 @@ class LegProgram:
         device = tensors[0].device
         bases = np.array([*(tensor.data_ptr() for tensor in tensors), 0], dtype=np.int64)
         numbers = bases[self.tensors] + self.offsets
-        table = torch.from_numpy(numbers).to(device, non_blocking=True)
+        table = sent(numbers, device)
         results = torch.empty(self.size, device=device, dtype=torch.float32)
         for launch in self.launches:
             launch.run(table, numbers, results)
@@ -154,11 +175,14 @@ class _Draft:
         factors, pairs = _factors(leg)
         layout = factors[0][1]
         rows = layout.count("rows")
-        results = (layout.count("batch"), rows, rows) if outer else (layout.count("batch"), rows)
-        self._blocks.append(Block(leg, self._size, (len(parameters), len(pairs), *results)))
+        batch = layout.count("batch")
+        values, squares = ((batch, rows, rows), (batch,)) if outer else ((batch, rows), (batch, rows))
+        block = Block(leg, self._size, (len(parameters), len(pairs)), values, squares)
+        self._blocks.append(block)
+        sizes = leg.wanted.sizes
         # One entry for all pairs where a kernel reads so many factors, else one for each: parameter by parameter, so
         # that what pairs have in common is still in the cache.
-        together = not outer and len(factors) <= triton_backend.FACTORS
+        together = not outer and not sizes and len(factors) <= triton_backend.FACTORS
         each = [(factors, pairs)] if together else [([factors[x], factors[y]], ((0, 1),)) for x, y in pairs]
         for first in parameters:
             for some, wanted in each:
@@ -166,9 +190,9 @@ class _Draft:
                 tile = Tile.of(PlacedProduct(layout, layout))
                 tile = replace(tile, aligned=all(Tile.of(PlacedProduct(one, one)).aligned for _, one in some))
                 begins = [one.offset * kind.itemsize for (_, one), kind in zip(some, types, strict=True)]
-                entries = self._entries[_Alike(outer, tile, replace(layout, offset=0), types, wanted)]
+                entries = self._entries[_Alike(outer, tile, replace(layout, offset=0), types, wanted, sizes)]
                 entries.append((*(first + source for source, _ in some), *begins, self._size))
-                self._size += len(wanted) * prod(results)
+                self._size += len(wanted) * block.each
 
 
 def _factors(leg: Leg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...]]:

@@ -94,7 +94,7 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
             working_dtype((one.dtype for leg in batch.legs for one in stored[leg.view.parameter]), None)
             for batch in plan.batches
         ]
-    reading = _Reading(plan, wanted, types, reader.kernels and not wanted.absolute and not wanted.sizes)
+    reading = _Reading(plan, wanted, types, reader.kernels and not wanted.absolute)
     with full_precision(tensor.device.type for tensors in stored.values() for tensor in tensors):
         for names in _portions(plan.counts, reader.portion):
             made = False
@@ -247,6 +247,7 @@ class _Reading:
         for place, (legs, key) in enumerate(blocks):
             ways |= dict.fromkeys(legs, (key, True))
             where |= {leg: (place, row) for row, leg in enumerate(legs)}
+        read = {name: place for place, name in enumerate(plan.uses)}
         number = 0
         for batches in plan.alike:
             numbers = range(number, number + len(batches))
@@ -259,7 +260,9 @@ class _Reading:
             for _, some in groupby(numbers, stepped):
                 run = [*some]
                 found: dict[StretchLeg, None] = {}
-                for position in positions:
+                legs_of = plan.batches[run[0]].legs
+                # In the order in which parameters are read: the first key is the one that others are compared with.
+                for position in sorted(positions, key=lambda one: read[legs_of[one].view.parameter]):
                     key, by_kernels = ways[run[0], position]
                     degree = plan.symmetries[plan.batches[run[0]].members[0]].legs[position].degree
                     spans = tuple(_spans([where[one, position] for one in run]))
@@ -270,7 +273,7 @@ class _Reading:
                     found[StretchLeg(key, degree, by_kernels, spans)] = None
                 yield Stretch(tuple(plan.batches[one].members for one in run), tuple(found))
 
-    def _part(self, stretch: Stretch, blocks: Sequence[Tensor]) -> Part:
+    def _part(self, stretch: Stretch, blocks: Sequence[Found]) -> Part:
         """Sums of the legs of some batches that are alike."""
         size, several = len(stretch.members[0]), len(stretch.members) > 1
         part = Part(tuple(place for members in stretch.members for place in members))
@@ -279,13 +282,12 @@ class _Reading:
             if sums is None:
                 sums = part.sums[leg.key] = Sums(self._pairs[leg.key], self._wanted.absolute)
             if leg.by_kernels:
-                found = [blocks[place][:, begin:end] for place, begin, end in leg.spans]
-                together = found[0] if len(found) == 1 else torch.cat(found, 1)
-                if not several:
-                    together = together[:, 0] if together.shape[1] == 1 else together.sum(1)
-                else:
-                    together = together.expand(-1, -1, size, *together.shape[3:]).flatten(1, 2)
-                sums.add((together, None), leg.degree)
+                values, squares = (
+                    [one[:, begin:end] for place, begin, end in leg.spans if (one := blocks[place][kind]) is not None]
+                    for kind in (0, 1)
+                )
+                found = _cat(values), _cat(squares) if squares else None
+                sums.add(found, leg.degree, stacked=(1 if several else found[0].shape[1], size))
                 continue
             singles = [self._singles[place] for place, _, _ in leg.spans]
             values = [one.found[0] for one in singles]
@@ -301,6 +303,10 @@ def _spans(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     for (block, _), some in groupby(enumerate(places), lambda one: (one[1][0], one[1][1] - one[0])):
         rows = [row for _, (_, row) in some]
         yield block, rows[0], rows[-1] + 1
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
 
 
 def _side_by_side(parts: Sequence[Tensor], size: int) -> Tensor:

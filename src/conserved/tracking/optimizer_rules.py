@@ -148,8 +148,9 @@ def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
     _, root = _corrections(steps[0])
     key = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
     divisors = torch._foreach_sqrt([_wide(step.state[key]) for step in steps])
-    shift: list[Any] = [group["eps"] * root] * len(steps)
-    torch._foreach_add_(divisors, shift)
+    shift: Any = group["eps"] * root
+    # One number for all takes fewer launches than a list of them.
+    torch._foreach_add_(divisors, [shift] * len(steps) if isinstance(shift, Tensor) else shift)
     return list(torch._foreach_div([_wide(step.state["exp_avg"]) for step in steps], divisors))
 
 
