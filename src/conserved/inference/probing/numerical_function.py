@@ -116,8 +116,8 @@ def repeatable(device: torch.device) -> Iterator[None]:
 def reseed(seed: int) -> None:
     """Seed the random numbers of every device there is.
 
-    Where there is none but the processor, `torch.manual_seed` writes the whole call stack down each time, for the day an
-    accelerator is started; that took longer than the small functions that are run here thousands of times."""
+    Where there is none but the processor, `torch.manual_seed` writes the whole call stack down each time, for the day
+    an accelerator is started; that took longer than the small functions that are run here thousands of times."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:
