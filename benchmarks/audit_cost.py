@@ -45,8 +45,8 @@ SIZES = {
 }
 
 
-def build(size: dict[str, int], device: str, precision: str) -> tuple[nn.Module, Callable[[], None], int]:
-    """A decoder, one forward and backward pass of it, and its number of parameters."""
+def build(size: dict[str, int], device: str, precision: str) -> tuple[nn.Module, Callable[[], torch.Tensor], int]:
+    """A decoder, one forward pass of it up to the loss, and its number of parameters."""
     torch.manual_seed(0)
     model = blocks.DecoderLM(
         size["vocab"],
@@ -60,13 +60,12 @@ def build(size: dict[str, int], device: str, precision: str) -> tuple[nn.Module,
     ).to(device, torch.bfloat16 if precision == "bfloat16" else torch.float32)
     tokens = torch.randint(size["vocab"], (size["batch"], size["length"] + 1), device=device)
 
-    def backward() -> None:
+    def forward() -> torch.Tensor:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "autocast"):
             logits = model(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-        loss.backward()
+            return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
-    return model, backward, sum(p.numel() for p in model.parameters())
+    return model, forward, sum(p.numel() for p in model.parameters())
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
@@ -82,7 +81,11 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 def decoder(device: str, precision: str, rounds: int) -> dict[str, Any]:
     """Forward and backward, audit and gauge, in turns."""
-    model, backward, count = build(SIZES[device], device, precision)
+    model, forward, count = build(SIZES[device], device, precision)
+
+    def backward() -> None:
+        forward().backward()
+
     laws = recognize(model, loss="cross_entropy")
     taken: dict[str, list[float]] = {"forward and backward": [], "the same, gauged": [], "audit": []}
     result = None

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.attention import probe
+from conserved.papers.claims.full_size import summary_of
 from conserved.papers.lab.data import Examples
 from conserved.papers.lab.long import Arithmetic, LongRun, recorded_steps, train_on
 from conserved.papers.lab.pieces import Products
@@ -206,6 +207,10 @@ def tables(options: argparse.Namespace) -> None:
         packed = json.dumps([shortened(run.record()) for run in runs_there]).encode()
         path.with_suffix(".trajectories.json.gz").write_bytes(gzip.compress(packed, mtime=0))
         print(path)
+        if "H200" in device:
+            told_of = json.dumps(shortened(summary_of(runs_there, record["fields"])), indent=1)
+            (options.output / "long_runs.json").write_text(told_of + "\n")
+            print("for the claims: long_runs.json")
 
 
 PEAKS = {"NVIDIA H200": 989e12}

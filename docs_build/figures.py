@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 
 from results import RESULTS, stored
@@ -177,10 +178,10 @@ def long_runs(scheme: Scheme) -> Figure:
     """Drift against steps to the end of a run: measured, predicted by the ledger, and what rounding leaks."""
     packed = next(iter(sorted(RESULTS.glob("long_runs_h200_*.trajectories.json.gz"), reverse=True)))
     runs = [run["trajectory"] for run in json.loads(gzip.decompress(packed.read_bytes()))]
-    figure = _canvas(9.2, 4.2)
+    figure = _canvas(9.2, 7.6)
     colours = {"value_output": scheme.law, "gated_neurons": scheme.exact, "query_key": scheme.other}
     for place, run in enumerate(runs, 1):
-        axes = figure.add_subplot(1, len(runs), place)
+        axes = figure.add_subplot(-(-len(runs) // 2), 2, place)
         _plain(axes, scheme)
         for family, colour in colours.items():
             quantity = next(one for one in run["quantities"] if one["family"] == family)
@@ -190,12 +191,17 @@ def long_runs(scheme: Scheme) -> Figure:
                 (quantity["ledger"]["leak"], ":"),
             ):
                 axes.plot(run["at"][1:], values[1:], color=colour, linestyle=dash, linewidth=1.5)
-            at = quantity["ledger"]["predicted"]
-            axes.text(run["at"][1] * 1.1, at[1] * 1.5, NAMES[family], color=colour, fontsize=8, va="bottom")
-        done = f"{run['steps']} of {run['planned']} steps"
+        done = f"{run['steps']:,} of {run['planned']:,} steps"
         axes.set_title(f"{run['recipe']}, τ = {run['step']:g}, {done}", color=scheme.text, fontsize=10)
         axes.set(xscale="log", yscale="log", xlabel="step k")
-    figure.axes[0].set_ylabel("relative drift: measured —, predicted – –, leak ⋯")
+    for axes in figure.axes[::2]:
+        axes.set_ylabel("relative drift")
+    keys = [Line2D([], [], color=colour, label=NAMES[family]) for family, colour in colours.items()]
+    keys += [
+        Line2D([], [], color=scheme.text, linestyle=dash, label=name)
+        for dash, name in (("-", "measured"), ("--", "predicted, Σ τ² μ(G, G)"), (":", "leak of rounding"))
+    ]
+    figure.legend(handles=keys, loc="outside lower center", ncols=6, frameon=False, labelcolor=scheme.text, fontsize=9)
     return figure
 
 

@@ -58,7 +58,6 @@ DERIVED = (
     "moment.sources",
     "moment.row_identities",
     "laws.identities",
-    "laws.gradient_grain",
     "inference.types",
     "inference.roots",
     "inference.rotation",

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from conserved import recognize, register_operator
-from conserved.inference import Step
 from conserved.inference.rules.products import power
-from conserved.inference.types import Type
+from conserved.inference.rules.step import Known, Step
 
 
 @torch.library.custom_op("example::squared_relu", mutates_args=())
@@ -53,7 +52,7 @@ def main() -> None:
     print(f"{len(laws)} laws; operators without a rule: {dict(laws.unknown)}")
 
     @register_operator("example::squared_relu")
-    def rule(step: Step) -> Type:
+    def rule(step: Step) -> Known:
         """The entries of the result scale as the square of those of the argument."""
         return power(step, step.type(step.arg(0)), Fraction(2))
 

@@ -79,6 +79,16 @@ def test_formulas_are_properties_and_calling_them_warns() -> None:
     assert isinstance(symmetry.formula, str)
     with pytest.warns(DeprecationWarning, match="property"):
         assert symmetry.formula() == symmetry.formula
+    with pytest.warns(DeprecationWarning, match="property"):
+        assert symmetry.latex() == symmetry.latex
+
+
+def test_a_law_is_its_symmetry() -> None:
+    laws = recognize(FeedForward(3, 4, activation="relu"), torch.zeros(5, 3))
+    assert laws.laws == laws.symmetries
+    assert all(isinstance(law, conserved.Law) for law in laws.laws)
+    with pytest.warns(DeprecationWarning, match="a law is its symmetry"):
+        assert laws.laws[0].symmetry is laws.symmetries[0]
 
 
 def test_a_law_set_has_a_record_as_all_results_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -13,14 +14,14 @@ _LARGEST = 1 << 48
 """No axis of a tensor is longer."""
 
 
-class Recorded:
+class Recorded(ABC):
     """Things whose record had another name in the first release."""
 
     __slots__ = ()
 
+    @abstractmethod
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """The record, under its former name."""

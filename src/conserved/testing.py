@@ -14,7 +14,7 @@ from conserved.auditing import Audit, Check, Gauge, audit, check
 from conserved.auditing.softmax_gauge import watch_norms
 from conserved.inference import laws_of_model
 from conserved.laws import LawSet
-from conserved.laws.pass_precision import precision_of
+from conserved.laws.verification import precision_of
 
 if TYPE_CHECKING:
     import pytest

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import conserved
 from conserved import Status, Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.auditing import Audit
-from conserved.laws.gradient_grain import grain
+from conserved.laws.identities import grain
 from conserved.moment import Direction, Plan, Point
 from conserved.testing import assert_gradients_conserve
 from reference import moment_map as naive

@@ -410,9 +410,3 @@ class TestCompletion:
             [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | asked, timeout=600
         )
         assert [word for word in offered if word not in done.stdout.split()] == []
-
-    def test_the_figures_offered_are_those_there_are(self) -> None:
-        from conserved.cli.reproduce import FIGURES
-        from conserved.papers.lab.figures import CODES
-
-        assert FIGURES == CODES

@@ -368,3 +368,16 @@ def test_a_shift_that_ends_in_a_function_with_a_backward_of_its_own_is_not_prove
     assert min(laws.residuals().values()) > 0.1
     assert all(symmetry.source == "assumed" for symmetry in laws)
     assert all(laws.proof(symmetry.name).status is Status.INCONCLUSIVE for symmetry in laws)
+
+
+def test_an_operator_of_another_library_is_not_taken_for_one_that_is_known() -> None:
+    derivation = derivations(inferred("fused attention and ReLU"))
+    name, law = next((name, law) for name, law in derivation.items() if name.endswith("neurons"))
+    assert check(law).ok, name
+    steps = [one for one in law["program"]["steps"] if one["operation"].startswith("aten::relu")]
+    assert steps
+    steps[0]["operation"] = steps[0]["operation"].replace("aten::", "elsewhere::")
+    found = check(law)
+    assert not found.ok
+    assert not found.wrong
+    assert any("elsewhere::relu" in one for one in found.unchecked)

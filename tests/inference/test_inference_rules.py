@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conserved.inference.capture import Program, capture
+from conserved.inference.capture import CapturedProgram, capture
 from conserved.inference.types import Field, Type
 from conserved.inference.typing import Typing, typed
 
@@ -179,7 +179,7 @@ def spread_out(one: Field, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(one.atoms[index], shape)
 
 
-def charges(type_: Type, shape: tuple[int, ...], values: np.ndarray, program: Program) -> np.ndarray:
+def charges(type_: Type, shape: tuple[int, ...], values: np.ndarray, program: CapturedProgram) -> np.ndarray:
     """The charge of every entry of a tensor."""
     total = np.zeros(shape)
     for one in type_.factors:
@@ -188,7 +188,7 @@ def charges(type_: Type, shape: tuple[int, ...], values: np.ndarray, program: Pr
     return total
 
 
-def looked_up(one: Field, shape: tuple[int, ...], program: Program) -> np.ndarray:
+def looked_up(one: Field, shape: tuple[int, ...], program: CapturedProgram) -> np.ndarray:
     """The atoms of a field that an index tensor chooses from."""
     (axis,) = one.virtual
     index = program.values[axis.key - 1_000_000_000].constant

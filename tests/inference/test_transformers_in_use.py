@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from conserved import LawSet, Verdict, recognize
-from conserved.laws.pass_precision import precision_of
+from conserved.laws.verification import precision_of
 from hf_zoo import FAMILIES, Family, generic, ids, named, outputs
 from test_recognize_blocks import gradients
 from tolerances import SEEN

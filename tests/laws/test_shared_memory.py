@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from conserved import Status, audit, certify, discover, recognize
 from conserved.blocks import Attention, FeedForward
 from conserved.discovery import Unsuitable
-from conserved.laws.shared_memory import overlapping, parameters_of, parts_of
+from conserved.inference.live import parameters_of, parts_of
+from conserved.laws.shared_memory import overlapping
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

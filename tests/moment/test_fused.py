@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from as_written import import_as_written
 from conserved import Monitor, audit, blocks, recognize
 from conserved.moment import Direction, Moments, Plan, Point, Wanted, triton_backend
-from conserved.moment.forms import forms
+from conserved.moment.forms import Found, forms
 from conserved.moment.launches import Launch, Tile
-from conserved.moment.layouts import Layout, LegStack, PlacedProduct
+from conserved.moment.layouts import Layout, PlacedProduct
+from conserved.moment.leg_programs import Leg as ProgramLeg
+from conserved.moment.leg_programs import LegProgram
 from conserved.moment.torch_backend import TORCH
-from conserved.moment.triton_backend import TRITON
 from conserved.symmetry import KINDS, Kind, Leg, Symmetry, Tensors, View
 from sampling import sampled
 
@@ -58,18 +59,20 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return launched
 
 
-def stacks(view: View, dtype: torch.dtype) -> tuple[LegStack, LegStack, list[Tensor], list[Tensor]]:
-    """Two stacks of three tensors each, and the (batch, n, m) matrices they stand for."""
-    batch = tuple(axis for axis, pick in enumerate(view.pick) if pick == 0)
-    reading = view.reading(batch)
+def drawn(view: View, dtypes: tuple[torch.dtype, ...]) -> tuple[Layout, list[list[Tensor]], list[list[Tensor]]]:
+    """A leg, three sets of tensors of these types, and the (batch, n, m) matrices the leg sees in each."""
+    reading = view.reading(tuple(axis for axis, pick in enumerate(view.pick) if pick == 0))
     layout = Layout.of(reading)
     assert layout is not None
     generator = torch.Generator().manual_seed(0)
-    points, directions = ([torch.randn(view.shape, generator=generator).to(dtype) for _ in range(3)] for _ in range(2))
-    matrices = [
-        [reading.of(tensor).reshape(-1, view.n, view.m).double() for tensor in side] for side in (points, directions)
-    ]
-    return LegStack(tuple(points), layout), LegStack(tuple(directions), layout), matrices[0], matrices[1]
+    sets = [[torch.randn(view.shape, generator=generator).to(one) for one in dtypes] for _ in range(3)]
+    seen = [[reading.of(tensor).reshape(-1, view.n, view.m).double() for tensor in some] for some in sets]
+    return layout, sets, seen
+
+
+def run(leg: ProgramLeg, sets: list[list[Tensor]]) -> Found:
+    program = LegProgram.of([(leg, [len(some) * number for number, some in enumerate(sets)])])
+    return program.blocks[0].forms(program.run([tensor for some in sets for tensor in some]))
 
 
 CASES = {
@@ -82,40 +85,19 @@ READ = [code for code, kind in KINDS.items() if not kind.linear]
 
 
 @pytest.mark.parametrize("case", sampled(product(VIEWS, READ, CASES), 48), ids="-".join)
-def test_a_stack_gives_what_its_matrices_give(case: tuple[str, str, str], kernels: list[str]) -> None:
+def test_a_program_gives_what_its_matrices_give(case: tuple[str, str, str], kernels: list[str]) -> None:
     view, kind, (dtype, wanted, degree) = VIEWS[case[0]], KINDS[case[1]], CASES[case[2]]
-    a, b, left, right = stacks(view, dtype)
-    assert triton_backend.takes(kind.products, a.layout, view.n)
+    layout, sets, seen = drawn(view, (dtype, dtype))
+    assert triton_backend.takes(kind.products, layout, view.n)
     pairs, points = ((0, 0), (0, 1), (1, 1)), (True, False)
-    found, squares = forms(TRITON, kind.products, degree, [a, b], pairs, points, torch.float32, wanted)
-    for entry, matrices in enumerate(zip(left, right, strict=True)):
+    found, squares = run(ProgramLeg(kind.products, degree, layout, pairs, (dtype, dtype), wanted), sets)
+    assert (squares is not None) == wanted.sizes
+    for entry, matrices in enumerate(seen):
         expected, spread = forms(TORCH, kind.products, degree, matrices, pairs, points, torch.float64, wanted)
         torch.testing.assert_close(found[:, entry].double(), expected, rtol=2e-6, atol=2e-6)
         if squares is not None and spread is not None:
             torch.testing.assert_close(squares[:, entry].double(), spread, rtol=2e-6, atol=0)
     assert kernels
-
-
-@pytest.mark.parametrize("code", ["scaling", "complex_scaling", "general_linear", "one_scale"])
-def test_pairs_of_different_types_do_not_mix(code: str, kernels: list[str]) -> None:
-    kind, view = KINDS[code], VIEWS["rows of a head"]
-    a, _, left, _ = stacks(view, torch.float32)
-    _, b, _, right = stacks(view, torch.bfloat16)
-    pairs, points, law = ((1, 1), (0, 1), (0, 0), (1, 0), (2, 0)), (False, False, False), Wanted(law=True)
-    found, _ = forms(TRITON, kind.products, 1, [a, b, a], pairs, points, torch.float32, law)
-    assert len(kernels) <= 4, "one launch for every two types"
-    for entry, (x, y) in enumerate(zip(left, right, strict=True)):
-        expected, _ = forms(TORCH, kind.products, 1, [x, y, x], pairs, points, torch.float64, law)
-        torch.testing.assert_close(found[:, entry].double(), expected, rtol=2e-6, atol=2e-6)
-
-
-def test_a_shift_is_added_to_every_entry_of_its_side_only(kernels: list[str]) -> None:
-    a, b, left, right = stacks(VIEWS["rows of a head"], torch.float32)
-    shifted = LegStack(a.tensors, a.layout, 1.0)
-    for entry, (x, y) in enumerate(zip(left, right, strict=True)):
-        expected = ((1 + x) * y).sum(-1)
-        found, _ = triton_backend.row_products(shifted, b, sizes=False)
-        torch.testing.assert_close(found[entry].double(), expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +240,70 @@ def test_reading_rows_brings_the_norms_of_gradients_along(kernels: list[str]) ->
     assert found is not None
     expected = torch.stack([slopes[name].norm() for name in found.names])
     torch.testing.assert_close(found.values.float(), expected)
+
+
+TYPES = {
+    "five": (torch.float32,) * 5,
+    "four of several types": (torch.bfloat16, torch.float32, torch.float16, torch.float32),
+    "three of several types": (torch.float32, torch.bfloat16, torch.float32),
+}
+
+
+@pytest.mark.parametrize("dtypes", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize("code", ["scaling", "complex_scaling", "general_linear", "one_scale"])
+@pytest.mark.parametrize("law", [True, False], ids=["law", "all of it"])
+def test_factors_of_any_number_and_types_are_told_apart(
+    law: bool, code: str, dtypes: tuple[torch.dtype, ...], kernels: list[str]
+) -> None:
+    """Four factors are read once each; more of them, pair by pair."""
+    view, products = VIEWS["rows of a head"], KINDS[code].products
+    layout, sets, seen = drawn(view, dtypes)
+    wanted, pairs = Wanted(law=law), ((0, 0), (0, 1), (1, 2), (len(dtypes) - 1, 0), (2, 2))
+    found, _ = run(ProgramLeg(products, -1, layout, pairs, dtypes, wanted), sets)
+    for number, matrices in enumerate(seen):
+        expected, _ = forms(TORCH, products, -1, matrices, pairs, (False,) * len(dtypes), torch.float64, wanted)
+        torch.testing.assert_close(found[:, number].double(), expected, rtol=1e-5, atol=1e-5)
+    if law and len(dtypes) < 5 and code != "general_linear":
+        assert kernels == ["row_sums"]
+
+
+def test_a_program_reads_addresses_anew_every_time(kernels: list[str]) -> None:
+    layout, sets, _ = drawn(VIEWS["rows of a head"], (torch.float32, torch.float32))
+    leg = ProgramLeg(KINDS["scaling"].products, 1, layout, ((0, 1),), (torch.float32, torch.float32), Wanted())
+    program = LegProgram.of([(leg, [0, 2, 4])])
+    once = program.run([tensor for some in sets for tensor in some])
+    twice = program.run([2 * tensor for some in sets for tensor in some])
+    torch.testing.assert_close(twice, 4 * once)
+
+
+def test_layers_that_step_in_different_ways_are_accounted_for_alike(kernels: list[str]) -> None:
+    """Rates by layer, and some parameters that do not decay: legs of one law, and one leg of many layers, differ."""
+
+    def ledger() -> list[tuple[object, ...]]:
+        torch.manual_seed(0)
+        model = blocks.DecoderLM(12, 8, 4, 4, 6, kv_heads=2, max_length=8, positions="rotary-half", norm="rms")
+        groups = [
+            {"params": [p], "lr": 1e-2 / (1 + (".1." in n)), "weight_decay": 0.1 * (p.ndim > 1)}
+            for n, p in model.named_parameters()
+        ]
+        stepper = torch.optim.AdamW(groups)
+        with Monitor(model, stepper, loss="cross_entropy") as monitor:
+            for _ in range(2):
+                stepper.zero_grad()
+                text_loss(model).backward()
+                stepper.step()
+                monitor.step()
+            assert not monitor.alarms
+            return [(row.law, row.first_order, row.second_order, row.observed) for row in monitor.ledger()]
+
+    together = ledger()
+    assert kernels
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(triton_backend, "available", lambda device: False)
+        one_by_one = ledger()
+    assert [row[0] for row in together] == [row[0] for row in one_by_one]
+    for mine, other in zip(together, one_by_one, strict=True):
+        assert mine[1:] == pytest.approx(other[1:], rel=1e-3, abs=2e-5)
 
 
 def symmetry(name: str, kind: Kind, *legs: Leg) -> Symmetry:

@@ -74,7 +74,8 @@ def drawn(draw: st.DrawFn) -> Drawn:
     code = draw(st.sampled_from(sorted(KINDS)))
     kind = KINDS[code]
     sizes = st.integers(1, 4)
-    n = 2 * draw(st.integers(1, 3)) if code == "complex_scaling" else draw(st.integers(1, 5))
+    unit = getattr(kind.products, "unit", 1)
+    n = unit * draw(st.integers(1, 5 if unit == 1 else 3))
     m = draw(sizes)
     legs = []
     for _ in range(draw(st.integers(1, 3))):

@@ -2,19 +2,24 @@
 
 from conserved.attention.attention_calls import Unheard
 from conserved.attention.coherence import gaussian_coherence
-from conserved.attention.departures import Rule
+from conserved.attention.departures import DepartureRule
+from conserved.attention.departures import DepartureRule as Rule
 from conserved.attention.energy import EnergyField, energy_field
 from conserved.attention.figure import coherence_figure
 from conserved.attention.low_rank_heads import LowRank, LowRankTable, low_rank, low_rank_table
-from conserved.attention.moments import Moments
+from conserved.attention.moments import TokenMoments
+from conserved.attention.moments import TokenMoments as Moments
 from conserved.attention.monitor import AttentionMonitor, AttentionRecord
 from conserved.attention.natural_attention import NaturalAttention, NaturalDescent, token_fisher, value_metric
-from conserved.attention.probing import HeadRow, Probe, probe
+from conserved.attention.probing import AttentionProbe, HeadRow, probe
+from conserved.attention.probing import AttentionProbe as Probe
 from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
 
 __all__ = [
     "AttentionMonitor",
+    "AttentionProbe",
     "AttentionRecord",
+    "DepartureRule",
     "EnergyField",
     "HeadRow",
     "LowRank",
@@ -25,6 +30,7 @@ __all__ = [
     "Probe",
     "Rule",
     "SoftmaxStatistics",
+    "TokenMoments",
     "Unheard",
     "coherence_figure",
     "energy_field",

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from conserved.attention.moments import Moments
+from conserved.attention.moments import TokenMoments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class KeySpace:
     """√n ‖mean‖: the size of what centring took away."""
 
     @staticmethod
-    def of(keys: Moments, ridge: float | None = None, *, tolerance: float = 1e-12) -> KeySpace:
+    def of(keys: TokenMoments, ridge: float | None = None, *, tolerance: float = 1e-12) -> KeySpace:
         """From the moments of the keys; λ is `ridge` times their mean squared singular value.
 
         Directions smaller than `tolerance` times the largest are not counted.

@@ -25,7 +25,7 @@ FLOOR = {"coherence": 1.0, "largest_logit": 1.0, "evenness": 1e-3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class DepartureRule:
     """Thresholds by series, in natural logarithms, and how long a memory and a patience they were calibrated with."""
 
     thresholds: Mapping[str, float]
@@ -35,7 +35,7 @@ class Rule:
     @staticmethod
     def calibrated(
         runs: Iterable[Mapping[str, Sequence[float]]], *, margin: float = 1.25, memory: int = 6, patience: int = 2
-    ) -> Rule:
+    ) -> DepartureRule:
         """From the series of healthy runs, by name as a monitor keeps them: LAYER[HEAD].SERIES."""
         largest = dict.fromkeys(HARM, 0.0)
         for run in runs:
@@ -47,7 +47,7 @@ class Rule:
         if not any(largest.values()):
             raise ValueError("No healthy run is longer than the rule's memory; there is nothing to calibrate on.")
         thresholds = {kind: margin * value for kind, value in largest.items()}
-        return Rule(thresholds=thresholds, memory=memory, patience=patience)
+        return DepartureRule(thresholds=thresholds, memory=memory, patience=patience)
 
 
 def departures(kind: str, series: Sequence[float], *, memory: int, patience: int) -> list[float]:
@@ -85,7 +85,7 @@ class _Series:
 class DepartureWatch:
     """Applies a rule to many series as they come; a series that has raised an alarm is quiet until it is back."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: DepartureRule) -> None:
         self.rule = rule
         self._series: dict[str, _Series] = {}
         self._raised: set[str] = set()

@@ -12,7 +12,7 @@ of ones to Q: the bound grows by one. So does a bias that is linear in the dista
 depends on the query alone is centred away. A cap on the logits (softcap) is not linear: no bound survives it.
 *Spectrum:* with factors A of QᵀQ = AᵀA and B of K_cᵀK_c = BᵀB, Q = U A and K_c = V B for U, V with orthonormal
 columns, so the singular values of E are those of the d × d matrix s A Bᵀ: exact in O(L d²), and A, B come from sums
-over keys and queries that combine exactly over blocks and machines (`Moments`).
+over keys and queries that combine exactly over blocks and machines (`TokenMoments`).
 *Energies:* ‖E_i:‖² = s² ‖B q_i‖² and ‖E_:j‖² = s² ‖A k_cj‖².
 
 Under a causal mask or a window every row has its own mean, a_i = mean over visible j of s q_i·k_j, and
@@ -33,7 +33,7 @@ from conserved.attention import display
 from conserved.attention.band import Band
 from conserved.attention.coherence import KeySpace
 from conserved.attention.lanczos import leading_values
-from conserved.attention.moments import BLOCK, Moments, row_blocks
+from conserved.attention.moments import BLOCK, TokenMoments, row_blocks
 
 DENSE = 512
 """Up to this length the field of a masked head is formed, and its whole spectrum taken."""
@@ -167,11 +167,11 @@ def energy_field(
             raise ValueError("A bias by distance in both directions is not linear in the key: there is no exact field.")
         q, k = _with_slope(q, k, slope, scale, groups)
     band = Band.of(q.shape[-2], k.shape[-2], causal=causal, window=window)
-    keys = Moments.of(k, key_mask)
+    keys = TokenMoments.of(k, key_mask)
     # Coarser keys are summed to 1e-8 of the largest: a direction below that is not theirs.
     space = KeySpace.of(keys, ridge, tolerance=1e-12 if k.dtype == torch.float64 else 1e-7)
     if band.whole:
-        found = _whole(q, k, Moments.of(q, query_mask), keys, space, query_mask, key_mask, scale)
+        found = _whole(q, k, TokenMoments.of(q, query_mask), keys, space, query_mask, key_mask, scale)
     else:
         found = _masked(q, k, keys, space, band, query_mask, key_mask, scale, leading)
     return found if groups is None else _flattened(found)
@@ -180,8 +180,8 @@ def energy_field(
 def _whole(
     q: Tensor,
     k: Tensor,
-    queries: Moments,
-    keys: Moments,
+    queries: TokenMoments,
+    keys: TokenMoments,
     space: KeySpace,
     query_mask: Tensor | None,
     key_mask: Tensor | None,
@@ -257,7 +257,7 @@ def _query_pass(q: Tensor, forms: Tensor, mask: Tensor | None) -> tuple[Tensor, 
 def _masked(
     q: Tensor,
     k: Tensor,
-    keys: Moments,
+    keys: TokenMoments,
     space: KeySpace,
     band: Band,
     query_mask: Tensor | None,

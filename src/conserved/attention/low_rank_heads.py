@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from conserved.attention.attention_calls import Capture, Unheard, listening
 from conserved.attention.energy import energy_field
-from conserved.attention.moments import Moments
+from conserved.attention.moments import TokenMoments
 from conserved.attention.probing import sequences
 
 TOLERANCE = 0.1
@@ -147,15 +147,15 @@ def _growing(q: Tensor, k: Tensor, lengths: Sequence[int], scale: float | None, 
     """Singular values of the field of ever longer beginnings; each stretch of the sequence is read once."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     gap = k.shape[-2] - q.shape[-2]
-    queries: Moments | None = None
-    keys: Moments | None = None
+    queries: TokenMoments | None = None
+    keys: TokenMoments | None = None
     found, past = [], 0
     for length in lengths:
-        fresh = Moments.of(k[..., past:length, :])
+        fresh = TokenMoments.of(k[..., past:length, :])
         keys = fresh if keys is None else keys.merge(fresh)
         asked = q[..., max(0, past - gap) : max(0, length - gap), :]
         if asked.shape[-2]:
-            new = Moments.of(asked)
+            new = TokenMoments.of(asked)
             queries = new if queries is None else queries.merge(new)
         if queries is None:
             found.append(k.new_zeros(q.shape[-3], 1, dtype=torch.float64))

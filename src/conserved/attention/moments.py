@@ -41,7 +41,7 @@ def row_blocks(x: Tensor, width: int | None = None) -> Iterator[slice]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Moments:
+class TokenMoments:
     """Count, mean and scatter factor of vectors, one set per head, in double precision."""
 
     count: Float[Tensor, "*heads"]
@@ -49,7 +49,7 @@ class Moments:
     factor: Float[Tensor, "*heads rows d"]
 
     @staticmethod
-    def of(x: Float[Tensor, "*heads n d"], mask: Bool[Tensor, "*#heads n"] | None = None) -> Moments:
+    def of(x: Float[Tensor, "*heads n d"], mask: Bool[Tensor, "*#heads n"] | None = None) -> TokenMoments:
         """The moments of the rows of `x`, or of those that `mask` keeps."""
         exact = x.dtype == torch.float64
         total = _nothing(x)
@@ -59,21 +59,21 @@ class Moments:
             kept = None if mask is None else mask[..., rows].expand(block.shape[:-1]).double()
             count, mean, centred = _centred(block, kept)
             if exact:
-                part = Moments(count=count, mean=mean, factor=torch.linalg.qr(centred, mode="r").R)
+                part = TokenMoments(count=count, mean=mean, factor=torch.linalg.qr(centred, mode="r").R)
                 total = total.merge(part)
             else:
                 n, middle, lift = _joined(total, count, mean)
                 scatter = scatter + centred.mT @ centred + lift[..., :, None] * lift[..., None, :]
-                total = Moments(count=n, mean=middle, factor=total.factor)
+                total = TokenMoments(count=n, mean=middle, factor=total.factor)
         if not bool(torch.isfinite(total.mean).all()) or not bool(torch.isfinite(scatter).all()):
             raise ValueError("Queries and keys must be finite; some are NaN or infinite.")
-        return total if exact else Moments(count=total.count, mean=total.mean, factor=_factor(scatter))
+        return total if exact else TokenMoments(count=total.count, mean=total.mean, factor=_factor(scatter))
 
-    def merge(self, other: Moments) -> Moments:
+    def merge(self, other: TokenMoments) -> TokenMoments:
         """The moments of both sets together."""
         count, mean, lift = _joined(self, other.count, other.mean)
         rows = torch.cat((self.factor, other.factor, lift[..., None, :]), -2)
-        return Moments(count=count, mean=mean, factor=torch.linalg.qr(rows, mode="r").R)
+        return TokenMoments(count=count, mean=mean, factor=torch.linalg.qr(rows, mode="r").R)
 
     def about_zero(self) -> Float[Tensor, "*heads rows d"]:
         """A factor of Σ x xᵀ instead of the scatter about the mean."""
@@ -81,10 +81,10 @@ class Moments:
         return torch.linalg.qr(rows, mode="r").R
 
 
-def _nothing(x: Tensor) -> Moments:
+def _nothing(x: Tensor) -> TokenMoments:
     heads, d = x.shape[:-2], x.shape[-1]
     zero = torch.zeros(*heads, d, dtype=torch.float64, device=x.device)
-    return Moments(count=zero.new_zeros(heads), mean=zero, factor=zero.new_zeros(*heads, 0, d))
+    return TokenMoments(count=zero.new_zeros(heads), mean=zero, factor=zero.new_zeros(*heads, 0, d))
 
 
 def _centred(block: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,7 +99,7 @@ def _centred(block: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor
     return count, mean, (block - mean[..., None, :]) * kept[..., None]
 
 
-def _joined(total: Moments, count: Tensor, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _joined(total: TokenMoments, count: Tensor, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Count and mean of two sets, and the vector whose outer product is what their scatters lack."""
     n = total.count + count
     share = count / n.clamp(min=1)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from conserved.alarm import Alarm
 from conserved.attention.attention_calls import Capture, listening
-from conserved.attention.departures import DepartureWatch, Rule
+from conserved.attention.departures import DepartureRule, DepartureWatch
 from conserved.attention.energy import energy_field
 from conserved.attention.probing import sequences
 from conserved.attention.softmax import softmax_statistics
@@ -102,7 +102,7 @@ class AttentionMonitor:
         *,
         every: int = 10,
         sequences: int = 4,
-        rule: Rule | None = None,
+        rule: DepartureRule | None = None,
         sinks: Iterable[AttentionSink] = (),
         run: str | None = None,
         config: Mapping[str, Any] | None = None,

@@ -17,7 +17,7 @@ from conserved.attention.attention_calls import Capture, Unheard, listening
 from conserved.attention.band import Band
 from conserved.attention.coherence import gaussian_coherence
 from conserved.attention.energy import energy_field
-from conserved.attention.moments import Moments
+from conserved.attention.moments import TokenMoments
 from conserved.attention.softmax import softmax_statistics
 from conserved.laws.law_table import plain
 from conserved.verdict import Evidence, Verdict
@@ -64,7 +64,7 @@ class HeadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class AttentionProbe:
     """What a run of a model showed."""
 
     rows: tuple[HeadRow, ...]
@@ -120,7 +120,7 @@ def probe(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
     **model_inputs: Any,
-) -> Probe:
+) -> AttentionProbe:
     """Run `model(*args, **model_inputs)` once and describe the energy field of every head.
 
     The model's own attention runs, whichever backend it uses; nothing is switched, and the model is left as it was. A
@@ -155,7 +155,7 @@ def probe(
         )
     rows = tuple(_row(layer, head, parts) for (layer, head), parts in found.items())
     limits = [part["limit"] for parts in found.values() for part in parts]
-    return Probe(rows=rows, skipped=tuple(skipped.items()), verdict=_judge(rows, max(limits, default=0.0)))
+    return AttentionProbe(rows=rows, skipped=tuple(skipped.items()), verdict=_judge(rows, max(limits, default=0.0)))
 
 
 def sequences(
@@ -255,7 +255,7 @@ def measure(
 
 def gaussian_keys(k: Tensor, generator: torch.Generator) -> Tensor:
     """Gaussian keys with the mean and covariance of those given."""
-    moments = Moments.of(k)
+    moments = TokenMoments.of(k)
     rows = moments.factor.shape[-2]
     noise = torch.randn(*k.shape[:-1], rows, generator=generator, dtype=torch.float64).to(k.device)
     keys = moments.mean[..., None, :] + noise @ moments.factor / math.sqrt(k.shape[-2])

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 from conserved.on_demand import loaded_on_demand
 
 if TYPE_CHECKING:
-    from conserved.auditing.audit_hook import AuditHook
+    from conserved.auditing.audit_hook import AuditHook, GradientsDoNotConserve, audit_every
     from conserved.auditing.audit_result import Audit, Finding, Row
     from conserved.auditing.functions import Check, Method, Tested, check
     from conserved.auditing.landed_updates import Landing, landing
     from conserved.auditing.landed_updates import landing as check_update
     from conserved.auditing.model_audit import audit
-    from conserved.auditing.repeated_audits import GradientsDoNotConserve, audit_every
     from conserved.auditing.replica_agreement import Replicas, replicas
     from conserved.auditing.replica_agreement import replicas as check_replicas
     from conserved.auditing.softmax_gauge import Gauge, gauge
@@ -21,12 +20,11 @@ else:
     __getattr__ = loaded_on_demand(
         __name__,
         {
-            "audit_hook": "AuditHook",
+            "audit_hook": "AuditHook GradientsDoNotConserve audit_every",
             "audit_result": "Audit Finding Row",
             "functions": "Axis Check Group Method Probe ProbedSymmetry TensorLeg Tested Uncheckable check probe",
             "landed_updates": "Landing check_update:landing landing",
             "model_audit": "audit",
-            "repeated_audits": "GradientsDoNotConserve audit_every",
             "replica_agreement": "Replicas check_replicas:replicas replicas",
             "softmax_gauge": "Gauge gauge",
         },

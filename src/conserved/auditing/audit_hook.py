@@ -1,21 +1,37 @@
-"""`AuditHook`: audits in a training loop of one's own, under names a PyTorch user guesses."""
+"""`AuditHook`: audits in a training loop of one's own, just before the optimizer moves anything."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from conserved.auditing.audit_result import Audit
-from conserved.auditing.repeated_audits import audit_every
+from conserved.auditing.model_audit import audit
+from conserved.inference import FirstCall
 from conserved.laws import LawSet
+from conserved.laws.identities import coarsest
+
+log = logging.getLogger("conserved.audit")
+
+
+class GradientsDoNotConserve(RuntimeError):
+    """A gradient identity does not hold; `.audit` has the rows."""
+
+    def __init__(self, found: Audit) -> None:
+        super().__init__(found.summary())
+        self.audit = found
 
 
 class AuditHook:
     """Audits gradients just before the optimizer uses them, in the first step and every `every`-th after it.
+
+    What is neither shown right nor wrong (no law, missing gradients) is logged. Autocast regions around the model's
+    forward pass are noticed, so clipping does not hide in what precision gradients were computed.
 
     Args:
         model: the model that is trained.
@@ -43,31 +59,67 @@ class AuditHook:
         precision: torch.dtype | None = None,
         unused: Sequence[str] = (),
     ) -> None:
-        self._watch = audit_every(
-            optimizer, model, every, on_failure, laws=laws, loss=loss, precision=precision, unused=unused
-        )
-
-    @property
-    def last(self) -> Audit | None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1; got {every}.")
+        if on_failure not in ("raise", "log"):
+            raise ValueError(f'on_failure is "raise" or "log"; got {on_failure!r}.')
+        self.last: Audit | None = None
         """The latest audit; None before the first."""
-        return self._watch.last
-
-    @property
-    def audits(self) -> int:
+        self.audits = 0
         """How many there were."""
-        return self._watch.audits
-
-    @property
-    def laws(self) -> LawSet | None:
+        self.laws = laws
         """What is tested; None before it is inferred."""
-        return self._watch.laws
+        self._model, self._every, self._on_failure = model, every, on_failure
+        self._precision, self._unused = precision, unused
+        self._first = FirstCall(model, loss=loss) if laws is None else None
+        self._steps = 0
+        self._seen: set[torch.dtype] = set()
+        # The outermost module may be called outside autocast and enter it within, as accelerate does.
+        leaves = [module for module in model.modules() if not any(True for _ in module.children())]
+        self._undo: list[Callable[[], None]] = [leaf.register_forward_pre_hook(self._note).remove for leaf in leaves]
+        self._undo.append(optimizer.register_step_pre_hook(self._check).remove)
+        if self._first is not None:
+            self._undo.append(self._first.close)
 
     def remove(self) -> None:
         """Take all hooks away."""
-        self._watch.remove()
+        while self._undo:
+            self._undo.pop()()
 
     def __enter__(self) -> AuditHook:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+    def _note(self, module: nn.Module, args: Any) -> None:
+        """Remember the precision of an autocast region that a part of the model is called in."""
+        for device in {p.device.type for p in self._model.parameters()}:
+            if torch.is_autocast_enabled(device):
+                self._seen.add(torch.get_autocast_dtype(device))
+
+    def _check(self, which: Optimizer, args: Any, kwargs: Any) -> None:
+        number, used = self._steps, coarsest(*self._seen) if self._seen else None
+        self._steps += 1
+        self._seen.clear()
+        if number % self._every:
+            return
+        if self.laws is None and self._first is not None:
+            self.laws = self._first.laws()
+            self._first.close()
+        found = audit(self._model, self.laws, precision=self._precision or used, unused=self._unused)
+        self.last = found
+        self.audits += 1
+        if found.failures or any(item.trouble == "not finite" for item in found.findings):
+            if self._on_failure == "raise":
+                raise GradientsDoNotConserve(found)
+            log.error("step %d: %s", number, found.summary())
+        elif not found.ok:
+            log.warning("step %d: %s", number, found.summary())
+        else:
+            log.debug("step %d: %s", number, found.verdict.message)
+
+
+def audit_every(optimizer: Optimizer, model: nn.Module, *args: Any, **kwargs: Any) -> AuditHook:
+    """An `AuditHook` under the name it first had, which took the optimizer first."""
+    return AuditHook(model, optimizer, *args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import torch
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import AuditCoverage
 from conserved.laws import Dropped
+from conserved.laws.identities import residual_evidence
 from conserved.output import html
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict
@@ -27,11 +28,6 @@ _SHOWN = 12
 """Failures that a summary lists."""
 
 Trouble = Literal["missing", "not finite", "zero"]
-
-
-def evidence_of(name: str, residual: float, tolerance: float) -> Evidence:
-    """The residual of one identity against its tolerance."""
-    return Evidence(what=f"relative residual of {name}", value=residual, limit=tolerance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +52,7 @@ class Row:
     @property
     def evidence(self) -> Evidence:
         """The residual against its tolerance."""
-        return evidence_of(self.name, self.residual, self.tolerance)
+        return residual_evidence(self.name, self.residual, self.tolerance)
 
     @property
     def ok(self) -> bool:
@@ -99,7 +95,31 @@ class Finding:
         }[self.trouble]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judgement:
+    """All that was found out about one backward pass; `Audit` says what the fields mean."""
+
+    verdict: Verdict
+    failures: tuple[Row, ...]
+    left_open: tuple[Row, ...]
+    worst: float
+    others: Callable[[], Iterable[Row]]
+    """The rows that did not fail, made when they are asked for: most audits are clean and nobody reads them."""
+    tested: int
+    by_family: Callable[[], Mapping[str, float]]
+    covers: Callable[[], AuditCoverage]
+    """Works out the coverage, when it is asked for."""
+    findings: tuple[Finding, ...]
+    unclaimed: tuple[str, ...]
+    dropped: tuple[Dropped, ...]
+    unknown: Mapping[str, int]
+    gauge: Gauge | None
+    precision: torch.dtype
+    known: Literal["given", "stored", "bits"]
+    ranks: int
+    moved: float | None
+
+
 class Audit:
     """The identities of one backward pass, worst first.
 
@@ -107,46 +127,113 @@ class Audit:
     tested was, to rounding. Only both together are green, and `coverage` says for how much of the model.
     `precision` is the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of
     the gradients themselves), or read off the gradients' bits.
+
+    What `audit(model, wait=False)` returns is judged when it is first read; `ready` says whether that would wait.
     """
 
-    verdict: Verdict
-    failures: tuple[Row, ...]
-    """The identities that do not hold, worst first."""
-    left_open: tuple[Row, ...]
-    """Identities up to a norm's ε that are further off than √ε; weights and gradients do not say whether ε is why."""
-    worst: float
-    """The largest relative residual; 0 if there is none."""
-    others: Callable[[], Iterable[Row]]
-    """The rows that did not fail, made when they are asked for: most audits are clean and nobody reads them."""
-    tested: int
-    """Identities that a gradient reached."""
-    by_family: Callable[[], Mapping[str, float]]
-    """The largest residual over what rounding explains, by family of law, when it is asked for."""
-    covers: Callable[[], AuditCoverage]
-    """Works out the coverage, when it is asked for."""
-    findings: tuple[Finding, ...] = ()
-    unclaimed: tuple[str, ...] = ()
-    dropped: tuple[Dropped, ...] = ()
-    """Laws of the architecture that this model does not keep, and why; they are not tested."""
-    unknown: Mapping[str, int] = field(default_factory=dict)
-    """Operations without a typing rule that the model runs: laws through them are not known."""
-    gauge: Gauge | None = None
-    """What was seen of the keys of attention, if the pass was watched."""
-    precision: torch.dtype
-    known: Literal["given", "stored", "bits"]
-    ranks: int = 1
-    moved: float | None = None
-    """The step size that explains all failures: the parameters moved by it after the gradient was taken."""
+    def __init__(self, judge: Callable[[], Judgement], arrived: Callable[[], bool] = lambda: True) -> None:
+        """An audit whose numbers are on their way: `judge` waits for them, `arrived` says whether it would."""
+        self._judge: Callable[[], Judgement] | None = judge
+        self._arrived = arrived
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        """Everything that was found, judged now if it was not before."""
+        assert self._judge is not None
+        found = self._judge()
+        # What the judge holds on to (numbers, parameters) is let go.
+        self._judge = None
+        return found
+
+    @property
+    def ready(self) -> bool:
+        """Whether reading it does not wait for the device."""
+        return self._judge is None or self._arrived()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is to be said of the pass as a whole."""
+        return self.judgement.verdict
+
+    @property
+    def failures(self) -> tuple[Row, ...]:
+        """The identities that do not hold, worst first."""
+        return self.judgement.failures
+
+    @property
+    def left_open(self) -> tuple[Row, ...]:
+        """Identities up to a norm's ε further off than √ε; weights and gradients do not say whether ε is why."""
+        return self.judgement.left_open
+
+    @property
+    def worst(self) -> float:
+        """The largest relative residual; 0 if there is none."""
+        return self.judgement.worst
+
+    @property
+    def tested(self) -> int:
+        """Identities that a gradient reached."""
+        return self.judgement.tested
+
+    def by_family(self) -> Mapping[str, float]:
+        """The largest residual over what rounding explains, by family of law."""
+        return self.judgement.by_family()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is odd about single gradients: missing, not finite, zero."""
+        return self.judgement.findings
+
+    @property
+    def unclaimed(self) -> tuple[str, ...]:
+        """Parameters that no law speaks of."""
+        return self.judgement.unclaimed
+
+    @property
+    def dropped(self) -> tuple[Dropped, ...]:
+        """Laws of the architecture that this model does not keep, and why; they are not tested."""
+        return self.judgement.dropped
+
+    @property
+    def unknown(self) -> Mapping[str, int]:
+        """Operations without a typing rule that the model runs: laws through them are not known."""
+        return self.judgement.unknown
+
+    @property
+    def gauge(self) -> Gauge | None:
+        """What was seen of the keys of attention, if the pass was watched."""
+        return self.judgement.gauge
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The coarsest precision that the pass was computed in."""
+        return self.judgement.precision
+
+    @property
+    def known(self) -> Literal["given", "stored", "bits"]:
+        """How the precision is known."""
+        return self.judgement.known
+
+    @property
+    def ranks(self) -> int:
+        """Processes over which the parameters are sharded."""
+        return self.judgement.ranks
+
+    @property
+    def moved(self) -> float | None:
+        """The step size that explains all failures: the parameters moved by it after the gradient was taken."""
+        return self.judgement.moved
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """One for every identity: failures, then what holds, then what no gradient reached; worst first."""
-        return (*self.failures, *sorted(self.others(), key=lambda row: (not row.checked, -row.excess)))
+        others = self.judgement.others()
+        return (*self.failures, *sorted(others, key=lambda row: (not row.checked, -row.excess)))
 
     @cached_property
     def coverage(self) -> AuditCoverage:
         """The share of trained parameters and of modules that tested identities span, and what they leave out."""
-        return self.covers()
+        return self.judgement.covers()
 
     @property
     def ok(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conserved.moment import Direction, Plan, Point
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import Symmetry, Tensors, whole
 
 USUAL = {
     "query_key": "between queries and keys: a scale or rotation applied to one of dQ and dK only, heads swapped, "
@@ -74,12 +74,25 @@ def factor(symmetry: Symmetry, theta: Tensors, slopes: Tensors) -> str:
     return f"a gradient of {names[-1]} times {ratio:.4g}, or of {names[1]} times {1 / ratio:.4g}, would satisfy it"
 
 
+def suggestions(symmetry: Symmetry, theta: Tensors, slopes: Tensors | None, moved: float | None) -> tuple[str, ...]:
+    """Where to look for what broke an identity; `moved` is the step that explains all of them, if one does."""
+    if moved is not None:
+        return (f"the parameters moved by −{moved:.3g} times this gradient after it was taken",)
+    mended = None if slopes is None else factor(symmetry, theta, slopes)
+    return tuple(filter(None, (mended, usual(symmetry))))
+
+
 def step_size(symmetries: list[Symmetry], theta: Tensors, slopes: Tensors) -> float | None:
     """The τ for which parameters that moved by −τG after their gradient G was taken explain every failure, or None.
 
     μ(θ − τG, G) = −τ μ(G, G), because μ(θ, G) = 0: one number must fit all entries of all identities.
     """
-    sources = Point(theta), Direction(slopes)
+    # In one order on every process: sharded tensors are gathered here.
+    names = dict.fromkeys(name for symmetry in symmetries for name in symmetry.parameters)
+    sources = (
+        Point({name: whole(theta[name]) for name in names}),
+        Direction({name: whole(slopes[name]) for name in names}),
+    )
     moments = Plan.of(symmetries).evaluate(sources, [(0, 1), (1, 1)], dtype=torch.float64)
     left, right = ([value.flatten() for value in moments.values(pair)] for pair in (0, 1))
     # Every identity has its own units: each counts as much as any other.

@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conserved.auditing.backward_pass import BackwardPass
+from conserved.auditing.backward_pass import BackwardPass, Residuals
 from conserved.auditing.lookup_tables import lost, tables
-from conserved.auditing.residuals import Residuals
 from conserved.inference.derivation import Derivation
 from conserved.inference.moved import moved, runs
-from conserved.laws.identity_verdicts import HALF, TOLERANCE
-from conserved.laws.pass_precision import coarsest
+from conserved.laws.identities import HALF, TOLERANCE, coarsest
 from conserved.symmetry import Symmetry, Tensors, whole
 
 EXPLAINED = 24

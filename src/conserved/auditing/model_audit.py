@@ -1,21 +1,35 @@
-"""The audit itself: every gradient identity of a model after a backward pass, held against that pass's rounding."""
+"""The audit itself: every gradient identity of a model after a backward pass, held against that pass's rounding; which
+hold, which are broken and why, and one verdict on all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
+from math import prod
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from conserved.auditing.audit_result import Audit
-from conserved.auditing.backward_pass import BackwardPass
-from conserved.auditing.judgement import judged
-from conserved.auditing.residuals import precision_of, residuals_of
+from conserved.auditing.audit_result import Audit, Finding, Judgement, Row
+from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
+from conserved.auditing.causes import step_size, suggestions
+from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, lost_since, untrue, with_noise
+from conserved.auditing.law_places import described
 from conserved.auditing.softmax_gauge import Gauge
+from conserved.auditing.tested_parameters import coverage
 from conserved.inference import laws_of_model
-from conserved.laws import LawSet
-from conserved.laws.identities import balance_of
-from conserved.laws.identity_verdicts import TOLERANCE
+from conserved.laws import Dropped, LawSet
+from conserved.laws.identities import TOLERANCE, Balance, Weighing, residual_evidence, status
+from conserved.symmetry import Symmetry
+from conserved.verdict import Evidence, Status, Verdict
+
+_DECIDED = f"{EITHER}; moving the parameters along it leaves the outputs as they are, so it is the backward"
+"""What is said of a broken law that is not proved by the program itself."""
 
 
 def audit(
@@ -27,6 +41,7 @@ def audit(
     accumulated: int = 1,
     unused: Sequence[str] = (),
     gauge: Gauge | None = None,
+    wait: bool = True,
 ) -> Audit:
     """Hold every gradient identity against rounding. Call it after `loss.backward()`, before `optimizer.step()`.
 
@@ -42,6 +57,11 @@ def audit(
         unused: patterns of names of parameters that may have no gradient.
         gauge: what `conserved.gauge(model)` saw of the same passes. The verdict is then on both, and laws up to a
             norm's ε are held to rounding.
+        wait: False returns as soon as everything is queued on the device, and the audit is judged when it is first
+            read, `.ready` or not. Gradients may be clipped, used and freed in the meantime. As they are not looked at
+            again, a failure comes without the factor that would mend it, and identities whose products over- or
+            underflow count as not tested. With a gauge, or parameters sharded over processes that have to agree, the
+            audit is judged at once all the same.
 
     Returns:
         An `Audit`: `.ok`, `.conclusive`, `.coverage`, `.failures`, `.summary()`.
@@ -56,7 +76,286 @@ def audit(
     found = laws_of_model(model, loss=loss) if laws is None else laws
     with torch.no_grad():
         backward = BackwardPass.of(model, found)
-        balance = balance_of(backward.laws.plan, backward.points, backward.slopes)
-        used, known = precision_of(precision, backward, balance)
-        left = residuals_of(backward, balance, used, accumulated, gauge, given=known == "given")
-        return judged(backward, left, used, known, tuple(unused), gauge)
+        assert backward.slopes is not None
+        weighing = Weighing.begun(backward.laws.plan, backward.points, backward.slopes)
+        wait = wait or gauge is not None or bool(weighing.meshes)
+        judge = partial(_judged, backward if wait else replace(backward, slopes=None), weighing)
+        result = Audit(
+            partial(judge, precision=precision, accumulated=accumulated, unused=tuple(unused), gauge=gauge),
+            lambda: weighing.numbers.arrived,
+        )
+        if wait:
+            _ = result.judgement
+        return result
+
+
+@torch.no_grad()
+def _judged(
+    backward: BackwardPass,
+    weighing: Weighing,
+    *,
+    precision: torch.dtype | None,
+    accumulated: int,
+    unused: tuple[str, ...],
+    gauge: Gauge | None,
+) -> Judgement:
+    """Once the numbers are there: hold every residual against its limit, look into those too large, worst first."""
+    balance = weighing.balance(backward.points, backward.slopes)
+    used, known = precision_of(precision, backward, balance)
+    left = residuals_of(backward, balance, used, accumulated, gauge, given=known == "given")
+    case = _Case(backward, left)
+    findings = _findings(backward, left.balance, unused)
+    clipped = case.look_for_excuses(used) if case.broken else None
+    moved: float | None = None
+    slopes = backward.slopes
+    if case.broken and slopes is not None and not any(item.trouble == "not finite" for item in findings):
+        moved = step_size(case.suspected[:EXPLAINED], backward.points, slopes)
+    failures, held = case.failures(moved), case.held
+    verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
+    # An audit that is kept must not keep the gradients.
+    laws, points, tested = backward.laws, backward.points, left.balance.tested
+    case.backward = replace(backward, slopes=None)
+    return Judgement(
+        verdict=verdict,
+        failures=failures,
+        left_open=case.left_open,
+        worst=float(left.residuals.max(initial=0.0)),
+        others=lambda: map(case.row, sorted(set(range(len(case.symmetries))).difference(case.broken))),
+        tested=len(held),
+        by_family=lambda: _by_family(laws.symmetries, case.excess, tested),
+        covers=lambda: coverage(laws, frozenset(laws.names[place] for place in held), points),
+        findings=tuple(findings),
+        unclaimed=laws.unclaimed,
+        dropped=(*backward.dropped, *(Dropped(name, reason) for name, reason in case.late.items())),
+        unknown=laws.unknown,
+        precision=used,
+        known=known,
+        ranks=left.balance.ranks,
+        moved=moved,
+        gauge=gauge,
+    )
+
+
+@dataclass(eq=False)
+class _Case:
+    """The identities of a pass while they are judged: symmetries by their places."""
+
+    backward: BackwardPass
+    left: Residuals
+    late: dict[str, str] = field(default_factory=dict)
+    """By name, laws that are none any more because of what training did, and why."""
+    no_laws: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By name, laws that the forward pass does not keep either, and what was seen."""
+    drowned: frozenset[int] = frozenset()
+    """Identities that drown in the noise of the others: neither right nor wrong, and nothing they span is tested."""
+
+    def __post_init__(self) -> None:
+        found, self.limits = self.left, self.left.limits
+        self.symmetries, self.names = self.backward.laws.symmetries, self.backward.laws.names
+        self.tested = found.balance.tested
+        self.doubtful: list[int] = np.flatnonzero(~((found.residuals <= found.limits) & self.tested)).tolist()
+        self.statuses = {
+            place: status(
+                found.residuals[place],
+                found.limits[place],
+                tested=bool(self.tested[place]),
+                nearly=bool(found.nearly[place]),
+            )
+            for place in self.doubtful
+        }
+        self.broken = [place for place in self.doubtful if self.statuses[place] is Status.REFUTED]
+
+    @property
+    def suspected(self) -> list[Symmetry]:
+        """The symmetries whose identities are broken."""
+        return [self.symmetries[place] for place in self.broken]
+
+    def look_for_excuses(self, used: torch.dtype) -> float | None:
+        """Leave open what may not mean a wrong gradient; the value gradients were clipped at, if they were."""
+        self.excuse(lost_since(self.backward, self.suspected), into=self.late)
+        self.limits = with_noise(self.backward, self.left, self.broken, used)
+        self.drowned = frozenset(place for place in self.broken if self.left.residuals[place] <= self.limits[place])
+        self.leave_open(self.drowned)
+        self.excuse(untrue(self.backward, self.suspected), into=self.no_laws)
+        slopes = self.backward.slopes
+        clipped = clipped_at(self.suspected, slopes) if self.broken and slopes is not None else None
+        if clipped is not None:
+            self.leave_open(self.broken)
+        return clipped
+
+    def leave_open(self, places: Collection[int]) -> None:
+        """Of these nothing is said."""
+        gone = frozenset(places)
+        self.statuses |= dict.fromkeys(gone, Status.INCONCLUSIVE)
+        self.broken = [place for place in self.broken if place not in gone]
+
+    def excuse(self, reasons: Mapping[str, Any], into: dict[str, Any]) -> None:
+        """Laws, by name, that a broken identity says nothing against."""
+        into.update(reasons)
+        self.leave_open([place for place in self.doubtful if self.names[place] in reasons])
+
+    @cached_property
+    def excess(self) -> NDArray[np.float64]:
+        """Every residual over its limit; asked for when limits are settled."""
+        residuals = self.left.residuals
+        return np.where(np.isnan(residuals), np.inf, residuals / self.limits)
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The places of the laws that were tested."""
+        tested = (place for place in np.flatnonzero(self.tested).tolist() if self.names[place] not in self.late)
+        return frozenset(tested).difference(self.drowned)
+
+    def nearest(self) -> Evidence:
+        """The identity that is furthest off among those tested."""
+        places = np.flatnonzero(self.tested)
+        place = int(places[self.excess[places].argmax()])
+        return residual_evidence(self.names[place], float(self.left.residuals[place]), float(self.limits[place]))
+
+    def row(self, place: int, suggests: tuple[str, ...] = ()) -> Row:
+        """One identity, for people."""
+        symmetry = self.symmetries[place]
+        return Row(
+            name=self.names[place],
+            family=symmetry.family,
+            parameters=symmetry.parameters,
+            where=tuple(described(leg, symmetry) for leg in symmetry.legs),
+            part=symmetry.part,
+            residual=float(self.left.residuals[place]),
+            tolerance=float(self.limits[place]),
+            status=self.statuses.get(place, Status.VERIFIED),
+            checked=bool(self.tested[place]) and self.names[place] not in self.late,
+            source=symmetry.source,
+            suggests=suggests,
+        )
+
+    def failures(self, moved: float | None) -> tuple[Row, ...]:
+        """Broken identities, worst first, with where to look."""
+        points, slopes = self.backward.points, self.backward.slopes
+        found = []
+        for number, place in enumerate(self._worst_first(self.broken)):
+            symmetry = self.symmetries[place]
+            decided = () if symmetry.source == "typed" else (_DECIDED,)
+            seen = suggestions(symmetry, points, slopes, moved) if number < EXPLAINED else ()
+            found.append(self.row(place, (*decided, *seen)))
+        return tuple(found)
+
+    @cached_property
+    def left_open(self) -> tuple[Row, ...]:
+        """Identities that were tested and of which nothing can be said, worst first."""
+        open_ones = [place for place in self.doubtful if self.statuses[place] is Status.INCONCLUSIVE]
+        tested = [place for place in open_ones if self.tested[place] and self.names[place] not in self.late]
+        return tuple(self.row(place, self.no_laws.get(self.names[place], ())) for place in self._worst_first(tested))
+
+    def _worst_first(self, places: Sequence[int]) -> list[int]:
+        return sorted(places, key=lambda place: -self.excess[place])
+
+
+def _by_family(
+    symmetries: Sequence[Symmetry], excess: NDArray[np.float64], tested: NDArray[np.bool_]
+) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for symmetry, value, reached in zip(symmetries, excess.tolist(), tested.tolist(), strict=True):
+        if reached:
+            found[symmetry.family] = max(found.get(symmetry.family, 0.0), value)
+    return found
+
+
+def _excused(symmetries: Sequence[Symmetry]) -> set[str]:
+    """Parameters of which a law says that all of their gradient is zero, so that none need be stored."""
+    return {
+        leg.view.parameter
+        for symmetry in symmetries
+        if symmetry.inert
+        for leg in symmetry.legs
+        if leg.view.n * leg.view.m == prod(leg.view.shape)
+    }
+
+
+def _findings(backward: BackwardPass, balance: Balance, unused: tuple[str, ...]) -> list[Finding]:
+    absent = set(backward.absent)
+    odd = np.flatnonzero(~np.isfinite(balance.norms) | (balance.norms == 0)).tolist()
+    if not odd and not absent:
+        return []
+    excused = _excused(backward.laws.symmetries)
+    there = [(balance.names[place], balance.norms[place]) for place in odd if balance.names[place] not in absent]
+    needed = [n for n in backward.absent if n not in excused and not any(fnmatchcase(n, pattern) for pattern in unused)]
+    found = [Finding(parameter=name, trouble="missing") for name in needed]
+    found += [Finding(parameter=name, trouble="not finite") for name, norm in there if norm != 0]
+    found += [Finding(parameter=name, trouble="zero") for name, norm in there if norm == 0 and name not in excused]
+    return found
+
+
+def _verdict(
+    case: _Case,
+    failures: Sequence[Row],
+    findings: Sequence[Finding],
+    used: torch.dtype,
+    *,
+    moved: float | None,
+    clipped: float | None,
+    gauge: Gauge | None,
+) -> Verdict:
+    """One verdict on the pass; a gradient that is missing leaves it open unless an identity is broken as well."""
+    count, tested, unsure = len(case.symmetries), int(case.tested.sum()), case.left_open
+    unknown = case.backward.laws.unknown
+    infinite = [item for item in findings if item.trouble == "not finite"]
+    missing = [item for item in findings if item.trouble == "missing"]
+    if infinite:
+        message = f"{len(infinite)} gradients are not finite, that of {infinite[0].parameter} among them."
+        return _said(
+            Status.REFUTED, message, Evidence(what="gradients that are not finite", value=len(infinite), limit=0)
+        )
+    if failures:
+        message = f"{len(failures)} of {count} gradient identities do not hold"
+        if moved is not None:
+            message += ", because the parameters are no longer those the gradient was taken at: a step of size "
+            message += f"{moved:.3g} explains all. Audit before optimizer.step()."
+        else:
+            message += ". Either the backward pass is wrong there, parameters or gradients were changed since, or the "
+            message += "model computed something else than in the call its laws were read off."
+        return _said(Status.REFUTED, message, *(row.evidence for row in failures))
+    if gauge is not None and gauge.seen and gauge.verdict == Status.REFUTED:
+        return _said(Status.REFUTED, gauge.verdict.message, *gauge.verdict.evidence)
+    if clipped is not None:
+        message = (
+            f"Gradients look clipped by value at ±{clipped:.3g}, which no identity survives: audit before clipping."
+        )
+    elif missing:
+        message = (
+            f"{len(missing)} trainable parameters have no gradient, {missing[0].parameter} among them. If nothing "
+            "should reach them, freeze them or name them in unused=."
+        )
+    elif not count:
+        message = "No law is known of this model, so nothing can be said of its gradients."
+    elif not tested:
+        message = "No gradient reached the parameters of any law, or those it reached are zero."
+    elif case.no_laws:
+        message = (
+            f"{len(case.no_laws)} of {count} identities do not hold, but they are not laws of the model as it runs "
+            "now: moving its parameters along them changes the outputs. A function in it is not what its place "
+            "suggests, or the model took another way than in the call its laws were read off. The others hold."
+        )
+    elif unsure:
+        message = (
+            f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to: either "
+            "inputs of those norms are small against √ε, or the backward pass is wrong there. The others hold. Within "
+            "conserved.gauge(model), or with a Monitor, what ε leaves is measured and these are decided too."
+        )
+        return _said(Status.INCONCLUSIVE, message, *(row.evidence for row in unsure))
+    elif unknown:
+        listed = ", ".join(f"{name} ({times}×)" for name, times in list(unknown.items())[:4])
+        message = (
+            f"All {tested} identities that are known hold, but nothing is known of operations the model runs: {listed}."
+            " conserved.register_operator says what they keep; conserved.check tests their backward."
+        )
+    else:
+        nearly = int(case.left.nearly.sum())
+        message = f"All {tested} gradient identities hold to the rounding of {str(used).removeprefix('torch.')}"
+        message += f", {nearly} of them up to a norm's ε." if nearly else "."
+        return _said(Status.VERIFIED, message, case.nearest())
+    return _said(Status.INCONCLUSIVE, message)
+
+
+def _said(status: Status, message: str, *evidence: Evidence) -> Verdict:
+    return Verdict(status=status, message=message, evidence=evidence)

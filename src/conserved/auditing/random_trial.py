@@ -16,7 +16,7 @@ from conserved.auditing.audit_result import Audit
 from conserved.auditing.model_audit import audit
 from conserved.auditing.softmax_gauge import Gauge, watch_norms
 from conserved.inference import laws_of_model
-from conserved.laws.pass_precision import precision_of
+from conserved.laws.verification import precision_of
 from conserved.plain_data import record_of
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -25,10 +25,6 @@ class Replica:
     what: str
     spread: float
 
-    def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return record_of(self, "name what spread")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replicas:

@@ -25,8 +25,7 @@ from conserved.auditing.attention_keys import keys_seen
 from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.laws import LawSet
-from conserved.laws.identity_verdicts import HALF, TOLERANCE, rounding
-from conserved.laws.pass_precision import coarsest
+from conserved.laws.identities import HALF, TOLERANCE, coarsest, rounding
 from conserved.moment import Wanted, of_legs
 from conserved.plain_data import record_of
 from conserved.symmetry import Translation

@@ -164,10 +164,6 @@ class Builder:
     def reshape(self, a: NodeRef, shape: Sequence[int]) -> NodeRef:
         return self.take([a], positions(a.shape).reshape(tuple(shape)))
 
-    def swap(self, a: NodeRef) -> NodeRef:
-        """Last two axes exchanged."""
-        return self.take([a], positions(a.shape).mT)
-
     def matmul(self, a: NodeRef, b: NodeRef) -> NodeRef:
         a, b = self.real(a), self.real(b)
         return self.node("matmul", a, b, shape=(*a.shape[:-1], b.shape[-1]))

@@ -27,6 +27,7 @@ def laws(
     can_store(store)
     from conserved.inference import NoExample, recognize
     from conserved.laws.law_table import renderable
+    from conserved.plain_data import record_of
 
     known_loss(loss)
     model = load_model(target, options or [], weights=False)
@@ -53,7 +54,11 @@ def laws(
                 "numbers": found.numbers,
                 "independent": independent,
                 "independent_unknown": reason,
-                "laws": [law.record() for law in found.laws],
+                "laws": [
+                    record_of(law, "name formula latex numbers exact identities epsilon")
+                    | {"group": law.kind.group(law.n, law.m)}
+                    for law in found.laws
+                ],
             }
         )
     elif latex:

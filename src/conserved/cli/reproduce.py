@@ -14,25 +14,12 @@ from rich.table import Table
 
 from conserved.cli.app import DOES_NOT_HOLD, INTERRUPTED, AsJson, Usage, app, in_a_folder, on_device, print_json
 from conserved.output.terminal import Console
+from conserved.papers.lab import CODES
 
 if TYPE_CHECKING:
     from conserved.papers.lab.places import Place
     from conserved.papers.lab.reproduction import Reproduction
     from conserved.papers.lab.sweep import Say
-
-FIGURES = (
-    "figure1",
-    "figure2",
-    "figure3",
-    "figure4",
-    "figure5",
-    "relu-attention",
-    "schedules",
-    "ledger",
-    "optimizers",
-    "counts",
-)
-"""Those of the laboratory, said here so that completion need not load it; a test holds the two equal."""
 
 
 @app.command()
@@ -42,7 +29,7 @@ def reproduce(
         typer.Argument(
             help="figure1 … figure5, ledger, …; all if none is named",
             metavar="FIGURE",
-            autocompletion=lambda incomplete: [name for name in FIGURES if name.startswith(incomplete)],
+            autocompletion=lambda incomplete: [name for name in CODES if name.startswith(incomplete)],
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full/--small", help="the paper's sizes, or versions for two cores")] = False,
@@ -60,7 +47,6 @@ def reproduce(
 ) -> None:
     """Re-run the papers' experiments and make their figures, with fitted exponents; what is stored is not run again."""
     from conserved.papers.lab.data import Unusable
-    from conserved.papers.lab.figures import CODES
     from conserved.papers.lab.reproduction import plan, reproduce
     from conserved.papers.lab.sweep import NoRoom
     from conserved.tracking import BrokenStore

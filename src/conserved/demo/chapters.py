@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, DemoTask, Tell, trained
 from conserved.papers.claims.registry import claims, outcomes
-from conserved.papers.lab.figure import PALETTE, Figure, Finding, line, panels
+from conserved.papers.lab.figure import PALETTE, Figure, Finding, in_words, line, panels, positive
 from conserved.papers.lab.figures import all_figures
 from conserved.papers.lab.places import Here, Processes
 from conserved.papers.lab.recipes import named
@@ -91,7 +90,7 @@ def defect_figure(clean: Course, planted: Course) -> Figure:
     for name, color, course in ((CLEAN, PALETTE[0], clean), (PLANTED, PALETTE[1], planted)):
         at = [float(step) for step in range(1, len(course.losses) + 1)]
         data.append(line(at, course.losses, name=name, color=color))
-        data.append(line(at, _positive(course.excess), name=name, color=color, panel=2, legend=False))
+        data.append(line(at, positive(course.excess), name=name, color=color, panel=2, legend=False))
     steps = len(clean.losses)
     limit = line(
         [1.0, float(steps)], [1.0, 1.0], name="what rounding explains", color="#888888", panel=2, dash="dot", width=1.5
@@ -126,13 +125,9 @@ def defect_figure(clean: Course, planted: Course) -> Figure:
         title="A wrong backward that trains, and what gives it away",
         caption="Left: the loss of the same model, data and seed with a right and with a wrong norm kernel. Right: the "
         "gradient identity that is furthest off in every backward pass, in units of what rounding explains.",
-        alt=" ".join(f"{one.what}: {one.value:.3g}, expected {one.expected}." for one in findings),
+        alt=in_words(findings),
         data=(*data, limit),
         layout=layout,
         findings=findings,
         section="audit",
     )
-
-
-def _positive(values: Sequence[float]) -> list[float | None]:
-    return [value if value > 0 else None for value in values]

@@ -76,7 +76,7 @@ class Discovery:
 
     def latex(self) -> str:
         """A table that can be pasted into a paper."""
-        rows = [rf"  ${symmetry.latex()}$ & {symmetry.numbers} \\" for symmetry in self.laws if symmetry.exact]
+        rows = [rf"  ${symmetry.latex}$ & {symmetry.numbers} \\" for symmetry in self.laws if symmetry.exact]
         head = [r"\begin{tabular}{lr}", r"  conserved quantity & numbers \\ \hline"]
         foot = [rf"  independent laws (of {self.parameters} parameters) & {self.count} \\", r"\end{tabular}"]
         return "\n".join([*head, *rows, r"  \hline", *foot])

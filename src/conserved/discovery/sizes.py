@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.discovery.function import ParameterFunction, written_out
-from conserved.laws.pass_precision import precision_of
+from conserved.laws.verification import precision_of
 
 Rows = Callable[[Tensor, Any, int], Tensor]
 """Gradient fields at a point, for that many stacked samples."""

@@ -80,7 +80,7 @@ class Operation:
 
 
 @dataclass(slots=True)
-class Program:
+class CapturedProgram:
     """All operations of one forward pass, and the values it ends with."""
 
     operations: list[Operation] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Recorder(TorchDispatchMode):
         self.stand_ins = stand_ins or {}
         """Functions to follow instead of operations, by name."""
         self._fixed = {id(tensor) for tensor in constants}
-        self.program = Program()
+        self.program = CapturedProgram()
         self._numbers: Any = WeakTensorKeyDictionary()
         self._storages: dict[int, _Storage] = {}
         self._keep: list[Any] = []
@@ -477,7 +477,7 @@ def capture(
     parameters: Mapping[str, Tensor],
     model: nn.Module | None = None,
     stand_ins: Mapping[str, Callable[..., Any]] | None = None,
-) -> Program:
+) -> CapturedProgram:
     """The operations of `run()`; what it returns, in any nesting, are the outputs of the program.
 
     Operations named in `stand_ins` are not run; what is written there is, and followed, in their place.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from conserved.inference import checker_reductions as _reductions  # noqa: F401  (registers its rules)
+from conserved.inference import checker_contractions, checker_places, checker_reductions  # noqa: F401  (their rules)
 from conserved.inference.checker_rules import RULES, CheckedStep, plain_name, values_in
 from conserved.inference.motions import (
     CLOSE,

@@ -9,17 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from conserved.inference.checker_rules import (
-    CheckedStep,
-    _row_labels,
-    contracted,
-    image,
-    labelled,
-    placed,
-    rule,
-    values_in,
-    with_bias,
-)
+from conserved.inference.checker_contractions import contracted, row_labels, with_bias
+from conserved.inference.checker_places import placed
+from conserved.inference.checker_rules import CheckedStep, image, labelled, rule, values_in
 from conserved.inference.motions import (
     Array,
     Motion,
@@ -321,7 +313,7 @@ def looked_up(step: CheckedStep, table: Motion, index: int, shape: tuple[int, ..
         return taken(same, np.broadcast_to(np.arange(width), (times, width)), shape)
     images = []
     for labels in labelled(table):
-        column, _ = _row_labels(np.ascontiguousarray(labels.reshape(-1, width).T), width)
+        column, _ = row_labels(np.ascontiguousarray(labels.reshape(-1, width).T), width)
         data = np.arange(times)[:, None]
         images.append(image(np.where(column >= 0, column * times + data, -1)))
     return Motion(shape, np.zeros(times * width), images=tuple(images))

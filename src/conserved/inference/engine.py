@@ -15,6 +15,7 @@ from math import prod
 
 import numpy as np
 
+from conserved.inference.field_groups import axes_of, cancelled, components, coordinates_of, has_axis, terms_of, within
 from conserved.inference.moves import Move, Renumber
 from conserved.inference.roots import Partition
 from conserved.inference.system import LinearSystem
@@ -133,7 +134,7 @@ class Engine:
         self, left: Sequence[Field], right: Sequence[Field], *, soft: int | float = 0.0, shift: bool = False
     ) -> None:
         """Σ left = Σ right at every place, one equation for each group of fields that share axes."""
-        fields = _cancelled([*left, *(one.times(-1) for one in right)])
+        fields = cancelled([*left, *(one.times(-1) for one in right)])
         if not fields:
             return
         if soft:
@@ -144,7 +145,7 @@ class Engine:
         for group in groups:
             if not shift:
                 self.match(group, soft=bool(soft))
-            terms, size = _terms(group)
+            terms, size = terms_of(group)
             if size > LARGEST:
                 self.erase(group, shift=shift)
                 continue
@@ -171,12 +172,12 @@ class Engine:
         if (
             len(wide) == 2
             and abs(wide[0].weight) == abs(wide[1].weight)
-            and all(_within(one, wide[0]) for one in ordered)
+            and all(within(one, wide[0]) for one in ordered)
         ):
             a, b = wide
             right = spread(b, a.dims, a.atoms.shape, a.virtual)
             for one in narrow:
-                keys = _coordinates(a, one.dims)
+                keys = coordinates_of(a, one.dims)
                 if keys is not None:
                     self.partition.split(a.atoms, keys, batch=False)
                     self.partition.split(right, keys, batch=False)
@@ -202,9 +203,9 @@ class Engine:
         may still mix those; one that is not shatters them itself.
         """
         gone = set(dims)
-        touching = [one for one in fields if one.touches(gone) or any(_has(one, axis) for axis in virtual)]
+        touching = [one for one in fields if one.touches(gone) or any(has_axis(one, axis) for axis in virtual)]
         result = [one for one in fields if not any(one is other for other in touching)]
-        for group in components(_cancelled(touching)):
+        for group in components(cancelled(touching)):
             result += self._level(group, gone, virtual)
         return result
 
@@ -228,7 +229,14 @@ class Engine:
             return [Field(kept_dims, array[..., 0], one.weight, kept_virtual)]
         for one in group:
             self.partition.shatter(one.atoms)
-        axes_v, dims, sizes, counts = _axes(group)
+        left = self._left_over(group, gone, virtual)
+        if left:
+            self.endings += [Ending(one.atoms, self.origin, False) for one in group]
+        return left
+
+    def _left_over(self, group: Sequence[Field], gone: set[int], virtual: Sequence[Virtual] = ()) -> list[Field]:
+        """What fields add up to, the same along the axes that go; nothing, with all set to zero, if it is too much."""
+        axes_v, dims, sizes, counts = axes_of(group)
         kept_v = [
             n for n, axis in enumerate(axes_v) if not (gone & set(axis.dims)) and not any(axis.same(v) for v in virtual)
         ]
@@ -239,12 +247,11 @@ class Engine:
             [axes_v[n] for n in kept_v],
             [counts[n] for n in kept_v],
         )
-        terms, size = _terms([*group, left.times(-1)])
+        terms, size = terms_of([*group, left.times(-1)])
         if size > LARGEST:
             self.erase(group)
             return []
         self.charges.add(terms, origin=self.origin)
-        self.endings += [Ending(one.atoms, self.origin, False) for one in group]
         return [left]
 
     def zero(self, type_: Type) -> None:
@@ -308,13 +315,13 @@ class Engine:
         seen = [one.atoms for one in type_.shifts] + [one.atoms for one in type_.images]
         self.forgotten += [Ending(atoms, self.origin, True) for atoms in seen]
         touching = [one for one in type_.shifts if one.touches(gone)]
-        for group in components(_cancelled(touching)):
-            axes_v, all_dims, sizes, counts = _axes(group)
+        for group in components(cancelled(touching)):
+            axes_v, all_dims, sizes, counts = axes_of(group)
             kept_d = [n for n, dim in enumerate(all_dims) if dim not in gone]
             kept_v = [n for n, axis in enumerate(axes_v) if not gone & set(axis.dims)]
             atoms = self.shifts.fresh(tuple(counts[n] for n in kept_v) + tuple(sizes[n] for n in kept_d))
             left = Field(tuple(all_dims[n] for n in kept_d), atoms, Fraction(-1), tuple(axes_v[n] for n in kept_v))
-            terms, size = _terms([*group, left])
+            terms, size = terms_of([*group, left])
             if size > LARGEST:
                 self.erase(group, shift=True)
             else:
@@ -342,7 +349,7 @@ class Engine:
         """
         result = []
         groups: list[list[Field]] = []
-        for group in sorted(components(_cancelled(shifts)), key=lambda one: -len({d for f in one for d in f.dims})):
+        for group in sorted(components(cancelled(shifts)), key=lambda one: -len({d for f in one for d in f.dims})):
             plain = all(not one.dims and not one.virtual for one in group)
             if groups and plain:
                 groups[0] += group
@@ -350,9 +357,9 @@ class Engine:
                 groups.append(list(group))
         for group in groups:
             if len(group) > 1:
-                virtual, dims, sizes, counts = _axes(group)
+                virtual, dims, sizes, counts = axes_of(group)
                 total = Field(tuple(dims), self.shifts.fresh((*counts, *sizes)), Fraction(1), tuple(virtual))
-                terms, _ = _terms([*group, total.times(-1)])
+                terms, _ = terms_of([*group, total.times(-1)])
                 self.shifts.add(terms, origin=self.origin)
                 group = [total]
             result += group
@@ -364,7 +371,7 @@ class Engine:
         """Something varies along `dims`: atoms at different places there do not mix."""
         wanted = tuple(sorted(set(dims)))
         for one in fields:
-            keys = _coordinates(one, wanted)
+            keys = coordinates_of(one, wanted)
             if keys is not None:
                 self.partition.split(one.atoms, keys, batch=batch)
 
@@ -388,7 +395,7 @@ class Engine:
             gated = [f.atoms for f in one.factors if f.touches(other)]
             self.gates += [(self.origin, atoms) for atoms in gated]
         return Type(
-            _cancelled([*left.factors, *right.factors]),
+            cancelled([*left.factors, *right.factors]),
             (),
             self.imaged(left, varies[1]) + self.imaged(right, varies[0]),
         )
@@ -416,12 +423,12 @@ class Engine:
         fields = [*left.factors, *right.factors]
         touching = [one for one in fields if one.touches(summed)]
         passing = [one for one in fields if not any(one is t for t in touching)]
-        for group in components(_cancelled(touching)):
+        for group in components(cancelled(touching)):
             passing += self._contracted(group, summed, batch)
         left, right = _unseen(left, right, summed), _unseen(right, left, summed)
         images = self.imaged(left, batch | other, summed) + self.imaged(right, batch | mine, summed)
         strands = self._carried(left, summed, batch | other, sizes) + self._carried(right, summed, batch | mine, sizes)
-        return Type(_cancelled(passing), (), images, strands=strands)
+        return Type(cancelled(passing), (), images, strands=strands)
 
     def _carried(
         self, type_: Type, summed: set[int], along: set[int], lengths: Mapping[int, int]
@@ -438,11 +445,11 @@ class Engine:
         return tuple(found)
 
     def _contracted(self, group: Sequence[Field], summed: set[int], batch: set[int]) -> list[Field]:
-        axes_v, dims, sizes, counts = _axes(group)
+        axes_v, dims, sizes, counts = axes_of(group)
         pairable = len(group) == 2 and abs(group[0].weight) == abs(group[1].weight)
         if pairable:
             a, b = sorted(group, key=lambda one: -len(one.dims) - len(one.virtual))
-            pairable = all(_has(a, axis) for axis in b.virtual) and set(a.dims) & summed == set(b.dims) & summed
+            pairable = all(has_axis(a, axis) for axis in b.virtual) and set(a.dims) & summed == set(b.dims) & summed
             pairable = pairable and prod(sizes) * prod(counts) <= LARGEST
         if pairable:
             # One matrix acts along the summed axes of both, whatever the place along their other axes.
@@ -455,20 +462,7 @@ class Engine:
         else:
             for one in group:
                 self.partition.shatter(one.atoms)
-        kept_d = [n for n, dim in enumerate(dims) if dim not in summed]
-        kept_v = [n for n, axis in enumerate(axes_v) if not summed & set(axis.dims)]
-        left = self.alone(
-            [dims[n] for n in kept_d],
-            [sizes[n] for n in kept_d],
-            [axes_v[n] for n in kept_v],
-            [counts[n] for n in kept_v],
-        )
-        terms, size = _terms([*group, left.times(-1)])
-        if size > LARGEST:
-            self.erase(group)
-            return []
-        self.charges.add(terms, origin=self.origin)
-        return [left]
+        return self._left_over(group, summed)
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
@@ -554,7 +548,7 @@ class Engine:
 
         def field(one: Field) -> Field:
             parts = [self._local(view, region.sets, axis) for axis in one.dims]
-            virtual, dims, _, _ = _axes(parts) if parts else ([], [], [], [])
+            virtual, dims, _, _ = axes_of(parts) if parts else ([], [], [], [])
             if not parts:
                 return one
             index = tuple(np.broadcast_arrays(*(spread(part, dims, (), virtual) for part in parts)))
@@ -571,10 +565,10 @@ class Engine:
         axes = [
             axis
             for axis, coordinate in enumerate(view.coordinates)
-            if set(coordinate.dims) & set(one.dims) or any(_has(one, mine) for mine in coordinate.virtual)
+            if set(coordinate.dims) & set(one.dims) or any(has_axis(one, mine) for mine in coordinate.virtual)
         ]
         parts = [self._local(view, sets, axis) for axis in axes]
-        virtual, dims, sizes, counts = _axes(parts) if parts else ([], [], [], [])
+        virtual, dims, sizes, counts = axes_of(parts) if parts else ([], [], [], [])
         strange = [dim for dim in one.dims if dim not in dims]
         strangers = [axis for axis in one.virtual if not any(axis.same(mine) for mine in virtual)]
         if strange or strangers:
@@ -623,98 +617,9 @@ def renumbered(type_: Type, places: dict[int, int], count: int) -> Type:
     return Renumber(tuple(places.get(dim) for dim in range(count))).type(type_)
 
 
-def _has(field: Field, axis: Virtual) -> bool:
-    return any(axis.same(mine) for mine in field.virtual)
-
-
-def _same_axes(a: Field, b: Field) -> bool:
-    return a.dims == b.dims and len(a.virtual) == len(b.virtual) and all(_has(b, axis) for axis in a.virtual)
-
-
 def _unseen(type_: Type, partner: Type, summed: set[int]) -> Type:
     """A type without the shifts that a partner which sums to zero along a summed axis does not see."""
     along = partner.centred & summed
     if not along or not type_.shifts:
         return type_
     return replace(type_, shifts=tuple(one for one in type_.shifts if one.occupied & along))
-
-
-def _within(a: Field, b: Field) -> bool:
-    """Whether every axis of one field is an axis of the other."""
-    return set(a.dims) <= set(b.dims) and all(_has(b, axis) for axis in a.virtual)
-
-
-def _cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
-    """Fields without those that occur with opposite weights, equal ones added up."""
-    found: list[Field] = []
-    for one in fields:
-        for place, other in enumerate(found):
-            if (
-                one.atoms.shape == other.atoms.shape
-                and one.dims == other.dims
-                and _same_axes(one, other)
-                and (one.atoms is other.atoms or bool((one.atoms == other.atoms).all()))
-            ):
-                weight = other.weight + one.weight
-                if weight:
-                    found[place] = replace(other, weight=weight)
-                else:
-                    del found[place]
-                break
-        else:
-            found.append(one)
-    return tuple(found)
-
-
-def components(fields: Sequence[Field]) -> list[list[Field]]:
-    """Groups of fields that are connected by common axes."""
-    groups: list[tuple[set[int], list[Virtual], list[Field]]] = []
-    for one in fields:
-        dims, virtual, members = set(one.dims), list(one.virtual), [one]
-        apart = []
-        for group in groups:
-            if group[0] & dims or any(axis.same(mine) for axis in group[1] for mine in virtual):
-                dims |= group[0]
-                virtual += [axis for axis in group[1] if not any(axis.same(mine) for mine in virtual)]
-                members = group[2] + members
-            else:
-                apart.append(group)
-        groups = [*apart, (dims, virtual, members)]
-    return [members for _, _, members in groups]
-
-
-def _axes(group: Sequence[Field]) -> tuple[list[Virtual], list[int], list[int], list[int]]:
-    """All axes of a group of fields: virtual ones, dimensions, the sizes of those, the sizes of the virtual ones."""
-    virtual: list[Virtual] = []
-    counts: list[int] = []
-    sizes: dict[int, int] = {}
-    for one in group:
-        for n, axis in enumerate(one.virtual):
-            if not any(axis.same(mine) for mine in virtual):
-                virtual.append(axis)
-                counts.append(one.atoms.shape[n])
-        for n, dim in enumerate(one.dims):
-            sizes[dim] = one.atoms.shape[len(one.virtual) + n]
-    dims = sorted(sizes)
-    return virtual, dims, [sizes[dim] for dim in dims], counts
-
-
-def _terms(group: Sequence[Field]) -> tuple[list[tuple[Fraction, Atoms]], int]:
-    """The terms of the equation of a group, over all its axes, and how many equations there are."""
-    virtual, dims, sizes, counts = _axes(group)
-    return [(one.weight, spread(one, dims, sizes, virtual)) for one in group], prod(sizes) * prod(counts)
-
-
-def _coordinates(one: Field, dims: Iterable[int]) -> Atoms | None:
-    """For every place of a field its position along those of its own axes that are among `dims`."""
-    mine = [dim for dim in one.dims if dim in set(dims)]
-    if not mine:
-        return None
-    leading = len(one.virtual)
-    shape = one.atoms.shape
-    keys = np.zeros((1,) * len(shape), dtype=np.int64)
-    for dim in mine:
-        axis = leading + one.dims.index(dim)
-        place = np.arange(shape[axis]).reshape(tuple(-1 if n == axis else 1 for n in range(len(shape))))
-        keys = keys * shape[axis] + place
-    return np.broadcast_to(keys, shape)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from conserved.inference.capture import Program, capture, shared_among
+from conserved.inference.capture import CapturedProgram, capture, shared_among
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExample, example_inputs
 from conserved.inference.inert import inert
@@ -68,7 +68,7 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     if found.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
         inner, prefix = unwrapped(model)
 
-        def follow(stand_ins: Mapping[str, Callable[..., Any]]) -> tuple[Program, LawSet]:
+        def follow(stand_ins: Mapping[str, Callable[..., Any]]) -> tuple[CapturedProgram, LawSet]:
             mine = {prefix + name: parameter for name, parameter in inner.named_parameters()}
             again = capture(lambda: inner(*args, **kwargs), mine, inner, stand_ins)
             return again, laws_of(again, parameters, classes=classes)
@@ -83,7 +83,7 @@ def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= KEPT_BYTES
 
 
-def laws_of(program: Program, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
+def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
     """The laws of a captured program."""
     typing = typed(program, classes)
     assembly = Assembly(typing)
@@ -128,7 +128,9 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
     return "assumed" if np.isin(mine[mine > 0], through).any() else "typed"
 
 
-def _followed(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, Mapping[str, Tensor]]:
+def _followed(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[CapturedProgram, Mapping[str, Tensor]]:
     """The program of a call and the parameters that are trained."""
     if isinstance(model, nn.Module):
         return _module(model, args, kwargs)
@@ -154,7 +156,9 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters())
 
 
-def _module(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, Mapping[str, Tensor]]:
+def _module(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[CapturedProgram, Mapping[str, Tensor]]:
     parameters = _parameters(model)
     inner, prefix = unwrapped(model)
     try:
@@ -172,7 +176,7 @@ def _module(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return _call(twin, prefix, given, args, kwargs), parameters
 
 
-def _call(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> Program:
+def _call(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> CapturedProgram:
     if not args and not kwargs:
         return _with_examples(model, prefix, parameters)
     return _run(model, prefix, parameters, args, kwargs)
@@ -203,7 +207,7 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
             return model, prefix
 
 
-def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor]) -> Program:
+def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor]) -> CapturedProgram:
     problem: Exception | None = None
     for args, kwargs in example_inputs(model):
         try:
@@ -228,7 +232,7 @@ def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tenso
     )
 
 
-def _run(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> Program:
+def _run(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> CapturedProgram:
     """Follow one call: on the meta device if the weights are there, sharded or large, else as it is."""
     total = sum(parameter.numel() for parameter in parameters.values())
     sharded = any(hasattr(parameter, "full_tensor") for parameter in parameters.values())
@@ -244,7 +248,9 @@ def _run(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: 
     return program
 
 
-def _on_meta(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> Program:
+def _on_meta(
+    model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any
+) -> CapturedProgram:
     """Follow a call without values: parameters, buffers and inputs have shapes only."""
 
     def blank(tensor: Tensor) -> Tensor:

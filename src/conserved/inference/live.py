@@ -19,7 +19,6 @@ from conserved.inference.capture import Recorder
 from conserved.inference.examples import Call, NoExample
 from conserved.inference.infer import recognize
 from conserved.laws import LawSet
-from conserved.laws.shared_memory import parts_of
 
 
 def being_followed() -> bool:
@@ -158,3 +157,33 @@ def _state(model: nn.Module) -> Hashable:
         tuple((name, id(parameter), parameter.requires_grad) for name, parameter in parameters),
         tuple((type(module), module.training, id(vars(module).get("forward"))) for module in modules),
     )
+
+
+def parts_of(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[nn.Module]]:
+    """Parameters under every name and modules, each module once: what torch lists in several slow passes, in one."""
+    parameters: list[tuple[str, nn.Parameter]] = []
+    modules: list[nn.Module] = []
+    seen: set[int] = set()
+
+    def visit(module: nn.Module, prefix: str) -> None:
+        seen.add(id(module))
+        modules.append(module)
+        if module._parameters:
+            parameters.extend((prefix + name, p) for name, p in module._parameters.items() if p is not None)
+        for name, child in module._modules.items():
+            if child is not None and id(child) not in seen:
+                visit(child, f"{prefix}{name}.")
+
+    visit(model, "")
+    if type(model).named_parameters is not nn.Module.named_parameters:
+        # A wrapper that has other names for them.
+        parameters = list(model.named_parameters(remove_duplicate=False))
+    return parameters, modules
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter once, by its first name."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for name, parameter in parts_of(model)[0]:
+        found.setdefault(id(parameter), (name, parameter))
+    return dict(found.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
@@ -225,8 +224,3 @@ def broadcast(old: Sequence[int], dims: int) -> Renumber:
     """Axes of a tensor that is broadcast to `dims` axes."""
     offset = dims - len(old)
     return Renumber(tuple(d + offset for d in range(len(old))))
-
-
-def same_size(shape: Sequence[int]) -> int:
-    """The number of entries of a shape."""
-    return prod(shape)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conserved.inference.found_symmetry import Found, LegPart
 from conserved.inference.rules import base_name
-from conserved.inference.symmetries import Assembly, Found, LegPart
+from conserved.inference.symmetries import Assembly
 from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Symmetry
 
 WORDS = {

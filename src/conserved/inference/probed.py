@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from conserved.inference.capture import Program
+from conserved.inference.capture import CapturedProgram
 from conserved.inference.moved import Run, moved, runs
 from conserved.inference.stand_ins import StandIn, guesses, unknown_operations
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 
-Follow = Callable[[Mapping[str, StandIn]], tuple[Program, LawSet]]
+Follow = Callable[[Mapping[str, StandIn]], tuple[CapturedProgram, LawSet]]
 """Follows a program with functions standing in for some of its operations."""
 
 _EACH = 64
@@ -23,7 +23,7 @@ _EACH = 64
 
 def with_probed(
     found: LawSet,
-    program: Program,
+    program: CapturedProgram,
     live: list[int],
     follow: Follow,
     model: nn.Module,

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
-from conserved.inference.capture import Operation, Program, ValueRef
+from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.rules.places import _positions
 from conserved.inference.types import Atoms, Type
 from conserved.inference.typing import Typing
@@ -185,7 +185,7 @@ class Rotations:
         return tangent
 
     def _run(
-        self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator, program: Program
+        self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator, program: CapturedProgram
     ) -> list[Tensor]:
         def given(ref: ValueRef) -> Tensor:
             if ref.value not in values:
@@ -211,7 +211,9 @@ class Rotations:
         result = getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs)
         return [result] if isinstance(result, Tensor) else [one for one in result if isinstance(one, Tensor)]
 
-    def _invented(self, value: int, values: dict[int, Tensor], generator: torch.Generator, program: Program) -> Tensor:
+    def _invented(
+        self, value: int, values: dict[int, Tensor], generator: torch.Generator, program: CapturedProgram
+    ) -> Tensor:
         """A value from outside: a constant as it is, something computed from constants again, else random numbers."""
         described = program.values[value]
         if described.constant is not None:

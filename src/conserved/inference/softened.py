@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from conserved.inference.engine import Softened
+from conserved.inference.found_symmetry import LegPart
 from conserved.inference.rules import base_name
-from conserved.inference.symmetries import LegPart
 from conserved.inference.system import Solution
 from conserved.inference.typing import Typing
 from conserved.symmetry import OneScale, Scaling, Symmetry

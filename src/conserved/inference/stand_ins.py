@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conserved.inference.capture import Operation, Program
+from conserved.inference.capture import CapturedProgram, Operation
 from conserved.inference.rules import RULES, base_name
 
 StandIn = Callable[..., Any]
@@ -22,7 +22,7 @@ StandIn = Callable[..., Any]
 Guess = Callable[[list[Tensor]], Tensor]
 
 
-def unknown_operations(program: Program, live: Sequence[int]) -> dict[str, Operation]:
+def unknown_operations(program: CapturedProgram, live: Sequence[int]) -> dict[str, Operation]:
     """Operations without a rule, the first of each name."""
     found: dict[str, Operation] = {}
     for number in live:
@@ -33,7 +33,7 @@ def unknown_operations(program: Program, live: Sequence[int]) -> dict[str, Opera
     return found
 
 
-def guesses(program: Program, operation: Operation) -> Iterator[StandIn]:
+def guesses(program: CapturedProgram, operation: Operation) -> Iterator[StandIn]:
     """Functions that an operation may be, to go by shapes."""
     values = program.values
     shapes = [values[n].shape for n in operation.inputs() if values[n].dtype.is_floating_point]

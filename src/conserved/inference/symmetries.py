@@ -8,53 +8,18 @@ translation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from conserved.inference.engine import Region
+from conserved.inference.found_symmetry import Found, LegPart, simple
 from conserved.inference.roots import combine, mix, shared
 from conserved.inference.rotation import Rotations
-from conserved.inference.row_sums import row_sums
-from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution, unsolved
+from conserved.inference.translations import Translations
 from conserved.inference.types import Field
 from conserved.inference.typing import Typing
-from conserved.inference.views import Unviewable, columns_view, entries_view, planes_view, rows_view, whole_view
-from conserved.symmetry import ComplexScaling, GeneralLinear, Kind, Leg, OneScale, Scaling, Translation, View
-
-
-@dataclass(slots=True)
-class LegPart:
-    """A leg before it is a view: places along some axes of a region that move together with a degree."""
-
-    region: Region
-    factor: int
-    """Which factor of the region's type it is; −1 for all of the region."""
-    degree: int | float
-    places: np.ndarray
-    """Positions along the factor's axes, a row for every row of the leg."""
-
-
-@dataclass(slots=True)
-class Found:
-    """A symmetry without a name."""
-
-    kind: Kind
-    legs: tuple[Leg, ...]
-    parts: list[LegPart]
-    epsilon: int | float = 0.0
-    space: int = 0
-    batch: bool = False
-    """Whether it is one of several heads."""
-    family: str = ""
-    """What it is called, if that is known already."""
-
-
-def _simple(value: int | float) -> int | float:
-    """A degree as an integer where it is one."""
-    rounded = round(value)
-    return rounded if abs(value - rounded) < 1e-9 else float(value)
+from conserved.inference.views import Unviewable, entries_view, planes_view, rows_view, whole_view
+from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Scaling, Translation, View
 
 
 class Assembly:
@@ -80,9 +45,7 @@ class Assembly:
     def found(self) -> list[Found]:
         """Every symmetry."""
         linear, gone = self._linear()
-        return linear + self._scalings(gone) + self._translations()
-
-    # --- general linear groups --------------------------------------------------------------------------------------
+        return linear + self._scalings(gone) + Translations(self.regions, self.shifts, self.unviewable).found()
 
     def _linear(self) -> tuple[list[Found], np.ndarray]:
         """Blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
@@ -147,8 +110,6 @@ class Assembly:
             result.append(Found(GeneralLinear(), legs, mine, space=int(self.spaces[members[0]])))
             diagonal.append(members)
         return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)
-
-    # --- scalings ---------------------------------------------------------------------------------------------------
 
     def _scalings(self, diagonal: np.ndarray) -> list[Found]:
         """Free charges that are not diagonals of a general linear group."""
@@ -317,7 +278,7 @@ class Assembly:
             columns = np.flatnonzero(numbers == number)
             if number >= total:
                 region = self.regions[number - total]
-                scalar.append(LegPart(region, -1, _simple(powers[0, columns[0]]), np.zeros((count, 0), np.int64)))
+                scalar.append(LegPart(region, -1, simple(powers[0, columns[0]]), np.zeros((count, 0), np.int64)))
                 continue
             region = self.regions[self.factors[number][0]]
             index = self.factors[number][1]
@@ -332,12 +293,12 @@ class Assembly:
                 regular = bool((np.sort(labels, 1) == np.sort(labels[0])).all())
                 if not regular or len(apart) == 1 or count == 1:
                     apart = [np.arange(mine.size)]
-                    parts.append(LegPart(region, index, _simple(power), where[:, mine]))
+                    parts.append(LegPart(region, index, simple(power), where[:, mine]))
                     continue
                 for one in sorted(apart, key=lambda cols: int(where[0, mine[cols[0]]])):
                     label = labels[0][one[0]]
                     chosen = where[:, mine][labels == label].reshape(count, -1)
-                    parts.append(LegPart(region, index, _simple(power), chosen))
+                    parts.append(LegPart(region, index, simple(power), chosen))
         order = np.argsort(parts[0].places[:, 0]) if parts else np.arange(count)
         for part in parts:
             part.places = part.places[order]
@@ -353,13 +314,13 @@ class Assembly:
                 return [self._inert(parts[0], space)]
             if parts and not scalar and widths == {1} and not any(_repeats(part) for part in parts):
                 legs = tuple(Leg(_rows(part), part.degree) for part in parts)
-                return [self._signed(Found(Scaling(), legs, parts, soft, space))]
+                return [Found(Scaling(), legs, parts, soft, space).signed()]
             if parts and not scalar and widths == {2} and all(abs(part.degree) == 1 for part in parts):
                 if id(parts) in turning:
                     legs = tuple(Leg(_rows(part), part.degree) for part in parts)
-                    return [self._signed(Found(ComplexScaling(), legs, parts, soft, space))]
+                    return [Found(ComplexScaling(), legs, parts, soft, space).signed()]
                 if all(part.region.role == "gain" for part in parts):
-                    return [self._signed(Found(Scaling(), tuple(map(_planes, parts)), parts, soft, space))]
+                    return [Found(Scaling(), tuple(map(_planes, parts)), parts, soft, space).signed()]
         except Unviewable:
             # No one view shows all of them: each is a law by itself, below.
             pass
@@ -368,7 +329,7 @@ class Assembly:
             own = [LegPart(part.region, part.factor, part.degree, part.places[n : n + 1].T) for part in parts]
             legs_or_none = self._legs(own + scalar)
             if legs_or_none is not None:
-                result.append(self._signed(Found(OneScale(), legs_or_none, own + scalar, soft, space)))
+                result.append(Found(OneScale(), legs_or_none, own + scalar, soft, space).signed())
         return result
 
     def _inert(self, part: LegPart, space: int) -> Found:
@@ -377,121 +338,14 @@ class Assembly:
         view = entries_view(part.region, one.dims, np.sort(part.places.reshape(-1)))
         return Found(Translation(), (Leg(view),), [part], space=space, family="inert")
 
-    def _signed(self, found: Found) -> Found:
-        """With the first leg moving by a positive power."""
-        if found.legs[0].degree < 0:
-            found.legs = tuple(Leg(leg.view, -leg.degree) for leg in found.legs)
-            for part in found.parts:
-                part.degree = -part.degree
-        return found
-
     def _legs(self, parts: Sequence[LegPart]) -> tuple[Leg, ...] | None:
         try:
             return tuple(
-                Leg(whole_view(part.region) if part.factor < 0 else _rows(part), _simple(part.degree)) for part in parts
+                Leg(whole_view(part.region) if part.factor < 0 else _rows(part), simple(part.degree)) for part in parts
             )
         except Unviewable as problem:
             self.unviewable.append(str(problem))
             return None
-
-    # --- translations -----------------------------------------------------------------------------------------------
-
-    def _translations(self) -> list[Found]:
-        """Free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
-        space = ShiftSpace(self.regions, self.shifts)
-        result = self._row_sums(space)
-        for family in space.families():
-            try:
-                legs = tuple(
-                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows), unit.keep), _simple(weight))
-                    for unit, weight in family
-                )
-            except Unviewable as problem:
-                self.unviewable.append(str(problem))
-                continue
-            parts = [
-                LegPart(self.regions[unit.region], unit.field, _simple(weight), unit.places) for unit, weight in family
-            ]
-            result.append(self._signed(Found(Translation(), legs, parts)))
-        for alike in space.rest():
-            together = self._entries(space, alike)
-            if together is not None:
-                result.append(together)
-                continue
-            for places, weights in alike:
-                found = self._irregular(space, places, weights)
-                if found is not None:
-                    result.append(found)
-        return result
-
-    def _row_sums(self, space: ShiftSpace) -> list[Found]:
-        """Sums over ranges of rows, as those of one head, where they are more than the sums over all rows."""
-        result = []
-        for number, region in enumerate(self.regions):
-            wide = {d for d, chosen in enumerate(region.sets) if chosen.size > 1}
-            for sums in row_sums(region, self.shifts):
-                whole = space.sums_along(number, sums.axis)
-                if whole is not None and sums.everywhere:
-                    if len(sums.ranges) == 1:
-                        continue
-                    space.take(whole)
-                place = next(n for n, one in enumerate(region.type.shifts) if set(one.dims) == wide - {sums.axis})
-                columns = np.arange(region.type.shifts[place].atoms.size)[:, None]
-                for first, last in sums.ranges:
-                    try:
-                        view = columns_view(region, [sums.axis], (sums.axis, first, last))
-                    except Unviewable as problem:
-                        self.unviewable.append(str(problem))
-                        continue
-                    result.append(Found(Translation(), (Leg(view),), [LegPart(region, place, 1, columns)]))
-        return result
-
-    def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> Found | None:
-        """Numbers added to single entries of the same parameters with the same weights, as one law of slices."""
-        legs, parts = [], []
-        rows = np.stack([entries for entries, _ in alike], 1) if len({e.size for e, _ in alike}) == 1 else None
-        if rows is None or len(alike) < 2:
-            return None
-        for row, weight in zip(rows, alike[0][1].tolist(), strict=True):
-            number = int(np.searchsorted(space.starts, row[0], side="right")) - 1
-            region_number, index, one = space.fields[number]
-            region = self.regions[region_number]
-            sizes = [axis.size for axis in region.sets]
-            if set(one.dims) != {dim for dim, size in enumerate(sizes) if size > 1}:
-                return None
-            try:
-                view = entries_view(region, one.dims, row - space.starts[number])
-            except Unviewable:
-                return None
-            legs.append(Leg(view, _simple(weight)))
-            parts.append(LegPart(region, index, _simple(weight), (row - space.starts[number])[:, None]))
-        return self._signed(Found(Translation(), tuple(legs), parts))
-
-    def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> Found | None:
-        """A number that is added, with weights, to a list of entries of parameters."""
-        legs, parts = [], []
-        for number, start, stop in space.spans():
-            mine = (rows >= start) & (rows < stop)
-            region_number, index, one = space.fields[number]
-            region = self.regions[region_number]
-            sizes = [axis.size for axis in region.sets]
-            dims = [d for d, size in enumerate(sizes) if size > 1]
-            for weight in np.unique(np.round(weights[mine], 9)):
-                chosen = rows[mine][np.isclose(weights[mine], weight)] - start
-                mask = np.zeros([sizes[d] for d in one.dims], dtype=bool)
-                mask.reshape(-1)[chosen] = True
-                full = mask[tuple(slice(None) if d in one.dims else None for d in range(len(sizes)))]
-                flat = np.flatnonzero(np.broadcast_to(full, sizes).reshape([sizes[d] for d in dims]))
-                try:
-                    view = rows_view(region, dims, flat)
-                except Unviewable as problem:
-                    self.unviewable.append(str(problem))
-                    return None
-                if view.m != 1:
-                    return None
-                legs.append(Leg(view, _simple(float(weight))))
-                parts.append(LegPart(region, index, _simple(float(weight)), chosen[None]))
-        return self._signed(Found(Translation(), tuple(legs), parts)) if legs else None
 
 
 def _rows(part: LegPart) -> View:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conserved.inference.capture import CHECKPOINT, Operation, Program, ValueRef
+from conserved.inference.capture import CHECKPOINT, CapturedProgram, Operation, ValueRef
 from conserved.inference.engine import Engine, ReadPart
 from conserved.inference.rules import RULES, Known, Step, base_name, fix_all, same_value
 from conserved.inference.types import FIXED, Type
@@ -20,7 +20,7 @@ from conserved.inference.types import FIXED, Type
 class Typing:
     """Types of all values that the result depends on, and the operations that had no rule."""
 
-    program: Program
+    program: CapturedProgram
     engine: Engine
     known: dict[int, Known]
     live: list[int]
@@ -39,7 +39,7 @@ class Typing:
     """Charges that went through an autograd function, by its name."""
 
 
-def typed(program: Program, classes: int | None = None, *, judged: bool = True) -> Typing:
+def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool = True) -> Typing:
     """Type a program.
 
     Args:
@@ -215,7 +215,7 @@ def _fixed(known: Known) -> bool:
     return isinstance(known, Type) and known.fixed
 
 
-def _live(program: Program) -> list[int]:
+def _live(program: CapturedProgram) -> list[int]:
     """Operations that the outputs depend on, in order."""
     step = Step(Engine(), program, Operation("", (), {}, [], "", ""), {}, {})
     needed = set(program.outputs)
@@ -238,9 +238,3 @@ def _live(program: Program) -> list[int]:
             if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
                 needed.add(value)
     return found[::-1]
-
-
-def parameter_atoms(region_type: Type) -> np.ndarray:
-    """All atoms that occur in a type."""
-    parts = [np.unique(one.atoms) for one in (*region_type.factors, *region_type.shifts)]
-    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)

@@ -14,7 +14,7 @@ import torch
 from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
-from conserved.inference.capture import Operation, Program, ValueRef
+from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.checker import moved_parameters
 from conserved.inference.motions import CLOSE, Motion
 from conserved.inference.symmetries import Assembly
@@ -82,7 +82,7 @@ def written_program(typing: Typing, classes: int | None) -> dict[str, Any]:
     }
 
 
-def _described(program: Program, value: int) -> dict[str, Any]:
+def _described(program: CapturedProgram, value: int) -> dict[str, Any]:
     described = program.values[value]
     entry: dict[str, Any] = {"shape": list(described.shape)}
     constant = described.constant

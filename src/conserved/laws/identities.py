@@ -7,9 +7,10 @@ residual any of them found, because a gradient that should be the same everywher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import isfinite, nan
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -17,11 +18,28 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved.laws.gradient_grain import grain
-from conserved.laws.identity_verdicts import TOLERANCE
-from conserved.laws.rescaled_identities import norms, reweighed, suspects
+from conserved.laws.rescaled_identities import norms, reweighed
 from conserved.moment import Direction, Plan, Point
+from conserved.moment.host_copy import HostCopy
 from conserved.symmetry import Symmetry, Tensors, whole
+from conserved.verdict import Evidence, Status
+
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+"""Largest relative residual of an identity on many entries that rounding explains, by precision of the pass."""
+
+HALF = (torch.bfloat16, torch.float16)
+
+_FEW = 6.0
+"""Errors of few entries do not average out: of n entries they may be this many times 1/√n larger."""
+
+_FINEST_FIRST = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+_SAFE = {torch.float64: (1e-140, 1e140)}
+_SAFE_SINGLE = (1e-15, 1e17)
+"""Between these, squares of a sum and of the products that matter in it are normal numbers."""
+
+_FAINT = 1e-10
+"""A gradient of this norm, times parameters, may leave squares that single precision rounds to zero."""
 
 _NOISE = {torch.float16: 1 / 16, torch.bfloat16: 1 / 16}
 """By precision, the largest share of the total rounding error that one gradient may account for; 1 if not listed."""
@@ -29,8 +47,48 @@ _NOISE = {torch.float16: 1 / 16, torch.bfloat16: 1 / 16}
 _GRAINS = (None, torch.float16, torch.bfloat16)
 """Finest first."""
 
+_FEWEST = 24
+"""Nonzero entries below which nothing is concluded."""
+
+_FRACTION_BITS = 23
+
 _TENSORS, _ENTRIES = 24, 512
 """Gradients, and entries of each, that are looked at for the precision they were computed in."""
+
+
+@overload
+def rounding(precision: torch.dtype, entries: int) -> float: ...
+@overload
+def rounding(precision: torch.dtype, entries: NDArray[np.int64]) -> NDArray[np.float64]: ...
+def rounding(precision: torch.dtype, entries: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
+    """The relative residual that rounding explains in an identity whose legs have so many entries."""
+    least = max(entries, 1) if isinstance(entries, int) else np.maximum(entries, 1)
+    return TOLERANCE[precision] * (1 + _FEW / least**0.5)
+
+
+def coarsest(*precisions: torch.dtype) -> torch.dtype:
+    """The least precise of some floating-point types; others are passed over."""
+    known = [precision for precision in precisions if precision in _FINEST_FIRST]
+    return max(known, key=_FINEST_FIRST.index, default=torch.float64)
+
+
+def status(residual: float, limit: float, *, tested: bool, nearly: bool) -> Status:
+    """What one identity's residual says, wherever it is judged; nothing, if it was not put to the test.
+
+    Of a law that holds `nearly`, up to a norm's ε, a residual over the limit refutes nothing: what is left of it is
+    Σ_t ε/(s_t + ε) ⟨y_t, ∂L/∂y_t⟩, and parameters and gradients do not say how small the s_t were. Fresh models
+    normalise inputs of mean square ε. It is not verified either.
+    """
+    if not tested:
+        return Status.INCONCLUSIVE
+    if residual <= limit:
+        return Status.VERIFIED
+    return Status.INCONCLUSIVE if nearly and residual == residual else Status.REFUTED
+
+
+def residual_evidence(name: str, residual: float, limit: float) -> Evidence:
+    """The residual of the identity of that name against what rounding explains of it."""
+    return Evidence(what=f"relative residual of {name}", value=residual, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,62 +112,129 @@ class Balance:
 
 
 def balance_of(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
-    """Every identity of a plan at parameters θ with gradients, which may be of further parameters too.
+    """Every identity of a plan at parameters θ with gradients, which may be of further parameters too."""
+    return Weighing.begun(plan, theta, slopes, dtype=dtype).balance(theta, slopes)
 
-    An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients; and a
-    linear law at least against as much of that norm as rounding could leave in it.
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weighing:
+    """A reading of parameters and gradients that is queued on their device; nothing has waited for it."""
+
+    plan: Plan
+    numbers: HostCopy
+    places: Sequence[int]
+    """The symmetries, in the order of their numbers."""
+    names: tuple[str, ...]
+    """The parameters that have a gradient, in the order of their norms."""
+    samples: tuple[int, ...]
+    """How many entries were taken of each gradient that is looked at for its precision."""
+    least: Mapping[int, float]
+    """The share of the norm of all gradients that linear laws are held against at least."""
+    single: bool
+    """Whether some gradient has less than double precision."""
+    meshes: Sequence[Any]
+
+    @staticmethod
+    def begun(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Weighing:
+        """Queue everything that is read of parameters θ and gradients: they may change or be freed afterwards."""
+        with torch.no_grad():
+            moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
+            places, tables = moments.sizes()
+            read = () if moments.norms is None else moments.norms.names
+            known = frozenset(read)
+            rest = {name: slope for name, slope in slopes.items() if name not in known} if read else slopes
+            anywhere = next((slope.device for slope in slopes.values()), torch.device("cpu"))
+            device = tables[0].device if tables else anywhere
+            samples = _samples(slopes, device)
+            parts = [*(table.flatten() for table in tables), *([] if moments.norms is None else [moments.norms.values])]
+            parts += [_norms(rest, device), *([torch.cat(samples)] if samples else [])]
+            queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+            return Weighing(
+                plan=plan,
+                numbers=HostCopy.of(queued),
+                places=places,
+                names=(*read, *rest),
+                samples=tuple(part.numel() for part in samples),
+                least={place: _least(plan.symmetries[place], slopes) for place in plan.linear},
+                single=any(slope.dtype != torch.float64 for slope in slopes.values()),
+                meshes=_meshes(theta),
+            )
+
+    def balance(self, theta: Tensors, slopes: Tensors | None) -> Balance:
+        """Every identity, once the numbers are there.
+
+        An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients; and a
+        linear law at least against as much of that norm as rounding could leave in it. Laws whose products over- or
+        underflow are taken again from θ and the gradients; without gradients they count as not tested.
+        """
+        # From here on the device has nothing to do: no loops over identities or gradients.
+        plan, names, count = self.plan, self.names, len(self.places)
+        numbers = self.numbers.read().numpy().copy()
+        weights, lengths, entries = np.split(numbers, (2 * count, 2 * count + len(names)))
+        sizes = np.empty((count, 2))
+        sizes[np.array(self.places, dtype=np.int64)] = weights.reshape(count, 2)
+        values, scales = sizes.T
+        if slopes is not None:
+            lengths = _norms_again(names, lengths, slopes)
+        norm_of = dict(zip(names, lengths.tolist(), strict=True))
+        odd = _suspects(plan.symmetries, values, scales, norm_of, single=self.single)
+        if self.meshes:
+            # All processes gather what any of them has to look at again.
+            odd = np.array(_agreed(odd.astype(float).tolist(), self.meshes)) > 0
+        peak = float(lengths.max(initial=0.0))
+        everything = peak * float(np.linalg.norm(lengths / peak)) if 0 < peak < np.inf else peak
+        for place, share in self.least.items():
+            scales[place] = max(scales[place], share * everything)
+        tested = scales > 0
+        with np.errstate(invalid="ignore"):
+            residuals = np.divide(values, scales, out=values.copy(), where=tested)
+        # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
+        residuals[tested & (values > scales)] = 1.0
+        for place in np.flatnonzero(odd).tolist():
+            symmetry, floor = plan.symmetries[place], self.least.get(place, 0.0) * everything
+            if slopes is not None:
+                residuals[place], scales[place], tested[place] = reweighed(symmetry, theta, slopes, floor)
+            else:
+                infinite = not all(isfinite(norm_of.get(name, 0.0)) for name in symmetry.parameters)
+                residuals[place], tested[place] = (nan if infinite else 0.0), infinite
+        seen = grain(np.split(entries, np.cumsum(self.samples)[:-1])) if self.samples else None
+        if self.meshes:
+            agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], self.meshes)
+            seen, residuals = _GRAINS[round(agreed[0])], np.array(agreed[1:])
+        return Balance(
+            residuals=residuals,
+            scales=scales,
+            tested=tested,
+            names=names,
+            norms=lengths,
+            grain=seen,
+            ranks=max((mesh.size() for mesh in self.meshes), default=1),
+        )
+
+
+def _suspects(
+    symmetries: Sequence[Symmetry],
+    values: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    norms: dict[str, float],
+    *,
+    single: bool,
+) -> NDArray[np.bool_]:
+    """The laws, by place, whose value or scale may be wrong; `norms` are those of the gradients.
+
+    `single` says that some of these have less than double precision.
+
+    A scale of zero is right where no gradient reaches a law. It is doubted where the gradient of one of its parameters
+    is zero and that of another is not (a factor that starts at zero, as LoRA's B does), and where gradients are faint.
     """
-    with torch.no_grad():
-        meshes = _meshes(theta)
-        moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
-        places, tables = moments.sizes()
-        read = () if moments.norms is None else moments.norms.names
-        known = frozenset(read)
-        rest = {name: slope for name, slope in slopes.items() if name not in known} if read else slopes
-        names = (*read, *rest)
-        device = tables[0].device if tables else next((slope.device for slope in slopes.values()), torch.device("cpu"))
-        samples = _samples(slopes, device)
-        parts = [*(table.flatten() for table in tables), *([] if moments.norms is None else [moments.norms.values])]
-        parts += [_norms(rest, device), *([torch.cat(samples)] if samples else [])]
-        queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
-        order, count = np.array(places, dtype=np.int64), len(places)
-        least = {place: _least(plan.symmetries[place], slopes) for place in plan.linear}
-        numbers = queued.cpu().numpy()
-    # From here on the device has nothing to do: no loops over identities or gradients.
-    weights, lengths, entries = np.split(numbers, (2 * count, 2 * count + len(names)))
-    sizes = np.empty((count, 2))
-    sizes[order] = weights.reshape(count, 2)
-    values, scales = sizes.T
-    lengths = _norms_again(names, lengths, slopes)
-    odd = suspects(plan.symmetries, values, scales, dict(zip(names, lengths.tolist(), strict=True)), slopes)
-    if meshes:
-        # All processes gather what any of them has to look at again.
-        odd = np.array(_agreed(odd.astype(float).tolist(), meshes)) > 0
-    peak = float(lengths.max(initial=0.0))
-    everything = peak * float(np.linalg.norm(lengths / peak)) if 0 < peak < np.inf else peak
-    for place, share in least.items():
-        scales[place] = max(scales[place], share * everything)
-    tested = scales > 0
-    with np.errstate(invalid="ignore"):
-        residuals = np.divide(values, scales, out=values.copy(), where=tested)
-    # Legs that all pull one way can exceed the scale; a residual that is not a number stays one.
-    residuals[tested & (values > scales)] = 1.0
+    least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
+    odd = ~(np.isfinite(values) & (scales >= least) & (scales <= most))
     for place in np.flatnonzero(odd).tolist():
-        floor = least.get(place, 0.0) * everything
-        residuals[place], scales[place], tested[place] = reweighed(plan.symmetries[place], theta, slopes, floor)
-    seen = grain(np.split(entries, np.cumsum([part.numel() for part in samples])[:-1])) if samples else None
-    if meshes:
-        agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], meshes)
-        seen, residuals = _GRAINS[round(agreed[0])], np.array(agreed[1:])
-    return Balance(
-        residuals=residuals,
-        scales=scales,
-        tested=tested,
-        names=names,
-        norms=lengths,
-        grain=seen,
-        ranks=max((mesh.size() for mesh in meshes), default=1),
-    )
+        if scales[place] != 0 or not np.isfinite(values[place]):
+            continue
+        sizes = [norms.get(name, 0.0) for name in symmetries[place].parameters]
+        odd[place] = max(sizes) > 0 and (min(sizes) == 0 or not max(sizes) > _FAINT)
+    return odd
 
 
 def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], slopes: Tensors) -> NDArray[np.float64]:
@@ -184,7 +309,7 @@ def _meshes(tensors: Tensors) -> list[Any]:
     return list(found.values())
 
 
-def _agreed(numbers: list[float], meshes: list[Any]) -> list[float]:
+def _agreed(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
     """The largest of each number over all processes that hold a part of the parameters, so that all judge alike."""
     import torch.distributed as dist
 
@@ -195,3 +320,57 @@ def _agreed(numbers: list[float], meshes: list[Any]) -> list[float]:
             dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
         numbers = values.tolist()
     return [float("nan") if value == float("inf") else value for value in numbers]
+
+
+def grain(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:
+    """The half precision that at least half of these float32 gradients were computed in, judged by samples of entries.
+
+    Under autocast a weight's gradient is computed in half precision and stored in single. Such entries end in zero
+    bits: 16 of 23 for bfloat16, 13 for float16, and still many after a few have been added up. Clipping multiplies all
+    entries by one number, which fills the bits but maps equal significands to equal significands: entries of bfloat16
+    origin have at most 128 of them. In single precision both are rare: one entry in 64 ends in six zeros, and n entries
+    of different value have about n²/2²⁴ significands in common.
+
+    One coarse gradient among fine ones is no sign of autocast but a defect, and must not loosen what it is held to.
+    """
+    if not samples:
+        return None
+    table = np.zeros((len(samples), max(map(len, samples))), dtype=np.float32)
+    for row, sample in zip(table, samples, strict=True):
+        row[: len(sample)] = np.abs(sample)
+    found = _grains(np.where(np.isfinite(table), table, 0))
+    coarse = [precision for precision in found if precision is not None]
+    if not coarse or 2 * len(coarse) < len(found):
+        return None
+    return torch.bfloat16 if torch.bfloat16 in coarse else torch.float16
+
+
+def _grains(table: NDArray[np.float32]) -> list[torch.dtype | None]:
+    """bfloat16 or float16 for each row of float32 entries that were computed in it; None for one in float32 or unknown.
+
+    Zeros are no entries. Rows with too few entries are left out; one with too few different ones is unknown.
+    """
+    entries = np.sort(table, axis=1)
+    first = entries > 0
+    plenty = first.sum(1) >= _FEWEST
+    # Of equal entries only one counts.
+    first[:, 1:] &= entries[:, 1:] != entries[:, :-1]
+    entries, first = entries[plenty], first[plenty]
+    significands = entries.view(np.int32) & ((1 << _FRACTION_BITS) - 1)
+    counts = first.sum(1)
+
+    def ending_in(zeros: int) -> NDArray[np.float64]:
+        return ((significands & ((1 << zeros) - 1) == 0) & first).sum(1) / np.maximum(counts, 1)
+
+    ordered = np.sort(np.where(first, significands, -1), axis=1)
+    repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).sum(1)
+    # In single precision expect n²/2²⁴ repetitions; ten times that and three more do not happen by chance. Which half
+    # precision it was cannot be told, because sums in single precision are mixed in: the coarser one is assumed.
+    often = repeated > 3 + 10 * counts.astype(np.float64) ** 2 / 2 ** (_FRACTION_BITS + 1)
+    # Sums of a few bfloat16 numbers often end in as many zeros as float16 does, but not nearly all of them do.
+    half = (ending_in(16) <= 0.5) & (ending_in(13) > 0.98)
+    brain = ~half & ((ending_in(16) > 0.5) | (ending_in(6) > 0.25) | often)
+    return [
+        None if count < _FEWEST else torch.float16 if is_half else torch.bfloat16 if is_brain else None
+        for count, is_half, is_brain in zip(counts.tolist(), half.tolist(), brain.tolist(), strict=True)
+    ]

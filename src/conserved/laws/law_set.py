@@ -16,11 +16,9 @@ from torch import Tensor
 from conserved.laws.baselines import spoiled
 from conserved.laws.coverage import Coverage
 from conserved.laws.identities import Balance, balance_of
-from conserved.laws.identity_verdicts import judged, rounding, together
 from conserved.laws.independence import rank_of_gradients
 from conserved.laws.law_table import plain, renderable, rows, totals
-from conserved.laws.pass_precision import coarsest, gradients_of, precision_of
-from conserved.laws.shared_memory import overlapping
+from conserved.laws.verification import verified
 from conserved.moment import Direction, Plan, Point
 from conserved.output import html
 from conserved.plain_data import Recorded, record_of, text
@@ -35,40 +33,8 @@ _BALANCED = 1e-6
 """A law this small against its own terms has no meaningful value to be relative to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Law:
-    """One conserved quantity: what `Symmetry.law` evaluates, with its formula."""
-
-    symmetry: Symmetry
-
-    @property
-    def name(self) -> str:
-        return self.symmetry.name
-
-    @property
-    def numbers(self) -> int:
-        return self.symmetry.numbers
-
-    @property
-    def exact(self) -> bool:
-        return self.symmetry.exact
-
-    @property
-    def formula(self) -> str:
-        return self.symmetry.formula
-
-    @property
-    def latex(self) -> str:
-        return self.symmetry.latex()
-
-    def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        group = self.symmetry.kind.group(self.symmetry.n, self.symmetry.m)
-        found = record_of(self, "name formula latex numbers exact") | record_of(self.symmetry, "identities epsilon")
-        return found | {"group": group}
-
-    def __repr__(self) -> str:
-        return f"<{self.name}: {self.formula} ({self.numbers} numbers)>"
+Law = Symmetry
+"""A conserved quantity is what a symmetry's moment map says of parameters: one thing under both names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +96,22 @@ class LawSet(Recorded):
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Operations without a typing rule, and how often each occurred; what they touch is taken to be fixed."""
     derivation: Explains | None = None
-    _plan: Plan = field(init=False)
+    plan: Plan = field(init=False)
+    """How all of them are evaluated together."""
+    names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = [symmetry.name for symmetry in self.symmetries]
+        names = tuple(symmetry.name for symmetry in self.symmetries)
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"Two symmetries are named {twice!r}; names must be unique.")
-        object.__setattr__(self, "_plan", Plan.of(self.symmetries))
-
-    @property
-    def plan(self) -> Plan:
-        """How all of them are evaluated together."""
-        return self._plan
+        object.__setattr__(self, "plan", Plan.of(self.symmetries))
+        object.__setattr__(self, "names", names)
 
     @property
     def laws(self) -> tuple[Law, ...]:
-        """One entry per symmetry."""
-        return tuple(Law(symmetry) for symmetry in self.symmetries)
+        """The symmetries, each with its conserved quantity: `.name`, `.formula`, `.latex`, `.numbers`, `.exact`."""
+        return self.symmetries
 
     @property
     def numbers(self) -> int:
@@ -207,7 +171,7 @@ class LawSet(Recorded):
         """h(θ) of every law by name; gradients are not recorded."""
         theta = self._theta(parameters)
         with torch.no_grad():
-            return self._named(self._plan.evaluate([Point(theta)], [(0, 0)], law=True, dtype=dtype).values())
+            return self._named(self.plan.evaluate([Point(theta)], [(0, 0)], law=True, dtype=dtype).values())
 
     def identities(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
@@ -216,7 +180,7 @@ class LawSet(Recorded):
         theta = self._theta(parameters)
         sources = Point(theta), Direction(self._gradients(theta, gradients))
         with torch.no_grad():
-            return self._named(self._plan.evaluate(sources, [(0, 1)], dtype=dtype).values())
+            return self._named(self.plan.evaluate(sources, [(0, 1)], dtype=dtype).values())
 
     def residuals(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
@@ -229,9 +193,9 @@ class LawSet(Recorded):
     ) -> Balance:
         """The residual of every identity, and what it is relative to: see `conserved.laws.identities`."""
         theta = self._theta(parameters)
-        needed = {name: theta[name] for name in self._plan.needs}
+        needed = {name: theta[name] for name in self.plan.needs}
         slopes = self._gradients(theta, gradients)
-        return balance_of(self._plan, needed, slopes, dtype=dtype)
+        return balance_of(self.plan, needed, slopes, dtype=dtype)
 
     weigh = balance
 
@@ -243,7 +207,7 @@ class LawSet(Recorded):
         updates = self._directions(updates)
         sources = Point(theta), Direction(updates)
         with torch.no_grad():
-            moments = self._plan.evaluate(sources, [(0, 1), (1, 0), (1, 1)], law=True, dtype=dtype)
+            moments = self.plan.evaluate(sources, [(0, 1), (1, 0), (1, 1)], law=True, dtype=dtype)
             pairs = zip(*(moments.values(pair) for pair in range(3)), strict=True)
             return self._named([uu - tu - ut for tu, ut, uu in pairs])
 
@@ -251,7 +215,7 @@ class LawSet(Recorded):
         """The laws now, to be passed to `errors` later."""
         theta = self._theta(parameters)
         with torch.no_grad():
-            scales = self._plan.evaluate([Point(theta)], [(0, 0)], law=True, absolute=True, dtype=dtype).values()
+            scales = self.plan.evaluate([Point(theta)], [(0, 0)], law=True, absolute=True, dtype=dtype).values()
         values = {name: value.clone() for name, value in self.values(theta, dtype=dtype).items()}
         return Reference(values, self._named(scales))
 
@@ -315,53 +279,7 @@ class LawSet(Recorded):
 
         `.parts` of the verdict holds one for every law. Rounding is that of the coarsest precision the pass used.
         """
-        names = list(self._plan.needs)
-        if not names:
-            return Verdict(status=Verdict.INCONCLUSIVE, message="There is no law to verify.")
-        theta = self._theta(None)
-        still = [name for name in names if not theta[name].requires_grad]
-        if still:
-            raise ValueError(f"{still[0]} does not require a gradient. Verify the model's own, trainable parameters.")
-        loss = loss_fn()
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise ValueError(
-                "loss_fn must return a tensor of one number that depends on the parameters, outside no_grad."
-            )
-        if not bool(torch.isfinite(loss.detach())):
-            message = f"The loss is {loss.item()}; identities need a finite one."
-            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
-        away = [name for name in names if theta[name].is_meta]
-        if away:
-            raise ValueError(
-                f"{away[0]} is on the meta device, where gradients have no values. Laws of a model without weights, or "
-                "with weights offloaded by accelerate, can be listed; to verify them, load the weights."
-            )
-        precision = precision_of(loss)
-        reached_by = gradients_of(loss, theta)
-        found = {name: reached_by[name] for name in names}
-        gradients = {name: torch.zeros_like(theta[name]) if g is None else g for name, g in found.items()}
-        balance = self.balance(gradients)
-        beside = overlapping(theta)
-        moved_along = {s.name: why for s in self.symmetries if (why := _not_alone(s, beside)) is not None}
-        if not balance.tested.any():
-            message = "No gradient reached any parameter of any law, or those it reached are zero."
-            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
-        parts = {
-            s.name: moved_along[s.name]
-            if s.name in moved_along
-            else judged(
-                s.name,
-                float(residual),
-                rounding(coarsest(precision, *(theta[p].dtype for p in s.parameters)), s.entries) + s.epsilon**0.5,
-                tested=bool(tested),
-                nearly=not s.exact,
-            )
-            for s, residual, tested in zip(self.symmetries, balance.residuals, balance.tested, strict=True)
-        }
-        if moved_along and not any(part.status is Verdict.REFUTED for part in parts.values()):
-            message = next(iter(moved_along.values())).message
-            return Verdict(status=Verdict.INCONCLUSIVE, message=message, parts=parts)
-        return together(parts, precision, nearly=sum(not symmetry.exact for symmetry in self.symmetries))
+        return verified(self, self._theta(None), loss_fn)
 
     def summary(self) -> str:
         """A table by block, as text."""
@@ -435,7 +353,7 @@ class LawSet(Recorded):
 
     def _theta(self, parameters: Tensors | None) -> Tensors:
         theta = self.parameters if parameters is None else parameters
-        for name, symmetry in self._plan.needs.items():
+        for name, symmetry in self.plan.needs.items():
             if name not in theta:
                 raise ValueError(
                     f"{symmetry} needs {name}, which is not among the {len(theta)} parameters at hand. "
@@ -446,7 +364,7 @@ class LawSet(Recorded):
     def _gradients(self, theta: Tensors, gradients: Tensors | None) -> Tensors:
         if gradients is not None:
             return self._directions(gradients)
-        needed = self._plan.needs
+        needed = self.plan.needs
         missing = sorted(name for name in needed if theta[name].grad is None)
         if missing:
             count = f"{len(missing)} of {len(needed)} have none"
@@ -455,7 +373,7 @@ class LawSet(Recorded):
 
     def _directions(self, given: Tensors) -> Tensors:
         """Gradients or updates for every parameter that is read."""
-        missing = [name for name in self._plan.needs if not isinstance(given.get(name), Tensor)]
+        missing = [name for name in self.plan.needs if not isinstance(given.get(name), Tensor)]
         if missing:
             raise ValueError(
                 f"There is no tensor for {missing[0]}; pass one (zeros, if it did not move) for each parameter."
@@ -463,16 +381,4 @@ class LawSet(Recorded):
         return given
 
     def _named(self, found: Sequence[Found]) -> dict[str, Found]:
-        return dict(zip((symmetry.name for symmetry in self.symmetries), found, strict=True))
-
-
-def _not_alone(symmetry: Symmetry, beside: Mapping[str, str]) -> Verdict | None:
-    """Why nothing can be said of a law with a parameter that shares memory with another one."""
-    for name in symmetry.parameters:
-        if name in beside:
-            message = (
-                f"{name} shares memory with {beside[name]}, so that steps of one move the other: {symmetry.name} is no "
-                "law of this model, whatever its gradients are."
-            )
-            return Verdict(status=Verdict.INCONCLUSIVE, message=message)
-    return None
+        return dict(zip(self.names, found, strict=True))

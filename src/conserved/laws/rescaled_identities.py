@@ -10,41 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import Wanted, of_legs
 from conserved.symmetry import Symmetry, Tensors, whole
-
-_SAFE = {torch.float64: (1e-140, 1e140)}
-_SAFE_SINGLE = (1e-15, 1e17)
-"""Between these, squares of a sum and of the products that matter in it are normal numbers."""
-
-_FAINT = 1e-10
-"""A gradient of this norm, times parameters, may leave squares that single precision rounds to zero."""
-
-
-def suspects(
-    symmetries: Sequence[Symmetry],
-    values: NDArray[np.float64],
-    scales: NDArray[np.float64],
-    norms: dict[str, float],
-    slopes: Tensors,
-) -> NDArray[np.bool_]:
-    """The laws, by place, whose value or scale may be wrong; `norms` are those of the gradients.
-
-    A scale of zero is right where no gradient reaches a law. It is doubted where the gradient of one of its parameters
-    is zero and that of another is not (a factor that starts at zero, as LoRA's B does), and where gradients are faint.
-    """
-    single = any(slope.dtype != torch.float64 for slope in slopes.values())
-    least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
-    odd = ~(np.isfinite(values) & (scales >= least) & (scales <= most))
-    for place in np.flatnonzero(odd).tolist():
-        if scales[place] != 0 or not np.isfinite(values[place]):
-            continue
-        sizes = [norms.get(name, 0.0) for name in symmetries[place].parameters]
-        odd[place] = max(sizes) > 0 and (min(sizes) == 0 or not max(sizes) > _FAINT)
-    return odd
 
 
 def reweighed(symmetry: Symmetry, theta: Tensors, slopes: Tensors, floor: float) -> tuple[float, float, bool]:

@@ -33,36 +33,6 @@ def overlapping(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def parts_of(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[nn.Module]]:
-    """Parameters under every name and modules, each module once: what torch lists in several slow passes, in one."""
-    parameters: list[tuple[str, nn.Parameter]] = []
-    modules: list[nn.Module] = []
-    seen: set[int] = set()
-
-    def visit(module: nn.Module, prefix: str) -> None:
-        seen.add(id(module))
-        modules.append(module)
-        if module._parameters:
-            parameters.extend((prefix + name, p) for name, p in module._parameters.items() if p is not None)
-        for name, child in module._modules.items():
-            if child is not None and id(child) not in seen:
-                visit(child, f"{prefix}{name}.")
-
-    visit(model, "")
-    if type(model).named_parameters is not nn.Module.named_parameters:
-        # A wrapper that has other names for them.
-        parameters = list(model.named_parameters(remove_duplicate=False))
-    return parameters, modules
-
-
-def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter once, by its first name."""
-    found: dict[int, tuple[str, nn.Parameter]] = {}
-    for name, parameter in parts_of(model)[0]:
-        found.setdefault(id(parameter), (name, parameter))
-    return dict(found.values())
-
-
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Every tensor of a model, once: parameters, buffers, and tensors that are plain attributes."""
     found: dict[str, Tensor] = dict(model.named_parameters())

@@ -66,12 +66,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recipe:
-    """Which rows are multiplied for some pairs of sources, and how the products are added up."""
+class Recipe:
+    """What is multiplied for some pairs of sources, and how the products are added up."""
 
     rows: tuple[tuple[int, int | None], ...]
     """Of a source, the row of every unit; None stands for all rows."""
     products: tuple[Pair, ...]
+    """Pairs of rows; or of sources, where outer products are taken."""
     sums: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
     """By pair and number of a unit, products and their signs."""
     whole: bool
@@ -81,8 +82,15 @@ class _Recipe:
     """Whether values are the products as they come."""
 
 
+def multiplied(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: Wanted) -> Recipe:
+    """What is multiplied for pairs of sources; a leg of negative degree contributes μ(B, A)."""
+    return _recipe(products, pairs, degree < 0, wanted)
+
+
 @cache
-def _recipe(products: RowProducts, pairs: tuple[Pair, ...], turned: bool, wanted: Wanted) -> _Recipe:
+def _recipe(products: Products, pairs: tuple[Pair, ...], turned: bool, wanted: Wanted) -> Recipe:
+    if not isinstance(products, RowProducts):
+        return Recipe((), tuple((j, i) for i, j in pairs) if turned else pairs, (), False, True)
     numbers = products.symmetric if wanted.law else tuple(range(products.width))
     every = {(row, row, 1) for row in range(products.unit)}
     # Where every row is paired with itself, all rows are read as they lie.
@@ -107,7 +115,7 @@ def _recipe(products: RowProducts, pairs: tuple[Pair, ...], turned: bool, wanted
             parts.append(tuple(part))
         sums.append(tuple(parts))
     plain = sums == [(((place, 1),),) for place in range(len(found))]
-    return _Recipe(tuple(rows), tuple(found), tuple(sums), whole, plain)
+    return Recipe(tuple(rows), tuple(found), tuple(sums), whole, plain)
 
 
 def forms(
@@ -133,9 +141,9 @@ def forms(
         wanted: which part, and whether sums of squares come with it.
 
     """
+    recipe = multiplied(products, pairs, degree, wanted)
     if not isinstance(products, RowProducts):
-        turned = pairs if degree > 0 else [(j, i) for i, j in pairs]
-        return backend.outer_products(legs, turned, dtype, sizes=wanted.sizes)
+        return backend.outer_products(legs, recipe.products, dtype, sizes=wanted.sizes)
     if not products.terms:
         # A group without law or identity, such as the exchange of equal units.
         nothing = legs[0].new_zeros((len(pairs), *legs[0].shape[:-2]), dtype=dtype)
@@ -143,12 +151,17 @@ def forms(
     faced = backend.faced(legs, products.faces)
     if products.lifted:
         return backend.row_totals(faced, pairs, points, dtype, sizes=wanted.sizes)
-    recipe = _recipe(products, pairs, degree < 0, wanted)
     rows = [
         faced[source] if row is None else backend.row_of_units(faced[source], products.unit, row)
         for source, row in recipe.rows
     ]
-    sums, squares = backend.row_products(rows, recipe.products, dtype, sizes=wanted.sizes)
+    return finished(products, recipe, *backend.row_products(rows, recipe.products, dtype, sizes=wanted.sizes))
+
+
+def finished(products: Products, recipe: Recipe, sums: Tensor, squares: Tensor | None) -> Found:
+    """Forms of all pairs from the products of a recipe."""
+    if not isinstance(products, RowProducts):
+        return sums, squares
     if products.faces == "entries":
         sums = sums.squeeze(-1) if sums.shape[-1] == 1 else sums.sum(-1)
     if recipe.whole:
@@ -236,7 +249,7 @@ class Sums:
 
 def _together(entries: Tensor, legs: int, batch: int) -> Tensor:
     """From (pairs, legs · layers, batch, …) to (pairs, layers · batch, …); a leg that a batch shares is repeated."""
-    layers = entries.unflatten(1, (legs, -1)).sum(1)
+    layers = entries if legs == 1 else entries.unflatten(1, (legs, -1)).sum(1)
     return layers.expand(-1, -1, batch, *layers.shape[3:]).flatten(1, 2)
 
 

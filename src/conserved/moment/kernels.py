@@ -1,6 +1,7 @@
 """Triton kernels that sum products of legs lying anywhere in memory; `triton_backend` and `launches` launch them.
 
-Legs are given by a table with the address of each, and by the strides they have in common.
+Legs are given by a table with the address of each, and by the strides they have in common; the table of a product has
+all first factors, all second factors and so on, and where the results of each entry go.
 """
 
 from __future__ import annotations
@@ -33,49 +34,111 @@ def _along(index, inner, far, near, NEXT: tl.constexpr, MERGED: tl.constexpr, AL
 
 
 @triton.jit
-def _tile(table, entry, offsets, shift, mask, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+def _tile(table, entry, offsets, mask, KIND: tl.constexpr, ALIGNED: tl.constexpr):
     """A tile of one leg in float32, zero outside of it."""
     start = tl.load(table + entry).to(tl.pointer_type(KIND))
     if ALIGNED:
         start = tl.multiple_of(start, 16)
-    values = tl.load(start + offsets, mask=mask, other=0.0).to(tl.float32)
-    return tl.where(mask, values + shift, 0.0)
+    return tl.load(start + offsets, mask=mask, other=0.0).to(tl.float32)
 
 
 # fmt: off
 @triton.jit
 def row_sums(
-    table, sums, squares, a_shift, b_shift, ENTRIES,
+    table, sums, ENTRIES,
     BATCH, BATCH_INNER, batch_outer, batch_inner,
     ROWS, ROWS_INNER, rows_outer, rows_inner,
     COLUMNS, COLUMNS_INNER, columns_outer, columns_inner,
-    A: tl.constexpr, B: tl.constexpr, SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    FACTORS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
+    AA: tl.constexpr, AB: tl.constexpr, AC: tl.constexpr, AD: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr,
+    BD: tl.constexpr, CC: tl.constexpr, CD: tl.constexpr, DD: tl.constexpr,
+    SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr,
 ):
-    """Σ_k a_ik b_ik of a tile of rows, and the same of the squared products."""
+    """Σ_k a_ik b_ik of a tile of rows, for several pairs of up to four factors that are read once each.
+
+    AA to DD are the numbers of the pairs among those that are asked for; −1 for the others. With SPREAD only the first
+    two factors are multiplied, and the sums of their squared products follow.
+    """
     tiles = tl.cdiv(ROWS, HEIGHT)
     member = tl.program_id(0) // tiles
     entry = member // BATCH
     rows = (tl.program_id(0) % tiles) * HEIGHT + tl.arange(0, HEIGHT)
     here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED, ALIGNED)
     down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED, ALIGNED)
-    total = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    aa = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    ab = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    ac = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    ad = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    bb = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    bc = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    bd = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    cc = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    cd = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    dd = tl.zeros((HEIGHT, WIDTH), tl.float32)
     spread = tl.zeros((HEIGHT, WIDTH), tl.float32)
     for begin in range(0, COLUMNS, WIDTH):
         columns = begin + tl.arange(0, WIDTH)
         mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
         across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED, ALIGNED)
         offsets = down[:, None] + across[None, :]
-        a = _tile(table, entry, offsets, a_shift, mask, A, ALIGNED)
-        b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B, ALIGNED)
-        product = a * b
-        total += product
+        a = _tile(table, entry, offsets, mask, A, ALIGNED)
+        b = a
+        c = a
+        d = a
+        if FACTORS > 1:
+            b = _tile(table + ENTRIES, entry, offsets, mask, B, ALIGNED)
+        if FACTORS > 2:
+            c = _tile(table + 2 * ENTRIES, entry, offsets, mask, C, ALIGNED)
+        if FACTORS > 3:
+            d = _tile(table + 3 * ENTRIES, entry, offsets, mask, D, ALIGNED)
+        if AA >= 0:
+            aa += a * a
+        if AB >= 0:
+            ab += a * b
+        if AC >= 0:
+            ac += a * c
+        if AD >= 0:
+            ad += a * d
+        if BB >= 0:
+            bb += b * b
+        if BC >= 0:
+            bc += b * c
+        if BD >= 0:
+            bd += b * d
+        if CC >= 0:
+            cc += c * c
+        if CD >= 0:
+            cd += c * d
+        if DD >= 0:
+            dd += d * d
         if SPREAD:
-            spread += product * product
-    where = member.to(tl.int64) * ROWS + rows
-    tl.store(sums + where, tl.sum(total, 1), mask=rows < ROWS)
+            spread += (a * b) * (a * b)
+    inside = rows < ROWS
+    where = tl.load(table + FACTORS * ENTRIES + entry) + (member % BATCH) * ROWS + rows
+    size = BATCH * ROWS
+    if AA >= 0:
+        tl.store(sums + where + AA * size, tl.sum(aa, 1), mask=inside)
+    if AB >= 0:
+        tl.store(sums + where + AB * size, tl.sum(ab, 1), mask=inside)
+    if AC >= 0:
+        tl.store(sums + where + AC * size, tl.sum(ac, 1), mask=inside)
+    if AD >= 0:
+        tl.store(sums + where + AD * size, tl.sum(ad, 1), mask=inside)
+    if BB >= 0:
+        tl.store(sums + where + BB * size, tl.sum(bb, 1), mask=inside)
+    if BC >= 0:
+        tl.store(sums + where + BC * size, tl.sum(bc, 1), mask=inside)
+    if BD >= 0:
+        tl.store(sums + where + BD * size, tl.sum(bd, 1), mask=inside)
+    if CC >= 0:
+        tl.store(sums + where + CC * size, tl.sum(cc, 1), mask=inside)
+    if CD >= 0:
+        tl.store(sums + where + CD * size, tl.sum(cd, 1), mask=inside)
+    if DD >= 0:
+        tl.store(sums + where + DD * size, tl.sum(dd, 1), mask=inside)
     if SPREAD:
-        tl.store(squares + where, tl.sum(spread, 1), mask=rows < ROWS)
+        tl.store(sums + where + size, tl.sum(spread, 1), mask=inside)
 
 
 @triton.jit
@@ -138,14 +201,14 @@ def placed_sums(
 
 @triton.jit
 def outer_products(
-    table, sums, squares, a_shift, b_shift, ENTRIES,
+    table, sums, ENTRIES,
     BATCH, BATCH_INNER, batch_outer, batch_inner,
     ROWS, ROWS_INNER, rows_outer, rows_inner,
     COLUMNS, COLUMNS_INNER, columns_outer, columns_inner,
     A: tl.constexpr, B: tl.constexpr, SPREAD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """A Bᵀ of legs whose rows fit one tile, and Σ_k ‖a_:k‖² ‖b_:k‖²."""
+    """A Bᵀ of legs whose rows fit one tile, and with SPREAD after all of them Σ_k ‖a_:k‖² ‖b_:k‖² of each."""
     member = tl.program_id(0)
     entry = member // BATCH
     rows = tl.arange(0, HEIGHT)
@@ -158,14 +221,16 @@ def outer_products(
         mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
         across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED, ALIGNED)
         offsets = down[:, None] + across[None, :]
-        a = _tile(table, entry, offsets, a_shift, mask, A, ALIGNED)
-        b = _tile(table + ENTRIES, entry, offsets, b_shift, mask, B, ALIGNED)
+        a = _tile(table, entry, offsets, mask, A, ALIGNED)
+        b = _tile(table + ENTRIES, entry, offsets, mask, B, ALIGNED)
         total += tl.dot(a, tl.trans(b), input_precision=PRECISION)
         if SPREAD:
             spread += tl.sum(a * a, 0) * tl.sum(b * b, 0)
     inside = (rows < ROWS)[:, None] & (rows < ROWS)[None, :]
-    where = member.to(tl.int64) * ROWS * ROWS + rows[:, None] * ROWS + rows[None, :]
+    place = tl.load(table + 2 * ENTRIES + entry)
+    size = ROWS * ROWS
+    where = place + (member % BATCH) * size + rows[:, None] * ROWS + rows[None, :]
     tl.store(sums + where, total, mask=inside)
     if SPREAD:
-        tl.store(squares + member, tl.sum(spread, 0))
+        tl.store(sums + place + BATCH * size + member % BATCH, tl.sum(spread, 0))
 # fmt: on

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from conserved.moment.host_copy import sent
 from conserved.moment.layouts import Axes, PlacedProduct
 
 _VECTOR = 8
@@ -115,8 +116,7 @@ class Addresses:
     def of(tensors: Sequence[Tensor]) -> Addresses:
         """The addresses of tensors on one device."""
         found = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
-        table = torch.from_numpy(found).to(tensors[0].device, non_blocking=True)
-        return Addresses(table, not bool((found % 16).any()))
+        return Addresses(sent(found, tensors[0].device), not bool((found % 16).any()))
 
 
 @dataclass(slots=True)

@@ -135,35 +135,6 @@ def placed(products: Products, layout: Layout) -> tuple[PlacedProduct, ...] | No
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LegStack:
-    """One view of several tensors: a stack of (entries, batch, n, m) matrices, entry by entry in the tensors' order."""
-
-    tensors: tuple[Tensor, ...]
-    layout: Layout
-    shift: float = 0.0
-    """Added to every entry that is read."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensors[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.tensors[0].device
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Entries, batch, n, m."""
-        layout = self.layout
-        return len(self.tensors), layout.count("batch"), layout.count("rows"), layout.count("columns")
-
-    def addresses(self) -> list[int]:
-        """Where the first entry of each tensor's view lies."""
-        offset = self.layout.offset * self.tensors[0].element_size()
-        return [tensor.data_ptr() + offset for tensor in self.tensors]
-
-
 def plain(tensor: Tensor, device: torch.device) -> bool:
     """Whether a tensor is a plain, contiguous one on the device, so that a layout says where its entries are."""
     return (

@@ -9,8 +9,8 @@ memory alike where they are (`triton_backend`, `row_identities`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -23,13 +23,11 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, alike
 from conserved.moment.forms import Pair, Sums, Wanted, forms
-from conserved.moment.layouts import Layout, LegStack
-from conserved.moment.portions import Part, in_portions
+from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions
 from conserved.moment.precision import full_precision, working_dtype
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
-from conserved.moment.sources import Gathered, Reader, Source
+from conserved.moment.sources import Gathered, Present, Reader, Source
 from conserved.moment.torch_backend import TORCH
-from conserved.symmetry.kind import Degree
 from conserved.symmetry.symmetry import Symmetry
 
 _SMALL = 1 << 15
@@ -117,13 +115,19 @@ class Plan:
         return tuple(place for place, symmetry in enumerate(self.symmetries) if symmetry.kind.linear)
 
     @cached_property
-    def uses(self) -> dict[str, list[tuple[int, int]]]:
-        """By parameter, the legs that read it: the number of a batch, and the position among its legs."""
-        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    def uses(self) -> dict[str, tuple[Use, ...]]:
+        """By parameter, the legs that read it, in whatever ways laws see it."""
+        found: dict[str, dict[tuple[bool, float], tuple[list[LegPlace], list[LegPlace]]]] = defaultdict(dict)
         for number, batch in enumerate(self.batches):
+            kind = self.symmetries[batch.members[0]].kind
             for position, leg in enumerate(batch.legs):
-                found[leg.view.parameter].append((number, position))
-        return dict(found)
+                ways = found[leg.view.parameter].setdefault((kind.linear, leg.view.offset), ([], []))
+                by_kernels = triton_backend.takes(kind.products, leg.layout, leg.view.n)
+                ways[0 if by_kernels else 1].append((number, position))
+        return {
+            name: tuple(Use(*way, tuple(taken), tuple(others)) for way, (taken, others) in ways.items())
+            for name, ways in found.items()
+        }
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -131,15 +135,14 @@ class Plan:
         return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
 
     @cached_property
-    def by_kernels(self) -> tuple[tuple[bool, ...], ...]:
-        """By batch and leg, whether kernels compute its products."""
-        return tuple(
-            tuple(
-                triton_backend.takes(self.symmetries[batch.members[0]].kind.products, leg.layout, leg.view.n)
-                for leg in batch.legs
-            )
-            for batch in self.batches
-        )
+    def readings(self) -> dict[Hashable, PortionProgram]:
+        """Programs for kernels that read portions of parameters, kept for portions that come again."""
+        return {}
+
+    @cached_property
+    def outlines(self) -> dict[Hashable, tuple[Stretch, ...]]:
+        """How the results of portions are put together, kept as well."""
+        return {}
 
     @cached_property
     def row_identities(self) -> RowIdentities:
@@ -176,18 +179,42 @@ class Plan:
             gathered = Gathered(read, tuple(pairs))
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
-        together = together and sizes and not absolute and dtype in _SINGLE
-        identity = tuple(pairs) == ((0, 1),) and [one.point for one in read] == [True, False]
-        rows = self.row_identities.sizes(*(one.tensors for one in read)) if together and identity else None
-        known = frozenset(() if rows is None else rows.places)
+        if together and sizes and tuple(pairs) == ((0, 1),) and not absolute and dtype in _SINGLE:
+            found = self._by_kernels(read, wanted)
+            if found is not None:
+                return found
         parts: list[Part] = []
         with full_precision(one.tensors[name].device.type for one in read for name in self.needs):
-            for batches, units in zip(self.alike, self.units, strict=True):
-                if batches[0].members[0] in known:
-                    continue
-                stacked = self._stacked(batches, read, tuple(pairs), wanted) if together else None
-                parts += [*self._apart(units, read, tuple(pairs), wanted, dtype)] if stacked is None else [stacked]
-        return Moments(len(self.symmetries), tuple(parts), rows, None if rows is None else rows.norms)
+            for units in self.units:
+                parts += self._apart(units, read, tuple(pairs), wanted, dtype)
+        return Moments(len(self.symmetries), tuple(parts))
+
+    def _by_kernels(self, sources: Sequence[Source], wanted: Wanted) -> Moments | None:
+        """Identities of all symmetries, read by kernels where they can be; None where there are no kernels.
+
+        Those that act on single rows come with the norms of gradients, if every tensor they need can be read.
+        """
+        first, second = sources
+        if not self.needs or not triton_backend.available(first.tensors[next(iter(self.needs))].device):
+            return None
+        rows: RowSizes | None = None
+        if first.point and not second.point:
+            rows = self.row_identities.sizes(first.tensors, second.tensors)
+        if rows is None:
+            if any(one.tensors[name].dtype not in triton_backend.TYPES for one in sources for name in self.needs):
+                return None
+            return Moments(len(self.symmetries), in_portions(self, Present(sources, ((0, 1),)), wanted, None))
+        rest, places = self._other_symmetries
+        parts = in_portions(rest, Present(sources, ((0, 1),)), wanted, None)
+        parts = tuple(replace(part, members=tuple(places[member] for member in part.members)) for part in parts)
+        return Moments(len(self.symmetries), parts, rows, rows.norms)
+
+    @cached_property
+    def _other_symmetries(self) -> tuple[Plan, tuple[int, ...]]:
+        """A plan of the symmetries that act on more than single rows, and their places in this one."""
+        known = frozenset(self.row_identities.places)
+        places = tuple(place for place in range(len(self.symmetries)) if place not in known)
+        return Plan.of([self.symmetries[place] for place in places]), places
 
     def _apart(
         self,
@@ -212,39 +239,6 @@ class Plan:
                 legs = [leg.abs() for leg in legs] if wanted.absolute else legs
                 sums.add(forms(TORCH, first.kind.products, degree, legs, pairs, points, precision, wanted), degree)
             yield Part(tuple(member for batch in unit for member in batch.members), {0: sums})
-
-    def _stacked(
-        self, batches: Sequence[Batch], sources: Sequence[Source], pairs: tuple[Pair, ...], wanted: Wanted
-    ) -> Part | None:
-        """Batches that are alike, read by kernels all at once; None where kernels cannot read them.
-
-        Several legs of one symmetry can lie alike too: all that is written into a residual stream is scaled by one
-        number. They are stacked one after the other.
-        """
-        first = self.symmetries[batches[0].members[0]]
-        products = first.kind.products
-        if not triton_backend.available(sources[0].tensors[first.legs[0].view.parameter].device):
-            return None
-        classes: dict[tuple[Degree, Layout, float], list[int]] = defaultdict(list)
-        for position, (degree, leg) in enumerate(zip(first.degrees, batches[0].legs, strict=True)):
-            if leg.layout is None or not triton_backend.takes(products, leg.layout, leg.view.n):
-                return None
-            classes[degree, leg.layout, leg.view.offset].append(position)
-        read: list[tuple[Degree, int, list[LegStack]]] = []
-        for (degree, layout, offset), positions in classes.items():
-            names = [batch.legs[position].view.parameter for position in positions for batch in batches]
-            stacks = [
-                LegStack(tuple(one.tensors[name] for name in names), layout, offset if one.point else 0.0)
-                for one in sources
-            ]
-            if not all(map(triton_backend.reads, stacks)):
-                return None
-            read.append((degree, len(positions), stacks))
-        points, sums = tuple(source.point for source in sources), Sums(pairs, wanted.absolute)
-        for degree, legs, stacks in read:
-            found = forms(triton_backend.TRITON, products, degree, stacks, pairs, points, torch.float32, wanted)
-            sums.add(found, degree, stacked=(legs, len(batches[0].members)))
-        return Part(tuple(member for batch in batches for member in batch.members), {0: sums})
 
 
 def _concatenated(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torch.dtype) -> Tensor:

@@ -1,14 +1,15 @@
 """Moment maps of parameters that are handed out a portion at a time: each is read once, leg by leg.
 
-What a leg adds to its laws is added at once, so that nothing of a parameter's size has to be kept. On a GPU legs that
-lie in memory alike wait for each other and are read by one kernel.
+What a leg adds to its laws is a few numbers, so that nothing of a parameter's size has to be kept. On a GPU all legs of
+a portion are read by a program that was written down when such a portion came for the first time (`leg_programs`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -16,14 +17,16 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
-from conserved.moment.forms import Pair, Sums, Wanted, forms
-from conserved.moment.layouts import Layout, LegStack
+from conserved.moment.forms import Found, Pair, Sums, Wanted, forms
+from conserved.moment.leg_programs import Leg, LegProgram
 from conserved.moment.precision import full_precision, working_dtype
-from conserved.moment.sources import Paired, Reader
+from conserved.moment.sources import Paired, Parcel, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
 from conserved.symmetry.kind import Degree
-from conserved.symmetry.products import OuterProduct, Products
 from conserved.symmetry.symmetry import Symmetry
+
+LegPlace = tuple[int, int]
+"""A leg: the number of its batch among all batches, and its position there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +55,17 @@ class Part:
         return Sums(sums.pairs, sums.absolute, *map(spread, legs))
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How laws see one parameter: legs of laws that are linear or not, through views with one offset."""
+
+    linear: bool
+    offset: float
+    by_kernels: tuple[LegPlace, ...]
+    """Legs whose products kernels compute."""
+    others: tuple[LegPlace, ...]
+
+
 @runtime_checkable
 class Batched(Protocol):
     """What is needed of a plan."""
@@ -59,109 +73,251 @@ class Batched(Protocol):
     @property
     def symmetries(self) -> tuple[Symmetry, ...]: ...
     @property
+    def alike(self) -> tuple[tuple[Batch, ...], ...]: ...
+    @property
     def batches(self) -> tuple[Batch, ...]: ...
     @property
-    def uses(self) -> Mapping[str, list[tuple[int, int]]]: ...
+    def uses(self) -> Mapping[str, tuple[Use, ...]]: ...
     @property
     def counts(self) -> Mapping[str, int]: ...
     @property
-    def by_kernels(self) -> tuple[tuple[bool, ...], ...]: ...
+    def readings(self) -> dict[Hashable, PortionProgram]:
+        """Programs for portions that came before."""
+        ...
+
+    @property
+    def outlines(self) -> dict[Hashable, tuple[Stretch, ...]]:
+        """How the results of portions that came before are put together."""
+        ...
 
 
 def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtype | None) -> tuple[Part, ...]:
-    """A part for every batch of a plan."""
-    parts = tuple(Part(batch.members) for batch in plan.batches)
+    """Moment maps of all symmetries of a plan, those of batches that are alike in one part where legs step alike."""
     stored = {name: reader.stored(name) for name in plan.uses}
-    types = [dtype or torch.float32] * len(parts)
+    types = [dtype or torch.float32] * len(plan.batches)
     if dtype is None and not {one.dtype for tensors in stored.values() for one in tensors} <= {*triton_backend.TYPES}:
         types = [
             working_dtype((one.dtype for leg in batch.legs for one in stored[leg.view.parameter]), None)
             for batch in plan.batches
         ]
-    queue = _Queue(wanted)
-    kernels = reader.kernels and not wanted.absolute
+    reading = _Reading(plan, wanted, types, reader.kernels and not wanted.absolute)
     with full_precision(tensor.device.type for tensors in stored.values() for tensor in tensors):
         for names in _portions(plan.counts, reader.portion):
             made = False
             for name, parcel in zip(names, reader.read(names), strict=True):
                 made = made or parcel.made
-                # Of what several laws read in the same way, the pairs and types are worked out once.
-                known: dict[tuple[bool, float], tuple[Paired, _Types | None]] = {}
-                for number, position in plan.uses[name]:
-                    batch = plan.batches[number]
-                    leg, symmetry = batch.legs[position], plan.symmetries[batch.members[0]]
-                    way = symmetry.kind.linear, leg.view.offset
-                    if way not in known:
-                        paired = parcel.paired(linear=way[0], offset=way[1])
-                        readable = kernels and not way[1]
-                        known[way] = paired, triton_backend.types_of(paired.tensors) if readable else None
-                    paired, read = known[way]
-                    held = parts[number].sums
-                    sums = held.get(paired.key) or held.setdefault(paired.key, Sums(paired.pairs, wanted.absolute))
-                    products, degree = symmetry.kind.products, symmetry.legs[position].degree
-                    together = plan.by_kernels[number][position] and types[number] == torch.float32
-                    if together and read is not None and leg.layout is not None:
-                        queue.add(products, leg.layout, sums, degree, paired, read)
-                        continue
-                    legs = [leg.matrices(one, point=p) for one, p in zip(paired.tensors, paired.points, strict=True)]
-                    _add(legs, products, sums, degree, paired, types[number], wanted)
+                reading.add(name, parcel)
             if made:
-                queue.flush()
-        queue.flush()
-    return parts
+                reading.run()
+        reading.run()
+        devices = [stored[batch.legs[0].view.parameter][0].device for batch in plan.batches]
+        return reading.parts(devices)
 
 
-def _add(
-    legs: list[Tensor],
-    products: Products,
-    sums: Sums,
-    degree: Degree,
-    paired: Paired,
-    dtype: torch.dtype,
-    wanted: Wanted,
-) -> None:
-    """Add one leg to the sums of its batch."""
-    if paired.bounded:
-        sums.columns.append(abs(degree) * column_bounds([legs[place] for place in paired.bounded], dtype))
-    legs = [one.abs() for one in legs] if wanted.absolute else legs
-    sums.add(forms(TORCH, products, degree, legs, paired.pairs, paired.points, dtype, wanted), degree)
+@dataclass(frozen=True, slots=True, eq=False)
+class PortionProgram:
+    """What kernels read of a portion, and which legs each block of results is of."""
+
+    program: LegProgram
+    legs: tuple[tuple[tuple[LegPlace, ...], int], ...]
+    """Of every block its legs in order, and the key of their steps."""
 
 
-_Types = tuple[torch.dtype, ...]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Portion:
+    """Results of one portion."""
 
-_Alike = tuple[Products, Layout, _Types, tuple[Pair, ...], bool]
-"""What legs must share to be read together: products, where they lie, types, pairs, and whether A and B swap."""
+    made_by: PortionProgram
+    results: Tensor
 
 
-@dataclass(slots=True)
-class _Queue:
-    """Legs that wait for others that lie alike."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Single:
+    """The results of one leg of one batch."""
 
-    wanted: Wanted
-    waiting: dict[_Alike, list[tuple[Sums, Degree, Paired]]] = field(default_factory=lambda: defaultdict(list))
+    leg: LegPlace
+    key: int
+    found: Found
+    columns: Tensor | None
 
-    def add(
-        self, products: Products, layout: Layout, sums: Sums, degree: Degree, paired: Paired, types: _Types
-    ) -> None:
-        """Put a leg on the list."""
-        # Laws are symmetric; and what is to be transposed is, once it is there.
-        turned = degree < 0 and not self.wanted.law and not isinstance(products, OuterProduct)
-        self.waiting[products, layout, types, paired.pairs, turned].append((sums, degree, paired))
 
-    def flush(self) -> None:
-        """Read all that wait, those that lie alike in one go."""
-        for (products, layout, _, pairs, turned), reads in self.waiting.items():
-            columns = zip(*(paired.tensors for *_, paired in reads), strict=True)
-            stacks = [LegStack(column, layout) for column in columns]
-            points, sign = reads[0][2].points, -1 if turned else 1
-            values, squares = forms(
-                triton_backend.TRITON, products, sign, stacks, pairs, points, torch.float32, self.wanted
-            )
-            outer = isinstance(products, OuterProduct)
-            spreads = [None] * len(reads) if squares is None else squares.unbind(1)
-            for (sums, degree, _), mine, spread in zip(reads, values.unbind(1), spreads, strict=True):
-                sums.add((mine.mT if outer and degree < 0 else mine, spread), degree)
-        self.waiting.clear()
+@dataclass(frozen=True, slots=True)
+class StretchLeg:
+    """One leg of batches that are alike, or several legs of a single one that are added up."""
+
+    key: int
+    degree: Degree
+    by_kernels: bool
+    spans: tuple[tuple[int, int, int], ...]
+    """Where its results are: in which block from which row to which, or which results of single legs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Batches that are alike, one after the other, whose legs step alike."""
+
+    members: tuple[tuple[int, ...], ...]
+    """Of every batch."""
+    legs: tuple[StretchLeg, ...]
+
+
+class _Reading:
+    """One reading of all parameters: what was found of each leg."""
+
+    def __init__(self, plan: Batched, wanted: Wanted, types: Sequence[torch.dtype], kernels: bool) -> None:
+        self._plan, self._wanted, self._types = plan, wanted, types
+        self._kernels = kernels and all(one == torch.float32 for one in types)
+        self._waiting: dict[torch.device, list[tuple[str, Use, Paired, tuple[torch.dtype, ...]]]] = defaultdict(list)
+        self._portions: list[_Portion] = []
+        self._singles: list[_Single] = []
+        self._pairs: dict[int, tuple[Pair, ...]] = {}
+
+    def add(self, name: str, parcel: Parcel) -> None:
+        """All legs of one parameter: those for kernels wait for others."""
+        for use in self._plan.uses[name]:
+            paired = parcel.paired(linear=use.linear, offset=use.offset)
+            self._pairs[paired.key] = paired.pairs
+            others = use.others
+            if use.by_kernels:
+                kinds = triton_backend.types_of(paired.tensors) if self._kernels and not use.offset else None
+                if kinds is None:
+                    others = (*others, *use.by_kernels)
+                else:
+                    self._waiting[paired.tensors[0].device].append((name, use, paired, kinds))
+            self._singles += [self._single(leg, paired) for leg in others]
+
+    def run(self) -> None:
+        """Read all that wait."""
+        for waiting in self._waiting.values():
+            signature = tuple((name, paired.key, paired.pairs, kinds) for name, _, paired, kinds in waiting)
+            made_by = self._plan.readings.get((signature, self._wanted))
+            if made_by is None:
+                made_by = self._program([(use, paired, kinds) for _, use, paired, kinds in waiting])
+                self._plan.readings[signature, self._wanted] = made_by
+            tensors = [tensor for _, _, paired, _ in waiting for tensor in paired.tensors]
+            self._portions.append(_Portion(made_by, made_by.program.run(tensors)))
+        self._waiting.clear()
+
+    def _single(self, leg: LegPlace, paired: Paired) -> _Single:
+        """One leg, by PyTorch's own operations."""
+        batch, dtype = self._plan.batches[leg[0]], self._types[leg[0]]
+        symmetry, seen = self._plan.symmetries[batch.members[0]], batch.legs[leg[1]]
+        degree = symmetry.legs[leg[1]].degree
+        legs = [seen.matrices(one, point=point) for one, point in zip(paired.tensors, paired.points, strict=True)]
+        columns: Tensor | None = None
+        if paired.bounded:
+            columns = abs(degree) * column_bounds([legs[place] for place in paired.bounded], dtype)
+        legs = [one.abs() for one in legs] if self._wanted.absolute else legs
+        found = forms(TORCH, symmetry.kind.products, degree, legs, paired.pairs, paired.points, dtype, self._wanted)
+        return _Single(leg, paired.key, found, columns)
+
+    def _program(self, waiting: Sequence[tuple[Use, Paired, tuple[torch.dtype, ...]]]) -> PortionProgram:
+        """One leg of batches that are alike makes a block; of a batch without others, all legs that lie alike do."""
+        plan = self._plan
+        groups = [(group, len(batches)) for group, batches in enumerate(plan.alike) for _ in batches]
+        blocks: dict[Hashable, tuple[Leg, list[int], list[LegPlace], int]] = {}
+        first = 0
+        for use, paired, kinds in waiting:
+            for number, position in use.by_kernels:
+                batch = plan.batches[number]
+                symmetry, layout = plan.symmetries[batch.members[0]], batch.legs[position].layout
+                assert layout is not None
+                degree = symmetry.legs[position].degree
+                leg = Leg(symmetry.kind.products, degree, layout, paired.pairs, kinds, self._wanted)
+                group, several = groups[number]
+                place = group, position if several > 1 else None
+                _, tensors, legs, _ = blocks.setdefault((place, leg, paired.key), (leg, [], [], paired.key))
+                tensors.append(first)
+                legs.append((number, position))
+            first += len(paired.tensors)
+        program = LegProgram.of([(leg, tensors) for leg, tensors, _, _ in blocks.values()])
+        return PortionProgram(program, tuple((tuple(legs), key) for _, _, legs, key in blocks.values()))
+
+    def parts(self, devices: Sequence[torch.device]) -> tuple[Part, ...]:
+        """Everything that was found, put together by stretches of batches that are alike."""
+        made = (*(one.made_by for one in self._portions), *((one.leg, one.key) for one in self._singles), *devices)
+        stretches = self._plan.outlines.get(made)
+        if stretches is None:
+            stretches = self._plan.outlines[made] = tuple(self._stretches(devices))
+        forms_of = [block.forms(one.results) for one in self._portions for block in one.made_by.program.blocks]
+        return tuple(self._part(stretch, forms_of) for stretch in stretches)
+
+    def _stretches(self, devices: Sequence[torch.device]) -> Iterator[Stretch]:
+        """How results are put together."""
+        plan = self._plan
+        ways: dict[LegPlace, tuple[int, bool]] = {one.leg: (one.key, False) for one in self._singles}
+        where: dict[LegPlace, tuple[int, int]] = {one.leg: (place, 0) for place, one in enumerate(self._singles)}
+        blocks = [block for one in self._portions for block in one.made_by.legs]
+        for place, (legs, key) in enumerate(blocks):
+            ways |= dict.fromkeys(legs, (key, True))
+            where |= {leg: (place, row) for row, leg in enumerate(legs)}
+        read = {name: place for place, name in enumerate(plan.uses)}
+        number = 0
+        for batches in plan.alike:
+            numbers = range(number, number + len(batches))
+            number += len(batches)
+            positions = range(len(batches[0].legs))
+
+            def stepped(one: int, positions: range = positions) -> Hashable:
+                return devices[one], tuple(ways[one, position] for position in positions)
+
+            for _, some in groupby(numbers, stepped):
+                run = [*some]
+                found: dict[StretchLeg, None] = {}
+                legs_of = plan.batches[run[0]].legs
+                # In the order in which parameters are read: the first key is the one that others are compared with.
+                for position in sorted(positions, key=lambda one: read[legs_of[one].view.parameter]):
+                    key, by_kernels = ways[run[0], position]
+                    degree = plan.symmetries[plan.batches[run[0]].members[0]].legs[position].degree
+                    spans = tuple(_spans([where[one, position] for one in run]))
+                    if by_kernels and len(batches) == 1:
+                        # All legs that lie alike are in one block, and added up.
+                        block = spans[0][0]
+                        spans = ((block, 0, len(blocks[block][0])),)
+                    found[StretchLeg(key, degree, by_kernels, spans)] = None
+                yield Stretch(tuple(plan.batches[one].members for one in run), tuple(found))
+
+    def _part(self, stretch: Stretch, blocks: Sequence[Found]) -> Part:
+        """Sums of the legs of some batches that are alike."""
+        size, several = len(stretch.members[0]), len(stretch.members) > 1
+        part = Part(tuple(place for members in stretch.members for place in members))
+        for leg in stretch.legs:
+            sums = part.sums.get(leg.key)
+            if sums is None:
+                sums = part.sums[leg.key] = Sums(self._pairs[leg.key], self._wanted.absolute)
+            if leg.by_kernels:
+                values, squares = (
+                    [one[:, begin:end] for place, begin, end in leg.spans if (one := blocks[place][kind]) is not None]
+                    for kind in (0, 1)
+                )
+                found = _cat(values), _cat(squares) if squares else None
+                sums.add(found, leg.degree, stacked=(1 if several else found[0].shape[1], size))
+                continue
+            singles = [self._singles[place] for place, _, _ in leg.spans]
+            values = [one.found[0] for one in singles]
+            squares = [one.found[1] for one in singles if one.found[1] is not None]
+            bounds = [one.columns for one in singles if one.columns is not None]
+            sums.add((_side_by_side(values, size), _side_by_side(squares, size) if squares else None), leg.degree)
+            sums.columns += [_side_by_side(bounds, size)] if bounds else []
+        return part
+
+
+def _spans(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Numbers of blocks and rows as stretches of rows that follow each other."""
+    for (block, _), some in groupby(enumerate(places), lambda one: (one[1][0], one[1][1] - one[0])):
+        rows = [row for _, (_, row) in some]
+        yield block, rows[0], rows[-1] + 1
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
+
+
+def _side_by_side(parts: Sequence[Tensor], size: int) -> Tensor:
+    """Results of batches of one size; what the members of a batch share is repeated for each."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([one.expand(-1, size, *one.shape[2:]) for one in parts], 1)
 
 
 def _portions(entries: Mapping[str, int], most: int) -> list[list[str]]:

@@ -8,6 +8,7 @@ the 1 by which a translation acts are those of points alone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
@@ -94,6 +95,27 @@ class _Whole:
     def paired(self, *, linear: bool, offset: float) -> Paired:
         """All of it."""
         return self.content
+
+
+@dataclass(slots=True, eq=False)
+class Present:
+    """Tensors that are there, all of them at once, for kernels."""
+
+    sources: Sequence[Source]
+    pairs: tuple[Pair, ...]
+    portion: int = sys.maxsize
+    kernels: bool = True
+
+    def stored(self, name: str) -> list[Tensor]:
+        """As they are."""
+        return [source.tensors[name] for source in self.sources]
+
+    def read(self, names: Sequence[str]) -> Iterator[Parcel]:
+        """One after the other."""
+        points = tuple(source.point for source in self.sources)
+        for name in names:
+            tensors = tuple(source.tensors[name] for source in self.sources)
+            yield _Whole(Paired(tensors, points, self.pairs), made=False)
 
 
 @dataclass(eq=False)

@@ -1,29 +1,26 @@
-"""Sums of products over the legs of many layers in one launch, where a GPU would otherwise wait for the host.
+"""Launches of kernels that sum products of the legs of many layers, where a GPU would otherwise wait for the host.
 
 On a GPU the laws of a deep model cost what it costs to launch their operations, dozens of small ones for every layer.
-Legs of all layers that look alike (`Stack`) are therefore read by one Triton kernel; nothing is copied, converted or
-stacked. The numbers are those of `torch_backend`, which they are compared with in the tests, and which is used
+Legs of all layers that look alike are therefore read by one Triton kernel (`leg_programs`); nothing is copied or
+converted. The numbers are those of `torch_backend`, which they are compared with in the tests, and which is used
 wherever this is not available.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from conserved.moment.forms import Backend, Found, Pair
+from conserved.moment.forms import Pair
 from conserved.moment.launches import Tile, power
-from conserved.moment.layouts import Layout, LegStack, PlacedProduct, plain
+from conserved.moment.layouts import Layout, PlacedProduct, plain
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
 
 LARGEST = 128
@@ -38,12 +35,14 @@ def available(device: torch.device) -> bool:
     """Whether kernels can be compiled for this device; tried once, because that takes a C compiler too."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
-    ones = LegStack(
-        (torch.ones(16, 16, device=device),), Layout(0, ((1, 0), (1, 0)), ((1, 0), (16, 16)), ((1, 0), (16, 1)))
-    )
+    ones = torch.ones(16, 16, device=device)
+    layout = Layout(0, ((1, 0), (1, 0)), ((1, 0), (16, 16)), ((1, 0), (16, 1)))
+    table = torch.tensor([ones.data_ptr(), ones.data_ptr(), 0], device=device)
+    tile, types = Tile.of(PlacedProduct(layout, layout)), (torch.float32, torch.float32)
+    sums, outer = torch.zeros(16, device=device), torch.zeros(256, device=device)
     try:
-        sums, _ = row_products(ones, ones, sizes=False)
-        outer, _ = outer_products(ones, ones, sizes=False)
+        launch_row_products(table, 1, layout, types, tile, sums, aligned=False)
+        launch_outer_products(table, 1, layout, types, tile, outer, aligned=False)
         return bool((sums == 16).all()) and bool((outer == 16).all())
     except Exception as problem:
         warnings.warn(
@@ -55,19 +54,17 @@ def available(device: torch.device) -> bool:
         return False
 
 
-def reads(stack: LegStack) -> bool:
-    """Whether kernels read these legs: plain tensors of one type they know, on a device they run on."""
-    types = types_of(stack.tensors)
-    return types is not None and len(set(types)) == 1
-
-
 def types_of(sources: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
     """The types of tensors that kernels can read; None for others."""
     device = sources[0].device
     if not available(device):
         return None
-    found = tuple(source.dtype for source in sources)
-    return found if all(one in TYPES for one in found) and all(plain(one, device) for one in sources) else None
+    found = []
+    for source in sources:
+        if source.dtype not in TYPES or not plain(source, device):
+            return None
+        found.append(source.dtype)
+    return tuple(found)
 
 
 def takes(products: Products, layout: Layout | None, n: int) -> bool:
@@ -79,108 +76,85 @@ def takes(products: Products, layout: Layout | None, n: int) -> bool:
     return bool(products.terms) and not products.lifted and in_units
 
 
-class TritonBackend(Backend):
-    """Row products and outer products of stacks, all pairs of the same types in one launch."""
+FACTORS = 4
+"""How many factors one launch of row products reads at the most."""
 
-    def faced(self, legs: Sequence[LegStack], faces: str) -> list[LegStack]:
-        """Rows as they are, or columns as rows; of all entries the rows, which are added up later."""
-        return [replace(leg, layout=leg.layout.turned()) for leg in legs] if faces == "columns" else [*legs]
-
-    def row_of_units(self, leg: LegStack, unit: int, row: int) -> LegStack:
-        """One row of every unit."""
-        layout = leg.layout.row_of_units(unit, row)
-        assert layout is not None, "takes() says so"
-        return replace(leg, layout=layout)
-
-    def row_products(
-        self, legs: Sequence[LegStack], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
-    ) -> Found:
-        """Σ_j a_ij b_ij for every row i and every pair of legs."""
-        return _of_pairs(row_products, legs, pairs, sizes=sizes)
-
-    def outer_products(
-        self, legs: Sequence[LegStack], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False
-    ) -> Found:
-        """A Bᵀ for every pair of legs."""
-        return _of_pairs(outer_products, legs, pairs, sizes=sizes)
+_LETTERS = "ABCD"
 
 
-TRITON = TritonBackend()
+def launch_row_products(
+    table: Tensor,
+    count: int,
+    layout: Layout,
+    types: Sequence[torch.dtype],
+    tile: Tile,
+    results: Tensor,
+    *,
+    pairs: Sequence[Pair] = ((0, 1),),
+    sizes: bool = False,
+    aligned: bool,
+) -> None:
+    """Fill in Σ_k a_ik b_ik for every row i, for pairs of factors of `count` entries.
 
+    Args:
+        table: addresses of all first factors, all second factors and so on, then places among the results: of every
+            entry one pair after the other.
+        count: how many entries.
+        layout: how factors lie, from their addresses on.
+        types: one for every factor, at most `FACTORS`.
+        tile: how rows and columns are gone through.
+        results: where they go.
+        pairs: pairs of factors, the earlier one first.
+        sizes: whether Σ_k (a_ik b_ik)² follow; only for the pair of the first two factors.
+        aligned: whether all addresses are multiples of 16 bytes.
 
-def _of_pairs(
-    product: Callable[..., Found], stacks: Sequence[LegStack], pairs: Sequence[Pair], *, sizes: bool
-) -> Found:
-    """The product of every listed pair of stacks, in one launch for all pairs of the same types."""
-    alike: dict[Hashable, list[int]] = defaultdict(list)
-    for number, pair in enumerate(pairs):
-        alike[tuple((stacks[i].dtype, stacks[i].layout, stacks[i].shift) for i in pair)].append(number)
-    found: dict[int, tuple[Tensor, Tensor | None]] = {}
-    for numbers in alike.values():
-        # Entry by entry, so that what pairs have in common is still in the cache.
-        a, b = (
-            replace(stacks[side[0]], tensors=tuple(chain(*zip(*(stacks[i].tensors for i in side), strict=True))))
-            for side in zip(*(pairs[number] for number in numbers), strict=True)
-        )
-        values, squares = (
-            None if part is None else part.unflatten(0, (-1, len(numbers))).transpose(0, 1)
-            for part in product(a, b, sizes=sizes)
-        )
-        assert values is not None
-        if len(alike) == 1:
-            return values, squares
-        for place, number in enumerate(numbers):
-            found[number] = values[place], None if squares is None else squares[place]
-    # Stacked and not indexed: an index would have to be sent to the device, and the host would wait for that.
-    values, squares = zip(*(found[number] for number in range(len(pairs))), strict=True)
-    return torch.stack(values), torch.stack(squares) if sizes else None
-
-
-def row_products(a: LegStack, b: LegStack, *, sizes: bool) -> Found:
-    """Σ_k a_ik b_ik for every row i, entry by entry and batch by batch, and Σ_ik (a_ik b_ik)²."""
+    """
     from conserved.moment import kernels
 
-    entries, batch, n, _ = a.shape
-    tile = Tile.of(PlacedProduct(a.layout, b.layout))
-    sums = torch.empty((entries, batch, n), device=a.device, dtype=torch.float32)
-    squares = torch.empty_like(sums) if sizes else sums
-    _launch(kernels.row_sums, -(-n // tile.height) * entries * batch, tile, a, b, sums, squares, spread=sizes)
-    return sums, squares.sum(-1) if sizes else None
+    assert len(types) <= FACTORS
+    assert not sizes or pairs == ((0, 1),)
+    numbers = {_LETTERS[i] + _LETTERS[j]: -1 for i in range(FACTORS) for j in range(i, FACTORS)}
+    numbers |= {_LETTERS[i] + _LETTERS[j]: number for number, (i, j) in enumerate(pairs)}
+    kinds = {letter: kernels.TYPES[types[min(place, len(types) - 1)]] for place, letter in enumerate(_LETTERS)}
+    programs = -(-layout.count("rows") // tile.height) * count * layout.count("batch")
+    constants = {"FACTORS": len(types), "SPREAD": sizes, "ALIGNED": tile.aligned and aligned, **kinds, **numbers}
+    _launch(kernels.row_sums, programs, table, count, layout, tile, results, **constants)
 
 
-def outer_products(a: LegStack, b: LegStack, *, sizes: bool) -> Found:
-    """A Bᵀ, for legs of at most `LARGEST` rows, and Σ_ijk (a_ik b_jk)² = Σ_k ‖a_:k‖² ‖b_:k‖²."""
+def launch_outer_products(
+    table: Tensor,
+    count: int,
+    layout: Layout,
+    types: Sequence[torch.dtype],
+    tile: Tile,
+    results: Tensor,
+    *,
+    sizes: bool = False,
+    aligned: bool,
+) -> None:
+    """The same for A Bᵀ of two factors of at most `LARGEST` rows; sizes are Σ_k ‖a_:k‖² ‖b_:k‖², one for each."""
     from conserved.moment import kernels
 
-    entries, batch, n, _ = a.shape
-    assert n <= LARGEST
-    sums = torch.empty((entries, batch, n, n), device=a.device, dtype=torch.float32)
-    squares = torch.empty((entries, batch), device=a.device, dtype=torch.float32) if sizes else sums
-    tile = replace(Tile.of(PlacedProduct(a.layout, b.layout)), height=max(16, power(n, LARGEST)), width=32)
+    rows = layout.count("rows")
+    assert rows <= LARGEST
+    tile = replace(tile, height=max(16, power(rows, LARGEST)), width=32)
     # Half-precision numbers are tf32 numbers; three products of such parts make one of single precision, up to the
     # rounding of its last bits, which a ledger of single steps must not see.
-    half = torch.float32 not in (a.dtype, b.dtype)
-    precision = "tf32" if half else "tf32x3" if sizes else "ieee"
-    programs = entries * batch
-    _launch(kernels.outer_products, programs, tile, a, b, sums, squares, spread=sizes, PRECISION=precision)
-    return sums, squares if sizes else None
+    precision = "tf32" if torch.float32 not in types else "tf32x3" if sizes else "ieee"
+    a, b = (kernels.TYPES[kind] for kind in types)
+    constants = {"A": a, "B": b, "SPREAD": sizes, "ALIGNED": tile.aligned and aligned, "PRECISION": precision}
+    programs = count * layout.count("batch")
+    _launch(kernels.outer_products, programs, table, count, layout, tile, results, **constants)
 
 
 def _launch(
-    kernel: Any, programs: int, tile: Tile, a: LegStack, b: LegStack, sums: Tensor, squares: Tensor, *,
-    spread: bool, **more: str,
-) -> None:  # fmt: skip
-    from conserved.moment.kernels import TYPES
-
-    assert replace(a.layout, offset=0) == replace(b.layout, offset=0)
+    kernel: Any, programs: int, table: Tensor, count: int, layout: Layout, tile: Tile, results: Tensor, **more: object
+) -> None:
     strides: list[int] = []
-    for outer, inner in (a.layout.batch, a.layout.rows, a.layout.columns):
+    for outer, inner in (layout.batch, layout.rows, layout.columns):
         strides += [outer[0] * inner[0], inner[0], outer[1], inner[1]]
-    addresses = np.array(a.addresses() + b.addresses())
-    table = torch.from_numpy(addresses).to(a.device, non_blocking=True)
-    with torch.cuda.device_of(sums):
+    with torch.cuda.device_of(results):
         kernel[(programs,)](
-            table, sums, squares, a.shift, b.shift, len(a.tensors), *strides,
-            A=TYPES[a.dtype], B=TYPES[b.dtype], SPREAD=spread, HEIGHT=tile.height, WIDTH=tile.width,
-            TURNED=tile.turned, MERGED=tile.merged, ALIGNED=tile.aligned and not bool((addresses % 16).any()), **more,
+            table, results, count, *strides,
+            HEIGHT=tile.height, WIDTH=tile.width, TURNED=tile.turned, MERGED=tile.merged, **more,
         )  # fmt: skip

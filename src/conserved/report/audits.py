@@ -159,7 +159,6 @@ def _residuals(name: str, rows: Sequence[Mapping[str, Any]]) -> Plot:
             "x": list(range(1, len(drawn) + 1)),
             "y": [float(row["tolerance"]) for row in drawn],
             "line": {"dash": "dot", "shape": "hvh", "color": "var(--muted)"},
-            "hoverinfo": "skip",
         }
     )
     failed = sum(not row["ok"] for row in rows)

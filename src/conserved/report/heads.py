@@ -121,7 +121,6 @@ def _ranks(name: str, heads: Sequence[Mapping[str, Any]]) -> Plot:
             "x": places,
             "y": [head.get("bound") for head in heads],
             "line": {"dash": "dot", "shape": "hvh", "color": "var(--muted)"},
-            "hoverinfo": "skip",
         }
     )
     return Plot(
@@ -210,7 +209,7 @@ def _evenness(name: str, heads: Sequence[Mapping[str, Any]]) -> Plot:
         ],
         layout={
             "xaxis": PlotAxis("head", options={"dtick": 1} if widest <= 16 else {}).layout(),
-            "yaxis": {"automargin": True, "autorange": "reversed", "type": "category"},
+            "yaxis": {"autorange": "reversed", "type": "category"},
             "height": max(220, min(120 + 34 * len(layers), 700)),
         },
         small=True,

@@ -96,7 +96,7 @@ def _numbers_by_family(name: str, found: LawSet) -> Plot:
         ],
         layout={
             "xaxis": PlotAxis("conserved numbers").layout(),
-            "yaxis": {"automargin": True, "type": "category"},
+            "yaxis": {"type": "category"},
             "height": 110 + 26 * len(ranked),
         },
     )

@@ -83,8 +83,7 @@ class PlotAxis:
 
     def layout(self) -> dict[str, Any]:
         """As part of a layout."""
-        scale = {"type": "log", "exponentformat": "power", "dtick": None} if self.log else {}
-        return {"title": {"text": self.title}, **scale, **self.options}
+        return {"title": {"text": self.title}, **({"type": "log"} if self.log else {}), **self.options}
 
 
 def line(name: str, x: Sequence[Any], y: Sequence[Any], **options: Any) -> dict[str, Any]:

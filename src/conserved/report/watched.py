@@ -124,7 +124,7 @@ def _judged(run: Digest, trouble: str) -> tuple[Status, str]:
         )
     if not trouble:
         return Status.VERIFIED, account
-    raised = f" ({run.alarm_count:,} alarms)" if run.alarm_count else ""
+    raised = f" (seen {run.alarm_count:,} times)" if run.alarm_count > 1 else ""
     return Status.REFUTED, f"{trouble[0].upper()}{trouble[1:]}{raised}. {account}"
 
 
@@ -138,6 +138,11 @@ def _positive(values: Sequence[float]) -> list[float | None]:
     return [abs(value) if value == value and value != 0 else None for value in values]
 
 
+def _over_steps(title: str, *, log: bool) -> dict[str, Any]:
+    """The layout of a plot of something against the step."""
+    return {"xaxis": PlotAxis("step").layout(), "yaxis": PlotAxis(title, log=log).layout()}
+
+
 def _errors(run: Digest) -> Plot:
     last = {family: values[-1] for family, values in run.errors.items()}
     listing = ", ".join(f"{family} {numeral(value)}" for family, value in last.items())
@@ -147,11 +152,7 @@ def _errors(run: Digest) -> Plot:
         alt=f"Lines of the error of equation (10) over {run.steps:,} steps by law; at the end: {listing}.",
         caption="Equation (10): mean of ‖h(θ_k) − h(θ_0)‖ / ‖h(θ_0)‖ over the laws of a kind.",
         data=[line(family, run.shown, _positive(values)) for family, values in run.errors.items()],
-        layout={
-            "xaxis": PlotAxis("step").layout(),
-            "yaxis": PlotAxis("error", log=True).layout(),
-            "hovermode": "x unified",
-        },
+        layout=_over_steps("error", log=True),
     )
 
 
@@ -178,11 +179,7 @@ def _ledger(run: Digest, family: str) -> Plot:
             f"{numeral(final['second_order'])}, residual {numeral(final['residual'])}."
         ),
         data=data,
-        layout={
-            "xaxis": PlotAxis("step").layout(),
-            "yaxis": PlotAxis("|change in the step|", log=True).layout(),
-            "hovermode": "x unified",
-        },
+        layout=_over_steps("|change in the step|", log=True),
         small=True,
     )
 
@@ -194,11 +191,7 @@ def _causes(run: Digest) -> Plot:
         alt=f"Lines over steps of the first-order change by cause: {', '.join(run.totals)}.",
         caption="Magnitudes added over all laws. Plain gradient descent has none of this; the optimizer puts it there.",
         data=[line(cause, run.shown, _positive(values)) for cause, values in run.totals.items()],
-        layout={
-            "xaxis": PlotAxis("step").layout(),
-            "yaxis": PlotAxis("Σ |first order|", log=True).layout(),
-            "hovermode": "x unified",
-        },
+        layout=_over_steps("Σ |first order|", log=True),
     )
 
 
@@ -245,7 +238,7 @@ def _readings(run: Digest) -> Plot:
         title="Readings",
         alt=f"Lines over steps of {', '.join(run.readings)}.",
         data=[line(name, run.shown, list(values)) for name, values in list(run.readings.items())[:40]],
-        layout={"xaxis": PlotAxis("step").layout(), "yaxis": PlotAxis("value").layout(), "hovermode": "x unified"},
+        layout=_over_steps("value", log=False),
     )
 
 

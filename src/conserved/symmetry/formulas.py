@@ -15,7 +15,7 @@ class Formula(str):
 
     def __call__(self) -> str:
         """The text itself."""
-        warnings.warn("formula is a property now: leave out the parentheses.", DeprecationWarning, stacklevel=2)
+        warnings.warn("formula and latex are each a property now: no parentheses.", DeprecationWarning, stacklevel=2)
         return str(self)
 
 

@@ -16,6 +16,7 @@ of f, and U the update of any optimizer, θ' = θ − U:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -100,6 +101,12 @@ class Symmetry(Recorded):
     def name(self) -> str:
         stem = f"{self.block}.{self.family}" if self.block else self.family
         return f"{stem}[{self.part}]" if self.part else stem
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """Itself: laws of the first release were objects of their own that had a symmetry."""
+        warnings.warn("a law is its symmetry now: leave out .symmetry.", DeprecationWarning, stacklevel=2)
+        return self
 
     @property
     def n(self) -> int:
@@ -215,9 +222,10 @@ class Symmetry(Recorded):
         """The law as a formula in plain text."""
         return formula(self.kind, ((leg.view, leg.degree) for leg in self.legs), latex=False)
 
-    def latex(self) -> str:
+    @property
+    def latex(self) -> Formula:
         """The law as LaTeX."""
-        return str(formula(self.kind, ((leg.view, leg.degree) for leg in self.legs), latex=True))
+        return formula(self.kind, ((leg.view, leg.degree) for leg in self.legs), latex=True)
 
     def __repr__(self) -> str:
         legs = ", ".join(map(str, self.legs))

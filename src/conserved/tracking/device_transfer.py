@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conserved.moment.host_copy import HostCopy
 from conserved.store.step_record import LawName, StepRecord
 
 
@@ -17,9 +18,13 @@ class _Underway:
     step: int
     causes: tuple[str, ...]
     skipped: bool
-    host: Tensor
-    readings: dict[str, Tensor | float]
-    arrived: torch.cuda.Event | None
+    numbers: HostCopy
+    readings: dict[str, HostCopy | float]
+
+    @property
+    def arrived(self) -> bool:
+        copies = [self.numbers, *(one for one in self.readings.values() if isinstance(one, HostCopy))]
+        return all(one.arrived for one in copies)
 
 
 class Transfer:
@@ -34,25 +39,10 @@ class Transfer:
     def send(
         self, step: int, causes: tuple[str, ...], numbers: Tensor, readings: dict[str, Tensor | float], skipped: bool
     ) -> None:
-        """Start copying; on a GPU the copy is queued behind the work that makes the numbers."""
-        arrived: torch.cuda.Event | None = None
-        if numbers.device.type == "cuda":
-            host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            host.copy_(numbers, non_blocking=True)
-            kept: dict[str, Tensor | float] = {}
-            for name, value in readings.items():
-                if isinstance(value, Tensor) and value.device.type == "cuda":
-                    target = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-                    kept[name] = target.copy_(value.detach(), non_blocking=True)
-                else:
-                    kept[name] = value
-            readings = kept
-            arrived = torch.cuda.Event()
-            arrived.record()
-        else:
-            host = numbers
+        """Start copying."""
+        read = {name: HostCopy.of(one) if isinstance(one, Tensor) else one for name, one in readings.items()}
         self._underway.append(
-            _Underway(step=step, causes=causes, skipped=skipped, host=host, readings=dict(readings), arrived=arrived)
+            _Underway(step=step, causes=causes, skipped=skipped, numbers=HostCopy.of(numbers), readings=read)
         )
 
     def receive(self, *, wait: bool = False) -> list[StepRecord]:
@@ -60,19 +50,20 @@ class Transfer:
         found = []
         while self._underway:
             first = self._underway[0]
-            if first.arrived is not None and not first.arrived.query():
-                if not wait:
-                    break
-                first.arrived.synchronize()
+            if not wait and not first.arrived:
+                break
             self._underway.popleft()
-            numbers = torch.from_numpy(first.host.numpy()[self._places].astype(np.float64))
+            numbers = torch.from_numpy(first.numbers.read().numpy()[self._places].astype(np.float64))
             found.append(
                 StepRecord(
                     step=first.step,
                     laws=self._laws,
                     causes=first.causes,
                     numbers=numbers,
-                    readings={name: float(value) for name, value in first.readings.items()},
+                    readings={
+                        name: float(one.read() if isinstance(one, HostCopy) else one)
+                        for name, one in first.readings.items()
+                    },
                     skipped=first.skipped,
                 )
             )

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.laws import Change, Reference
-from conserved.laws.identity_verdicts import TOLERANCE
+from conserved.laws.identities import TOLERANCE
 from conserved.symmetry import Symmetry, Tensors
 from conserved.tracking.ledger import Shelf, StepAccount, rounding
 

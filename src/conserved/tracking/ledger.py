@@ -21,7 +21,7 @@ from conserved.moment.portions import Part
 from conserved.moment.precision import working_dtype
 from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.tracking.combination import Scalar
-from conserved.tracking.step_expansion import Expansion, Slot, StepWeights, Weights
+from conserved.tracking.step_expansion import Coefficients, Expansion, Slot, StepWeights, Weights
 
 _TEMPORARY = 1 << 25
 """Entries of parameters whose steps are expanded together at least: for each of them a rule may make a tensor."""
@@ -72,6 +72,22 @@ class _Steps:
     """By coefficients, and for linear laws or others: where `weights` has them."""
     weights: list[tuple[StepWeights, tuple[Slot, ...], Scalar]] = field(default_factory=list)
     """What the account weighs each pair with, all pairs, the rate."""
+    known: dict[tuple[int, bool], tuple[Coefficients, int]] = field(default_factory=dict)
+    """The same numbers by the identity of coefficients that many parameters share."""
+
+    def number(self, coefficients: Coefficients, *, linear: bool) -> int:
+        """Where `weights` has these coefficients."""
+        found = self.known.get((id(coefficients), linear))
+        if found is not None:
+            return found[1]
+        key = coefficients.key, linear
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.numbers[key] = len(self.weights)
+            weights = coefficients.weights(linear=linear)
+            self.weights.append((weights, weights.slots(), coefficients.rate))
+        self.known[id(coefficients), linear] = coefficients, number
+        return number
 
     def stored(self, name: str) -> tuple[Tensor, ...]:
         """In the precision that watching began in."""
@@ -96,18 +112,14 @@ class _Step:
 
     def paired(self, *, linear: bool, offset: float) -> Paired:
         """Its tensors, θ after the step first, and all pairs of them that the account needs."""
-        step, reader = self.expansion.shifted(offset) if offset else self.expansion, self.reader
-        key = step.key, linear
-        number = reader.numbers.get(key)
-        if number is None:
-            number = reader.numbers[key] = len(reader.weights)
-            weights = step.weights(linear=linear)
-            reader.weights.append((weights, weights.slots(), step.rate))
+        step = self.expansion.shifted(offset) if offset else self.expansion
+        number = self.reader.number(step.coefficients, linear=linear)
         points = (True,) + (False,) * (len(step.sources) - 1)
         bounded: tuple[int, ...] = ()
         if linear:
-            bounded = (0,) if step.gradient is None else (0, _index(step.gradient))
-        return Paired(step.sources, points, reader.weights[number][1], number, bounded)
+            gradient = step.coefficients.gradient
+            bounded = (0,) if gradient is None else (0, _index(gradient))
+        return Paired(step.sources, points, self.reader.weights[number][1], number, bounded)
 
 
 class Ledger:
@@ -117,16 +129,13 @@ class Ledger:
         self.symmetries = tuple(symmetries)
         self._plan, self._dtype = Plan.of(self.symmetries), dtype
         grouped: dict[tuple[Kind, int, int, torch.device], list[int]] = defaultdict(list)
-        for number, batch in enumerate(self._plan.batches):
+        for batch in self._plan.batches:
             first = self.symmetries[batch.members[0]]
             # Columns matter to the size of a translation's law alone.
             columns = first.m if first.kind.linear else 0
-            grouped[first.kind, first.n, columns, theta[first.parameters[0]].device].append(number)
-        self._members = list(grouped.values())
-        self.shelves = tuple(
-            Shelf(kind, n, m, tuple(place for number in numbers for place in self._plan.batches[number].members))
-            for (kind, n, m, _), numbers in grouped.items()
-        )
+            grouped[first.kind, first.n, columns, theta[first.legs[0].view.parameter].device] += batch.members
+        self.shelves = tuple(Shelf(kind, n, m, tuple(places)) for (kind, n, m, _), places in grouped.items())
+        self._shelf_of = {place: number for number, shelf in enumerate(self.shelves) for place in shelf.places}
         self.parameters = tuple(self._plan.uses)
         self._portion = max(_TEMPORARY, sum(self._plan.counts.values()) // _PORTIONS)
         self._like = {
@@ -139,8 +148,10 @@ class Ledger:
         together = triton_backend.available(self._like[self.parameters[0]].device)
         steps = _Steps(expand, self._like, self._portion if together else 0)
         with torch.no_grad():
-            parts = self._plan.evaluate(steps, law=True, dtype=self._dtype).parts
-            return [self._shelved([parts[number] for number in numbers], steps) for numbers in self._members]
+            shelved: list[list[Part]] = [[] for _ in self.shelves]
+            for part in self._plan.evaluate(steps, law=True, dtype=self._dtype).parts:
+                shelved[self._shelf_of[part.members[0]]].append(part)
+            return [self._shelved(parts, steps) for parts in shelved]
 
     def _shelved(self, parts: Sequence[Part], steps: _Steps) -> StepAccount:
         """Put the sums of all batches of a shelf together."""

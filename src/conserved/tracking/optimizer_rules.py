@@ -148,8 +148,9 @@ def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
     _, root = _corrections(steps[0])
     key = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
     divisors = torch._foreach_sqrt([_wide(step.state[key]) for step in steps])
-    shift: list[Any] = [group["eps"] * root] * len(steps)
-    torch._foreach_add_(divisors, shift)
+    shift: Any = group["eps"] * root
+    # One number for all takes fewer launches than a list of them.
+    torch._foreach_add_(divisors, [shift] * len(steps) if isinstance(shift, Tensor) else shift)
     return list(torch._foreach_div([_wide(step.state["exp_avg"]) for step in steps], divisors))
 
 
@@ -240,7 +241,10 @@ def _present(**parts: Combination) -> dict[str, Combination]:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor if tensor.dtype in _WIDE else tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+_WIDE = (torch.float32, torch.float64)
 
 
 def _number(step: Tensor | float) -> Scalar:

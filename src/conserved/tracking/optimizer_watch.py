@@ -171,7 +171,7 @@ class OptimizerWatch:
         """The last steps of some parameters."""
         steps = {name: step for name in names if (step := self._step(name)) is not None}
         made = self._made(steps)
-        return [self._expansion(name, made.get(name, steps.get(name)), causes=causes) for name in names]
+        return [self._expansion(name, steps.get(name), made.get(name), causes=causes) for name in names]
 
     def unclipped(self, names: Sequence[str]) -> list[Expansion]:
         """Parameters that have not moved, and their gradients as they are now."""
@@ -210,33 +210,32 @@ class OptimizerWatch:
             count=self._count(watched, name),
         )
 
-    def _made(self, steps: Mapping[str, ParameterStep]) -> dict[str, ParameterStep]:
-        """The steps whose rules make tensors, with those: parameters that are stepped alike together."""
+    def _made(self, steps: Mapping[str, ParameterStep]) -> dict[str, Tensor]:
+        """The tensors that rules make for steps: of parameters that are stepped alike together."""
         alike: dict[Hashable, list[str]] = defaultdict(list)
         for name, step in steps.items():
             watched, group = self._place[name]
             if watched.rule.make is not None:
                 sharded, alone = hasattr(step.parameter, "full_tensor"), name if step.count is None else None
                 alike[id(watched), group, step.count, sharded, alone].append(name)
-        found: dict[str, ParameterStep] = {}
+        found: dict[str, Tensor] = {}
         for names in alike.values():
             make = self._place[names[0]][0].rule.make
             assert make is not None
-            tensors = make([steps[name] for name in names])
-            found |= {name: replace(steps[name], made=made) for name, made in zip(names, tensors, strict=True)}
+            found |= zip(names, make([steps[name] for name in names]), strict=True)
         return found
 
-    def _expansion(self, name: str, step: ParameterStep | None, *, causes: bool) -> Expansion:
+    def _expansion(self, name: str, step: ParameterStep | None, made: Tensor | None, *, causes: bool) -> Expansion:
         parameter = self._theta[name]
         if step is None:
             return Expansion.of(parameter, causes=causes)
         watched, group = self._place[name]
-        held: dict[str, Any] = {"parameter": parameter, "gradient": step.gradient, "made": step.made, **step.state}
+        held: dict[str, Any] = {"parameter": parameter, "gradient": step.gradient, "made": made, **step.state}
         place = (id(watched), group, step.count, causes)
         if place in self._patterns:
             expansion, roles = self._patterns[place]
             return expansion.of_others([held[role] for role in roles])
-        update = watched.rule.update(step)
+        update = watched.rule.update(replace(step, made=made))
         if watched.skipped is not None:
             return Expansion.of(parameter, _unless(watched.skipped, update, parameter), causes=causes)
         kept = {id(tensor) for role, tensor in held.items() if role != "made"}

@@ -23,7 +23,7 @@ from conserved.auditing.attention_keys import keys_seen
 from conserved.auditing.audit_result import Row
 from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.laws import LawSet
-from conserved.laws.pass_precision import coarsest
+from conserved.laws.identities import coarsest
 
 LOGGER = logging.getLogger("conserved")
 

@@ -13,7 +13,7 @@ sums ℓ(B_i) of rows only: its first order is −Σ γ_ci ℓ(B_i), its second 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,17 +30,54 @@ Weights = dict[Slot, Scalar]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Expansion:
-    """One parameter's step over its tensors."""
+class Coefficients:
+    """What a step makes of its tensors; parameters that are stepped alike share one such object."""
 
-    sources: tuple[Tensor, ...]
-    """The tensors, whole and detached, θ after the step first."""
     before: tuple[Scalar, ...]
     total: tuple[Scalar, ...]
     parts: Mapping[str, tuple[Scalar, ...]]
     gradient: tuple[Scalar, ...] | None
     """The direction of the gradient, without its rate; None where the rule does not know one."""
     rate: Scalar
+
+    def shifted(self) -> Coefficients:
+        """The same step of θ + c, as a law of 1 + γ sees it: B_0 is then θ' + c, and c one more tensor, the last.
+
+        Directions take no shift, so B_0 in them becomes (θ' + c) − c.
+        """
+        gradient = self.gradient
+        return Coefficients(
+            before=(*self.before, 1 - self.before[0]),
+            total=(*self.total, -self.total[0]),
+            parts={cause: (*part, -part[0]) for cause, part in self.parts.items()},
+            gradient=None if gradient is None else (*gradient, -gradient[0]),
+            rate=self.rate,
+        )
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for parameters whose steps have equal coefficients, so that their legs may be added up first."""
+        return self.before, self.total, tuple(self.parts.items()), self.gradient, self.rate
+
+    def weights(self, *, linear: bool) -> StepWeights:
+        """What each quantity of the account weighs every slot with."""
+        first, square = (_linear_first, _linear_second) if linear else (_first, _second)
+        slope = first(self.before, self.gradient) if self.gradient is not None else {}
+        return StepWeights(
+            first={cause: first(self.before, part) for cause, part in self.parts.items()},
+            slope=slope,
+            second=square(self.total),
+            steepness={} if self.gradient is None or linear else _second(self.gradient),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expansion:
+    """One parameter's step over its tensors."""
+
+    sources: tuple[Tensor, ...]
+    """The tensors, whole, θ after the step first."""
+    coefficients: Coefficients
     origins: tuple[int, ...] = ()
     """The identities of the tensors that the sources are, or are gathered from."""
     made: bool = False
@@ -65,53 +102,26 @@ class Expansion:
         rest = update.parts if causes else {"update": moved - update.rate * update.gradient}
         return Expansion(
             sources=tuple(whole(tensor.detach()) for tensor in order),
-            before=over(before),
-            total=over(moved),
-            parts={cause: over(part) for cause, part in rest.items()},
-            gradient=over(update.gradient) if update.gradient.terms else None,
-            rate=update.rate,
+            coefficients=Coefficients(
+                before=over(before),
+                total=over(moved),
+                parts={cause: over(part) for cause, part in rest.items()},
+                gradient=over(update.gradient) if update.gradient.terms else None,
+                rate=update.rate,
+            ),
             origins=tuple(tensors),
             made=any(hasattr(tensor, "full_tensor") or id(tensor) not in {id(parameter), *held} for tensor in order),
         )
 
     def of_others(self, tensors: Sequence[Tensor]) -> Expansion:
-        """The same step of another parameter, whose tensors these are."""
-        return replace(
-            self,
-            sources=tuple(whole(tensor.detach()) for tensor in tensors),
-            made=self.made or any(hasattr(tensor, "full_tensor") for tensor in tensors),
-        )
+        """The same step of another parameter, whose tensors these are; gradients are not to be followed through it."""
+        gathered = any(hasattr(tensor, "full_tensor") for tensor in tensors)
+        return Expansion(tuple(map(whole, tensors)), self.coefficients, self.origins, self.made or gathered)
 
     def shifted(self, offset: float) -> Expansion:
-        """The same step of θ + c, as a law of 1 + γ sees it: B_0 is then θ' + c, and c one more tensor, the last.
-
-        Directions take no shift, so B_0 in them becomes (θ' + c) − c.
-        """
-        gradient = self.gradient
-        return replace(
-            self,
-            sources=(*self.sources, torch.full_like(self.sources[0], offset)),
-            before=(*self.before, 1 - self.before[0]),
-            total=(*self.total, -self.total[0]),
-            parts={cause: (*part, -part[0]) for cause, part in self.parts.items()},
-            gradient=None if gradient is None else (*gradient, -gradient[0]),
-        )
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for parameters whose steps have equal coefficients, so that their legs may be added up first."""
-        return self.before, self.total, tuple(self.parts.items()), self.gradient, self.rate
-
-    def weights(self, *, linear: bool) -> StepWeights:
-        """What each quantity of the account weighs every slot with."""
-        first, square = (_linear_first, _linear_second) if linear else (_first, _second)
-        slope = first(self.before, self.gradient) if self.gradient is not None else {}
-        return StepWeights(
-            first={cause: first(self.before, part) for cause, part in self.parts.items()},
-            slope=slope,
-            second=square(self.total),
-            steepness={} if self.gradient is None or linear else _second(self.gradient),
-        )
+        """The same step of θ + c; see `Coefficients.shifted`."""
+        sources = (*self.sources, torch.full_like(self.sources[0], offset))
+        return Expansion(sources, self.coefficients.shifted(), self.origins, self.made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

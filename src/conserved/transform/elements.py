@@ -33,6 +33,9 @@ CONDITION = 1e12
 """Matrices worse conditioned than this are refused: their inverse would lose the weights in rounding."""
 
 
+_NOT_SAID = "How elements of {} are multiplied and undone is not known: move along it with Symmetry.act."
+
+
 class Unmovable(ValueError):
     """A symmetry, an element or a tensor that cannot be moved; the message names it and says what to do."""
 
@@ -134,7 +137,9 @@ def element_shape(symmetry: Symmetry) -> tuple[int, ...]:
         return (n // 2,)
     if isinstance(kind, Translation):
         return (m,)
-    return () if isinstance(kind, OneScale) else (n,)
+    if isinstance(kind, Scaling | Exchange):
+        return (n,)
+    return tuple(kind.element(n, m, spread=0.0, generator=None).shape)
 
 
 def inverse(kind: Kind, element: Tensor) -> Tensor:
@@ -147,7 +152,9 @@ def inverse(kind: Kind, element: Tensor) -> Tensor:
         return -element
     if isinstance(kind, Exchange):
         return element.argsort()
-    return 1 / element
+    if isinstance(kind, Scaling | OneScale | ComplexScaling):
+        return 1 / element
+    raise Unmovable(_NOT_SAID.format(kind.title))
 
 
 def acted(symmetry: Symmetry, element: Tensor, matrix: Float[Tensor, "n m"], degree: Degree) -> Float[Tensor, "n m"]:
@@ -166,7 +173,9 @@ def identity(symmetry: Symmetry) -> Tensor:
         return torch.arange(symmetry.n)
     if isinstance(kind, Translation):
         return torch.zeros(shape, dtype=torch.float64)
-    return torch.ones(shape, dtype=torch.complex128 if isinstance(kind, ComplexScaling) else torch.float64)
+    if isinstance(kind, ComplexScaling | Scaling):
+        return torch.ones(shape, dtype=torch.complex128 if isinstance(kind, ComplexScaling) else torch.float64)
+    return kind.element(symmetry.n, symmetry.m, spread=0.0, generator=None)
 
 
 def composed(kind: Kind, later: Tensor, earlier: Tensor) -> Tensor:
@@ -175,7 +184,11 @@ def composed(kind: Kind, later: Tensor, earlier: Tensor) -> Tensor:
         return later @ earlier
     if isinstance(kind, Exchange):
         return earlier[later]
-    return later + earlier if isinstance(kind, Translation) else later * earlier
+    if isinstance(kind, Translation):
+        return later + earlier
+    if isinstance(kind, Scaling | OneScale | ComplexScaling):
+        return later * earlier
+    raise Unmovable(_NOT_SAID.format(kind.title))
 
 
 def scaling_element(symmetry: Symmetry, factors: Float[Tensor, " units"]) -> Tensor:

@@ -84,6 +84,7 @@ def move(
     steps = _steps(elements, laws)
     named = laws.parameters if isinstance(laws, LawSet) else ()
     tensors = target if isinstance(target, Weights) else Weights(target, named)
+    undo = {symmetry: inverse(symmetry.kind, element) for symmetry, element in reversed(steps)}
     before: dict[str, Tensor] = {}
     after: dict[str, Tensor] = {}
     with tensors.complete():
@@ -95,7 +96,7 @@ def move(
     order = [symmetry.name for symmetry, _ in steps]
     return MovedWeights(
         moved=tuple(order),
-        inverse={symmetry: inverse(symmetry.kind, element) for symmetry, element in reversed(steps)},
+        inverse=undo,
         before={name: before[name] for name in dict.fromkeys(order) if name in before},
         after={name: after[name] for name in dict.fromkeys(order) if name in after},
         parameters=tuple(tensors.written),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conserved.inference.probing.noise import by_row, wide
-from conserved.laws.identity_verdicts import status
+from conserved.laws.identities import status
 from conserved.plain_data import record_of
 from conserved.verdict import Status
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from conserved.inference.engine import Engine, ReadPart, components, renumbered, scaled
+from conserved.inference.engine import Engine, ReadPart, renumbered, scaled
+from conserved.inference.field_groups import components
 from conserved.inference.moves import Regroup, Renumber, broadcast
 from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
 from conserved.inference.rules.sums import added, adopt

@@ -98,7 +98,18 @@ def _reduce(s: Step) -> Any:
     if name in ("linalg_vector_norm", "norm"):
         s.engine.steady(type_)
         return without(Type(tuple(factors)), gone, count, keep)
-    shifts, images = [], []
+    shifts, images = _shifts_along(s, type_, name, dims, entries)
+    result = Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
+    return result if name == "cumsum" else without(result, gone, count, keep)
+
+
+def _shifts_along(
+    s: Step, type_: Type, name: str, dims: Sequence[int], entries: int
+) -> tuple[list[Field], list[Image]]:
+    """What is left of the shifts of a type when axes are reduced, and what is only known of it."""
+    shifts: list[Field] = []
+    images: list[Image] = []
+    count = len(s.shape(s.arg(0)))
     scale = Fraction(entries) if name in ("sum", "nansum") else Fraction(1)
     for one in type_.shifts:
         if name in ("sum", "mean") and one.touches(dims) and not one.virtual and one.atoms.size <= 100_000:
@@ -126,8 +137,7 @@ def _reduce(s: Step) -> Any:
                 images[-1] = replace(images[-1], varies=frozenset(range(count)) - set(dims))
         else:
             images.append(replace(image, weight=image.weight * scale))
-    result = Type(tuple(factors), tuple(shifts), tuple(images), type_.zero)
-    return result if name == "cumsum" else without(result, gone, count, keep)
+    return shifts, images
 
 
 def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.inference.capture import Operation, Program, ValueRef
+from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.engine import ENTRIES, Engine, ReadPart
 from conserved.inference.moves import Move
 from conserved.inference.types import FIXED, ZERO, Type, Virtual
@@ -23,7 +23,7 @@ class Step:
     """One operation with what is known of its inputs."""
 
     engine: Engine
-    program: Program
+    program: CapturedProgram
     operation: Operation
     known: dict[int, Known]
     deferred: dict[int, tuple[Any, Any]]

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from conserved.tracking import Monitor
 
 Watch = Callable[[dict[str, Tensor]], Tensor]
 """Numbers made of the parameters."""
@@ -27,6 +30,20 @@ def scattered(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
         for parameter in model.parameters():
             parameter.copy_(0.6 * torch.randn(parameter.shape, dtype=torch.float64))
     return model
+
+
+def monitored(build: Callable[[], nn.Module], optimizer_of: Callable[[list[Tensor]], Optimizer]) -> Monitor:
+    """What a monitor saw of twenty steps of an optimizer on fresh noise."""
+    model = scattered(build)
+    optimizer = optimizer_of(list(model.parameters()))
+    monitor = Monitor(model, optimizer)
+    for _ in range(20):
+        optimizer.zero_grad()
+        x, y = (torch.randn(6, 5, 4, dtype=torch.float64) for _ in range(2))
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        monitor.step()
+    return monitor
 
 
 def drifts(

@@ -13,6 +13,7 @@ from conserved.certificates.proof import departure, random_fields
 from conserved.inference import recognize
 from conserved.laws import LawSet
 from conserved.papers.blocks import Attention, MixtureOfExperts, SwiGLU
+from conserved.papers.claims import full_size
 from conserved.papers.claims import paper_blocks as block
 from conserved.papers.claims.certified import Build, Parameters, Quantities, all_laws, certificate, forms_of, laws_hold
 from conserved.papers.claims.descents import Watch, constant, drifts, exponent, scattered
@@ -82,6 +83,7 @@ def gating_drift(*, watch: Watch = router_sum, stochastic: bool = True) -> Verdi
             "A linear law does not drift under gradient descent, at any step size; what is seen is rounding or "
             "another quantity (see paper.E2.rowsums).",
             Evidence(what="largest relative drift over three step sizes", value=max(found), limit=1e-13, samples=3),
+            full_size.drifted("wikitext" if stochastic else "penn", "shift"),
             witness=Witness(
                 data={"g": "(2/3, 1/3)", "expert outputs": "(1, 0)", "x": 1},
                 claimed="W_1 + W_2 moves by an amount of order τ²",

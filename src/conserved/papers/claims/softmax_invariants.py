@@ -14,6 +14,7 @@ from torch import Tensor
 
 from conserved.attention import energy_field
 from conserved.papers.blocks import DecoderLM, TransformerBlock
+from conserved.papers.claims import full_size
 from conserved.papers.claims.judging import argued, held, judged, refuted
 from conserved.papers.claims.polynomials import Matrix, fractions, rank
 from conserved.papers.claims.registry import claim
@@ -223,7 +224,10 @@ def delocalised(*, spike: float = 1.0) -> Verdict:
         "Every head spreads its variance over a good part of the keys, before and after training.",
         "Some head puts its variance on few keys.",
         Evidence(what="least participation, above 0.15", value=float(values.min()), limit=0.15, samples=len(values)),
-        beside=[Evidence(what="mean participation", value=float(values.mean()), samples=len(values))],
+        beside=[
+            Evidence(what="mean participation", value=float(values.mean()), samples=len(values)),
+            *full_size.spread(),
+        ],
     )
 
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from conserved.papers.blocks import Attention, FeedForward, SwiGLU
 from conserved.papers.claims import paper_blocks as block
 from conserved.papers.claims.certified import Build, Parameters, Quantities, all_laws, certificate, laws_hold
-from conserved.papers.claims.descents import drifts, scattered
+from conserved.papers.claims.descents import drifts, monitored
 from conserved.papers.claims.judging import answered, held, judged, refuted, together
 from conserved.papers.claims.paper_blocks import EXPERTS, FFN
 from conserved.papers.claims.registry import claim
-from conserved.tracking import Monitor
 from conserved.verdict import Evidence, Verdict, Witness
 
 
@@ -203,16 +202,7 @@ def optimizers(
     residual, share, count = 0.0, float("inf"), 0
     for build in (lambda: Attention(4, 2), lambda: SwiGLU(4, 5)):
         for optimizer_of in make:
-            model = scattered(build)
-            optimizer = optimizer_of(list(model.parameters()))
-            monitor = Monitor(model, optimizer)
-            for _ in range(20):
-                optimizer.zero_grad()
-                x, y = (torch.randn(6, 5, 4, dtype=torch.float64) for _ in range(2))
-                (model(x) - y).square().mean().backward()
-                optimizer.step()
-                monitor.step()
-            rows = monitor.ledger()
+            rows = monitored(build, optimizer_of).ledger()
             count += len(rows)
             size = max(abs(row.observed) for row in rows)
             residual = max(residual, max(abs(row.residual) for row in rows) / size)

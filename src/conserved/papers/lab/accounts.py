@@ -46,10 +46,6 @@ class Account(Task):
     seed: int = 0
 
     @property
-    def name(self) -> str:
-        return f"account/{self.optimizer}/{self.seed}"
-
-    @property
     def results(self) -> tuple[str, ...]:
         return (f"{self.optimizer}/{self.seed}",)
 

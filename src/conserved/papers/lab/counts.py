@@ -42,10 +42,6 @@ class Count(Task):
     component: str
 
     @property
-    def name(self) -> str:
-        return f"count/{self.component}"
-
-    @property
     def results(self) -> tuple[str, ...]:
         return (self.component,)
 

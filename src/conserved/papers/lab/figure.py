@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from conserved.papers.lab.fits import FittedInterval
 from conserved.plain_data import record_of
 
 Section = Literal["papers", "beyond", "attention", "audit"]
@@ -26,9 +27,22 @@ class Finding:
     expected: str
     holds: bool
 
-    def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return record_of(self, "what value low high expected holds")
+    @staticmethod
+    def fitted(what: str, found: FittedInterval, expected: float, tolerance: float, *, note: str = "") -> Finding:
+        """A fitted number with its interval, which should be what theory says up to a tolerance."""
+        said = f"{expected:g} ± {tolerance:g}{note and f' ({note})'}"
+        close = abs(found.value - expected) <= tolerance
+        return Finding(what=what, value=found.value, low=found.low, high=found.high, expected=said, holds=close)
+
+    @staticmethod
+    def rounding(what: str, value: float, limit: float) -> Finding:
+        """A number that should be what rounding leaves."""
+        return Finding(what=what, value=value, expected=f"rounding, below {limit:g}", holds=value < limit)
+
+
+def in_words(findings: Sequence[Finding]) -> str:
+    """What was found, for those who cannot see it drawn."""
+    return " ".join(f"{f.what}: {f.value:.3g}, expected {f.expected}." for f in findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +56,6 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"A row of {len(row)} cells under {len(self.columns)} columns: {row}.")
-
-    def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return record_of(self, "columns rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,11 @@ class Figure:
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON and the run store."""
         return record_of(self, "code title caption alt data layout findings table section")
+
+
+def positive(values: Sequence[float]) -> list[float | None]:
+    """What has a place on a logarithmic axis; a gap for everything else."""
+    return [value if value > 0 else None for value in values]
 
 
 def line(

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-_STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-"""97.5 % quantiles of Student's t for 1 to 20 degrees of freedom."""
+from scipy.special import stdtrit
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +17,12 @@ class FittedInterval:
     value: float
     low: float | None
     high: float | None
+
+    @staticmethod
+    def around(value: float, error: float, freedom: int) -> FittedInterval:
+        """Student's interval of a value with a standard error that so many degrees of freedom are known of."""
+        reach = float(stdtrit(freedom, 0.975)) * error
+        return FittedInterval(value, value - reach, value + reach)
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -52,8 +53,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> FittedInterval:
     across, up = (sum(column) / len(points) for column in zip(*points, strict=True))
     spread = sum((a - across) ** 2 for a, _ in points)
     left = sum((b - up - value * (a - across)) ** 2 for a, b in points)
-    reach = (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.0) * math.sqrt(left / freedom / spread)
-    return FittedInterval(value, value - reach, value + reach)
+    return FittedInterval.around(value, math.sqrt(left / freedom / spread), freedom)
 
 
 def interval(values: Sequence[float]) -> FittedInterval:
@@ -64,7 +64,6 @@ def interval(values: Sequence[float]) -> FittedInterval:
     mean = sum(known) / len(known)
     if len(known) == 1:
         return FittedInterval(mean, None, None)
-    spread = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
     freedom = len(known) - 1
-    reach = (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 2.0) * spread / math.sqrt(len(known))
-    return FittedInterval(mean, mean - reach, mean + reach)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in known) / freedom)
+    return FittedInterval.around(mean, spread / math.sqrt(len(known)), freedom)

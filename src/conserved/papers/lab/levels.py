@@ -29,10 +29,6 @@ class Levels(Task):
     rate: float
 
     @property
-    def name(self) -> str:
-        return f"levels/{self.rate:g}"
-
-    @property
     def results(self) -> tuple[str, ...]:
         return (f"{self.rate:g}",)
 

@@ -22,12 +22,9 @@ from conserved.papers.lab.fits import exponent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descent:
-    """One run of gradient descent: step size, losses before and after, and relative drift by family."""
+    """One run of gradient descent: its step size, and the relative drift by family."""
 
     step: float
-    steps: int
-    loss_before: float
-    loss_after: float
     drift: dict[str, float]
 
 
@@ -38,27 +35,17 @@ def descend(
     *,
     step: float,
     time: float,
-    progress: Callable[[int], None] | None = None,
 ) -> Descent:
     """Follow the gradient of `loss` from a copy of `model` for a flow time, watching laws against their terms."""
     model = copy.deepcopy(model)
     laws = watched(model)
     reference = laws.reference(dtype=torch.float64)
-    steps = max(1, round(time / step))
     optimizer = torch.optim.SGD(model.parameters(), lr=step)
-    first = math.nan
-    for number in range(steps):
+    for _ in range(max(1, round(time / step))):
         optimizer.zero_grad()
-        value = loss(model)
-        value.backward()
+        loss(model).backward()
         optimizer.step()
-        first = value.item() if number == 0 else first
-        if progress is not None:
-            progress(1)
-    with torch.no_grad():
-        last = loss(model).item()
-    drift = relative_drift(laws, reference)
-    return Descent(step=step, steps=steps, loss_before=first, loss_after=last, drift=drift)
+    return Descent(step=step, drift=relative_drift(laws, reference))
 
 
 def relative_drift(laws: LawSet, reference: Reference) -> dict[str, float]:

@@ -108,16 +108,7 @@ def cifar() -> Recipe:
         title="ViT on CIFAR-10, full batch",
         scale="full",
         architecture="vision",
-        sizes={
-            "image": 32,
-            "patch": 4,
-            "dim": 256,
-            "depth": 6,
-            "heads": 4,
-            "hidden": 1024,
-            "channels": 3,
-            "classes": 10,
-        },
+        sizes=_vision(32, 4, 256, 6, 1024, classes=10),
         data="CIFAR-10",
         examples=50_000,
         batch=None,
@@ -131,29 +122,16 @@ def cifar() -> Recipe:
 
 def imagenet() -> Recipe:
     """Appendix D, ImageNet-1K: 5 epochs of 1,281,167 images in batches of 1,024."""
-    return Recipe(
+    return replace(
+        cifar(),
         name="imagenet",
         title="ViT on ImageNet-1K, mini-batches",
-        scale="full",
-        architecture="vision",
-        sizes={
-            "image": 224,
-            "patch": 16,
-            "dim": 192,
-            "depth": 12,
-            "heads": 4,
-            "hidden": 768,
-            "channels": 3,
-            "classes": 1000,
-        },
+        sizes=_vision(224, 16, 192, 12, 768, classes=1000),
         data="ImageNet-1K",
         examples=10_000,
         batch=1024,
         steps=5 * (1_281_167 // 1024),
         rates=(1e-3, 2e-3, 3e-3),
-        seeds=tuple(range(10)),
-        schedule=Schedule(kind="linear"),
-        precision="float32",
     )
 
 
@@ -164,7 +142,7 @@ def penn(gate: Gate = "softmax", top_k: int | None = None) -> Recipe:
         title=f"decoder with {_gating(gate, top_k)} on Penn Treebank, full batch",
         scale="full",
         architecture="decoder",
-        sizes=_decoder(gate, top_k),
+        sizes=_decoder(gate, top_k, vocab=_WORDS, dim=192, depth=12, heads=3, hidden=768, max_length=256),
         data="Penn Treebank",
         examples=192 * 18,
         length=256,
@@ -190,18 +168,13 @@ def wikitext(gate: Gate = "softmax", top_k: int | None = None) -> Recipe:
     )
 
 
-def _decoder(gate: Gate, top_k: int | None) -> dict[str, Any]:
-    return {
-        "vocab": _WORDS,
-        "dim": 192,
-        "depth": 12,
-        "heads": 3,
-        "hidden": 768,
-        "max_length": 256,
-        "experts": 4,
-        "gate": gate,
-        "top_k": top_k,
-    }
+def _vision(image: int, patch: int, dim: int, depth: int, hidden: int, *, classes: int) -> dict[str, Any]:
+    sizes = {"image": image, "patch": patch, "dim": dim, "depth": depth, "heads": 4, "hidden": hidden}
+    return {**sizes, "channels": 3, "classes": classes}
+
+
+def _decoder(gate: Gate, top_k: int | None, **sizes: int) -> dict[str, Any]:
+    return {**sizes, "experts": 4, "gate": gate, "top_k": top_k}
 
 
 def _variant(stem: str, gate: Gate, top_k: int | None) -> str:
@@ -237,17 +210,7 @@ def small_text(batch: int | None = None, gate: Gate = "softmax", top_k: int | No
         title=f"small decoder with {_gating(gate, top_k)}, {'full batch' if batch is None else 'mini-batches'}",
         scale="small",
         architecture="decoder",
-        sizes={
-            "vocab": 256,
-            "dim": 16,
-            "depth": 2,
-            "heads": 2,
-            "hidden": 16,
-            "max_length": 24,
-            "experts": 4,
-            "gate": gate,
-            "top_k": top_k,
-        },
+        sizes=_decoder(gate, top_k, vocab=256, dim=16, depth=2, heads=2, hidden=16, max_length=24),
         data=LIBRARY,
         examples=8 if batch is None else 512,
         length=24,

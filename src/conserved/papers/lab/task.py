@@ -22,13 +22,13 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> str:
-        """What people call it; unique in a sweep."""
-
-    @property
-    @abstractmethod
     def results(self) -> tuple[str, ...]:
         """The names its documents will have."""
+
+    @property
+    def name(self) -> str:
+        """What people call it; unique in a sweep."""
+        return f"{self.kind}/{self.results[0]}"
 
     @property
     def accelerated(self) -> bool:

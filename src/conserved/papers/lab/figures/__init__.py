@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from conserved.papers.lab import accounts, counts, levels, sweep
+from conserved.papers.lab import CODES, accounts, counts, levels, sweep
 from conserved.papers.lab.figure import Figure
 from conserved.papers.lab.figures import beyond
 from conserved.papers.lab.figures.contrast import figure5
@@ -18,20 +18,6 @@ from conserved.papers.lab.trajectory import Trajectory
 from conserved.store.run_store import RunStore
 
 __all__ = ["CODES", "all_figures", "figure1", "figure2", "figure3", "figure4", "figure5"]
-
-CODES = (
-    "figure1",
-    "figure2",
-    "figure3",
-    "figure4",
-    "figure5",
-    "relu-attention",
-    "schedules",
-    "ledger",
-    "optimizers",
-    "counts",
-)
-"""What can be reproduced; those of full size are called figure2-full and so on."""
 
 
 def all_figures(store: str | Path) -> list[Figure]:

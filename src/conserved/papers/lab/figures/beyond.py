@@ -8,7 +8,7 @@ from typing import Any
 from conserved.papers.lab.accounts import OPTIMIZERS
 from conserved.papers.lab.counts import COMPONENTS
 from conserved.papers.lab.exponents import growth_after, in_step_size
-from conserved.papers.lab.figure import PALETTE, Figure, Finding, Table, line, panels
+from conserved.papers.lab.figure import PALETTE, Figure, Finding, Table, in_words, line, panels, positive
 from conserved.papers.lab.figures.curves import panel_curves
 from conserved.papers.lab.figures.drift import exponent_findings, runs_of
 from conserved.papers.lab.trajectory import Trajectory
@@ -32,7 +32,7 @@ def ledger(accounts: Documents) -> Figure | None:
         parts = account["families"]["query_key"]
         data.append(
             line(
-                account["at"], _positive(parts["observed"]), name="observed", color="#888888", panel=number, width=7,
+                account["at"], positive(parts["observed"]), name="observed", color="#888888", panel=number, width=7,
                 opacity=0.5, legend=number == 1,
             )
         )  # fmt: skip
@@ -41,18 +41,13 @@ def ledger(accounts: Documents) -> Figure | None:
             if any(parts[part]):
                 first = label not in {trace["name"] for trace in data}
                 data.append(
-                    line(account["at"], _positive(parts[part]), name=label, color=color, panel=number, legend=first)
+                    line(account["at"], positive(parts[part]), name=label, color=color, panel=number, legend=first)
                 )
         worst[name] = max(
             max(f["residual"]) for a in accounts.values() if a["optimizer"] == name for f in a["families"].values()
         )
     findings = tuple(
-        Finding(
-            what=f"{OPTIMIZERS[name][0]}: largest residual of any law in any step",
-            value=value,
-            expected=f"rounding, below {_ROUNDING:g}",
-            holds=value < _ROUNDING,
-        )
+        Finding.rounding(f"{OPTIMIZERS[name][0]}: largest residual of any law in any step", value, _ROUNDING)
         for name, value in worst.items()
     )
     layout = panels([OPTIMIZERS[name][0] for name in known], x="step", y="change in one step, rel.", log=(False, True))
@@ -64,7 +59,7 @@ def ledger(accounts: Documents) -> Figure | None:
             "of first order in the update and one of second order. Plain gradient descent has no first-order part; "
             "momentum, decay and Adam's preconditioner put one there. What is left is rounding."
         ),
-        alt=" ".join(f"{f.what}: {f.value:.2g}, expected {f.expected}." for f in findings),
+        alt=in_words(findings),
         data=tuple(data),
         layout=layout,
         findings=findings,
@@ -86,9 +81,7 @@ def optimizers(accounts: Documents) -> Figure | None:
                 continue
             columns = zip(*(a["families"][family]["error"] for a in group), strict=True)
             mean = [sum(column) / len(column) for column in columns]
-            data.append(
-                line(group[0]["at"], _positive(mean), name=title, color=color, panel=number, legend=number == 1)
-            )
+            data.append(line(group[0]["at"], positive(mean), name=title, color=color, panel=number, legend=number == 1))
             final[family, name] = mean[-1]
             rows.append((label, title, mean[-1]))
     findings = []
@@ -105,15 +98,8 @@ def optimizers(accounts: Documents) -> Figure | None:
                     )
                 )
     if ("shift", "momentum") in final:
-        value = final["shift", "momentum"]
-        findings.append(
-            Finding(
-                what="softmax gate under momentum: drift of a linear law",
-                value=value,
-                expected="rounding, below 1e-12",
-                holds=value < 1e-12,
-            )
-        )
+        what = "softmax gate under momentum: drift of a linear law"
+        findings.append(Finding.rounding(what, final["shift", "momentum"], 1e-12))
     return Figure(
         code="optimizers",
         title="Drift under momentum, decay and Adam",
@@ -121,7 +107,7 @@ def optimizers(accounts: Documents) -> Figure | None:
             "The same decoder and data under five optimizers. Momentum keeps linear laws and lets quadratic ones drift "
             "to first order; decay shrinks all of them; Adam keeps none, since its preconditioner breaks the symmetry."
         ),
-        alt=" ".join(f"{f.what}: {f.value:.2g}, expected {f.expected}." for f in findings),
+        alt=in_words(findings),
         data=tuple(data),
         layout=panels([label for _, label in _FAMILIES], x="step", y="relative error (10)", columns=3),
         findings=tuple(findings),
@@ -196,22 +182,10 @@ def schedules(trajectories: Sequence[Trajectory]) -> Figure | None:
     largest = falling[max(falling)]
     late, scale = growth_after(largest, "gated_neurons", 1 / 4), in_step_size(falling, "gated_neurons")
     findings = (
-        Finding(
-            what="SwiGLU neurons: exponent of the drift in k over the last three quarters",
-            value=late.value,
-            low=late.low,
-            high=late.high,
-            expected="0 ± 0.15 (bounded)",
-            holds=abs(late.value) <= 0.15,
+        Finding.fitted(
+            "SwiGLU neurons: exponent of the drift in k over the last three quarters", late, 0, 0.15, note="bounded"
         ),
-        Finding(
-            what="SwiGLU neurons: exponent of the final drift in τ₀",
-            value=scale.value,
-            low=scale.low,
-            high=scale.high,
-            expected="2 ± 0.2",
-            holds=abs(scale.value - 2) <= 0.2,
-        ),
+        Finding.fitted("SwiGLU neurons: exponent of the final drift in τ₀", scale, 2, 0.2),
     )
     return Figure(
         code="schedules",
@@ -220,7 +194,7 @@ def schedules(trajectories: Sequence[Trajectory]) -> Figure | None:
             "Equation (9) with Σ τᵢ² = τ₀² Σ 1/(k+1)² ≤ τ₀² π²/6: the error of the SwiGLU laws levels off, and its "
             "level is quadratic in τ₀. Beside it the same model at constant steps."
         ),
-        alt=" ".join(f"{f.what}: {f.value:.2g}, expected {f.expected}." for f in findings),
+        alt=in_words(findings),
         data=tuple(data),
         layout=panels(titles, x="iteration k", y="relative error (10)"),
         findings=findings,
@@ -242,12 +216,8 @@ def blog(trajectories: Sequence[Trajectory]) -> Figure | None:
             "relu(x W_QK xᵀ) x W_V trained with the square loss on rows of handwritten digits: the difference of "
             "squared norms drifts as τ²k, as a law does under gradient descent; their sum does not stay."
         ),
-        alt=" ".join(f"{f.what}: {f.value:.2g}, expected {f.expected}." for f in findings),
+        alt=in_words(findings),
         data=tuple(data),
         layout=panels(["‖W_QK‖² − ‖W_V‖²", "‖W_QK‖² + ‖W_V‖²"], x="iteration k", y="relative error (10)"),
         findings=findings,
     )
-
-
-def _positive(values: Sequence[float]) -> list[float | None]:
-    return [value if value > 0 else None for value in values]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from conserved.papers.lab.figure import PALETTE, Figure, Finding, Table, line, panels
+from conserved.papers.lab.figure import PALETTE, Figure, Finding, Table, in_words, line, panels
 from conserved.papers.lab.figures.curves import common_steps, spread
 from conserved.papers.lab.figures.drift import PANELS, runs_of
 from conserved.papers.lab.trajectory import Trajectory
@@ -61,7 +61,7 @@ def figure5(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure 
             "Laws of each component, and forms of the same weights with a sign or a pairing spoiled (Appendix E.2), "
             f"over the same training, mean of {len(shown[0][1])} seeds. Low and high are the least and largest ratio."
         ),
-        alt=" ".join(f"{f.what}: {f.value:.3g}, expected {f.expected}." for f in findings),
+        alt=in_words(findings),
         data=tuple(data),
         layout=panels([title for title, _, _ in shown], x="iteration k", y="relative error (10)"),
         findings=tuple(findings),

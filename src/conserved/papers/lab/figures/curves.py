@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conserved.papers.lab.exponents import Runs
-from conserved.papers.lab.figure import PALETTE, band, line
+from conserved.papers.lab.figure import PALETTE, band, line, positive
 from conserved.papers.lab.trajectory import Quantity, Trajectory
 
 MORE_THAN_ROUNDING = {
@@ -28,12 +28,8 @@ Curve = list[float | None]
 def spread(values: Sequence[Sequence[float]]) -> tuple[Curve, Curve, Curve]:
     """Mean, least and largest of several curves at each point; what is not positive has no place on a log axis."""
     columns = list(zip(*values, strict=True))
-
-    def shown(numbers: Sequence[float]) -> Curve:
-        return [number if number > 0 else None for number in numbers]
-
-    means = shown([sum(column) / len(column) for column in columns])
-    return means, shown([min(column) for column in columns]), shown([max(column) for column in columns])
+    means = positive([sum(column) / len(column) for column in columns])
+    return means, positive([min(column) for column in columns]), positive([max(column) for column in columns])
 
 
 def common_steps(runs: Sequence[Trajectory]) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conserved.papers.lab.exponents import Runs, at_flow_time, steps_at_flow_time
-from conserved.papers.lab.figure import PALETTE, Figure, Finding, line, panels
+from conserved.papers.lab.figure import PALETTE, Figure, Finding, in_words, line, panels
 from conserved.papers.lab.figures.curves import panel_curves
 from conserved.papers.lab.figures.drift import rounding_finding, runs_of
 from conserved.papers.lab.trajectory import Trajectory
@@ -35,7 +35,7 @@ def figure4(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure 
     for label, runs in sigmoid:
         titles.append(f"sigmoid Σ Wᵢ, {label}")
         data += panel_curves(runs, "claimed_shift", len(titles), legend=len(titles) == 1)
-        findings += _not_a_law(runs, label)
+        findings.append(_order(runs, "claimed_shift", f"sigmoid Σ Wᵢ, {label}", 0, "not conserved"))
     for name, group in softmax:
         label = "top-2" if "sparse" in name else "full batch"
         titles.append(f"softmax Σ Wᵢ, {label}")
@@ -45,7 +45,7 @@ def figure4(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure 
     compared: list[tuple[str, Runs, str]] = [("sigmoid Σ Wᵢ", sigmoid[0][1], "claimed_shift")]
     if softmax:
         compared += [("softmax Σ Wᵢ", softmax[0][1], "shift"), ("rotary attention", softmax[0][1], "query_key")]
-        findings += _a_law(softmax[0][1])
+        findings.append(_order(softmax[0][1], "query_key", "rotary attention", 1, "a quadratic law"))
     for color, (label, shown, family) in zip(PALETTE[3:], compared, strict=False):
         data += _order_curve(label, shown, family, len(titles), color)
     layout = panels(titles, x="iteration k", y="relative error (10)")
@@ -60,39 +60,16 @@ def figure4(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure 
             "stays: it is a property of the flow, not of the discretisation. Error that grows with the step size at a "
             "fixed number of steps, as in the paper's figure, does not tell the two apart."
         ),
-        alt=" ".join(f"{f.what}: {f.value:.3g}, expected {f.expected}." for f in findings),
+        alt=in_words(findings),
         data=tuple(data),
         layout=layout,
         findings=tuple(findings),
     )
 
 
-def _not_a_law(runs: Runs, label: str) -> list[Finding]:
-    fitted = at_flow_time(runs, "claimed_shift")
-    return [
-        Finding(
-            what=f"sigmoid Σ Wᵢ, {label}: exponent of the drift in τ at fixed flow time",
-            value=fitted.value,
-            low=fitted.low,
-            high=fitted.high,
-            expected=f"0 ± {_ORDER:g} (not conserved)",
-            holds=abs(fitted.value) <= _ORDER,
-        )
-    ]
-
-
-def _a_law(runs: Runs) -> list[Finding]:
-    fitted = at_flow_time(runs, "query_key")
-    return [
-        Finding(
-            what="rotary attention: exponent of the drift in τ at fixed flow time",
-            value=fitted.value,
-            low=fitted.low,
-            high=fitted.high,
-            expected=f"1 ± {_ORDER:g} (a quadratic law)",
-            holds=abs(fitted.value - 1) <= _ORDER,
-        )
-    ]
+def _order(runs: Runs, family: str, label: str, expected: int, note: str) -> Finding:
+    what = f"{label}: exponent of the drift in τ at fixed flow time"
+    return Finding.fitted(what, at_flow_time(runs, family), expected, _ORDER, note=note)
 
 
 def _order_curve(label: str, runs: Runs, family: str, panel: int, color: str) -> list[dict[str, Any]]:

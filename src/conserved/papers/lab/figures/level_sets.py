@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from conserved.papers.lab.figure import PALETTE, Figure, Finding, line, panels
+from conserved.papers.lab.figure import PALETTE, Figure, Finding, in_words, line, panels
 from conserved.papers.lab.fits import exponent, interval
 
 _LEVELS = (0.5, 1.5, 2.5)
@@ -29,14 +29,7 @@ def figure1(found: Mapping[str, dict[str, Any]]) -> Figure | None:
     fitted = interval([exponent(rates, list(column)) for column in zip(*changes, strict=True)])
     crossed = sum(any(value * path["law"][0] < 0 for value in path["law"]) for path in documents[-1]["paths"])
     findings = (
-        Finding(
-            what="a² − b²: exponent of the drift in τ at fixed flow time",
-            value=fitted.value,
-            low=fitted.low,
-            high=fitted.high,
-            expected="1 ± 0.15",
-            holds=abs(fitted.value - 1) <= 0.15,
-        ),
+        Finding.fitted("a² − b²: exponent of the drift in τ at fixed flow time", fitted, 1, 0.15),
         Finding(
             what=f"paths of {len(documents[-1]['paths'])} that left their branch at the smallest step",
             value=float(crossed),
@@ -55,7 +48,7 @@ def figure1(found: Mapping[str, dict[str, Any]]) -> Figure | None:
             "Grey: a² − b² = ±0.5, ±1.5, ±2.5, two branches each. Coloured: gradient descent on ½(ab − 1)² from six "
             "starts to the same flow time. The smaller the step, the closer a path keeps to its own branch."
         ),
-        alt=" ".join(f"{f.what}: {f.value:.2g}, expected {f.expected}." for f in findings),
+        alt=in_words(findings),
         data=tuple(data),
         layout=layout,
         findings=findings,

@@ -1,0 +1,207 @@
+"""What the host does for an audit and for a watched step of AdamW, and which kernels a GPU runs for it.
+
+python benchmarks/host_cost.py                     # tiny widths, kernels left out: all the time is the host's
+python benchmarks/host_cost.py --against OTHER     # the same in turns with another checkout's src folder
+python benchmarks/host_cost.py --device cuda       # 0.6 billion parameters: kernels, launches, host and device time
+
+Without a GPU the model has as many parameters and heads as the large one and nothing to compute. Kernels are replaced
+by a fill, so launching them is not counted; PyTorch's own small operations are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conserved import Monitor, MonitorConfig, audit, blocks
+
+TINY: dict[str, Any] = {"vocab": 64, "dim": 32, "depth": 40, "heads": 16, "hidden": 48, "kv_heads": 8, "length": 16}
+LARGE = TINY | {"vocab": 65_536, "dim": 1_024, "hidden": 3_072, "length": 1_024}
+ROUNDS = 12
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts operations that are not mere views."""
+
+    VIEWS = ("view", "detach", "squeeze", "expand", "transpose", "select", "slice", "alias", "unbind", "split",
+             "as_strided", "permute", "diagonal", "empty", "_local_scalar_dense", "promote_types", "lift")  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not any(view in str(func) for view in self.VIEWS)
+        return func(*args, **(kwargs or {}))
+
+
+class Watched:
+    """A decoder, its optimizer, and a monitor without audits of its own."""
+
+    def __init__(self, shape: dict[str, Any], device: str, portions: bool) -> None:
+        import conserved.tracking.ledger
+
+        if portions:
+            # As many portions as a large model is read in.
+            conserved.tracking.ledger._TEMPORARY = 1
+        torch.manual_seed(0)
+        options = {key: shape[key] for key in ("vocab", "dim", "depth", "heads", "hidden", "kv_heads")}
+        self.model: nn.Module = blocks.DecoderLM(**options, max_length=shape["length"], positions="rotary-half").to(
+            device
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        self.tokens = torch.randint(shape["vocab"], (2, shape["length"] + 1), device=device)
+        config = MonitorConfig(precision=torch.bfloat16, keep=10, alarms=())
+        self.monitor = Monitor(self.model, self.optimizer, loss="cross_entropy", audit=None, config=config)
+
+    def backward(self) -> None:
+        """A pass whose gradients an audit or an optimizer can use."""
+        self.optimizer.zero_grad()
+        logits: Tensor = self.model(self.tokens[:, :-1])
+        F.cross_entropy(logits.flatten(0, 1).float(), self.tokens[:, 1:].flatten()).backward()
+
+    def step(self) -> None:
+        """A step that the monitor has not seen."""
+        self.backward()
+        self.optimizer.step()
+
+
+class Filled:
+    """Stands in for a kernel: its results are filled in, so that sums vanish beside their sizes and identities hold."""
+
+    def __init__(self, launched: list[int], results: slice) -> None:
+        self.launched, self.results = launched, results
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        self.launched.append(1)
+        for place, one in enumerate(args[self.results]):
+            if isinstance(one, Tensor):
+                one.fill_(1e-2 if place else 1e-12)
+
+
+def leave_kernels_out(launched: list[int]) -> None:
+    """Replace every launch of a kernel by filling in its results."""
+    from conserved.moment import kernels, triton_backend
+
+    triton_backend.available = lambda device: True  # type: ignore[assignment]
+    kernels.row_sums = kernels.outer_products = Filled(launched, slice(1, 3))
+    kernels.placed_sums = Filled(launched, slice(4, 7))
+
+
+def host() -> dict[str, float]:
+    """Milliseconds of processor time, launches of kernels, and other operations."""
+    torch.set_num_threads(1)
+    launched: list[int] = []
+    leave_kernels_out(launched)
+    run = Watched(TINY, "cpu", portions=True)
+    work: dict[str, tuple[Callable[[], None], Callable[[], object]]] = {
+        "monitor.step, AdamW": (run.step, run.monitor.step),
+        "audit, read at once": (run.backward, lambda: audit(run.model, loss="cross_entropy").tested),
+    }
+    found: dict[str, float] = {}
+    for name, (prepare, call) in work.items():
+        taken = []
+        for number in range(ROUNDS + 2):
+            prepare()
+            launched.clear()
+            began = time.process_time()
+            call()
+            taken += [time.process_time() - began] if number > 1 else []
+        kernels = len(launched)
+        prepare()
+        with Dispatched() as counted:
+            call()
+        found |= {f"{name}: ms": 1e3 * median(taken), f"{name}: kernels": kernels, f"{name}: operations": counted.count}
+    return found
+
+
+def in_turns(other: Path, rounds: int) -> None:
+    """This checkout and another one in turns, each time in a process of its own."""
+    folders = {"there": other, "here": Path(__file__).parent.parent / "src"}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
+    for _ in range(rounds):
+        for name, folder in folders.items():
+            command = [sys.executable, __file__, "--json"]
+            done = subprocess.run(
+                command, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
+            )
+            found[name].append(json.loads(done.stdout.splitlines()[-1]))
+    for key in found["here"][0]:
+        there, here = (median(one[key] for one in found[name]) for name in ("there", "here"))
+        print(f"{key:32} {there:8.1f} -> {here:8.1f}   ({there / here:.2f} times less)")
+
+
+def device() -> None:
+    """Kernels of one watched step and of one audit on the GPU, and how long the host takes to queue them."""
+    run = Watched(LARGE, "cuda", portions=False)
+    work: dict[str, tuple[Callable[[], None], Callable[[], object]]] = {
+        "monitor.step, AdamW": (run.step, run.monitor.step),
+        "audit, read later": (run.backward, lambda: audit(run.model, loss="cross_entropy", wait=False)),
+    }
+    for name, (prepare, call) in work.items():
+        queued, alone = [], []
+        for number in range(7):
+            prepare()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            call()
+            returned = time.perf_counter()
+            torch.cuda.synchronize()
+            if number > 1:
+                queued.append(returned - began)
+                alone.append(time.perf_counter() - began)
+        prepare()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+            call()
+            torch.cuda.synchronize()
+        kernels = sorted(profiled.key_averages(), key=lambda one: -one.device_time_total)
+        total, count = sum(one.device_time_total for one in kernels) / 1e3, sum(one.count for one in kernels)
+        print(
+            f"{name}: queued in {1e3 * median(queued):.2f} ms, done after {1e3 * median(alone):.2f} ms, of which the "
+            f"device works {total:.2f} ms in {count} launches",
+            flush=True,
+        )
+        for one in kernels[:10]:
+            print(f"  {one.device_time_total / 1e3:8.3f} ms {one.count:5}  {one.key[:90]}")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--against", type=Path, help="the src folder of another checkout")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each checkout")
+    parser.add_argument("--json", action="store_true", help="one line for programs")
+    chosen = parser.parse_args()
+    logging.getLogger("conserved").setLevel(logging.ERROR)
+    if chosen.device == "cuda":
+        device()
+    elif chosen.against is not None:
+        in_turns(chosen.against, chosen.rounds)
+    elif chosen.json:
+        print(json.dumps(host()))
+    else:
+        for key, value in host().items():
+            print(f"{key:32} {value:8.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Fields that meet in one equation: their common axes, which of them are connected, and the terms they add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+
+from conserved.inference.types import Atoms, Field, Virtual, spread
+
+
+def has_axis(field: Field, axis: Virtual) -> bool:
+    """Whether a looked-up axis is one of a field."""
+    return any(axis.same(mine) for mine in field.virtual)
+
+
+def _same_axes(a: Field, b: Field) -> bool:
+    return a.dims == b.dims and len(a.virtual) == len(b.virtual) and all(has_axis(b, axis) for axis in a.virtual)
+
+
+def within(a: Field, b: Field) -> bool:
+    """Whether every axis of one field is an axis of the other."""
+    return set(a.dims) <= set(b.dims) and all(has_axis(b, axis) for axis in a.virtual)
+
+
+def cancelled(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """Fields without those that occur with opposite weights, equal ones added up."""
+    found: list[Field] = []
+    for one in fields:
+        for place, other in enumerate(found):
+            if (
+                one.atoms.shape == other.atoms.shape
+                and one.dims == other.dims
+                and _same_axes(one, other)
+                and (one.atoms is other.atoms or bool((one.atoms == other.atoms).all()))
+            ):
+                weight = other.weight + one.weight
+                if weight:
+                    found[place] = replace(other, weight=weight)
+                else:
+                    del found[place]
+                break
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def components(fields: Sequence[Field]) -> list[list[Field]]:
+    """Groups of fields that are connected by common axes."""
+    groups: list[tuple[set[int], list[Virtual], list[Field]]] = []
+    for one in fields:
+        dims, virtual, members = set(one.dims), list(one.virtual), [one]
+        apart = []
+        for group in groups:
+            if group[0] & dims or any(axis.same(mine) for axis in group[1] for mine in virtual):
+                dims |= group[0]
+                virtual += [axis for axis in group[1] if not any(axis.same(mine) for mine in virtual)]
+                members = group[2] + members
+            else:
+                apart.append(group)
+        groups = [*apart, (dims, virtual, members)]
+    return [members for _, _, members in groups]
+
+
+def axes_of(group: Sequence[Field]) -> tuple[list[Virtual], list[int], list[int], list[int]]:
+    """All axes of a group of fields: virtual ones, dimensions, the sizes of those, the sizes of the virtual ones."""
+    virtual: list[Virtual] = []
+    counts: list[int] = []
+    sizes: dict[int, int] = {}
+    for one in group:
+        for n, axis in enumerate(one.virtual):
+            if not any(axis.same(mine) for mine in virtual):
+                virtual.append(axis)
+                counts.append(one.atoms.shape[n])
+        for n, dim in enumerate(one.dims):
+            sizes[dim] = one.atoms.shape[len(one.virtual) + n]
+    dims = sorted(sizes)
+    return virtual, dims, [sizes[dim] for dim in dims], counts
+
+
+def terms_of(group: Sequence[Field]) -> tuple[list[tuple[Fraction, Atoms]], int]:
+    """The terms of the equation of a group, over all its axes, and how many equations there are."""
+    virtual, dims, sizes, counts = axes_of(group)
+    return [(one.weight, spread(one, dims, sizes, virtual)) for one in group], prod(sizes) * prod(counts)
+
+
+def coordinates_of(one: Field, dims: Iterable[int]) -> Atoms | None:
+    """For every place of a field its position along those of its own axes that are among `dims`."""
+    mine = [dim for dim in one.dims if dim in set(dims)]
+    if not mine:
+        return None
+    leading = len(one.virtual)
+    shape = one.atoms.shape
+    keys = np.zeros((1,) * len(shape), dtype=np.int64)
+    for dim in mine:
+        axis = leading + one.dims.index(dim)
+        place = np.arange(shape[axis]).reshape(tuple(-1 if n == axis else 1 for n in range(len(shape))))
+        keys = keys * shape[axis] + place
+    return np.broadcast_to(keys, shape)

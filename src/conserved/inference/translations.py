@@ -1,0 +1,122 @@
+"""Free shifts as translations that are easy to read: sums along axes of one parameter, of two of them, of entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conserved.inference.engine import Region
+from conserved.inference.found_symmetry import Found, LegPart, simple
+from conserved.inference.row_sums import row_sums
+from conserved.inference.shifts import ShiftSpace
+from conserved.inference.system import Solution
+from conserved.inference.views import Unviewable, columns_view, entries_view, rows_view
+from conserved.symmetry import Leg, Translation
+
+
+@dataclass(frozen=True, slots=True)
+class Translations:
+    """The translations of a solved typing; those that no view can show are noted in `unviewable`."""
+
+    regions: Sequence[Region]
+    shifts: Solution
+    unviewable: list[str]
+
+    def found(self) -> list[Found]:
+        """Free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
+        space = ShiftSpace(self.regions, self.shifts)
+        result = self._row_sums(space)
+        for family in space.families():
+            try:
+                legs = tuple(
+                    Leg(columns_view(self.regions[unit.region], sorted(unit.rows), unit.keep), simple(weight))
+                    for unit, weight in family
+                )
+            except Unviewable as problem:
+                self.unviewable.append(str(problem))
+                continue
+            parts = [
+                LegPart(self.regions[unit.region], unit.field, simple(weight), unit.places) for unit, weight in family
+            ]
+            result.append(Found(Translation(), legs, parts).signed())
+        for alike in space.rest():
+            together = self._entries(space, alike)
+            if together is not None:
+                result.append(together)
+                continue
+            for places, weights in alike:
+                found = self._irregular(space, places, weights)
+                if found is not None:
+                    result.append(found)
+        return result
+
+    def _row_sums(self, space: ShiftSpace) -> list[Found]:
+        """Sums over ranges of rows, as those of one head, where they are more than the sums over all rows."""
+        result = []
+        for number, region in enumerate(self.regions):
+            wide = {d for d, chosen in enumerate(region.sets) if chosen.size > 1}
+            for sums in row_sums(region, self.shifts):
+                whole = space.sums_along(number, sums.axis)
+                if whole is not None and sums.everywhere:
+                    if len(sums.ranges) == 1:
+                        continue
+                    space.take(whole)
+                place = next(n for n, one in enumerate(region.type.shifts) if set(one.dims) == wide - {sums.axis})
+                columns = np.arange(region.type.shifts[place].atoms.size)[:, None]
+                for first, last in sums.ranges:
+                    try:
+                        view = columns_view(region, [sums.axis], (sums.axis, first, last))
+                    except Unviewable as problem:
+                        self.unviewable.append(str(problem))
+                        continue
+                    result.append(Found(Translation(), (Leg(view),), [LegPart(region, place, 1, columns)]))
+        return result
+
+    def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> Found | None:
+        """Numbers added to single entries of the same parameters with the same weights, as one law of slices."""
+        legs, parts = [], []
+        rows = np.stack([entries for entries, _ in alike], 1) if len({e.size for e, _ in alike}) == 1 else None
+        if rows is None or len(alike) < 2:
+            return None
+        for row, weight in zip(rows, alike[0][1].tolist(), strict=True):
+            number = int(np.searchsorted(space.starts, row[0], side="right")) - 1
+            region_number, index, one = space.fields[number]
+            region = self.regions[region_number]
+            sizes = [axis.size for axis in region.sets]
+            if set(one.dims) != {dim for dim, size in enumerate(sizes) if size > 1}:
+                return None
+            try:
+                view = entries_view(region, one.dims, row - space.starts[number])
+            except Unviewable:
+                return None
+            legs.append(Leg(view, simple(weight)))
+            parts.append(LegPart(region, index, simple(weight), (row - space.starts[number])[:, None]))
+        return Found(Translation(), tuple(legs), parts).signed()
+
+    def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> Found | None:
+        """A number that is added, with weights, to a list of entries of parameters."""
+        legs, parts = [], []
+        for number, start, stop in space.spans():
+            mine = (rows >= start) & (rows < stop)
+            region_number, index, one = space.fields[number]
+            region = self.regions[region_number]
+            sizes = [axis.size for axis in region.sets]
+            dims = [d for d, size in enumerate(sizes) if size > 1]
+            for weight in np.unique(np.round(weights[mine], 9)):
+                chosen = rows[mine][np.isclose(weights[mine], weight)] - start
+                mask = np.zeros([sizes[d] for d in one.dims], dtype=bool)
+                mask.reshape(-1)[chosen] = True
+                full = mask[tuple(slice(None) if d in one.dims else None for d in range(len(sizes)))]
+                flat = np.flatnonzero(np.broadcast_to(full, sizes).reshape([sizes[d] for d in dims]))
+                try:
+                    view = rows_view(region, dims, flat)
+                except Unviewable as problem:
+                    self.unviewable.append(str(problem))
+                    return None
+                if view.m != 1:
+                    return None
+                legs.append(Leg(view, simple(float(weight))))
+                parts.append(LegPart(region, index, simple(float(weight)), chosen[None]))
+        return Found(Translation(), tuple(legs), parts).signed() if legs else None

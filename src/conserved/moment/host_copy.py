@@ -1,0 +1,49 @@
+"""Numbers on their way between a device and the host, without making anyone wait before they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostCopy:
+    """A tensor that is being copied to the host."""
+
+    host: Tensor
+    event: torch.cuda.Event | None
+
+    @staticmethod
+    def of(tensor: Shaped[Tensor, "..."]) -> HostCopy:
+        """Start copying; on a GPU the copy is queued behind the work that makes the numbers."""
+        if tensor.device.type != "cuda":
+            return HostCopy(tensor.detach().cpu(), None)
+        with torch.cuda.device_of(tensor):
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host.copy_(tensor.detach(), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        return HostCopy(host, event)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether reading does not wait."""
+        return self.event is None or self.event.query()
+
+    def read(self) -> Shaped[Tensor, "..."]:
+        """The numbers, once they are there."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.host
+
+
+def sent(numbers: NDArray[np.int64], device: torch.device) -> Shaped[Tensor, " numbers"]:
+    """Numbers of the host on a device; a GPU fetches them when it gets there."""
+    host = torch.from_numpy(numbers)
+    # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

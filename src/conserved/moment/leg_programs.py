@@ -1,0 +1,210 @@
+"""Products of all legs of many parameters, written down once for kernels that compute them step after step.
+
+Which legs there are, where they lie in their tensors and which pairs of tensors are multiplied does not change from one
+step to the next; addresses of tensors do. A program therefore holds, for every product, which two tensors it reads, how
+far into them, and where its results go; to run it takes one table of addresses. Legs of equal shape and strides are
+read by one launch, and the results of one leg of many layers lie next to each other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conserved.moment import triton_backend
+from conserved.moment.forms import Found, Pair, Wanted, finished, multiplied
+from conserved.moment.host_copy import sent
+from conserved.moment.launches import Tile
+from conserved.moment.layouts import Layout, PlacedProduct
+from conserved.symmetry.kind import Degree
+from conserved.symmetry.products import OuterProduct, Products, RowProducts
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """What legs must share for their results to lie next to each other."""
+
+    products: Products
+    degree: Degree
+    layout: Layout
+    pairs: tuple[Pair, ...]
+    types: tuple[torch.dtype, ...]
+    """Of the tensors that are paired."""
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """The results of one leg of several parameters."""
+
+    leg: Leg
+    begin: int
+    count: tuple[int, int]
+    """Parameters, and products of each."""
+    values: tuple[int, ...]
+    """Batch and rows of the values of one product."""
+    squares: tuple[int, ...]
+    """Batch, and rows if there are any, of the sums of squares that follow them."""
+
+    @property
+    def size(self) -> int:
+        """Numbers of all products."""
+        return prod(self.count) * self.each
+
+    @property
+    def each(self) -> int:
+        """Numbers of one product."""
+        return prod(self.values) + (prod(self.squares) if self.leg.wanted.sizes else 0)
+
+    def forms(self, results: Float[Tensor, " results"]) -> Found:
+        """For every pair, parameter and member of the batch what μ is, up to the sign of the degree."""
+        leg = self.leg
+        found = results[self.begin : self.begin + self.size].view(*self.count, self.each).transpose(0, 1)
+        values, squares = found, None
+        if leg.wanted.sizes:
+            values, spread = found[..., : prod(self.values)], found[..., prod(self.values) :]
+            squares = spread.unflatten(-1, self.squares)
+            squares = squares.sum(-1) if len(self.squares) > 1 else squares
+        recipe = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted)
+        return finished(leg.products, recipe, values.unflatten(-1, self.values), squares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What entries must share to be read by one launch."""
+
+    outer: bool
+    tile: Tile
+    layout: Layout
+    types: tuple[torch.dtype, ...]
+    """Of the factors of an entry."""
+    pairs: tuple[Pair, ...]
+    """The pairs of factors whose products are taken."""
+    sizes: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launch:
+    """Entries of equal shape, strides, types and pairs."""
+
+    alike: _Alike
+    begin: int
+    """Where its part of the table begins: addresses of first factors, of second factors and so on, then places."""
+    count: int
+
+    def run(self, table: Tensor, numbers: Integers, results: Tensor) -> None:
+        """Fill in the results."""
+        alike, end = self.alike, self.begin + len(self.alike.types) * self.count
+        aligned = not bool((numbers[self.begin : end] % 16).any())
+        given = table[self.begin :], self.count, alike.layout, alike.types, alike.tile, results
+        if alike.outer:
+            triton_backend.launch_outer_products(*given, sizes=alike.sizes, aligned=aligned)
+        else:
+            triton_backend.launch_row_products(*given, pairs=alike.pairs, sizes=alike.sizes, aligned=aligned)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LegProgram:
+    """All products of some legs: what is launched, and where each result is."""
+
+    blocks: tuple[Block, ...]
+    launches: tuple[_Launch, ...]
+    tensors: Integers
+    """For every number of the table the tensor whose address it is counted from; −1 for places of results."""
+    offsets: Integers
+    """Bytes from there on, or the place of a result."""
+    size: int
+
+    @staticmethod
+    def of(legs: Sequence[tuple[Leg, Sequence[int]]]) -> LegProgram:
+        """A program for legs, each of several parameters: of each the number of its first tensor among all."""
+        return _Draft().program(legs)
+
+    def run(self, tensors: Sequence[Tensor]) -> Float[Tensor, " results"]:
+        """All products of these tensors, which lie on one device."""
+        device = tensors[0].device
+        bases = np.array([*(tensor.data_ptr() for tensor in tensors), 0], dtype=np.int64)
+        numbers = bases[self.tensors] + self.offsets
+        table = sent(numbers, device)
+        results = torch.empty(self.size, device=device, dtype=torch.float32)
+        for launch in self.launches:
+            launch.run(table, numbers, results)
+        return results
+
+
+class _Draft:
+    """A program that is being written down."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._blocks: list[Block] = []
+        self._entries: dict[_Alike, list[tuple[int, ...]]] = defaultdict(list)
+        """Of every entry the tensors of its factors, the bytes into each, and the place of its results."""
+
+    def program(self, legs: Sequence[tuple[Leg, Sequence[int]]]) -> LegProgram:
+        for leg, parameters in legs:
+            self._add(leg, parameters)
+        launches: list[_Launch] = []
+        tensors: list[Integers] = []
+        offsets: list[Integers] = []
+        length = 0
+        for alike, entries in self._entries.items():
+            count, factors = len(entries), len(alike.types)
+            columns = np.array(entries, dtype=np.int64).T
+            launches.append(_Launch(alike, length, count))
+            # Tables begin at multiples of 16 bytes, so that every kernel is compiled for that alone.
+            spare = (factors + 1) * count % 2
+            tensors += [columns[:factors].reshape(-1), np.full(count + spare, -1)]
+            offsets += [columns[factors:].reshape(-1), np.zeros(spare, dtype=np.int64)]
+            length += (factors + 1) * count + spare
+        return LegProgram(
+            tuple(self._blocks), tuple(launches), np.concatenate(tensors), np.concatenate(offsets), self._size
+        )
+
+    def _add(self, leg: Leg, parameters: Sequence[int]) -> None:
+        outer = isinstance(leg.products, OuterProduct)
+        factors, pairs = _factors(leg)
+        layout = factors[0][1]
+        rows = layout.count("rows")
+        batch = layout.count("batch")
+        values, squares = ((batch, rows, rows), (batch,)) if outer else ((batch, rows), (batch, rows))
+        block = Block(leg, self._size, (len(parameters), len(pairs)), values, squares)
+        self._blocks.append(block)
+        sizes = leg.wanted.sizes
+        # One entry for all pairs where a kernel reads so many factors, else one for each: parameter by parameter, so
+        # that what pairs have in common is still in the cache.
+        together = not outer and not sizes and len(factors) <= triton_backend.FACTORS
+        each = [(factors, pairs)] if together else [([factors[x], factors[y]], ((0, 1),)) for x, y in pairs]
+        for first in parameters:
+            for some, wanted in each:
+                types = tuple(leg.types[source] for source, _ in some)
+                tile = Tile.of(PlacedProduct(layout, layout))
+                tile = replace(tile, aligned=all(Tile.of(PlacedProduct(one, one)).aligned for _, one in some))
+                begins = [one.offset * kind.itemsize for (_, one), kind in zip(some, types, strict=True)]
+                entries = self._entries[_Alike(outer, tile, replace(layout, offset=0), types, wanted, sizes)]
+                entries.append((*(first + source for source, _ in some), *begins, self._size))
+                self._size += len(wanted) * block.each
+
+
+def _factors(leg: Leg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...]]:
+    """The rows that are multiplied: the number of a source, and where they lie in it; and pairs of them."""
+    recipe, layout = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted), leg.layout
+    if not isinstance(leg.products, RowProducts):
+        return [(source, layout) for source in range(len(leg.types))], recipe.products
+    faced = layout.turned() if leg.products.faces == "columns" else layout
+    factors = []
+    for source, row in recipe.rows:
+        lies = faced if row is None else faced.row_of_units(leg.products.unit, row)
+        assert lies is not None, "takes() says so"
+        factors.append((source, lies))
+    return factors, recipe.products
