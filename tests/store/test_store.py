@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from conserved import Monitor, MonitorConfig
+from conserved.store import run_digest
 from conserved.store.json_lines import lines
 from conserved.store.step_record import By
 from conserved.tracking import JsonLines, RunStore, SQLite, store_document
@@ -266,3 +267,9 @@ def test_a_document_that_is_not_json_is_refused_and_changes_nothing(tmp_path: Pa
         store_document(path, "audit", "a", {"x": torch.zeros(1)})
     with RunStore(path) as store:
         assert store.documents("audit") == {"a": {"x": 1}}
+
+
+def test_an_audit_is_known_until_the_next_and_nothing_after_the_last() -> None:
+    rows = [(1, "audit/residual", 1.0), (5, "audit/residual", 2.0)]
+    found = run_digest._held(rows, [0, 1, 3, 6, 9])["audit/residual"]
+    assert str(found) == "(nan, 1.0, 1.0, 2.0, nan)"

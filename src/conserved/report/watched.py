@@ -124,7 +124,7 @@ def _judged(run: Digest, trouble: str) -> tuple[Status, str]:
         )
     if not trouble:
         return Status.VERIFIED, account
-    raised = f" ({run.alarm_count:,} alarms)" if run.alarm_count else ""
+    raised = f" (seen {run.alarm_count:,} times)" if run.alarm_count > 1 else ""
     return Status.REFUTED, f"{trouble[0].upper()}{trouble[1:]}{raised}. {account}"
 
 

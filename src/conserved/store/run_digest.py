@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,16 +148,18 @@ def _readings(store: RunStore, run: int, shown: list[int], at: str) -> dict[str,
 
 
 def _held(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
-    """Series of numbers that stay known until the next one comes."""
+    """Series of numbers that stay known until the next one comes; after the last nothing is known."""
     found: dict[str, list[tuple[int, float]]] = {}
     for step, name, value in sorted(rows):
         found.setdefault(name, []).append((step, real(value)))
-    return {name: tuple(_latest(values, step) for step in shown) for name, values in sorted(found.items())}
+    return {name: tuple(_latest(values, shown)) for name, values in sorted(found.items())}
 
 
-def _latest(values: list[tuple[int, float]], step: int) -> float:
-    place = bisect_right(values, (step, float("inf"))) - 1
-    return values[place][1] if place >= 0 else float("nan")
+def _latest(values: list[tuple[int, float]], shown: list[int]) -> Iterator[float]:
+    end = bisect_left(shown, values[-1][0])
+    for at, step in enumerate(shown):
+        place = bisect_right(values, (step, float("inf"))) - 1
+        yield values[place][1] if place >= 0 and at <= end else float("nan")
 
 
 def _series(rows: list[tuple[Any, ...]], shown: list[int]) -> dict[str, tuple[float, ...]]:
