@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conserved import Monitor, MonitorConfig, audit, blocks
+from measure import save
 
 TINY: dict[str, Any] = {"vocab": 64, "dim": 32, "depth": 40, "heads": 16, "hidden": 48, "kv_heads": 8, "length": 16}
 LARGE = TINY | {"vocab": 65_536, "dim": 1_024, "hidden": 3_072, "length": 1_024}
@@ -132,7 +133,7 @@ def host() -> dict[str, float]:
     return found
 
 
-def in_turns(other: Path, rounds: int) -> None:
+def in_turns(other: Path, version: str, rounds: int) -> None:
     """This checkout and another one in turns, each time in a process of its own."""
     folders = {"there": other, "here": Path(__file__).parent.parent / "src"}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
@@ -143,9 +144,11 @@ def in_turns(other: Path, rounds: int) -> None:
                 command, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
             )
             found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    for key in found["here"][0]:
-        there, here = (median(one[key] for one in found[name]) for name in ("there", "here"))
-        print(f"{key:32} {there:8.1f} -> {here:8.1f}   ({there / here:.2f} times less)")
+    medians = {name: {key: median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()}
+    ratios = {key: medians["there"][key] / here for key, here in medians["here"].items()}
+    for key, ratio in ratios.items():
+        print(f"{key:32} {medians['there'][key]:8.1f} -> {medians['here'][key]:8.1f}   ({ratio:.2f} times less)")
+    print(save("host_cost", {"against": version, **medians, "ratios": ratios, "runs": found}))
 
 
 def device() -> None:
@@ -188,6 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--against", type=Path, help="the src folder of another checkout")
+    parser.add_argument("--version", default="", help="what that checkout is, for the record")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each checkout")
     parser.add_argument("--json", action="store_true", help="one line for programs")
     chosen = parser.parse_args()
@@ -195,7 +199,7 @@ def main() -> None:
     if chosen.device == "cuda":
         device()
     elif chosen.against is not None:
-        in_turns(chosen.against, chosen.rounds)
+        in_turns(chosen.against, chosen.version, chosen.rounds)
     elif chosen.json:
         print(json.dumps(host()))
     else:

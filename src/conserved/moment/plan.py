@@ -49,7 +49,8 @@ class HostCopy:
         if tensor.device.type != "cuda":
             return HostCopy(tensor.detach().cpu(), None)
         with torch.cuda.device_of(tensor):
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            # By name: the default device may be another.
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             host.copy_(tensor.detach(), non_blocking=True)
             event = torch.cuda.Event()
             event.record()
