@@ -22,6 +22,7 @@ from hypothesis import settings
 import typed_calls
 import zero_tangents
 from made_once import made_once
+from two_processes import play
 from wheel_environment import Environment, build, copy_of_repository, install
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with that wheel and its requirements, and no extras."""
     return made_once("core", tmp_path_factory, lambda folder: install(wheel, folder / "core"))
+
+
+@pytest.fixture(scope="session")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two processes have left what they found in the scenes of all tests over processes."""
+    return made_once("two processes", tmp_path_factory, play)
 
 
 @pytest.fixture(autouse=True)

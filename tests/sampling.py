@@ -1,4 +1,4 @@
-"""Long tables of random cases of which a seeded sample is tested, and all with `pytest --whole`."""
+"""Long tables of cases of which a part is tested, and all with `pytest --whole`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+
+def but_for(cases: Iterable[Any], *names: str) -> list[Any]:
+    """Cases to parametrise a test with: those of these names run only with `--whole`."""
+    every = list(cases)
+    assert set(names) <= {case.name for case in every}
+    return [pytest.param(case, marks=pytest.mark.whole) if case.name in names else case for case in every]
 
 
 def sampled(cases: Iterable[Any], count: int, *, seed: int = 0) -> list[Any]:

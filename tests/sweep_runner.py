@@ -45,6 +45,8 @@ def main() -> None:
     Says which process that is, and when it has ended. What they import is imported once.
     """
     torch.set_num_threads(1)
+    # One task done here imports all that the forked processes would each import.
+    tasks()[0].perform()
     for _ in sys.stdin:
         child = os.fork()
         if child == 0:

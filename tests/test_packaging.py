@@ -154,7 +154,9 @@ def test_importing_everything_takes_less_than_half_of_the_time_of_pytorch(core: 
         "for name in conserved.__all__: getattr(conserved, name)\n"
         "print((time.process_time() - between) / (between - begun))"
     )
-    shares = [float(core.run(core.python, "-c", code, at=tmp_path).stdout) for _ in range(3)]
+    shares: list[float] = []
+    while len(shares) < 3 and min(shares, default=1) >= 0.5:
+        shares.append(float(core.run(core.python, "-c", code, at=tmp_path).stdout))
     assert min(shares) < 0.5
 
 

@@ -24,15 +24,11 @@ TESTS = int(os.environ.get("CONSERVED_TYPED_TESTS", "40"))
 _always = jaxtyping.jaxtyped
 
 
-class _Test:
-    """The number of the test that runs."""
-
-    number = 0
-
-
 def begin_test() -> None:
     """The next call of every function is its first."""
-    _Test.number += 1
+    for calls in _called:
+        calls.due = calls.left > 0
+    _called.clear()
 
 
 def install() -> None:
@@ -56,16 +52,17 @@ def _first_calls(function: FunctionType, typechecker: Any) -> Callable[..., Any]
 
     What is defined anew inside a function every time that runs is one function here."""
     checked: Callable[..., Any] | None = None
-    calls = _calls.setdefault(function.__code__, [0, TESTS])
+    calls = _calls.setdefault(function.__code__, _Calls())
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         nonlocal checked
         __tracebackhide__ = True
-        if is_dynamo_compiling() or calls[0] == _Test.number or not calls[1]:
+        if not calls.due or is_dynamo_compiling():
             return function(*args, **kwargs)
-        calls[0] = _Test.number
-        calls[1] -= 1
+        calls.due = False
+        calls.left -= 1
+        _called.append(calls)
         if checked is None:
             checked = _always(function, typechecker=typechecker)
         return checked(*args, **kwargs)
@@ -73,5 +70,16 @@ def _first_calls(function: FunctionType, typechecker: Any) -> Callable[..., Any]
     return called
 
 
-_calls: dict[CodeType, list[int]] = {}
-"""Of every function: the test in which a call was last checked, and in how many more tests one will be."""
+class _Calls:
+    """Of a function: whether its next call is to be checked, and in how many more tests one will be."""
+
+    __slots__ = ("due", "left")
+
+    def __init__(self) -> None:
+        self.due, self.left = True, TESTS
+
+
+_calls: dict[CodeType, _Calls] = {}
+
+_called: list[_Calls] = []
+"""Functions with a call that was checked in the test that runs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import conserved
 from conserved import audit, blocks, recognize
 from conserved.auditing import Audit
-from two_processes import WORLD, join
+from two_processes import WORLD, Scene, assert_played
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
+pytestmark = pytest.mark.slow
 
 
 def block() -> nn.Module:
@@ -45,7 +43,7 @@ def agree(values: list[float]) -> None:
     assert gathered[0] == gathered[1]
 
 
-def data_parallel(rank: int) -> None:
+def data_parallel(rank: int, folder: Path) -> None:
     model = DistributedDataParallel(block())
     model(data(rank)).sin().mean().backward()
     found = audit(model)
@@ -55,7 +53,7 @@ def data_parallel(rank: int) -> None:
     agree([row.residual for row in found.rows])
 
 
-def missing_all_reduce(rank: int) -> None:
+def missing_all_reduce(rank: int, folder: Path) -> None:
     """Without the reduction each process's own gradient is right, so its identities hold; the replicas differ."""
     model = DistributedDataParallel(block())
     with model.no_sync():
@@ -68,7 +66,7 @@ def missing_all_reduce(rank: int) -> None:
     assert found.ranks == WORLD
 
 
-def different_parameters(rank: int) -> None:
+def different_parameters(rank: int, folder: Path) -> None:
     model = block()
     if rank:
         with torch.no_grad():
@@ -79,7 +77,7 @@ def different_parameters(rank: int) -> None:
     assert conserved.check_replicas(model, tolerance=1e-3).ok
 
 
-def fully_sharded(rank: int) -> None:
+def fully_sharded(rank: int, folder: Path) -> None:
     plain = block()
     plain(data(0)).sin().mean().add(plain(data(1)).sin().mean()).div(2).backward()
     model = block()
@@ -106,7 +104,7 @@ def fully_sharded(rank: int) -> None:
     assert all(residuals(broken)[row.name] == pytest.approx(expected[row.name], rel=1e-3) for row in broken.failures)
 
 
-def tensor_parallel(rank: int, *, reduced: bool = True) -> None:
+def tensor_parallel(rank: int, folder: Path, *, reduced: bool = True) -> None:
     """A gated network split by neurons behind a norm; its gain is replicated, and every process makes a part of dγ."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.RMSNorm(8), blocks.SwiGLU(8, 12))
@@ -148,11 +146,11 @@ def _chain_laws(model: nn.Module) -> conserved.LawSet:
     return conserved.LawSet(symmetries=symmetries, parameters=dict(model.named_parameters()))
 
 
-def gain_not_reduced(rank: int) -> None:
-    tensor_parallel(rank, reduced=False)
+def gain_not_reduced(rank: int, folder: Path) -> None:
+    tensor_parallel(rank, folder, reduced=False)
 
 
-def low_rank_factor_not_reduced(rank: int) -> None:
+def low_rank_factor_not_reduced(rank: int, folder: Path) -> None:
     """A replicated LoRA factor that keeps its own process's gradient while the other one is summed."""
     torch.manual_seed(0)
     model = blocks.FeedForward(8, 2, "linear")
@@ -168,7 +166,7 @@ def low_rank_factor_not_reduced(rank: int) -> None:
     assert disagreeing == ["up.weight"]
 
 
-SCENES: list[Callable[[int], None]] = [
+SCENES: list[Scene] = [
     data_parallel,
     missing_all_reduce,
     different_parameters,
@@ -179,27 +177,6 @@ SCENES: list[Callable[[int], None]] = [
 ]
 
 
-def play(rank: int, folder: str) -> None:
-    join(rank, folder)
-    for scene in SCENES:
-        scene(rank)
-        (Path(folder) / f"{scene.__name__}.{rank}").write_text("played")
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """One pair of processes plays all scenes; what was played before a failure counts."""
-    folder = tmp_path_factory.mktemp("scenes")
-    try:
-        spawn(play, args=(str(folder),), nprocs=WORLD)
-    except Exception as problem:
-        (folder / "problem").write_text(str(problem))
-    return {path.name for path in folder.iterdir() if path.name != "problem"} | {
-        f"problem: {path.read_text()[-1500:]}" for path in folder.glob("problem")
-    }
-
-
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_over_two_processes(scene: Callable[[int], None], played: set[str]) -> None:
-    assert {f"{scene.__name__}.{rank}" for rank in range(WORLD)} <= played, played
+def test_over_two_processes(scene: Scene, two_processes: Path) -> None:
+    assert_played(scene, two_processes)

@@ -27,6 +27,7 @@ from conserved.certificates.form import Form
 from conserved.certificates.proof import encloses_zero, enclosure, prove_rank, proved_by_argument, random_fields
 from conserved.discovery import Unsuitable
 from conserved.verdict import Status
+from sampling import but_for
 from zoo import CASES, Case
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -42,7 +43,10 @@ def certified(name: str) -> Certificate:
 
 
 class TestCompleteness:
-    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+    # Those that are left to `--whole` are counted where discovery is tested.
+    @pytest.mark.parametrize(
+        "case", but_for(CASES, "decoder, layer norm", "decoder, cross-entropy"), ids=lambda case: case.name
+    )
     def test_every_block_has_exactly_the_laws_of_the_theory_and_that_is_proved(self, case: Case) -> None:
         found = certified(case.name)
         assert (found.at_most, found.found) == (case.conserved, case.conserved)

@@ -38,14 +38,15 @@ def test_a_narrow_terminal_gets_the_paths_on_lines_of_their_own(
     assert max(map(len, lines)) <= 60
 
 
-def test_seven_billion_parameters_are_listed_without_weights(
+def test_billions_of_parameters_are_listed_without_weights(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "laws", "transformers:MistralForCausalLM", "--json") == 0
+    """Four layers of the seven-billion model; all 32 of another one are read where inference is tested."""
+    assert run(monkeypatch, "laws", "transformers:MistralForCausalLM", "num_hidden_layers=4", "--json") == 0
     record = json.loads(capsys.readouterr().out)
     assert record["unclaimed"] == []
     assert record["independent"] is None
-    assert len(record["laws"]) == 32 * (8 + 8 + 1 + 2) + 2
+    assert len(record["laws"]) == 4 * (8 + 8 + 1 + 2) + 2
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT-2, tied", "BERT, masked", "ViT classifier", "Mixtral"])

@@ -57,22 +57,27 @@ def test_fixture(conserved_audits):
 )
 
 
-def pytest_on(folder: Path, *options: str) -> str:
+def pytest_on(folder: Path, *options: str) -> list[str]:
+    """What pytest prints with each of the options, one after the other in one process."""
     (folder / "test_models.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=600, cwd=folder)
-    return done.stdout + done.stderr
+    script = f"""
+import pytest
+for option in {options!r}:
+    print("with", option, flush=True)
+    pytest.main(["-q", "-p", "no:cacheprovider", option, {str(folder)!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, cwd=folder)
+    return [done.stderr + part for part in done.stdout.split("with --")[1:]]
 
 
 @pytest.mark.slow
 def test_the_marker_fails_the_test_whose_backward_is_wrong_and_the_option_all_of_them(tmp_path: Path) -> None:
-    said = pytest_on(tmp_path, "--strict-markers")
+    said, for_all = pytest_on(tmp_path, "--strict-markers", "--conserved")
     assert "1 failed, 3 passed" in said
     assert "FAILED test_models.py::test_wrong" in said
     assert "A backward pass of Net is wrong" in said
-    said = pytest_on(tmp_path, "--conserved")
-    assert "2 failed, 2 passed" in said
-    assert "FAILED test_models.py::test_unmarked" in said
+    assert "2 failed, 2 passed" in for_all
+    assert "FAILED test_models.py::test_unmarked" in for_all
 
 
 class Net(nn.Module):

@@ -6,18 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.multiprocessing.spawn import spawn
 
 from conserved import recognize
-from two_processes import WORLD, join
+from two_processes import WORLD, Scene, assert_played
 from zoo import named
 
 
-def compare(rank: int, folder: str) -> None:
-    join(rank, folder)
+def compare(rank: int, folder: Path) -> None:
     model = named("attention, biases").model()
     laws = recognize(model)
     mesh = init_device_mesh("cpu", (WORLD,))
@@ -35,12 +32,11 @@ def compare(rank: int, folder: str) -> None:
     assert moved.placements == (Shard(0),)
     plain = symmetry.act({n: p.detach() for n, p in model.named_parameters()}, g)["q.weight"]
     assert torch.equal(moved.full_tensor(), plain)
-    (Path(folder) / str(rank)).write_text("agreed")
-    dist.destroy_process_group()
+
+
+SCENES: list[Scene] = [compare]
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_laws_of_sharded_parameters_are_those_of_whole_ones(tmp_path: Path) -> None:
-    spawn(compare, args=(str(tmp_path),), nprocs=WORLD)
-    assert [(tmp_path / str(rank)).read_text() for rank in range(WORLD)] == ["agreed"] * WORLD
+def test_laws_of_sharded_parameters_are_those_of_whole_ones(two_processes: Path) -> None:
+    assert_played(compare, two_processes)

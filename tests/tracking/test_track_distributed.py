@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from conserved import Monitor, recognize
 from conserved.tracking import RunStore
 from training import decoder, sentences
-from two_processes import WORLD, join
+from two_processes import WORLD, Scene, assert_played
 
 STEPS, WHEN = 4, 3
 KEY = "layers.0.attention.k.weight"
@@ -125,26 +124,28 @@ MODES = {
 }
 
 
-def work(rank: int, modes: list[str], folder: str) -> None:
-    join(rank, folder)
-    found = {mode: summary(MODES[mode](rank, built(), Path(folder))) for mode in modes}
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+def tracked(rank: int, folder: Path) -> None:
+    found = {mode: summary(run(rank, built(), folder)) for mode, run in MODES.items()}
+    (folder / f"tracked {rank}.json").write_text(json.dumps(found))
 
 
-def run(modes: list[str], folder: Path) -> list[dict[str, Any]]:
-    """What every process found, by mode; one start of the processes serves all."""
-    spawn(work, args=(modes, str(folder)), nprocs=WORLD)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
+SCENES: list[Scene] = [tracked]
+
+
+def found_by(folder: Path) -> list[dict[str, Any]]:
+    """What every process found, by mode."""
+    assert_played(tracked, folder)
+    return [json.loads((folder / f"tracked {rank}.json").read_text()) for rank in range(WORLD)]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_ledger_of_a_distributed_run_is_that_of_the_whole(tmp_path: Path) -> None:
+def test_the_ledger_of_a_distributed_run_is_that_of_the_whole(two_processes: Path) -> None:
     modes = ["data parallel", "sharded", "recognised when sharded", "tensor parallel"]
     expected = summary(alone())
-    for by_mode in run(modes, tmp_path):
-        for mode, found in by_mode.items():
+    for by_mode in found_by(two_processes):
+        for mode in modes:
+            found = by_mode[mode]
             assert found["residual"] < 1e-13, mode
             assert not found["alarms"], mode
             assert len(found["entries"]) == len(expected["entries"]), mode
@@ -152,15 +153,15 @@ def test_the_ledger_of_a_distributed_run_is_that_of_the_whole(tmp_path: Path) ->
                 assert ours[:2] == theirs[:2], mode
                 assert ours[2:] == pytest.approx(theirs[2:], rel=1e-6, abs=1e-12), mode
             assert found["errors"] == pytest.approx(expected["errors"], rel=1e-6), mode
-    with RunStore(tmp_path / "runs.db") as store:
+    with RunStore(two_processes / "runs.db") as store:
         assert sorted(store.runs()) == ["ddp", "fsdp", "tp"]
         assert all(store.steps(name) == [1, 2, 3, 4] for name in store.runs()), "one process writes"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_an_all_reduce_that_was_skipped_shows_in_its_laws_at_its_step(tmp_path: Path) -> None:
-    first, second = (found["not reduced"] for found in run(["not reduced"], tmp_path))
+def test_an_all_reduce_that_was_skipped_shows_in_its_laws_at_its_step(two_processes: Path) -> None:
+    first, second = (found["not reduced"] for found in found_by(two_processes))
     laws = recognize(decoder(kv_heads=2))
     touched = {symmetry.name for symmetry in laws if KEY in symmetry.parameters}
     for found in (first, second):

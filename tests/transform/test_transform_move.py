@@ -9,21 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.multiprocessing.spawn import spawn
 
 import float64
 from catalogue import named
 from conserved import LawSet, Leg, Symmetry, View, recognize
 from conserved.discovery.function import tensors_in
-from conserved.transform import Exchange, Unmovable, equalize, mappings, move, symmetries_of
+from conserved.transform import Exchange, Unmovable, move, symmetries_of
 from law_checks import residuals
 from tolerances import IDENTITY
-from two_processes import WORLD, join
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -246,37 +240,6 @@ def test_what_holds_for_the_loss_only_or_up_to_epsilon_is_said() -> None:
     laws = recognize(untied, torch.zeros(2, 3), loss="cross_entropy")
     done = move(untied, {s.name: s.element() for s in laws}, laws=laws)
     assert "not the outputs" in done.notes[0]
-
-
-def _sharded(rank: int, folder: str) -> None:
-    join(rank, folder)
-    model, x = mlp()
-    laws = symmetries_of(model, x)
-    mesh = init_device_mesh("cpu", (WORLD,))
-    plain = dict(model.state_dict())
-    state: dict[str, Tensor] = {n: distribute_tensor(t, mesh, [Shard(0)]) for n, t in plain.items()}
-    element = torch.linspace(0.5, 2, 7)
-    found = move(state, {"neurons": element}, laws=laws).state
-    wanted = move(plain, {"neurons": element}, laws=laws).state
-    for name, tensor in found.items():
-        assert isinstance(tensor, DTensor)
-        assert tensor.placements == (Shard(0),)
-        assert torch.equal(tensor.full_tensor(), wanted[name])
-    fully_shard(model, mesh=mesh)
-    with pytest.raises(ValueError, match=r"is sharded, and what it is multiplied with is not seen"):
-        mappings(model, x, laws=laws)
-    equalize(model, laws=laws)
-    for name, parameter in model.named_parameters():
-        assert isinstance(parameter, DTensor)
-        torch.testing.assert_close(parameter.full_tensor(), equalize(plain, laws=laws).state[name])
-    (Path(folder) / str(rank)).write_text("agreed")
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_sharded_parameters_move_as_whole_ones_and_stay_sharded(tmp_path: Path) -> None:
-    spawn(_sharded, args=(str(tmp_path),), nprocs=WORLD)
-    assert [(tmp_path / str(rank)).read_text() for rank in range(WORLD)] == ["agreed"] * WORLD
 
 
 def test_a_kind_of_ones_own_that_does_not_say_how_it_is_undone_moves_nothing(

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -44,7 +47,8 @@ def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tup
             return function(t, tree_unflatten(whole, spec))
 
     inputs = [leaves[i] for i in tensors]
-    with written_out():
+    # One mode for the shapes of all values: without it, one is made for every value of the graph.
+    with written_out(), tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         try:
             decomposed = make_fx(call, decomposition_table=core_aten_decompositions_used())(theta, *inputs)
             # Decompositions write in place, so mutations are removed after them.
@@ -59,8 +63,11 @@ def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tup
     return _lowered(graph, function.size, inputs)
 
 
+@cache
 def core_aten_decompositions_used() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's own, but for two: one compares values where the function meant is smooth, one is written by a rule."""
+    """PyTorch's own, but for two: one compares values where the function meant is smooth, one is written by a rule.
+
+    Collected once: PyTorch looks through all of its operators for them."""
     own = (torch.ops.aten._safe_softmax.default, torch.ops.aten.softplus.default)
     return {target: rule for target, rule in core_aten_decompositions().items() if target not in own}
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -132,27 +133,25 @@ def _shortened(rows: list[Tensor], trivial: list[Tensor], grain: _Grain) -> list
     """Subtract multiples of other rows and of trivial relations from each row while that leaves fewer terms.
 
     A relation can hide behind trivial ones (the last neuron's, as the sum over all neurons less the others), so each
-    row is also tried from where a few trivial relations take it.
+    row is also tried from where a few trivial relations take it. Rows are short and many: in NumPy, a small operation
+    costs a fraction of one in PyTorch.
     """
-    rows = sorted(rows, key=_terms)
+    known = [relation.numpy() for relation in trivial]
+    arrays = sorted((row.numpy() for row in rows), key=np.count_nonzero)
     improved = True
     while improved:
         improved = False
-        table = torch.stack(rows) if rows else torch.zeros(0, 0)
-        for place in range(len(rows)):
-            best = _shortest(rows[place], table, place, trivial, grain)
-            if _terms(best) < _terms(rows[place]):
-                rows[place] = table[place] = best
+        table = np.stack(arrays) if arrays else np.zeros((0, 0))
+        for place in range(len(arrays)):
+            best = _shortest(arrays[place], table, place, known, grain)
+            if np.count_nonzero(best) < np.count_nonzero(arrays[place]):
+                arrays[place] = table[place] = best
                 improved = True
-        rows = sorted((row for row in rows if bool(row.any())), key=_terms)
-    return rows
+        arrays = sorted((row for row in arrays if row.any()), key=np.count_nonzero)
+    return [torch.from_numpy(row) for row in arrays]
 
 
-def _terms(row: Tensor) -> int:
-    return int((row != 0).sum())
-
-
-def _shortest(row: Tensor, table: Float[Tensor, "k F"], place: int, trivial: list[Tensor], grain: _Grain) -> Tensor:
+def _shortest(row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], grain: _Grain) -> np.ndarray:
     """The shortest row within reach, over rows that may be as long or longer on the way."""
     best = start = _descended(row, table, place, grain)
     frontier, seen = [start], {_signature(start)}
@@ -162,34 +161,38 @@ def _shortest(row: Tensor, table: Float[Tensor, "k F"], place: int, trivial: lis
         current = frontier.pop(0)
         for neighbour in _neighbours(current, table, place, trivial, grain):
             further = _descended(neighbour, table, place, grain)
-            if _signature(further) not in seen:
-                seen.add(_signature(further))
+            if (signature := _signature(further)) not in seen:
+                seen.add(signature)
                 frontier.append(further)
-                best = min(best, further, key=_terms)
+                best = min(best, further, key=np.count_nonzero)
     return best
 
 
-def _neighbours(row: Tensor, table: Tensor, place: int, trivial: list[Tensor], grain: _Grain) -> Iterator[Tensor]:
+def _neighbours(
+    row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], grain: _Grain
+) -> Iterator[np.ndarray]:
     """The row with a trivial relation taken out, or with all rows along one axis exchanged for those they equal."""
     for relation in trivial:
         if not _has_half(row, relation):
             continue
         yield _less(row, relation, grain)
         for side in (relation > 0, relation < 0):
-            inside = ((table != 0) & (row != 0) & side).any(1)
+            inside = (table[:, side & (row != 0)] != 0).any(1)
             inside[place] = False
             exchanged = row
-            for k in inside.nonzero().flatten().tolist():
+            for k in np.flatnonzero(inside):
                 exchanged = _less(exchanged, table[k], grain)
             yield exchanged
 
 
-def _signature(row: Tensor) -> bytes:
-    return row.round(decimals=4).numpy().tobytes()
+def _signature(row: np.ndarray) -> bytes:
+    return row.round(4).tobytes()
 
 
-def _has_half(row: Tensor, relation: Tensor) -> bool:
-    return any(2 * int((side & (row != 0)).sum()) >= int(side.sum()) for side in (relation > 0, relation < 0))
+def _has_half(row: np.ndarray, relation: np.ndarray) -> bool:
+    present = relation[row != 0]
+    sides = (present > 0, relation > 0), (present < 0, relation < 0)
+    return any(2 * np.count_nonzero(found) >= np.count_nonzero(side) for found, side in sides)
 
 
 _EFFORT = 40
@@ -199,34 +202,49 @@ _CAREFUL = 64
 """Up to so many candidates, each step takes the best of them; beyond, all that fit are taken in turn."""
 
 
-def _descended(row: Tensor, table: Float[Tensor, "k F"], place: int, grain: _Grain) -> Tensor:
+def _descended(row: np.ndarray, table: np.ndarray, place: int, grain: _Grain) -> np.ndarray:
     """Subtract multiples of other rows while that leaves fewer terms."""
-    present = table != 0
-    lengths = present.sum(1)
+    lengths = np.count_nonzero(table, axis=1)
     lengths[place] = 2 * table.shape[1] + 1
     while True:
-        overlap = (present & (row != 0)).sum(1)
-        candidates = (2 * overlap > lengths).nonzero().flatten().tolist()
+        overlap = np.count_nonzero(table[:, row != 0], axis=1)
+        candidates = np.flatnonzero(2 * overlap > lengths)
+        best = row
         if len(candidates) > _CAREFUL:
-            best = row
-            for k in (overlap == lengths).nonzero().flatten().tolist():
+            for k in np.flatnonzero(overlap == lengths):
                 best = _less(best, table[k], grain)
-        else:
-            shorter = (_less(row, table[k], grain) for k in candidates)
-            best = min(shorter, key=_terms, default=row)
-        if _terms(best) >= _terms(row):
+        elif len(candidates):
+            shorter = _each_less(row, table[candidates], grain)
+            best = shorter[np.count_nonzero(shorter, axis=1).argmin()]
+        if np.count_nonzero(best) >= np.count_nonzero(row):
             return row
         row = best
 
 
-def _less(row: Tensor, other: Tensor, grain: _Grain) -> Tensor:
+def _less(row: np.ndarray, other: np.ndarray, grain: _Grain) -> np.ndarray:
     """`row` less the multiple of `other` that cancels most of its entries."""
-    support = (other != 0) & (row != 0)
-    if not bool(support.any()):
-        return row
-    ratios, counts = (row[support] / other[support]).round(decimals=grain.decimals).unique(return_counts=True)
-    left = row - float(ratios[counts.argmax()]) * other
-    return torch.where(left.abs() < grain.zero, 0, left)
+    found: np.ndarray = _each_less(row, other[None], grain)[0]
+    return found
+
+
+def _each_less(row: np.ndarray, others: np.ndarray, grain: _Grain) -> np.ndarray:
+    """`row` less a multiple of each of the others: the ratio of entries that occurs most often, the least of several.
+
+    Where an entry is zero there is no ratio; what is not a number is sorted to the end, and is equal to nothing."""
+    places = np.flatnonzero(row)
+    known = others[:, places]
+    if not known.size:
+        return np.repeat(row[None], len(others), axis=0)
+    with np.errstate(divide="ignore"):
+        ratios = np.where(known != 0, (row[places] / known).round(grain.decimals), np.nan)
+    ratios.sort(axis=1)
+    order = np.arange(ratios.shape[1])
+    first = np.ones(ratios.shape, dtype=bool)
+    first[:, 1:] = ratios[:, 1:] != ratios[:, :-1]
+    begun = np.maximum.accumulate(np.where(first, order, 0), axis=1)
+    most = ratios[np.arange(len(ratios)), (order - begun).argmax(1)]
+    left = row - most[:, None] * others
+    return np.where(np.isnan(left), row, np.where(np.abs(left) < grain.zero, 0, left))
 
 
 def _independent(rows: list[Tensor], known: list[Tensor], grain: _Grain) -> list[Tensor]:

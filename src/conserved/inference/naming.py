@@ -189,7 +189,7 @@ def _forgiving(assembly: Assembly, part: LegPart) -> str:
     atoms = one.atoms.reshape(-1)[part.places.reshape(-1)]
     program = assembly.typing.program
     for ending in assembly.engine.forgotten:
-        if np.isin(atoms[:1], ending.atoms).any():
+        if atoms.size and (ending.atoms == atoms[0]).any():
             if ending.origin >= len(program.operations):
                 return "output"
             return base_name(program.operations[ending.origin].name)

@@ -76,7 +76,7 @@ class NumericalFunction:
         return kept, tuple(grads)
 
     def _ran(self, values: Sequence[Tensor]) -> list[Tensor]:
-        torch.manual_seed(self.seed)
+        reseed(self.seed)
         if self.copying and not torch.is_grad_enabled():
             values = [value.clone() for value in values]
         return tensors_in(self.call(values))
@@ -111,6 +111,17 @@ def repeatable(device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         yield
+
+
+def reseed(seed: int) -> None:
+    """Seed the random numbers of every device there is.
+
+    Where there is none but the processor, `torch.manual_seed` writes the whole call stack down each time, for the day
+    an accelerator is started; that took longer than the small functions that are run here thousands of times."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def function_of(
@@ -271,6 +282,6 @@ def _settled(
 
 
 def _trial(call: Callable[[Sequence[Tensor]], Any], values: Sequence[Tensor], seed: int) -> list[Tensor]:
-    torch.manual_seed(seed)
+    reseed(seed)
     with torch.enable_grad():
         return tensors_in(call(values))
