@@ -48,14 +48,20 @@ bench: $(VENV)/ready
 
 # The library alone is what the demonstration needs; everything else is for those who change it.
 $(VENV)/core: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "conserved needs Python 3.11 or newer; set PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(environment)
 	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e .
 	touch $@
 
-$(VENV)/ready: $(VENV)/core
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
-	touch $@
+# In one go: asking pip for the library first would build it twice.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(environment)
+	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e ".[dev]"
+	touch $(VENV)/core $@
+
+define environment
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "conserved needs Python 3.11 or newer; set PYTHON=python3.11")'
+test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+endef
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

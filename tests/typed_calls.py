@@ -18,7 +18,7 @@ from typing import Any
 import jaxtyping
 from torch.compiler import is_dynamo_compiling
 
-TESTS = int(os.environ.get("CONSERVED_TYPED_TESTS", "40"))
+TESTS = int(os.environ.get("CONSERVED_TYPED_TESTS", "15"))
 """In so many tests of a process the first call of a function is checked."""
 
 _always = jaxtyping.jaxtyped
