@@ -115,3 +115,12 @@ def test_an_audit_is_followed_through_the_files_that_the_guide_lists() -> None:
     assert len(listed) <= 10
     torch.manual_seed(0)
     assert followed(*llama()) | followed(*gpt()) == set(listed)
+
+
+def test_no_two_classes_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(file.relative_to(SOURCE).as_posix())
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

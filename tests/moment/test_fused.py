@@ -16,8 +16,7 @@ from conserved.moment import Direction, Moments, Plan, Point, Wanted, triton_bac
 from conserved.moment.forms import Found, forms
 from conserved.moment.launches import Launch, Tile
 from conserved.moment.layouts import Layout, PlacedProduct
-from conserved.moment.leg_programs import Leg as ProgramLeg
-from conserved.moment.leg_programs import LegProgram
+from conserved.moment.leg_programs import LegProgram, ProgramLeg
 from conserved.moment.torch_backend import TORCH
 from conserved.symmetry import KINDS, Kind, Leg, Symmetry, Tensors, View
 from sampling import sampled

@@ -61,7 +61,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ProductList:
     """What is multiplied for some pairs of sources, and how the products are added up."""
 
     rows: tuple[tuple[int, int | None], ...]
@@ -77,15 +77,15 @@ class Recipe:
     """Whether values are the products as they come."""
 
 
-def multiplied(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: Wanted) -> Recipe:
+def multiplied(products: Products, pairs: tuple[Pair, ...], degree: Degree, wanted: Wanted) -> ProductList:
     """What is multiplied for pairs of sources; a leg of negative degree contributes μ(B, A)."""
     return _recipe(products, pairs, degree < 0, wanted)
 
 
 @cache
-def _recipe(products: Products, pairs: tuple[Pair, ...], turned: bool, wanted: Wanted) -> Recipe:
+def _recipe(products: Products, pairs: tuple[Pair, ...], turned: bool, wanted: Wanted) -> ProductList:
     if not isinstance(products, RowProducts):
-        return Recipe((), tuple((j, i) for i, j in pairs) if turned else pairs, (), False, True)
+        return ProductList((), tuple((j, i) for i, j in pairs) if turned else pairs, (), False, True)
     numbers = products.symmetric if wanted.law else tuple(range(products.width))
     every = {(row, row, 1) for row in range(products.unit)}
     # Where every row is paired with itself, all rows are read as they lie.
@@ -110,7 +110,7 @@ def _recipe(products: Products, pairs: tuple[Pair, ...], turned: bool, wanted: W
             parts.append(tuple(part))
         sums.append(tuple(parts))
     plain = sums == [(((place, 1),),) for place in range(len(found))]
-    return Recipe(tuple(rows), tuple(found), tuple(sums), whole, plain)
+    return ProductList(tuple(rows), tuple(found), tuple(sums), whole, plain)
 
 
 def forms(
@@ -173,7 +173,7 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack([*tensors])
 
 
-def finished(products: Products, recipe: Recipe, sums: Tensor, squares: Tensor | None) -> Found:
+def finished(products: Products, recipe: ProductList, sums: Tensor, squares: Tensor | None) -> Found:
     """Forms of all pairs from the products of a recipe."""
     if not isinstance(products, RowProducts):
         return sums, squares

@@ -30,7 +30,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class ProgramLeg:
     """What legs must share for their results to lie next to each other."""
 
     products: Products
@@ -43,10 +43,10 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class LegResults:
     """The results of one leg of several parameters."""
 
-    leg: Leg
+    leg: ProgramLeg
     begin: int
     count: tuple[int, int]
     """Parameters, and products of each."""
@@ -116,7 +116,7 @@ class _Launch:
 class LegProgram:
     """All products of some legs: what is launched, and where each result is."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[LegResults, ...]
     launches: tuple[_Launch, ...]
     tensors: Integers
     """For every number of the table the tensor whose address it is counted from; −1 for places of results."""
@@ -125,7 +125,7 @@ class LegProgram:
     size: int
 
     @staticmethod
-    def of(legs: Sequence[tuple[Leg, Sequence[int]]]) -> LegProgram:
+    def of(legs: Sequence[tuple[ProgramLeg, Sequence[int]]]) -> LegProgram:
         """A program for legs, each of several parameters: of each the number of its first tensor among all."""
         return _Draft().program(legs)
 
@@ -146,11 +146,11 @@ class _Draft:
 
     def __init__(self) -> None:
         self._size = 0
-        self._blocks: list[Block] = []
+        self._blocks: list[LegResults] = []
         self._entries: dict[_Alike, list[tuple[int, ...]]] = defaultdict(list)
         """Of every entry the tensors of its factors, the bytes into each, and the place of its results."""
 
-    def program(self, legs: Sequence[tuple[Leg, Sequence[int]]]) -> LegProgram:
+    def program(self, legs: Sequence[tuple[ProgramLeg, Sequence[int]]]) -> LegProgram:
         for leg, parameters in legs:
             self._add(leg, parameters)
         launches: list[_Launch] = []
@@ -170,14 +170,14 @@ class _Draft:
             tuple(self._blocks), tuple(launches), np.concatenate(tensors), np.concatenate(offsets), self._size
         )
 
-    def _add(self, leg: Leg, parameters: Sequence[int]) -> None:
+    def _add(self, leg: ProgramLeg, parameters: Sequence[int]) -> None:
         outer = isinstance(leg.products, OuterProduct)
         factors, pairs = _factors(leg)
         layout = factors[0][1]
         rows = layout.count("rows")
         batch = layout.count("batch")
         values, squares = ((batch, rows, rows), (batch,)) if outer else ((batch, rows), (batch, rows))
-        block = Block(leg, self._size, (len(parameters), len(pairs)), values, squares)
+        block = LegResults(leg, self._size, (len(parameters), len(pairs)), values, squares)
         self._blocks.append(block)
         sizes = leg.wanted.sizes
         # One entry for all pairs where a kernel reads so many factors, else one for each: parameter by parameter, so
@@ -195,7 +195,7 @@ class _Draft:
                 self._size += len(wanted) * block.each
 
 
-def _factors(leg: Leg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...]]:
+def _factors(leg: ProgramLeg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...]]:
     """The rows that are multiplied: the number of a source, and where they lie in it; and pairs of them."""
     recipe, layout = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted), leg.layout
     if not isinstance(leg.products, RowProducts):
