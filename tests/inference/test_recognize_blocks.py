@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from conserved import LawSet
+from conserved.inference.capture import capture
 from conserved.papers.lab.fits import exponent
 from flow import follow
 from reference.descent import descend
@@ -284,3 +285,20 @@ def test_blocks_are_found_inside_any_container() -> None:
     # The last row of the output map is cut off: its four entries stay as they are.
     assert laws.independent() == 12 + 4 + 4
     assert {symmetry.block for symmetry in laws} == {"inside.mixer", "inside.mixer.o", "inside.mlp"}
+
+
+def test_constants_of_a_program_are_brought_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotations are decided on the host; angles left on a GPU would hide every rotary plane's rotation."""
+    brought = []
+
+    def cpu(tensor: Tensor) -> Tensor:
+        brought.append(tensor.clone())
+        return brought[-1]
+
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    model = nn.Linear(4, 4, bias=False)
+    model.register_buffer("angles", torch.linspace(0, 1, 12).reshape(3, 4))
+    program = capture(lambda: model(torch.ones(3, 4)) * model.angles.cos(), dict(model.named_parameters()), model)
+    kept = [value.constant for value in program.values if value.constant is not None]
+    assert len(kept) >= 2, "angles and their cosines"
+    assert all(any(constant is one for one in brought) for constant in kept)

@@ -46,7 +46,7 @@ class ValueRef:
 
 @dataclass(slots=True)
 class Value:
-    """A tensor of the program: its shape, and its entries if it is a small constant."""
+    """A tensor of the program: its shape, and its entries, on the host, if it is a small constant."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -249,7 +249,7 @@ class Recorder(TorchDispatchMode):
         if inputs or operation.name.startswith(_CREATES):
             for number, tensor in zip(operation.results, results, strict=False):
                 if not tensor.is_meta and tensor.numel() <= KEPT and not hasattr(tensor, "full_tensor"):
-                    values[number].constant = tensor.detach()
+                    values[number].constant = tensor.detach().cpu()
 
     def _new(self, tensor: Tensor, *, parameter: str | None = None, fresh_storage: bool = True) -> int:
         number = len(self.program.values)
@@ -274,7 +274,7 @@ class Recorder(TorchDispatchMode):
                 return ValueRef(self._again(tensor, store))
             number = self._new(tensor)
             if id(tensor) in self._fixed and not tensor.is_meta and tensor.numel() <= KEPT:
-                self.program.values[number].constant = tensor.detach()
+                self.program.values[number].constant = tensor.detach().cpu()
             return ValueRef(number)
         number, writes = found
         if store is not None and store.writes != writes:
