@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -161,8 +162,16 @@ class Recorder(TorchDispatchMode):
             self._made[key] = make()
         return self._made[key]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would import its compiler, a second's work, to keep it away from a mode; we do so if it is there."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        record = self._record_uncompiled if "torch._dynamo" in sys.modules else self._record
+        return record(func, args, kwargs or {})
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = f"{func._schema.name}.{func._overloadname}" if hasattr(func, "_schema") else str(func)
         if (other := self.stand_ins.get(name.rsplit(".", 1)[0])) is not None:
             with self:
@@ -206,6 +215,8 @@ class Recorder(TorchDispatchMode):
             self._write(target, value, operation)
         self._evaluate(operation, results)
         return out
+
+    _record_uncompiled = _disable_dynamo(_record)
 
     def made_elsewhere(self, name: str, given: Any, out: Any, before: int) -> None:
         """Note results of an autograd function that no recorded operation made from its inputs: code of its own did."""
