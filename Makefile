@@ -1,7 +1,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --progress-bar off --no-compile -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Modules are compiled when they are first imported, and kept: few of those that are installed ever are.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test pytest whole quick check bench docs clean
 
@@ -49,13 +52,13 @@ bench: $(VENV)/ready
 # The library alone is what the demonstration needs; everything else is for those who change it.
 $(VENV)/core: pyproject.toml constraints.txt
 	$(environment)
-	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e .
+	$(INSTALL) -e .
 	touch $@
 
 # In one go: asking pip for the library first would build it twice.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(environment)
-	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e ".[dev]"
+	$(INSTALL) -e ".[dev]"
 	touch $(VENV)/core $@
 
 define environment
