@@ -142,6 +142,22 @@ def audit_cost() -> str:
     return table(heads, rows)
 
 
+def two_trees() -> str:
+    """The first version of the package and today's, in turns."""
+    record = stored("two_trees")
+    rows = [
+        (
+            row["work"],
+            seconds(row["before"]),
+            seconds(row["after"]),
+            f"{row['ratio']:.2f} [{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]",
+        )
+        for row in record["rows"]
+    ]
+    heads = ("work", f"commit {record['before_commit']}", "today", "today / then")
+    return f"{table(heads, rows)}\n\nMedians of rounds in turns, quartiles of the ratio. {made_on(record)}"
+
+
 def watch_cost() -> str:
     """What the README's loop costs, audits read at every step or a step later."""
     record = stored("watch_cost", "h200")

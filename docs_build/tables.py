@@ -45,6 +45,12 @@ PAGE = {
         "audit_kernels",
     ),
     "What watching costs": ("step_overhead.py", "", "overhead"),
+    "Then and now": (
+        "two_trees.py",
+        "The first version and today's on a decoder of 97 million parameters, a head of 4,096 keys, and attention with "
+        "64 parameters in a fresh process, most of whose time is PyTorch importing its compiler.",
+        "two_trees",
+    ),
     "The paper's set-ups at full size": (
         "paper_runs.py",
         "Appendix D on Fashion-MNIST, resized, and the King James text, for as many steps as the time allows. With "

@@ -20,7 +20,7 @@ from conserved.verdict import Evidence, Status, Verdict
 BLIND = (
     "An audit does not see: a wrong factor on all gradients (loss scale, accumulation); what no law spans "
     "(unclaimed parameters, GELU and SiLU networks); an error shared by queries and keys, such as a mask or "
-    "softmax term wrong in both (conserved.gauge sees those); ranks that disagree (conserved.replicas)."
+    "softmax term wrong in both (conserved.gauge sees those); ranks that disagree (conserved.check_replicas)."
 )
 """Printed with every clean result."""
 

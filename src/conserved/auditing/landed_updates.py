@@ -92,7 +92,7 @@ class Landing:
 def landing(model: nn.Module, *, least: float = LEAST) -> Iterator[Landing]:
     """Watch one optimizer step.
 
-        with conserved.landing(model) as update:
+        with conserved.check_update(model) as update:
             optimizer.step()
         assert update.ok
 
