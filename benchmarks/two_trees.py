@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import os
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"vocab": 8192, "dim": 768, "depth": 12, "heads": 12, "hidden": 2048},
@@ -122,20 +121,6 @@ def field(causal: bool) -> Callable[[str], Iterator[Callable[[], object]]]:
     return work
 
 
-class Stacked(nn.Module):
-    """Attention with parameters (heads, d, d_h) through einsum."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        shape = (heads, width, width // heads)
-        self.q, self.k, self.v, self.o = (nn.Parameter(torch.randn(shape) / width**0.5) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (torch.einsum("td,hde->hte", x, w) for w in (self.q, self.k, self.v))
-        weights = torch.softmax(torch.einsum("hte,hse->hts", q, k) / math.sqrt(q.shape[-1]), -1)
-        return torch.einsum("hts,hse,hde->td", weights, v, self.o)
-
-
 def discovered(build: Callable[[], nn.Module]) -> Callable[[str], Iterator[Callable[[], object]]]:
     """Discovery with formulas of an attention block with 64 parameters."""
 
@@ -156,6 +141,13 @@ def plain() -> nn.Module:
     return blocks.Attention(4, 2)
 
 
+def stacked() -> nn.Module:
+    """The same with heads stacked in one parameter."""
+    from stacked_forms import Stacked
+
+    return Stacked(4, 2)
+
+
 WORK: dict[str, Callable[[str], Iterator[Callable[[], object]]]] = {
     "one sum over the weights": read,
     "all laws": laws,
@@ -165,12 +157,12 @@ WORK: dict[str, Callable[[str], Iterator[Callable[[], object]]]] = {
     "energy field": field(causal=False),
     "energy field, causal": field(causal=True),
     "first: discovery, D = 64": discovered(plain),
-    "first: discovery, D = 64, stacked": discovered(lambda: Stacked(4, 2)),
+    "first: discovery, D = 64, stacked": discovered(stacked),
 }
 
 
 def worker(device: str) -> None:
-    """Answer names of work on standard input with seconds, and `-` by forgetting what was kept."""
+    """Answer names of work on standard input with seconds; what the last one needed is kept until another comes."""
     kept: dict[str, Callable[[], object]] = {}
     for line in sys.stdin:
         name = line.strip()

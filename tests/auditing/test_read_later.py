@@ -158,3 +158,16 @@ def test_with_a_gauge_it_is_judged_at_once() -> None:
     one, other = (audit(model, laws, gauge=seen, wait=wait) for wait in (True, False))
     freed(model)
     assert said(one) == said(other)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.9, 1e3, 1e15, float("nan")])
+def test_a_wrong_gradient_is_never_green_whatever_became_of_the_parameters(factor: float) -> None:
+    model = trained()
+    scaled_head(model)
+    found = audit(model, wait=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    assert not (found.ok and found.conclusive)
+    if factor < 1:
+        assert found.failures, "parameters of an ordinary size excuse nothing"
