@@ -297,8 +297,9 @@ def test_constants_of_a_program_are_brought_to_the_host(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     model = nn.Linear(4, 4, bias=False)
-    model.register_buffer("angles", torch.linspace(0, 1, 12).reshape(3, 4))
-    program = capture(lambda: model(torch.ones(3, 4)) * model.angles.cos(), dict(model.named_parameters()), model)
+    angles = torch.linspace(0, 1, 12).reshape(3, 4)
+    model.register_buffer("angles", angles)
+    program = capture(lambda: model(torch.ones(3, 4)) * angles.cos(), dict(model.named_parameters()), model)
     kept = [value.constant for value in program.values if value.constant is not None]
     assert len(kept) >= 2, "angles and their cosines"
     assert all(any(constant is one for one in brought) for constant in kept)
