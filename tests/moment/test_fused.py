@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -70,7 +74,8 @@ def drawn(view: View, dtypes: tuple[torch.dtype, ...]) -> tuple[Layout, list[lis
 
 
 def run(leg: ProgramLeg, sets: list[list[Tensor]]) -> Found:
-    program = LegProgram.of([(leg, [len(some) * number for number, some in enumerate(sets)])])
+    tensors = [(len(some) * number, leg.layout.offset) for number, some in enumerate(sets)]
+    program = LegProgram.of([(replace(leg, layout=leg.layout.from_first()), tensors)])
     return program.blocks[0].forms(program.run([tensor for some in sets for tensor in some]))
 
 
@@ -269,7 +274,7 @@ def test_factors_of_any_number_and_types_are_told_apart(
 def test_a_program_reads_addresses_anew_every_time(kernels: list[str]) -> None:
     layout, sets, _ = drawn(VIEWS["rows of a head"], (torch.float32, torch.float32))
     leg = ProgramLeg(KINDS["scaling"].products, 1, layout, ((0, 1),), (torch.float32, torch.float32), Wanted())
-    program = LegProgram.of([(leg, [0, 2, 4])])
+    program = LegProgram.of([(leg, [(0, 0), (2, 0), (4, 0)])])
     once = program.run([tensor for some in sets for tensor in some])
     twice = program.run([2 * tensor for some in sets for tensor in some])
     torch.testing.assert_close(twice, 4 * once)
@@ -319,6 +324,10 @@ LAWS = {
         symmetry("rows", KINDS["scaling"], WHOLE, Leg(View.of("g", (16,)), -1)),
         symmetry("everything", KINDS["one_scale"], Leg(View.of("w", (16, 24), offset=1.0), 1)),
     ),
+    "everything of stacked layers": tuple(
+        symmetry(f"layer {n}", KINDS["one_scale"], Leg(View.of("w", (3, 16, 24), pick={0: n}, axes=1), 1))
+        for n in range(3)
+    ),
     "everything by heads": (
         symmetry("columns", KINDS["scaling"], Leg(View.of("w", (16, 24), axes=1), 1)),
         *(
@@ -336,6 +345,9 @@ LAWS = {
         for h in range(2)
     ),
     "a part of a parameter": (symmetry("part", KINDS["scaling"], Leg(View.of("w", (16, 24), pick={0: (3, 9)}), 1)),),
+    "everything of long parameters": (
+        symmetry("everything", KINDS["one_scale"], *(Leg(View.of(f"v{n}", (n,)), 1) for n in (7, 128, 300, 131_200))),
+    ),
     "a shift": (
         symmetry("shift", KINDS["translation"], Leg(View.of("v", (8, 3)), 1), Leg(View.of("u", (5, 3)), -2)),
         symmetry("everything", KINDS["one_scale"], Leg(View.of("v", (8, 3)), 1)),
@@ -356,6 +368,37 @@ def test_what_laws_read_together_is_what_each_reads(name: str, kernels: list[str
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-6)
     expected = torch.stack([slopes[key].norm() for key in found.norms.names])
     torch.testing.assert_close(found.norms.values.float(), expected)
+
+
+def test_a_law_of_all_entries_has_few_sums(kernels: list[str]) -> None:
+    law = symmetry("everything", KINDS["one_scale"], Leg(View.of("w", (1 << 17,)), 1))
+    plan, theta = Plan.of([law]), {"w": torch.randn(1 << 17)}
+    assert plan.row_identities.sizes(theta, theta) is not None
+    (program,) = plan.row_identities.programs.values()
+    assert program.rows == 128
+
+
+COMPILED = """
+import triton
+from triton import language as tl
+from triton.backends.compiler import GPUTarget
+from conserved.moment.kernels import placed_sums
+
+for height, width, turned in ((8, 128, False), (64, 16, True)):
+    options = dict(FIELDS=17, A=tl.bfloat16, B=tl.bfloat16, HEIGHT=height, WIDTH=width,
+                   TURNED=turned, MERGED=False, ALIGNED=True, LIFTED=False)
+    types = dict.fromkeys(placed_sums.arg_names, "*fp64") | dict(
+        programs="*i32", fields="*i64", shifts="*fp32", table="*i64") | dict.fromkeys(options, "constexpr")
+    source = triton.compiler.ASTSource(fn=placed_sums, signature=types, constexprs=options)
+    print(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"].count("ld.global.v4"))
+"""
+
+
+def test_compiled_for_a_gpu_neighbours_are_fetched_sixteen_bytes_at_a_time() -> None:
+    """Whether the compiler knows that it may is not seen in any result."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "2"]
 
 
 def test_a_law_of_all_entries_reads_nothing_that_another_reads(kernels: list[str]) -> None:

@@ -33,6 +33,11 @@ class BatchLeg:
         reading = view.reading(batch)
         return BatchLeg(view, reading, Layout.of(reading))
 
+    @property
+    def strides(self) -> Layout | None:
+        """How its entries lie, from the first of them on."""
+        return None if self.layout is None else self.layout.from_first()
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -48,7 +53,7 @@ class Batch:
 
 
 def alike(symmetries: Sequence[Symmetry]) -> tuple[tuple[Batch, ...], ...]:
-    """Every symmetry in one batch; batches whose legs have the same sizes and lie in memory alike are together."""
+    """Every symmetry in one batch; batches whose legs have the same sizes and strides are together."""
     picks: dict[Hashable, list[int]] = defaultdict(list)
     for place, symmetry in enumerate(symmetries):
         picks[_same_but_for_picks(symmetry)].append(place)
@@ -56,7 +61,7 @@ def alike(symmetries: Sequence[Symmetry]) -> tuple[tuple[Batch, ...], ...]:
     for places in picks.values():
         for batch in _batches(symmetries, places):
             first = symmetries[batch.members[0]]
-            legs = tuple((leg.view.n, leg.view.m, leg.view.offset, leg.layout) for leg in batch.legs)
+            legs = tuple((leg.view.n, leg.view.m, leg.view.offset, leg.strides) for leg in batch.legs)
             shapes[first.kind, batch.degrees, legs].append(batch)
     return tuple(map(tuple, shapes.values()))
 

@@ -15,21 +15,16 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 @triton.jit
-def _along(index, inner, far, near, NEXT: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr):
+def _along(index, inner, far, near, NEXT: tl.constexpr, MERGED: tl.constexpr):
     """Where an index along two axes gone through as one lies, in entries.
 
-    The compiler must know which neighbours lie NEXT to each other, and what is ALIGNED, to fetch many at once.
+    The compiler must know which neighbours lie NEXT to each other to fetch many at once.
     """
-    index = index.to(tl.int64)
     if NEXT:
         near = 1
-    elif ALIGNED:
-        near = tl.multiple_of(near, 8)
-    if ALIGNED:
-        far = tl.multiple_of(far, 8)
-    found = index * near
+    found = index.to(tl.int64) * near
     if MERGED:
-        found = (index // inner) * far + (index % inner) * near
+        found = (index // inner).to(tl.int64) * far + (index % inner).to(tl.int64) * near
     return found
 
 
@@ -64,8 +59,8 @@ def row_sums(
     member = tl.program_id(0) // tiles
     entry = member // BATCH
     rows = (tl.program_id(0) % tiles) * HEIGHT + tl.arange(0, HEIGHT)
-    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED, ALIGNED)
-    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED, ALIGNED)
+    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED)
+    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED)
     aa = tl.zeros((HEIGHT, WIDTH), tl.float32)
     ab = tl.zeros((HEIGHT, WIDTH), tl.float32)
     ac = tl.zeros((HEIGHT, WIDTH), tl.float32)
@@ -80,7 +75,7 @@ def row_sums(
     for begin in range(0, COLUMNS, WIDTH):
         columns = begin + tl.arange(0, WIDTH)
         mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
-        across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED, ALIGNED)
+        across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED)
         offsets = down[:, None] + across[None, :]
         a = _tile(table, entry, offsets, mask, A, ALIGNED)
         b = a
@@ -158,15 +153,15 @@ def placed_sums(
     a_begin = tl.load(field + 2)
     b_begin = tl.load(field + 3)
     out = tl.load(field + 4)
-    batch_inner = tl.load(field + 6)
+    batch_inner = tl.load(field + 6).to(tl.int32)
     batch_far = tl.load(field + 7)
     batch_near = tl.load(field + 8)
-    count = tl.load(field + 9)
-    row_inner = tl.load(field + 10)
+    count = tl.load(field + 9).to(tl.int32)
+    row_inner = tl.load(field + 10).to(tl.int32)
     row_far = tl.load(field + 11)
     row_near = tl.load(field + 12)
-    length = tl.load(field + 13)
-    column_inner = tl.load(field + 14)
+    length = tl.load(field + 13).to(tl.int32)
+    column_inner = tl.load(field + 14).to(tl.int32)
     column_far = tl.load(field + 15)
     column_near = tl.load(field + 16)
     if ALIGNED:
@@ -174,8 +169,21 @@ def placed_sums(
         b = tl.multiple_of(b, 16)
         a_begin = tl.multiple_of(a_begin, 8)
         b_begin = tl.multiple_of(b_begin, 8)
-    here = _along(member, batch_inner, batch_far, batch_near, False, MERGED, ALIGNED)
-    down = _along(rows, row_inner, row_far, row_near, TURNED, MERGED, ALIGNED)
+        batch_near = tl.multiple_of(batch_near, 8)
+        batch_far = tl.multiple_of(batch_far, 8)
+        row_far = tl.multiple_of(row_far, 8)
+        column_far = tl.multiple_of(column_far, 8)
+        if TURNED:
+            column_near = tl.multiple_of(column_near, 8)
+        else:
+            row_near = tl.multiple_of(row_near, 8)
+        # A mask that may end anywhere among neighbours has every one of them fetched alone.
+        if TURNED:
+            count = tl.multiple_of(count, 8)
+        else:
+            length = tl.multiple_of(length, 8)
+    here = _along(member, batch_inner, batch_far, batch_near, False, MERGED)
+    down = _along(rows, row_inner, row_far, row_near, TURNED, MERGED)
     a += here + a_begin
     b += here + b_begin
     shift = tl.load(shifts + number)
@@ -184,7 +192,7 @@ def placed_sums(
     norm = tl.zeros((HEIGHT, WIDTH), tl.float32)
     for begin in range(0, length, WIDTH):
         columns = begin + tl.arange(0, WIDTH)
-        across = _along(columns, column_inner, column_far, column_near, ALIGNED and not TURNED, MERGED, ALIGNED)
+        across = _along(columns, column_inner, column_far, column_near, ALIGNED and not TURNED, MERGED)
         mask = (rows < count)[:, None] & (columns < length)[None, :]
         offsets = down[:, None] + across[None, :]
         y = tl.load(b + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -212,14 +220,14 @@ def outer_products(
     member = tl.program_id(0)
     entry = member // BATCH
     rows = tl.arange(0, HEIGHT)
-    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED, ALIGNED)
-    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED, ALIGNED)
+    here = _along(member % BATCH, BATCH_INNER, batch_outer, batch_inner, False, MERGED)
+    down = here + _along(rows, ROWS_INNER, rows_outer, rows_inner, TURNED, MERGED)
     total = tl.zeros((HEIGHT, HEIGHT), tl.float32)
     spread = tl.zeros((WIDTH,), tl.float32)
     for begin in range(0, COLUMNS, WIDTH):
         columns = begin + tl.arange(0, WIDTH)
         mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
-        across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED, ALIGNED)
+        across = _along(columns, COLUMNS_INNER, columns_outer, columns_inner, ALIGNED and not TURNED, MERGED)
         offsets = down[:, None] + across[None, :]
         a = _tile(table, entry, offsets, mask, A, ALIGNED)
         b = _tile(table + ENTRIES, entry, offsets, mask, B, ALIGNED)

@@ -39,7 +39,7 @@ class Tile:
         if m == 1:
             height, width = power(n, 256), 1
         elif turned:
-            height, width = power(n, 32), power(m, 32)
+            height, width = power(n, 64), power(m, 16)
         else:
             height, width = power(n, 8), power(m, 128)
         far, near = zip(layout.batch, layout.rows, layout.columns, strict=True)
@@ -52,6 +52,7 @@ class Tile:
             merged=any(size > 1 for size, _ in far),
             aligned=m > 1
             and neighbours[1] == 1
+            and neighbours[0] % _VECTOR == 0
             and all(size == 1 or stride % _VECTOR == 0 for size, stride in others)
             and layout.offset % _VECTOR == product.second.offset % _VECTOR == 0,
             lifted=product.lifted,

@@ -76,6 +76,10 @@ class Layout:
         offset = self.offset + row // few * far + row % few * near
         return replace(self, rows=((1, 0), (many // several, several * far)), offset=offset)
 
+    def from_first(self) -> Layout:
+        """The same, counted from the first entry."""
+        return replace(self, offset=0)
+
     def turned(self) -> Layout:
         """The transposes of the matrices."""
         return replace(self, rows=self.columns, columns=self.rows)

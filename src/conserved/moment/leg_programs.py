@@ -28,6 +28,9 @@ from conserved.symmetry.products import OuterProduct, Products, RowProducts
 
 Integers = NDArray[np.int64]
 
+LegTensors = tuple[int, int]
+"""The number of the first tensor of a leg among all, and where in each of them the leg begins, in entries."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramLeg:
@@ -36,6 +39,7 @@ class ProgramLeg:
     products: Products
     degree: Degree
     layout: Layout
+    """From the first entry of the leg on."""
     pairs: tuple[Pair, ...]
     types: tuple[torch.dtype, ...]
     """Of the tensors that are paired."""
@@ -125,8 +129,8 @@ class LegProgram:
     size: int
 
     @staticmethod
-    def of(legs: Sequence[tuple[ProgramLeg, Sequence[int]]]) -> LegProgram:
-        """A program for legs, each of several parameters: of each the number of its first tensor among all."""
+    def of(legs: Sequence[tuple[ProgramLeg, Sequence[LegTensors]]]) -> LegProgram:
+        """A program for legs, each of several parameters."""
         return _Draft().program(legs)
 
     def run(self, tensors: Sequence[Tensor]) -> Float[Tensor, " results"]:
@@ -150,9 +154,9 @@ class _Draft:
         self._entries: dict[_Alike, list[tuple[int, ...]]] = defaultdict(list)
         """Of every entry the tensors of its factors, the bytes into each, and the place of its results."""
 
-    def program(self, legs: Sequence[tuple[ProgramLeg, Sequence[int]]]) -> LegProgram:
-        for leg, parameters in legs:
-            self._add(leg, parameters)
+    def program(self, legs: Sequence[tuple[ProgramLeg, Sequence[LegTensors]]]) -> LegProgram:
+        for leg, tensors in legs:
+            self._add(leg, tensors)
         launches: list[_Launch] = []
         tensors: list[Integers] = []
         offsets: list[Integers] = []
@@ -170,27 +174,28 @@ class _Draft:
             tuple(self._blocks), tuple(launches), np.concatenate(tensors), np.concatenate(offsets), self._size
         )
 
-    def _add(self, leg: ProgramLeg, parameters: Sequence[int]) -> None:
+    def _add(self, leg: ProgramLeg, tensors: Sequence[LegTensors]) -> None:
         outer = isinstance(leg.products, OuterProduct)
         factors, pairs = _factors(leg)
         layout = factors[0][1]
         rows = layout.count("rows")
         batch = layout.count("batch")
         values, squares = ((batch, rows, rows), (batch,)) if outer else ((batch, rows), (batch, rows))
-        block = LegResults(leg, self._size, (len(parameters), len(pairs)), values, squares)
+        block = LegResults(leg, self._size, (len(tensors), len(pairs)), values, squares)
         self._blocks.append(block)
         sizes = leg.wanted.sizes
         # One entry for all pairs where a kernel reads so many factors, else one for each: parameter by parameter, so
         # that what pairs have in common is still in the cache.
         together = not outer and not sizes and len(factors) <= triton_backend.FACTORS
         each = [(factors, pairs)] if together else [([factors[x], factors[y]], ((0, 1),)) for x, y in pairs]
-        for first in parameters:
+        for first, begin in tensors:
             for some, wanted in each:
                 types = tuple(leg.types[source] for source, _ in some)
-                tile = Tile.of(PlacedProduct(layout, layout))
-                tile = replace(tile, aligned=all(Tile.of(PlacedProduct(one, one)).aligned for _, one in some))
-                begins = [one.offset * kind.itemsize for (_, one), kind in zip(some, types, strict=True)]
-                entries = self._entries[_Alike(outer, tile, replace(layout, offset=0), types, wanted, sizes)]
+                lie = [replace(one, offset=begin + one.offset) for _, one in some]
+                tiles = [Tile.of(PlacedProduct(one, one)) for one in lie]
+                tile = replace(tiles[0], aligned=all(one.aligned for one in tiles))
+                begins = [one.offset * kind.itemsize for one, kind in zip(lie, types, strict=True)]
+                entries = self._entries[_Alike(outer, tile, layout.from_first(), types, wanted, sizes)]
                 entries.append((*(first + source for source, _ in some), *begins, self._size))
                 self._size += len(wanted) * block.each
 

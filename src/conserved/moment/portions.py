@@ -18,7 +18,7 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
 from conserved.moment.forms import Found, Pair, Sums, Wanted, forms, full_precision, working_dtype
-from conserved.moment.leg_programs import LegProgram, ProgramLeg
+from conserved.moment.leg_programs import LegProgram, LegTensors, ProgramLeg
 from conserved.moment.sources import Paired, Parcel, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
 from conserved.symmetry.kind import Degree
@@ -211,7 +211,7 @@ class _Reading:
         """One leg of batches that are alike makes a block; of a batch without others, all legs that lie alike do."""
         plan = self._plan
         groups = [(group, len(batches)) for group, batches in enumerate(plan.alike) for _ in batches]
-        blocks: dict[Hashable, tuple[ProgramLeg, list[int], list[LegPlace], int]] = {}
+        blocks: dict[Hashable, tuple[ProgramLeg, list[LegTensors], list[LegPlace], int]] = {}
         first = 0
         for use, paired, kinds in waiting:
             for number, position in use.by_kernels:
@@ -219,11 +219,12 @@ class _Reading:
                 symmetry, layout = plan.symmetries[batch.members[0]], batch.legs[position].layout
                 assert layout is not None
                 degree = symmetry.legs[position].degree
-                leg = ProgramLeg(symmetry.kind.products, degree, layout, paired.pairs, kinds, self._wanted)
+                strides = layout.from_first()
+                leg = ProgramLeg(symmetry.kind.products, degree, strides, paired.pairs, kinds, self._wanted)
                 group, several = groups[number]
                 place = group, position if several > 1 else None
                 _, tensors, legs, _ = blocks.setdefault((place, leg, paired.key), (leg, [], [], paired.key))
-                tensors.append(first)
+                tensors.append((first, layout.offset))
                 legs.append((number, position))
             first += len(paired.tensors)
         program = LegProgram.of([(leg, tensors) for leg, tensors, _, _ in blocks.values()])

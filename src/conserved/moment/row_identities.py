@@ -34,7 +34,7 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
 from conserved.moment.launches import Addresses, Draft, Launch, Tile
-from conserved.moment.layouts import Layout, PlacedProduct, placed, plain
+from conserved.moment.layouts import Axes, Layout, PlacedProduct, placed, plain
 from conserved.symmetry.symmetry import Symmetry, Tensors
 
 Integers = NDArray[np.int64]
@@ -46,6 +46,9 @@ _NORM_ROWS = 256
 
 _COLUMNS = 1024
 """Columns that one program goes through where rows lie next to each other and many fit into a tile."""
+
+_NEIGHBOURS = 128
+"""The shortest rows that a sum over all entries is read in."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,7 +289,7 @@ class _Drafting:
             and (name, shift) in self._whole
         ):
             return [reading.as_one() for reading in self._whole[name, shift]]
-        found = [self._read(name, part, shift) for part in _short(product)]
+        found = [self._read(name, part, shift) for part in _cut(product)]
         if layout == product.second and sum(reading.entries for reading in found) == entries:
             self._gradients.setdefault(name, found)
             if not product.lifted:
@@ -321,16 +324,33 @@ class _Drafting:
         return _Reading(sums.size * layout.count("columns"), sums, launch, programs)
 
 
-def _short(product: PlacedProduct) -> Iterator[PlacedProduct]:
-    """The same product with few columns each, where going through all of them would take one program too long."""
+def _cut(product: PlacedProduct) -> Iterator[PlacedProduct]:
+    """The same product in parts that programs go through quickly.
+
+    A sum over all entries has each of them as a row of its own: they are read as rows that are long. Where rows lie
+    next to each other, going through all columns would take one program too long: parts have few columns each.
+    """
+    far, (size, stride) = product.first.rows
+    if product.step == 0 and product.first.count("columns") == 1 and far[0] == 1 and size >= _NEIGHBOURS:
+        length = _COLUMNS if size >= _NEIGHBOURS * _COLUMNS else _NEIGHBOURS
+        rows = ((1, 0), (size // length, length * stride)), ((1, 0), (length, stride))
+        yield _part(product, 0, *rows)
+        if size % length:
+            yield _part(product, size // length * length * stride, ((1, 0), (1, 0)), ((1, 0), (size % length, stride)))
+        return
     far, (size, stride) = product.first.columns
     if far[0] > 1 or size <= _COLUMNS or product.first.rows[1][1] != 1:
         yield product
         return
     for begin in range(0, size, _COLUMNS):
         columns = (far, (min(_COLUMNS, size - begin), stride))
-        first, second = (
-            replace(layout, offset=layout.offset + begin * stride, columns=columns)
-            for layout in (product.first, product.second)
-        )
-        yield replace(product, first=first, second=second)
+        yield _part(product, begin * stride, product.first.rows, columns)
+
+
+def _part(product: PlacedProduct, begin: int, rows: Axes, columns: Axes) -> PlacedProduct:
+    """Rows and columns of a product, from an entry on."""
+    first, second = (
+        replace(layout, offset=layout.offset + begin, rows=rows, columns=columns)
+        for layout in (product.first, product.second)
+    )
+    return replace(product, first=first, second=second)
