@@ -234,16 +234,17 @@ def test_without_a_gpu_nothing_is_compiled() -> None:
     assert not triton_backend.available(torch.device("cpu"))
 
 
-def test_reading_rows_brings_the_norms_of_gradients_along(kernels: list[str]) -> None:
+def test_reading_rows_brings_the_norms_of_gradients_and_parameters_along(kernels: list[str]) -> None:
     torch.manual_seed(0)
     model = MODELS["grouped rotary decoder"]()
     text_loss(model).backward()
     theta = {key: p.detach() for key, p in model.named_parameters()}
     slopes = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
-    found = identities(recognize(model, loss="cross_entropy").plan, theta, slopes).norms
-    assert found is not None
-    expected = torch.stack([slopes[name].norm() for name in found.names])
-    torch.testing.assert_close(found.values.float(), expected)
+    found = identities(recognize(model, loss="cross_entropy").plan, theta, slopes)
+    for tensors, norms in ((slopes, found.norms), (theta, found.lengths)):
+        assert norms is not None
+        expected = torch.stack([tensors[name].norm() for name in norms.names])
+        torch.testing.assert_close(norms.values.float(), expected)
 
 
 TYPES = {
@@ -366,8 +367,8 @@ def test_what_laws_read_together_is_what_each_reads(name: str, kernels: list[str
     assert set(found.places) == set(range(len(LAWS[name])))
     together, one_by_one = (in_order(plan, theta, slopes, together=way) for way in (True, False))
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-6)
-    expected = torch.stack([slopes[key].norm() for key in found.norms.names])
-    torch.testing.assert_close(found.norms.values.float(), expected)
+    for tensors, norms in ((slopes, found.norms), (theta, found.lengths)):
+        torch.testing.assert_close(norms.values.float(), torch.stack([tensors[key].norm() for key in norms.names]))
 
 
 def test_a_law_of_all_entries_has_few_sums(kernels: list[str]) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from conserved.auditing.lookup_tables import Loses, lost, tables
 from conserved.auditing.softmax_gauge import Gauge
-from conserved.inference.live import parameters_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
@@ -43,8 +42,8 @@ class BackwardPass:
     """The types of parameters and of their gradients, by name."""
 
     @staticmethod
-    def of(model: nn.Module, laws: LawSet) -> BackwardPass:
-        theta = parameters_of(model)
+    def of(model: nn.Module, laws: LawSet, theta: Mapping[str, nn.Parameter]) -> BackwardPass:
+        """After a backward pass of a model with the parameters θ."""
         trained = {name: p for name, p in theta.items() if p.requires_grad}
         slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
         lawful, gone = _lawful(model, theta, laws)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -52,10 +52,22 @@ def with_noise(
         symmetry = backward.laws.plan.symmetries[place]
         if symmetry.kind.linear or not everything:
             continue
-        sizes = [float(matrix.norm()) for matrix in symmetry.matrices(backward.points)]
-        floor = share * everything * math.hypot(*sizes)
+        floor = share * everything * math.hypot(*_sizes(symmetry, backward.points, left.balance.lengths))
         scale = left.balance.scales[place]
         found[place] *= math.hypot(scale, floor) / scale if scale else 1.0
+    return found
+
+
+def _sizes(symmetry: Symmetry, points: Tensors, lengths: Mapping[str, float]) -> list[float]:
+    """The norm of every leg; where parameters may have changed since, from the `lengths` they had."""
+    found = []
+    for leg, matrix in zip(symmetry.legs, symmetry.matrices(points), strict=True):
+        size, name = float(matrix.norm()), leg.view.parameter
+        if lengths:
+            now, before = float(points[name].norm()), lengths[name]
+            # As large a share of its parameter as it is now, if that can be said.
+            size = before * (size / now if 0 < now < math.inf and size < math.inf else 1.0)
+        found.append(size)
     return found
 
 

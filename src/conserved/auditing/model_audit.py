@@ -23,6 +23,7 @@ from conserved.auditing.law_places import described
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import coverage
 from conserved.inference import laws_of_model
+from conserved.inference.live import parameters_of, parts_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import TOLERANCE, Balance, Weighing, residual_evidence, status
 from conserved.symmetry import Symmetry
@@ -73,11 +74,12 @@ def audit(
         raise ValueError(f"precision is a floating-point type such as torch.bfloat16; got {precision}.")
     if accumulated < 1:
         raise ValueError(f"At least one backward pass was accumulated; got {accumulated}.")
-    found = laws_of_model(model, loss=loss) if laws is None else laws
+    parts = parts_of(model)
+    found = laws_of_model(model, loss=loss, parts=parts) if laws is None else laws
     with torch.no_grad():
-        backward = BackwardPass.of(model, found)
+        backward = BackwardPass.of(model, found, parameters_of(model, parts))
         assert backward.slopes is not None
-        weighing = Weighing.begun(backward.laws.plan, backward.points, backward.slopes)
+        weighing = Weighing.begun(backward.laws.plan, backward.points, backward.slopes, lengths=not wait)
         wait = wait or gauge is not None or bool(weighing.meshes)
         judge = partial(_judged, backward if wait else replace(backward, slopes=None), weighing)
         result = Audit(

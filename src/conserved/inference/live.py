@@ -110,10 +110,12 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str, _Known]] = weakref.WeakKe
 def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
     """The laws of a model as it is now, if they were inferred before."""
     kept = _KNOWN.get(model, {}).get("any" if loss == "regression" else loss)
-    return kept.laws if kept is not None and kept.state == _state(model) else None
+    return kept.laws if kept is not None and kept.state == _state(parts_of(model)) else None
 
 
-def laws_of_model(model: nn.Module, *, loss: str = "any", call: Call | None = None) -> LawSet:
+def laws_of_model(
+    model: nn.Module, *, loss: str = "any", call: Call | None = None, parts: Parts | None = None
+) -> LawSet:
     """The laws of a model, inferred once and kept with it.
 
     They are inferred again when parameters were added, removed, replaced, tied, frozen or unfrozen, when a part
@@ -123,12 +125,12 @@ def laws_of_model(model: nn.Module, *, loss: str = "any", call: Call | None = No
         model: any module.
         loss: as for `recognize`.
         call: arguments to follow it with. Without them, those that a `FirstCall` on the model has seen; otherwise
-            inputs are
-            made up where the model says how it is called.
+            inputs are made up where the model says how it is called.
+        parts: what `parts_of` lists of the model, where that is known.
 
     """
     word = "any" if loss == "regression" else loss
-    state = _state(model)
+    state = _state(parts or parts_of(model))
     kept = _KNOWN.setdefault(model, {})
     if word in kept and kept[word].state == state:
         return kept[word].laws
@@ -148,42 +150,49 @@ def laws_of_model(model: nn.Module, *, loss: str = "any", call: Call | None = No
     return found
 
 
-def _state(model: nn.Module) -> Hashable:
+def _state(parts: Parts) -> Hashable:
     """What the laws of a model depend on besides its code. Kept laws hold the parameters, so that no identity is used
     twice.
     """
-    parameters, modules = parts_of(model)
+    parameters, modules = parts
     return (
         tuple((name, id(parameter), parameter.requires_grad) for name, parameter in parameters),
         tuple((type(module), module.training, id(vars(module).get("forward"))) for module in modules),
     )
 
 
-def parts_of(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[nn.Module]]:
+Parts = tuple[list[tuple[str, nn.Parameter]], list[nn.Module]]
+
+
+def parts_of(model: nn.Module) -> Parts:
     """Parameters under every name and modules, each module once: what torch lists in several slow passes, in one."""
     parameters: list[tuple[str, nn.Parameter]] = []
     modules: list[nn.Module] = []
     seen: set[int] = set()
-
-    def visit(module: nn.Module, prefix: str) -> None:
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        prefix, module = waiting.pop()
+        if id(module) in seen:
+            continue
         seen.add(id(module))
         modules.append(module)
-        if module._parameters:
-            parameters.extend((prefix + name, p) for name, p in module._parameters.items() if p is not None)
-        for name, child in module._modules.items():
-            if child is not None and id(child) not in seen:
-                visit(child, f"{prefix}{name}.")
-
-    visit(model, "")
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                parameters.append((prefix + name, parameter))
+        children = module._modules
+        if children:
+            # The last one to wait is the next.
+            below = [(f"{prefix}{name}.", child) for name, child in children.items() if child is not None]
+            waiting += reversed(below)
     if type(model).named_parameters is not nn.Module.named_parameters:
         # A wrapper that has other names for them.
         parameters = list(model.named_parameters(remove_duplicate=False))
     return parameters, modules
 
 
-def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+def parameters_of(model: nn.Module, parts: Parts | None = None) -> dict[str, nn.Parameter]:
     """Every parameter once, by its first name."""
     found: dict[int, tuple[str, nn.Parameter]] = {}
-    for name, parameter in parts_of(model)[0]:
+    for name, parameter in (parts or parts_of(model))[0]:
         found.setdefault(id(parameter), (name, parameter))
     return dict(found.values())

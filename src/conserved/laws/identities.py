@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.laws.rescaled_identities import norms, reweighed
-from conserved.moment import Direction, HostCopy, Plan, Point
+from conserved.moment import Direction, HostCopy, Norms, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status
 
@@ -106,6 +106,8 @@ class Balance:
     """The norm of each of these gradients."""
     grain: torch.dtype | None
     """The half precision that single-precision gradients show to have been computed in, if they do."""
+    lengths: Mapping[str, float]
+    """Norms of parameters when this was read off; empty if they are still what they were."""
     ranks: int = 1
     """Processes over which the parameters are sharded."""
 
@@ -125,6 +127,8 @@ class Weighing:
     """The symmetries, in the order of their numbers."""
     names: tuple[str, ...]
     """The parameters that have a gradient, in the order of their norms."""
+    lengths: tuple[str, ...]
+    """Parameters in the order of their own norms, where those are asked for."""
     samples: tuple[int, ...]
     """How many entries were taken of each gradient that is looked at for its precision."""
     least: Mapping[int, float]
@@ -134,25 +138,37 @@ class Weighing:
     meshes: Sequence[Any]
 
     @staticmethod
-    def begun(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Weighing:
-        """Queue everything that is read of parameters θ and gradients: they may change or be freed afterwards."""
+    def begun(
+        plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None, lengths: bool = False
+    ) -> Weighing:
+        """Queue everything that is read of parameters θ and gradients: they may change or be freed afterwards.
+
+        Args:
+            plan: the symmetries.
+            theta: parameters.
+            slopes: gradients.
+            dtype: the precision, as for `Plan.evaluate`.
+            lengths: whether norms of the parameters of laws are needed too.
+
+        """
         with torch.no_grad():
             moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
             places, tables = moments.sizes()
-            read = () if moments.norms is None else moments.norms.names
-            known = frozenset(read)
-            rest = {name: slope for name, slope in slopes.items() if name not in known} if read else slopes
             anywhere = next((slope.device for slope in slopes.values()), torch.device("cpu"))
             device = tables[0].device if tables else anywhere
+            names, norms = _norms_of_all(slopes, moments.norms, device)
+            needed = {name: theta[name] for name in plan.needs} if lengths else {}
+            long, own = _norms_of_all(needed, moments.lengths, device) if lengths else ((), [])
             samples = _samples(slopes, device)
-            parts = [*(table.flatten() for table in tables), *([] if moments.norms is None else [moments.norms.values])]
-            parts += [_norms(rest, device), *([torch.cat(samples)] if samples else [])]
+            parts = [*(table.flatten() for table in tables), *norms, *own]
+            parts += [torch.cat(samples)] if samples else []
             queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
             return Weighing(
                 plan=plan,
                 numbers=HostCopy.of(queued),
                 places=places,
-                names=(*read, *rest),
+                names=names,
+                lengths=long,
                 samples=tuple(part.numel() for part in samples),
                 least={place: _least(parameter, slopes) for place, parameter in plan.linear.items()},
                 single=any(slope.dtype != torch.float64 for slope in slopes.values()),
@@ -169,7 +185,8 @@ class Weighing:
         # From here on the device has nothing to do: no loops over identities or gradients.
         plan, names, count = self.plan, self.names, len(self.places)
         numbers = self.numbers.read().numpy().copy()
-        weights, lengths, entries = np.split(numbers, (2 * count, 2 * count + len(names)))
+        ends = np.cumsum((2 * count, len(names), len(self.lengths)))
+        weights, lengths, long, entries = np.split(numbers, ends)
         sizes = np.empty((count, 2))
         sizes[np.array(self.places, dtype=np.int64)] = weights.reshape(count, 2)
         values, scales = sizes.T
@@ -207,6 +224,7 @@ class Weighing:
             names=names,
             norms=lengths,
             grain=seen,
+            lengths=dict(zip(self.lengths, long.tolist(), strict=True)),
             ranks=max((mesh.size() for mesh in self.meshes), default=1),
         )
 
@@ -252,6 +270,17 @@ def _least(parameter: str | None, slopes: Tensors) -> float:
         return 1.0
     stored = slopes[parameter].dtype
     return _NOISE.get(stored, 1.0) * torch.finfo(stored).eps / TOLERANCE[stored]
+
+
+def _norms_of_all(
+    tensors: Tensors, known: Norms | None, device: torch.device
+) -> tuple[tuple[str, ...], list[Float[Tensor, " some"]]]:
+    """Norms of tensors, of which some may be known: the names in order, and the norms in pieces."""
+    if known is None:
+        return tuple(tensors), [_norms(tensors, device)]
+    found = frozenset(known.names)
+    rest = {name: tensor for name, tensor in tensors.items() if name not in found}
+    return (*known.names, *rest), [known.values, *([_norms(rest, device)] if rest else [])]
 
 
 def _norms(slopes: Tensors, device: torch.device) -> Float[Tensor, " gradients"]:

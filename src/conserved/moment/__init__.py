@@ -2,6 +2,7 @@
 
 from conserved.moment.forms import Pair, Sums, Wanted
 from conserved.moment.plan import HostCopy, Moments, Plan
+from conserved.moment.row_identities import Norms
 from conserved.moment.sources import Direction, Paired, Point, Reader, Source
 from conserved.moment.torch_backend import of_legs
 
@@ -9,6 +10,7 @@ __all__ = [
     "Direction",
     "HostCopy",
     "Moments",
+    "Norms",
     "Pair",
     "Paired",
     "Plan",

@@ -138,11 +138,14 @@ def row_sums(
 
 @triton.jit
 def placed_sums(
-    programs, fields, shifts, table, sums, squares, norms,
+    programs, fields, shifts, table, sums, squares, norms, sizes,
     FIELDS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     TURNED: tl.constexpr, MERGED: tl.constexpr, ALIGNED: tl.constexpr, LIFTED: tl.constexpr,
 ):
-    """Σ_k a_ik b_ik of some rows of some product, and over all of them Σ (a_ik b_ik)² and Σ b_ik²; a = 1 if LIFTED."""
+    """Σ_k a_ik b_ik of some rows of some product, and over all of them Σ (a_ik b_ik)², Σ b_ik² and Σ a_ik².
+
+    With LIFTED, a is 1 and not read.
+    """
     program = tl.program_id(0)
     number = tl.load(programs + 3 * program)
     member = tl.load(programs + 3 * program + 1)
@@ -190,6 +193,7 @@ def placed_sums(
     total = tl.zeros((HEIGHT, WIDTH), tl.float32)
     spread = tl.zeros((HEIGHT, WIDTH), tl.float32)
     norm = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    size = tl.zeros((HEIGHT, WIDTH), tl.float32)
     for begin in range(0, length, WIDTH):
         columns = begin + tl.arange(0, WIDTH)
         across = _along(columns, column_inner, column_far, column_near, ALIGNED and not TURNED, MERGED)
@@ -198,13 +202,17 @@ def placed_sums(
         y = tl.load(b + offsets, mask=mask, other=0.0).to(tl.float32)
         product = y
         if not LIFTED:
-            product = (tl.load(a + offsets, mask=mask, other=0.0).to(tl.float32) + shift) * y
+            x = tl.load(a + offsets, mask=mask, other=0.0).to(tl.float32)
+            product = (x + shift) * y
+            size += x * x
         total += product
         spread += product * product
         norm += y * y
     tl.store(sums + out + member * count + rows, tl.sum(total, 1), mask=rows < count)
     tl.store(squares + program, tl.sum(spread))
     tl.store(norms + program, tl.sum(norm))
+    if not LIFTED:
+        tl.store(sizes + program, tl.sum(size))
 
 
 @triton.jit

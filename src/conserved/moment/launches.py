@@ -77,10 +77,12 @@ class Launch:
         self,
         where: Addresses,
         sums: Float[Tensor, " rows"],
-        squares: Float[Tensor, " programs"],
-        norms: Float[Tensor, " programs"],
+        squares: Float[Tensor, "3 programs"],
     ) -> None:
-        """Fill in the sums of all row products, and by program the squares of the products and of the second factor."""
+        """Fill in the sums of all row products, and by program the squares of products and of both factors.
+
+        Those of the second factor are before those of the first.
+        """
         from conserved.moment import kernels
 
         tile = self.tile
@@ -91,8 +93,7 @@ class Launch:
                 self.shifts,
                 where.table,
                 sums,
-                squares[self.first :],
-                norms[self.first :],
+                *(one[self.first :] for one in squares.unbind()),
                 FIELDS=self.fields.shape[1],
                 A=kernels.TYPES[self.types[0]],
                 B=kernels.TYPES[self.types[1]],

@@ -155,8 +155,8 @@ class _Draft:
         """Of every entry the tensors of its factors, the bytes into each, and the place of its results."""
 
     def program(self, legs: Sequence[tuple[ProgramLeg, Sequence[LegTensors]]]) -> LegProgram:
-        for leg, tensors in legs:
-            self._add(leg, tensors)
+        for leg, placed in legs:
+            self._add(leg, placed)
         launches: list[_Launch] = []
         tensors: list[Integers] = []
         offsets: list[Integers] = []

@@ -78,6 +78,8 @@ class Moments:
     """With `sizes`, what kernels found of symmetries that act on single rows."""
     norms: Norms | None = None
     """Norms of the last source that came with it, of some parameters."""
+    lengths: Norms | None = None
+    """The same of the first source."""
 
     def values(self, pair: int = 0) -> list[Tensor]:
         """μ of one pair, by its place among the pairs, for every symmetry in order."""
@@ -244,7 +246,7 @@ class Plan:
         rest, places = self._other_symmetries
         parts = in_portions(rest, Present(sources, ((0, 1),)), wanted, None)
         parts = tuple(replace(part, members=tuple(places[member] for member in part.members)) for part in parts)
-        return Moments(len(self.symmetries), parts, rows, rows.norms)
+        return Moments(len(self.symmetries), parts, rows, rows.norms, rows.lengths)
 
     @cached_property
     def _other_symmetries(self) -> tuple[Plan, tuple[int, ...]]:

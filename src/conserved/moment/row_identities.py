@@ -6,10 +6,10 @@ of G, of which each leg has one or several, and r through rows,
     term of a leg    t_ℓ[k] = Σ_{p, r ↦ k} ± Σ_j θ_rj G_rj              μ[k] = Σ_ℓ degree_ℓ t_ℓ[k]
     scale²           Σ_ℓ degree_ℓ² (‖t_ℓ‖² + Σ_{p, r, j} (θ_rj G_rj)²)
 
-A kernel computes the inner sums, for all rows of all legs of all layers, and ‖G‖² on the way. Which row goes where does
-not change, so the outer sums are products with three sparse matrices, worked out once:
+A kernel computes the inner sums, for all rows of all legs of all layers, and ‖G‖² and ‖θ‖² on the way. Which row goes
+where does not change, so the outer sums are products with three sparse matrices, worked out once:
 
-    sums → terms → moments        (moments², terms², squares) → (‖μ‖², scale²) and ‖G‖²
+    sums → terms → moments        (moments², terms², squares) → (‖μ‖², scale²), ‖G‖² and ‖θ‖²
 
 What changes from step to step is where gradients lie. What several laws need is read once; and a law that scales all of
 a parameter by one number takes the sums that another law reads row by row.
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gcd, prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ Types = tuple[torch.dtype, torch.dtype]
 """Of a parameter and of its gradient."""
 
 _NORM_ROWS = 256
-"""Maximum row count when only the norm of a gradient is needed."""
+"""Maximum row count when only a norm is needed."""
 
 _COLUMNS = 1024
 """Columns that one program goes through where rows lie next to each other and many fit into a tile."""
@@ -74,6 +74,8 @@ class RowSizes:
     """‖μ(θ, G)‖ and what it is held against, of each."""
     norms: Norms
     """Of every gradient that was read."""
+    lengths: Norms
+    """Of every parameter that was read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,18 +90,15 @@ class _Program:
     to_sizes: Tensor
 
     def run(self, points: list[Tensor], directions: list[Tensor]) -> Float[Tensor, " sizes"]:
-        """‖μ(θ, G)‖ of every symmetry that is covered, then the scale of each, and ‖G‖ of every gradient."""
+        """‖μ(θ, G)‖ of every symmetry that is covered, then the scale of each, ‖G‖ of every gradient, and every ‖θ‖."""
         where = Addresses.of([*points, *directions])
-
-        def empty(count: int) -> Tensor:
-            return torch.empty(count, device=points[0].device, dtype=torch.float64)
-
-        sums, squares, norms = empty(self.rows), empty(self.programs), empty(self.programs)
+        sums = torch.empty(self.rows, device=points[0].device, dtype=torch.float64)
+        squares = sums.new_empty(3, self.programs)
         for launch in self.launches:
-            launch.run(where, sums, squares, norms)
+            launch.run(where, sums, squares)
         terms = self.to_terms @ sums
         moments = self.to_moments @ terms
-        return (self.to_sizes @ torch.cat((moments.square(), terms.square(), squares, norms))).sqrt_()
+        return (self.to_sizes @ torch.cat((moments.square(), terms.square(), squares.flatten()))).sqrt_()
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +146,9 @@ class RowIdentities:
         if (device, types) not in self.programs:
             self.programs[device, types] = _Drafting(self, types).program(device)
         found = self.programs[device, types].run(points, directions)
-        count = len(self.places)
-        return RowSizes(self.places, found[: 2 * count].view(2, count).mT, Norms(self.names, found[2 * count :]))
+        count, many = len(self.places), len(self.names)
+        sizes, norms, lengths = found.split((2 * count, many, many))
+        return RowSizes(self.places, sizes.view(2, count).mT, Norms(self.names, norms), Norms(self.names, lengths))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,25 +229,31 @@ class _Drafting:
         for batch in self._outline.batches:
             self._add_batch(batch, owners + np.arange(len(batch.members)))
             owners += len(batch.members)
+        products = {name: found for (name, _), found in self._whole.items()}
+        alone = {name: self._norm(name, 0) for name in self._outline.names if name not in products}
         for name in self._outline.names:
             if name not in self._gradients:
-                self._gradients[name] = [self._norm(name)]
+                self._gradients[name] = [self._norm(name, 1)]
         first: dict[tuple[Types, Tile], int] = {}
         programs = 0
         for key, draft in self._drafts.items():
             first[key] = programs
             programs += draft.count
         moments, terms = self._moments.height, self._terms.height
+        squares = moments + terms
         sizes = _Sparse()
-        sizes.more(2 * owners + len(self._index))
+        sizes.more(2 * (owners + len(self._index)))
         sizes.put(self._of_moments, 0, 0)
         sizes.put(self._of_terms, owners, moments)
         for whose, reading, weight in self._programs:
-            sizes.add(owners + whose[:, None], moments + terms + first[reading.launch] + reading.programs, weight)
-        for number, name in enumerate(self._outline.names):
+            sizes.add(owners + whose[:, None], squares + first[reading.launch] + reading.programs, weight)
+        for number, name in enumerate(self._outline.names, 2 * owners):
             for reading in self._gradients[name]:
-                at = moments + terms + programs + first[reading.launch] + reading.programs
-                sizes.add(2 * owners + number, at, 1.0)
+                sizes.add(number, squares + programs + first[reading.launch] + reading.programs, 1.0)
+            # A parameter that is read alone is the second factor, as a gradient is.
+            region = programs if name in alone else 2 * programs
+            for reading in [alone[name]] if name in alone else products[name]:
+                sizes.add(number + len(self._index), squares + region + first[reading.launch] + reading.programs, 1.0)
         return _Program(
             launches=tuple(
                 draft.launch(types, tile, first[types, tile], device) for (types, tile), draft in self._drafts.items()
@@ -256,7 +262,7 @@ class _Drafting:
             programs=programs,
             to_terms=self._terms.matrix(self._rows, device),
             to_moments=self._moments.matrix(terms, device),
-            to_sizes=sizes.matrix(moments + terms + 2 * programs, device),
+            to_sizes=sizes.matrix(squares + 3 * programs, device),
         )
 
     def _add_batch(self, batch: Batch, owners: Integers) -> None:
@@ -303,15 +309,15 @@ class _Drafting:
             self._known[key] = self._drafted(product, self._types[name], (source, source + len(self._index)), shift)
         return self._known[key]
 
-    def _norm(self, name: str) -> _Reading:
-        """A reading of a gradient alone."""
+    def _norm(self, name: str, which: Literal[0, 1]) -> _Reading:
+        """A reading of a parameter or of its gradient alone."""
         entries = self._entries[name]
         rows = gcd(entries, _NORM_ROWS)
         layout = Layout(
             0, batch=((1, 0), (1, 0)), rows=((1, 0), (rows, entries // rows)), columns=((1, 0), (entries // rows, 1))
         )
-        source = self._index[name] + len(self._index)
-        kind = self._types[name][1]
+        source = self._index[name] + which * len(self._index)
+        kind = self._types[name][which]
         return self._drafted(PlacedProduct(layout, layout, lifted=True), (kind, kind), (source, source), 0.0)
 
     def _drafted(self, product: PlacedProduct, types: Types, sources: tuple[int, int], shift: float) -> _Reading:
