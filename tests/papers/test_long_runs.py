@@ -155,6 +155,34 @@ class TestKernels:
         if of_share is not None:
             torch.testing.assert_close(shares.unflatten(1, (self.experts, -1)).sum(-1), of_share, rtol=1e-5, atol=1e-4)
 
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_gates_of_whole_numbers(self, shared: bool, biased: bool, dtype: torch.dtype) -> None:
+        from conserved.papers.lab.piece_kernels import gate_rows, gate_slopes
+
+        branches, bias, share, above = self.inputs(shared, biased)
+        branches, above = branches.to(dtype).requires_grad_(), above.to(dtype)
+        bias = None if bias is None else bias.to(dtype).requires_grad_()
+        share = None if share is None else share.to(dtype).requires_grad_()
+        hidden = self.width // (self.experts if shared else 1)
+        flags = {"BIASED": biased, "SHARED": shared, "COUNT": 0, "LOW": 0, "HEIGHT": 16, "ACROSS": 128}
+        places = [torch.zeros(1) if tensor is None else tensor.detach() for tensor in (bias, share)]
+        sizes = (self.rows, self.width, hidden, 1.0)
+        out, wide = torch.empty_like(above), torch.empty_like(branches.detach())
+        shares, biases = above.new_zeros(self.rows, 2), above.new_zeros(2, 2 * self.width)
+        gate_rows[2, 2](branches.detach(), *places, out, *sizes, **flags)
+        gate_slopes[2, 2](above, branches.detach(), *places, wide, shares, biases, *sizes, **flags)
+
+        gates, ups = (branches if bias is None else branches + bias).chunk(2, 1)
+        plain = torch.nn.functional.silu(gates) * ups
+        plain = plain if share is None else plain * share.repeat_interleave(hidden, 1)
+        slopes = torch.autograd.grad(plain, [leaf for leaf in (branches, bias, share) if leaf is not None], above)
+        found = [wide]
+        found += [] if bias is None else [biases.sum(0)]
+        found += [] if share is None else [shares.unflatten(1, (self.experts, -1)).sum(-1)]
+        near = 1e-12 if dtype == torch.float64 else 1e-5
+        for mine, expected in zip([out, *found], [plain, *slopes], strict=True):
+            torch.testing.assert_close(mine, expected.detach(), rtol=near, atol=near)
+
     def test_gates_in_half_precision(self, shared: bool, biased: bool) -> None:
         from conserved.papers.lab.piece_kernels import half_gate, half_gate_slopes
 

@@ -1,4 +1,4 @@
-"""Triton kernels that cut float32 rows into half-precision pieces, alone or right after a gate, without a detour.
+"""Triton kernels for gates, and those that cut float32 rows into half-precision pieces, without a detour.
 
 `conserved.lab.pieces` says what pieces are, holds the same in plain PyTorch, and launches these on a GPU.
 """
@@ -11,16 +11,22 @@ import triton.language as tl
 
 @triton.jit
 def _store_pieces(out, rows, columns, mask, values, WIDTH, SCALE, COUNT: tl.constexpr, LOW: tl.constexpr):
-    """Pieces of a tile into a (rows, COUNT, WIDTH) tensor; the remainder at place LOW, the leading part elsewhere."""
-    scaled = values * SCALE
-    high = scaled.to(tl.float16)
-    low = (scaled - high.to(tl.float32)).to(tl.float16)
-    start = rows.to(tl.int64)[:, None] * (COUNT * WIDTH) + columns[None, :]
-    for place in tl.static_range(COUNT):
-        if place == LOW:
-            tl.store(out + start + place * WIDTH, low, mask=mask)
-        else:
-            tl.store(out + start + place * WIDTH, high, mask=mask)
+    """Pieces of a tile into a (rows, COUNT, WIDTH) tensor; the remainder at place LOW, the leading part elsewhere.
+
+    With no pieces, the tile as it is into a (rows, WIDTH) tensor.
+    """
+    if COUNT == 0:
+        tl.store(out + rows.to(tl.int64)[:, None] * WIDTH + columns[None, :], values, mask=mask)
+    else:
+        scaled = values * SCALE
+        high = scaled.to(tl.float16)
+        low = (scaled - high.to(tl.float32)).to(tl.float16)
+        start = rows.to(tl.int64)[:, None] * (COUNT * WIDTH) + columns[None, :]
+        for place in tl.static_range(COUNT):
+            if place == LOW:
+                tl.store(out + start + place * WIDTH, low, mask=mask)
+            else:
+                tl.store(out + start + place * WIDTH, high, mask=mask)
 
 
 @triton.jit

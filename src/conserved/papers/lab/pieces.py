@@ -39,14 +39,14 @@ _HEIGHT, _ACROSS = 16, 128
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """How many pieces, and at which place the remainder is."""
+    """How many pieces, and at which place the remainder is; none at all for numbers that stay whole."""
 
     count: int
     low: int
 
 
-_INPUT_ORDER, _OTHER_ORDER = _Order(3, 1), _Order(3, 2)
-"""Of inputs, and of weights and slopes."""
+_INPUT_ORDER, _OTHER_ORDER, _WHOLE = _Order(3, 1), _Order(3, 2), _Order(0, 0)
+"""Of inputs, of weights and slopes, and of everything in float64 or plain float32."""
 
 
 @cache
@@ -55,7 +55,9 @@ def _on_gpu() -> bool:
 
 
 def cut(x: Tensor, order: _Order, scale: float) -> Tensor:
-    """(rows, width) in float32 as (rows, count, width) pieces."""
+    """(rows, width) in float32 as (rows, count, width) pieces; whole numbers as they are."""
+    if order == _WHOLE:
+        return x
     if x.is_cuda and _on_gpu():
         from conserved.papers.lab.piece_kernels import cut_rows
 
@@ -86,19 +88,25 @@ def stretch(tokens: int) -> int:
 
 
 def _forward(pieces: Tensor, weight: Tensor) -> Tensor:
-    """x Wᵀ from the pieces of x."""
+    """x Wᵀ from x or its pieces."""
+    if pieces.ndim == 2:
+        return pieces @ weight.T
     cut_weight = cut(weight, _OTHER_ORDER, _WEIGHTS)
     return multiply(pieces.flatten(1), cut_weight.flatten(1).T, 1 / (_INPUTS * _WEIGHTS))
 
 
 def _to_inputs(slopes: Tensor, weight: Tensor) -> Tensor:
-    """∂x = ∂y W from the pieces of ∂y."""
+    """∂x = ∂y W from ∂y or its pieces."""
+    if slopes.ndim == 2:
+        return slopes @ weight
     side_by_side = cut(weight, _INPUT_ORDER, _WEIGHTS).transpose(0, 1).flatten(0, 1)
     return multiply(slopes.flatten(1), side_by_side, 1 / (_SLOPES * _WEIGHTS))
 
 
 def _to_weights(slopes: Tensor, inputs: Tensor) -> Tensor:
-    """∂W = Σ_t ∂y_t x_tᵀ from the pieces of both."""
+    """∂W = Σ_t ∂y_t x_tᵀ from both or the pieces of both."""
+    if slopes.ndim == 2:
+        return slopes.T @ inputs
     rows = stretch(len(slopes)) * slopes.shape[1]
     left = slopes.reshape(-1, rows, slopes.shape[-1]).transpose(1, 2)
     right = inputs.reshape(-1, rows, inputs.shape[-1])
@@ -107,7 +115,7 @@ def _to_weights(slopes: Tensor, inputs: Tensor) -> Tensor:
 
 def _over_rows(slopes: Tensor) -> Tensor:
     """Sums over rows, stretch by stretch."""
-    return slopes.unflatten(0, (-1, stretch(len(slopes)))).sum(1).sum(0, dtype=torch.float64).float()
+    return slopes.unflatten(0, (-1, stretch(len(slopes)))).sum(1).sum(0, dtype=torch.float64).to(slopes.dtype)
 
 
 class _Linear(torch.autograd.Function):
@@ -134,21 +142,25 @@ class _Gated(torch.autograd.Function):
     """y = (SiLU(x Bᵀ) ⊙ x Cᵀ ⊙ shares) Aᵀ, with B over C in one matrix; hidden units of all experts in a row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, both: Tensor, bias: Tensor | None, down: Tensor, share: Tensor | None) -> Tensor:
-        pieces = cut(x, _INPUT_ORDER, _INPUTS)
+    def forward(
+        ctx: Any, x: Tensor, both: Tensor, bias: Tensor | None, down: Tensor, share: Tensor | None, whole: bool
+    ) -> Tensor:
+        ctx.orders = (_WHOLE, _WHOLE) if whole else (_INPUT_ORDER, _OTHER_ORDER)
+        pieces = cut(x, ctx.orders[0], _INPUTS)
         branches = _forward(pieces, both)
-        hidden = gate(branches, bias, share, _INPUT_ORDER)
+        hidden = gate(branches, bias, share, ctx.orders[0])
         ctx.save_for_backward(pieces, both, bias, down, share, branches, hidden)
         return _forward(hidden, down)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         pieces, both, bias, down, share, branches, hidden = ctx.saved_tensors
-        cut_slope = cut(slopes[0], _OTHER_ORDER, _SLOPES)
+        order = ctx.orders[1]
+        cut_slope = cut(slopes[0], order, _SLOPES)
         of_down = _to_weights(cut_slope, hidden)
         above = _to_inputs(cut_slope, down)
-        cut_above, of_bias, of_share = gate_back(above, branches, bias, share, _OTHER_ORDER)
-        return _to_inputs(cut_above, both), _to_weights(cut_above, pieces), of_bias, of_down, of_share
+        cut_above, of_bias, of_share = gate_back(above, branches, bias, share, order)
+        return _to_inputs(cut_above, both), _to_weights(cut_above, pieces), of_bias, of_down, of_share, None
 
 
 def gate(branches: Tensor, bias: Tensor | None, share: Tensor | None, order: _Order) -> Tensor:
@@ -158,7 +170,7 @@ def gate(branches: Tensor, bias: Tensor | None, share: Tensor | None, order: _Or
     if branches.is_cuda and _on_gpu() and (width // experts) % _ACROSS == 0:
         from conserved.papers.lab.piece_kernels import gate_rows
 
-        out = torch.empty(rows, order.count, width, dtype=torch.float16, device=branches.device)
+        out = _room(branches, order, width)
         gate_rows[-(-rows // _HEIGHT), width // _ACROSS](
             branches, branches if bias is None else bias, branches if share is None else share.contiguous(), out,
             rows, width, width // experts, _INPUTS, BIASED=bias is not None, SHARED=share is not None,
@@ -181,7 +193,7 @@ def gate_back(
 
         tiles = width // _ACROSS
         blocks = -(-rows // _HEIGHT)
-        out = torch.empty(rows, order.count, 2 * width, dtype=torch.float16, device=above.device)
+        out = _room(above, order, 2 * width)
         shares = above.new_empty(rows if share is not None else 0, tiles)
         biases = above.new_empty(blocks if bias is not None else 0, 2 * width)
         gate_slopes[blocks, tiles](
@@ -189,7 +201,7 @@ def gate_back(
             shares, biases, rows, width, width // experts, _SLOPES, BIASED=bias is not None, SHARED=share is not None,
             COUNT=order.count, LOW=order.low, HEIGHT=_HEIGHT, ACROSS=_ACROSS,
         )  # fmt: skip
-        of_bias = None if bias is None else biases.sum(0, dtype=torch.float64).float()
+        of_bias = None if bias is None else biases.sum(0, dtype=torch.float64).to(bias.dtype)
         of_share = None if share is None else shares.unflatten(1, (experts, -1)).sum(-1)
         return out, of_bias, of_share
     gates, ups = (branches if bias is None else branches + bias).chunk(2, 1)
@@ -201,6 +213,13 @@ def gate_back(
     found = torch.cat((above * ups * (part * (1 + gates * (1 - part))), above * through), 1)
     of_bias = None if bias is None else _over_rows(found)
     return cut(found, order, _SLOPES), of_bias, of_share
+
+
+def _room(like: Tensor, order: _Order, width: int) -> Tensor:
+    """For rows of so many numbers, whole or in pieces."""
+    if order == _WHOLE:
+        return like.new_empty(len(like), width)
+    return like.new_empty(len(like), order.count, width, dtype=torch.float16)
 
 
 def _spread(share: Tensor, width: int) -> Tensor:
@@ -220,12 +239,6 @@ def gated(
     x: Tensor, both: Tensor, bias: Tensor | None, down: Tensor, share: Tensor | None, products: Products
 ) -> Tensor:
     """(SiLU(x Bᵀ) ⊙ x Cᵀ ⊙ shares of the experts) Aᵀ along the last axis, without the output's bias."""
-    if products in ("double", "single"):
-        gates, ups = F.linear(x, both, bias).chunk(2, -1)
-        hidden = F.silu(gates) * ups
-        if share is not None:
-            hidden = (hidden.unflatten(-1, (share.shape[-1], -1)) * share.unsqueeze(-1)).flatten(-2)
-        return F.linear(hidden, down)
     shares = None if share is None else share.reshape(-1, share.shape[-1])
-    found: Tensor = _Gated.apply(x.reshape(-1, x.shape[-1]), both, bias, down, shares)
+    found: Tensor = _Gated.apply(x.reshape(-1, x.shape[-1]), both, bias, down, shares, products in ("double", "single"))
     return found.unflatten(0, x.shape[:-1])
