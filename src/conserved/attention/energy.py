@@ -23,6 +23,7 @@ sums of squares over visible pairs, which `Band` takes in O(L d²).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,7 +37,7 @@ from conserved.attention.lanczos import leading_values
 from conserved.attention.moments import TokenMoments, block_rows, token_moments
 from conserved.attention.prefix_sums import Rows
 from conserved.attention.small_matrices import placed
-from conserved.attention.token_passes import key_forms, key_pass, query_pass
+from conserved.attention.token_passes import key_forms, key_pass, row_energies, row_sums
 
 DENSE = 512
 """Up to this length the field of a masked head is formed, and its whole spectrum taken."""
@@ -177,7 +178,7 @@ def energy_field(
     # Coarser keys are summed to 1e-8 of the largest: a direction below that is not theirs.
     space = KeySpace.of(keys, ridge, tolerance=1e-12 if k.dtype == torch.float64 else 1e-7)
     if queries_of is not None:
-        found = _whole(q, k, queries_of(), keys, space, query_mask, key_mask, scale)
+        found = _whole(q, k, queries_of, keys, space, query_mask, key_mask, scale)
     else:
         found = _masked(q, k, keys, space, band, query_mask, key_mask, scale, leading)
     return found if groups is None else _flattened(found)
@@ -186,21 +187,20 @@ def energy_field(
 def _whole(
     q: Tensor,
     k: Tensor,
-    queries: TokenMoments,
+    queries_of: Callable[[], TokenMoments],
     keys: TokenMoments,
     space: KeySpace,
     query_mask: Tensor | None,
     key_mask: Tensor | None,
     scale: float,
 ) -> EnergyField:
-    """Every query sees every key."""
-    heads = q.shape[:-2]
-    a, b = abs(scale) * queries.about_zero(), keys.factor
-    forms = key_forms(space, a)
-    mean, key_weights, query_weights = placed(k.device, keys.mean, forms, abs(scale) * b.mT)
-    energies, total = key_pass(k, mean, key_weights, key_mask)
-    rows, sums = query_pass(q, query_weights, scale * total, query_mask)
-    # The device is at work on those passes while the host takes the singular values.
+    """Every query sees every key. A device has work queued whenever the host factors something."""
+    heads, b = q.shape[:-2], keys.factor
+    mean, query_form = placed(k.device, keys.mean, abs(scale) * b.mT)
+    rows = row_energies(q, query_form, query_mask)
+    a = abs(scale) * queries_of().about_zero()
+    energies, total = key_pass(k, mean, *placed(k.device, key_forms(space, a)), key_mask)
+    sums = row_sums(q, scale * total, query_mask)
     values = torch.linalg.svdvals(a @ b.mT)[..., : min(q.shape[-2], k.shape[-2])]
     tolerance = max(q.shape[-2], k.shape[-2]) * _DOUBLE if q.dtype == k.dtype == torch.float64 else 2e-6
     # Centring keys far from the origin leaves their rounding behind.
@@ -249,7 +249,7 @@ def _masked(
     )
     energies, _ = key_pass(k, mean, forms, key_mask)
     complete = max(queries, n) <= DENSE
-    many = max(1, block_rows(max(queries, n), width + 1, q.device, 1))
+    many = block_rows(max(queries, n), width + 1, q.device, least=1)
     parts = []
     for start in range(0, heads.numel(), many):
         some = slice(start, start + many)

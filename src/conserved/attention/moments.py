@@ -28,8 +28,11 @@ from torch import Tensor
 
 from conserved.attention.small_matrices import fetched, placed
 
-BLOCK = 1 << 21
-"""How many numbers a temporary may hold: 16 MiB in double precision. On a GPU it is four times as many."""
+BLOCK = 1 << 19
+"""How many numbers a temporary may hold on a processor: 4 MiB in double precision, which caches hold."""
+
+DEVICE_BLOCKS = 16
+"""How many times as many on a GPU, where few large operations count: 64 MiB."""
 
 _CHUNK = 512
 """Rows whose products are summed by one product of matrices; a device takes many such at once."""
@@ -37,7 +40,7 @@ _CHUNK = 512
 
 def block_rows(heads: int, width: int, device: torch.device, least: int = 64) -> int:
     """How many rows of all heads make up one block."""
-    numbers = 4 * BLOCK if device.type == "cuda" else BLOCK
+    numbers = DEVICE_BLOCKS * BLOCK if device.type == "cuda" else BLOCK
     return max(least, numbers // max(1, heads * width))
 
 
@@ -128,8 +131,9 @@ def _scatter(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     else:
         mask = mask.expand(x.shape[:-1])
         count = mask.sum(-1, dtype=torch.float64)
-        parts = [torch.where(mask[..., rows, None], x[..., rows, :], 0.0).sum(-2, dtype=torch.float32) for rows in row_blocks(x)]
-        near = torch.stack(parts).sum(0) / count.clamp(min=1)[..., None]
+        blocks = (torch.where(mask[..., rows, None], x[..., rows, :], 0.0) for rows in row_blocks(x))
+        near = torch.stack([block.sum(-2, dtype=torch.float32) for block in blocks]).sum(0)
+        near = near / count.clamp(min=1)[..., None]
     # A sum beyond single precision is no reason to refuse vectors that are within it.
     shift = torch.where(torch.isfinite(near), near, 0.0).double()[..., None, :]
     total, scatter = shift.new_zeros(*heads, d), shift.new_zeros(*heads, d, d)

@@ -5,11 +5,11 @@ y_j y_jᵀ: with S_c = Σ_{j < cB} y_j y_jᵀ at every B-th place and e = cB + s
 
     Σ_{j<e} (x·y_j)² = xᵀ S_c x + Σ_{cB ≤ j < e} (x·y_j)².
 
-With B = d both terms cost d² per row and the S_c take no more memory than the vectors: O(L d²) time, and memory for the
-chunks of one segment only, since the sequence is taken a segment at a time. Ends of the sequence, j ≥ e_i, are taken from
-its last segment to its first, so that nothing is ever subtracted. A window is a difference of two beginnings and carries,
-for a width of w, L/w times the rounding of the sum itself (with a bias that is linear in the distance, (L/w)³ times):
-nothing to speak of in double precision.
+With B = d both terms cost d² per row and the S_c take no more memory than the vectors: O(L d²) time. Memory is that of
+one segment, since the sequence is taken a segment at a time. Ends of the sequence, j ≥ e_i, are taken from its last
+segment to its first, so that nothing is subtracted. A window is a difference of two beginnings and carries, for a width
+of w, L/w times the rounding of the sum itself (with a bias that is linear in the distance, (L/w)³ times): nothing to
+speak of in double precision.
 
 A running sum over chunks is a product with a triangle of ones, within groups and then over the groups: a device sums
 along a long axis of few columns one number after the other.
@@ -54,7 +54,7 @@ class Rows:
         found = found.double() if self.shift is None else double_less(found, self.shift[:, None])
         return found if self.kept is None else torch.where(self.kept[:, start:stop, None], found, 0.0)
 
-    def norm(self) -> Float[Tensor, "heads"]:
+    def norm(self) -> Float[Tensor, "*heads"]:
         """The size of all vectors together, without their last entries."""
         heads, n, d = self.values.shape
         rows = block_rows(heads, d, self.values.device)
@@ -94,7 +94,7 @@ def _rows(x: Rows | Tensor) -> Rows:
 def _scan(x: Rows, y: Rows, offset: int | None, after: bool, *, square: bool) -> Tensor:
     heads, rows, d = x.values.shape
     n = y.values.shape[-2]
-    # The last key that row i is paired with, or the first, is key i + base; it exists from row `first` up to row `past`.
+    # The last key that row i is paired with (the first, if `after`) is i + base; it exists from row `first` to `past`.
     base = n if offset is None else offset if after else offset - 1
     first = min(max(-base, 0), rows)
     past = max(first, min(rows, n - base))
@@ -129,7 +129,9 @@ def _chunked(x: Rows, start: int, stop: int, chunks: int) -> tuple[Tensor, Tenso
     """Vectors and their last entries, an axis for the chunks."""
     size = (stop - start) // chunks
     last = x.ends(start, stop)
-    return x.block(start, stop).unflatten(1, (chunks, size)), None if last is None else last.unflatten(1, (chunks, size))
+    return x.block(start, stop).unflatten(1, (chunks, size)), None if last is None else last.unflatten(
+        1, (chunks, size)
+    )
 
 
 def _sums(y: Tensor, last: Tensor | None, square: bool) -> list[Tensor]:
@@ -172,9 +174,7 @@ def _far(x: Tensor, last: Tensor | None, sums: list[Tensor]) -> Tensor:
     return found + last * (2 * (x @ sums[1][..., None])[..., 0] + last * sums[2][..., None])
 
 
-def _near(
-    x: Tensor, x_last: Tensor | None, y: Tensor, y_last: Tensor | None, after: bool, square: bool
-) -> Tensor:
+def _near(x: Tensor, x_last: Tensor | None, y: Tensor, y_last: Tensor | None, after: bool, square: bool) -> Tensor:
     """What the chunk of a row contributes: keys up to the row's own, or from its own on."""
     products = x @ y.mT
     if square and x_last is not None and y_last is not None:

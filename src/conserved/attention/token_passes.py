@@ -36,39 +36,48 @@ def key_pass(
     mask: Bool[Tensor, "*kv_heads n"] | None,
 ) -> tuple[list[Tensor], Float[Tensor, "*kv_heads d"]]:
     """For every form the squared lengths of the centred keys under it; and the sum of the centred keys."""
-    d = k.shape[-1]
-    work = torch.float64 if k.dtype == torch.float64 else torch.float32
+    n, d = k.shape[-2:]
+    work = _precision(k)
     weights = forms.to(work)
-    total = mean.new_zeros(k.shape[:-2] + (d,))
+    total = mean.new_zeros((*k.shape[:-2], d))
     parts = []
-    for rows in row_blocks(forms.new_empty(0).expand(*forms.shape[:-2], k.shape[-2], 0), forms.shape[-1]):
-        centred = _centred(k[..., rows, :], mean, work)
-        if mask is not None:
-            centred = torch.where(mask[..., rows, None], centred, 0.0)
+    width = forms.shape[-1] * work.itemsize // 8
+    for rows in row_blocks(forms.new_empty(0).expand(*forms.shape[:-2], n, 0), width):
+        centred = _kept(_centred(k[..., rows, :], mean, work), mask, rows)
         total += _total(centred)
-        product = (centred @ weights).unflatten(-1, (-1, d))
-        parts.append(torch.linalg.vector_norm(product, dim=-1))
+        # A length is read off a product in one pass, and squared in double precision.
+        parts.append(torch.linalg.vector_norm((centred @ weights).unflatten(-1, (-1, d)), dim=-1))
     lengths = torch.cat(parts, -2).double().square()
     return [x.contiguous() for x in lengths.unbind(-1)], total
 
 
-def query_pass(
-    q: Float[Tensor, "*heads n d"],
-    form: Float[Tensor, "*heads d rows"],
-    total: Float[Tensor, "*heads d"],
-    mask: Bool[Tensor, "*heads n"] | None,
-) -> tuple[Float[Tensor, "*heads n"], Float[Tensor, "*heads n"]]:
-    """Row energies, as squared lengths under the form, and row sums."""
-    work = torch.float64 if q.dtype == torch.float64 else torch.float32
-    weights, ones = form.to(work), total[..., None].to(work)
-    lengths, sums = [], []
-    for rows in row_blocks(q, form.shape[-1]):
-        block = q[..., rows, :].to(work)
-        if mask is not None:
-            block = torch.where(mask[..., rows, None], block, 0.0)
-        lengths.append(torch.linalg.vector_norm(block @ weights, dim=-1))
-        sums.append((block @ ones)[..., 0])
-    return torch.cat(lengths, -1).double().square(), torch.cat(sums, -1).double()
+def row_energies(
+    q: Float[Tensor, "*heads n d"], form: Float[Tensor, "*kv_heads d rows"], mask: Bool[Tensor, "*heads n"] | None
+) -> Float[Tensor, "*heads n"]:
+    """The squared lengths of the queries under a form."""
+    work = _precision(q)
+    weights = form.to(work)
+    blocks = (_kept(q[..., rows, :].to(work), mask, rows) for rows in row_blocks(q, form.shape[-1]))
+    lengths = [torch.linalg.vector_norm(block @ weights, dim=-1) for block in blocks]
+    return torch.cat(lengths, -1).double().square()
+
+
+def row_sums(
+    q: Float[Tensor, "*heads n d"], total: Float[Tensor, "*kv_heads d"], mask: Bool[Tensor, "*heads n"] | None
+) -> Float[Tensor, "*heads n"]:
+    """The products of the queries with the sum of the centred keys."""
+    work = _precision(q)
+    column = total[..., None].to(work)
+    blocks = (_kept(q[..., rows, :].to(work), mask, rows) for rows in row_blocks(q))
+    return torch.cat([(block @ column)[..., 0] for block in blocks], -1).double()
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _kept(block: Tensor, mask: Tensor | None, rows: slice) -> Tensor:
+    return block if mask is None else torch.where(mask[..., rows, None], block, 0.0)
 
 
 def _centred(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
