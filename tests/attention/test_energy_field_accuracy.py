@@ -234,7 +234,7 @@ class TestNothingWaits:
             field = energy_field(q, k, key_bias=bias, **options)
         assert device.waits == []
         assert device.fetches == fetches
-        assert all(device.holds(x) for x in (field.row_energies, field.column_energies, field.singular_values))
+        assert all(device.holds(x) for x in (field.row_energies, field.column_energies, field.leverages))
 
     def test_waiting_would_be_noticed(self) -> None:
         q = drawn(0, 5, 3)
