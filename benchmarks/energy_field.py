@@ -146,11 +146,9 @@ def profiled(length: int, device: str, dtype: torch.dtype, *, causal: bool) -> d
     with torch.profiler.profile(activities=kinds) as profile:
         call()
         settle(device)
-    on_device = torch.autograd.DeviceType.CUDA if device == "cuda" else torch.autograd.DeviceType.CPU
-    events = [event for event in profile.key_averages() if event.device_type == on_device]
-    taken = {
-        event.key: event.self_device_time_total if device == "cuda" else event.self_cpu_time_total for event in events
-    }
+    events = [event for event in profile.key_averages() if event.device_type.name == device.upper()]
+    busy = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    taken = {event.key: getattr(event, busy) for event in events}
     counts = {event.key: event.count for event in events}
     longest = sorted(taken, key=lambda name: -taken[name])[:10]
     return {

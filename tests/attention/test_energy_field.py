@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conserved.attention import EnergyField, Moments, energy_field, gaussian_coherence, softmax_statistics
-from conserved.attention.band import Band, prefix_squares
+from conserved.attention.band import Band
 from conserved.attention.lanczos import leading_values
+from conserved.attention.prefix_sums import prefix_squares
 from reference import energy_field as reference
 from tolerances import FIELD
 

@@ -199,7 +199,8 @@ def _whole(
     mean, query_form = placed(k.device, keys.mean, abs(scale) * b.mT)
     rows = row_energies(q, query_form, query_mask)
     a = abs(scale) * queries_of().about_zero()
-    energies, total = key_pass(k, mean, *placed(k.device, key_forms(space, a)), key_mask)
+    (forms,) = placed(k.device, key_forms(space, a))
+    energies, total = key_pass(k, mean, forms, key_mask)
     sums = row_sums(q, scale * total, query_mask)
     values = torch.linalg.svdvals(a @ b.mT)[..., : min(q.shape[-2], k.shape[-2])]
     tolerance = max(q.shape[-2], k.shape[-2]) * _DOUBLE if q.dtype == k.dtype == torch.float64 else 2e-6
@@ -253,9 +254,10 @@ def _masked(
     parts = []
     for start in range(0, heads.numel(), many):
         some = slice(start, start + many)
-        x = Rows(values=_heads(q, heads, some, 2), kept=_heads(query_mask, heads, some, 1))
-        shift = _heads(mean, heads, some, 1)
-        y = Rows(values=_heads(k, heads, some, 2), shift=shift, kept=_heads(key_mask, heads, some, 1))
+        asks = None if query_mask is None else _heads(query_mask, heads, some, 1)
+        seen = None if key_mask is None else _heads(key_mask, heads, some, 1)
+        x = Rows(values=_heads(q, heads, some, 2), kept=asks)
+        y = Rows(values=_heads(k, heads, some, 2), shift=_heads(mean, heads, some, 1), kept=seen)
         parts.append(_masked_slice(x, y, band, abs(scale), leading, complete))
     rows, columns, sums, values, norm = (torch.cat(part) for part in zip(*parts, strict=True))
     size = rows.sum(-1).sqrt().reshape(heads)
@@ -305,10 +307,8 @@ def _participation(energies: Tensor, nothing: Tensor) -> Tensor:
     return torch.where(nothing, torch.nan, 1 / shares.square().sum(-1))
 
 
-def _heads(x: Tensor | None, heads: torch.Size, some: slice, rest: int) -> Tensor | None:
+def _heads(x: Tensor, heads: torch.Size, some: slice, rest: int) -> Tensor:
     """Some of the query heads on one axis; those of a group share what their key head has."""
-    if x is None:
-        return None
     flat = x.reshape(-1, *x.shape[x.ndim - rest :])
     shared = heads.numel() // len(flat)
     if shared == 1:
