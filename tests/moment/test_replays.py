@@ -13,11 +13,14 @@ from torch import nn
 
 from conserved import audit, recognize
 from conserved.blocks import DecoderLM
-from conserved.moment import memory_of, replays
+from conserved.moment import Memory, memory_of, replays
 from conserved.moment.launches import KeptTable, tables_held
 from conserved.moment.replays import Replays
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU")
+
+
+MEMORY = Memory(torch.device("cpu"), (), (), ())
 
 
 @pytest.fixture
@@ -25,8 +28,8 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Hashable]:
     """Recordings that do nothing but note their key when they are replayed."""
     found: list[Hashable] = []
 
-    def recorded(key: Hashable, work: Callable[[], Any]) -> Any:
-        return replays._Recording(key, lambda: found.append(key), work(), [])
+    def recorded(key: tuple[Memory, Hashable], device: torch.device, work: Callable[[], Any]) -> Any:
+        return replays._Recording(key, lambda: found.append(key[1]), work(), [])
 
     monkeypatch.setattr(replays, "_recorded", recorded)
     return found
@@ -38,7 +41,7 @@ def test_work_is_recorded_when_it_comes_again_and_queued_when_memory_is_elsewher
     def work(name: str) -> Callable[[], str]:
         return lambda: ran.append(name) or name  # type: ignore[func-returns-value]
 
-    answers = [kept.run(name, work(name)) for name in "aaaabaabbb"]
+    answers = [kept.run(MEMORY, name, work(name)) for name in "aaaabaabbb"]
     assert answers == [*"aaaabaabbb"]
     # Queued, recorded, replayed; then another, the first from its recording; and the other takes its place.
     assert ran == ["a", "a", "b", "b"]
@@ -46,17 +49,17 @@ def test_work_is_recorded_when_it_comes_again_and_queued_when_memory_is_elsewher
 
 
 def test_work_that_cannot_be_recorded_is_queued_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(key: Hashable, work: object) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(replays, "_recorded", refuse)
     kept = Replays[int]()
-    assert kept.run("a", lambda: 1) == 1
+    assert kept.run(MEMORY, "a", lambda: 1) == 1
     with pytest.warns(RuntimeWarning, match="cannot be recorded"):
-        assert kept.run("a", lambda: 2) == 2
+        assert kept.run(MEMORY, "a", lambda: 2) == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert kept.run("a", lambda: 3) == 3
+        assert kept.run(MEMORY, "a", lambda: 3) == 3
 
 
 def test_memory_is_told_apart_by_place_type_and_shape_and_odd_tensors_have_none() -> None:

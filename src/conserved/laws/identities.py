@@ -7,7 +7,7 @@ residual any of them found, because a gradient that should be the same everywher
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite, nan
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.laws.rescaled_identities import norms, reweighed
-from conserved.moment import Direction, HostCopy, Norms, Plan, Point, memory_of
+from conserved.moment import Direction, HostCopy, Memory, Norms, Plan, Point, memory_of
 from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status
 
@@ -182,10 +182,10 @@ class Weighing:
         with torch.no_grad():
             work = partial(_queued, plan, theta, slopes, dtype, lengths=lengths)
             first = next(iter(slopes.values()), None)
-            memory: Hashable = None
+            memory: Memory | None = None
             if first is not None and first.is_cuda and not torch.cuda.is_current_stream_capturing():
                 memory = memory_of([*(theta[name] for name in plan.needs), *slopes.values()])
-            queued = work() if memory is None else plan.replays.run((memory, (*slopes,), dtype, lengths), work)
+            queued = work() if memory is None else plan.replays.run(memory, ((*slopes,), dtype, lengths), work)
             return Weighing(
                 plan=plan,
                 numbers=HostCopy.of(queued.numbers),

@@ -25,14 +25,24 @@ Result = TypeVar("Result")
 _PLAIN = {Tensor, nn.Parameter}
 
 
-def memory_of(tensors: Sequence[Tensor]) -> Hashable | None:
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where tensors of one device lie, and what lies there."""
+
+    device: torch.device
+    addresses: tuple[int, ...]
+    types: tuple[torch.dtype, ...]
+    shapes: tuple[torch.Size, ...]
+
+
+def memory_of(tensors: Sequence[Tensor]) -> Memory | None:
     """Where tensors lie and what lies there; None unless all are plain, contiguous ones of one device."""
     if not {*map(type, tensors)} <= _PLAIN or {*map(attrgetter("layout"), tensors)} != {torch.strided}:
         return None
     if len({*map(attrgetter("device"), tensors)}) > 1 or not all(map(Tensor.is_contiguous, tensors)):
         return None
     addresses, types = map(Tensor.data_ptr, tensors), map(attrgetter("dtype"), tensors)
-    return tensors[0].device, (*addresses,), (*types,), (*map(attrgetter("shape"), tensors),)
+    return Memory(tensors[0].device, (*addresses,), (*types,), (*map(attrgetter("shape"), tensors),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,17 +64,19 @@ class Replays(Generic[Result]):
     _seen: Hashable = field(default=None, init=False)
     _recording: _Recording[Result] | None = field(default=None, init=False)
 
-    def run(self, key: Hashable, work: Callable[[], Result]) -> Result:
-        """The result of `work`, queued on the current stream.
+    def run(self, memory: Memory, options: Hashable, work: Callable[[], Result]) -> Result:
+        """The result of `work`, queued on the current stream of the device.
 
         Args:
-            key: everything that `work` depends on, where tensors lie included (`memory_of`), but for their values.
+            memory: where all tensors lie that `work` reads.
+            options: whatever else it depends on.
             work: launches kernels and does nothing else on the device; it sends nothing to it and waits for nothing.
 
         Returns:
             What `work` returns. Tensors in it may be written over by the next call.
 
         """
+        key = memory, options
         if self.refused:
             return work()
         if self._recording is not None and self._recording.key == key:
@@ -75,7 +87,7 @@ class Replays(Generic[Result]):
             return work()
         self._recording = None
         try:
-            self._recording = _recorded(key, work)
+            self._recording = _recorded(key, memory.device, work)
         except RuntimeError as problem:
             self.refused = True
             warnings.warn(
@@ -89,10 +101,10 @@ class Replays(Generic[Result]):
         return self._recording.result
 
 
-def _recorded(key: Hashable, work: Callable[[], Result]) -> _Recording[Result]:
+def _recorded(key: Hashable, device: torch.device, work: Callable[[], Result]) -> _Recording[Result]:
     """Work, recorded and not run."""
     graph = torch.cuda.CUDAGraph()
-    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(current)
     with ExitStack() as undo:
         tables = undo.enter_context(tables_held())
