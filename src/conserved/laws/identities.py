@@ -185,7 +185,12 @@ class Weighing:
             memory: Memory | None = None
             if first is not None and first.is_cuda and not torch.cuda.is_current_stream_capturing():
                 memory = memory_of([*(theta[name] for name in plan.needs), *slopes.values()])
-            queued = work() if memory is None else plan.replays.run(memory, ((*slopes,), dtype, lengths), work)
+            if memory is None:
+                queued = work()
+            else:
+                # The numbers of a recording lie in one place: work of another stream must not write over them.
+                stream = torch.cuda.current_stream(memory.device).cuda_stream
+                queued = plan.replays.run(memory, ((*slopes,), dtype, lengths, stream), work)
             return Weighing(
                 plan=plan,
                 numbers=HostCopy.of(queued.numbers),
