@@ -16,6 +16,7 @@ from conserved.attention import energy as energy_module
 from conserved.attention.band import Band
 from conserved.attention.prefix_sums import Rows, prefix_dots, prefix_squares
 from conserved.attention.small_matrices import placed
+from conserved.attention.token_passes import centred_as_read, centred_twice
 from reference import energy_field as reference
 from tolerances import FIELD_ENERGIES, FIELD_LEVERAGES, FIELD_SPECTRUM, FIELD_WINDOW
 
@@ -127,6 +128,29 @@ class TestHardInputs:
         centred = x.double() - x.double().mean(-2, keepdim=True)
         torch.testing.assert_close(found.factor.mT @ found.factor, centred.mT @ centred, rtol=1e-12, atol=1e-9)
         torch.testing.assert_close(found.mean, x.double().mean(-2), rtol=1e-15, atol=0)
+
+
+class TestWaysOfDevices:
+    """What a GPU does in one kernel and a processor in two steps is the same."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    def test_centred_keys(self, dtype: torch.dtype) -> None:
+        k = (drawn(0, 2, 50, 4) + 100).to(dtype)
+        mean = k.double().mean(-2, keepdim=True)
+        exact = k.double() - mean
+        for way in (centred_as_read, centred_twice):
+            found = way(k, mean, torch.float32)
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found.double(), exact, rtol=1.3e-7, atol=0)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_differences_in_double_precision(self, dtype: torch.dtype) -> None:
+        x, shift = drawn(0, 2, 50, 4).to(dtype), drawn(1, 2, 1, 4)
+        before = x.clone()
+        found = moments.double_less(x, shift)
+        assert torch.equal(found, torch.sub(x, shift))
+        assert found.dtype == torch.float64
+        assert torch.equal(x, before)
 
 
 class TestPrefixSums:

@@ -185,24 +185,21 @@ def _near(x: Tensor, x_last: Tensor | None, y: Tensor, y_last: Tensor | None, af
 
 def _running(sums: list[Tensor], carry: list[Tensor], after: bool) -> tuple[list[Tensor], list[Tensor]]:
     """For every chunk the sums over chunks before (or after) it and the carry, and those over all of them."""
+    chunks = sums[0].shape[1]
+    size = chunks if chunks <= 2 * _GROUP else _GROUP
+    inner, outer = (_triangle(n, after, sums[0]) for n in (size, chunks // size))
     found, totals = [], []
     for own, base in zip(sums, carry, strict=True):
-        flat = own.reshape(*own.shape[:2], -1)
-        start = base.reshape(len(flat), 1, -1)
-        if flat.shape[1] <= 2 * _GROUP:
-            groups, outer = flat, start
-            total = flat.sum(1)
-        else:
-            groups = flat.unflatten(1, (-1, _GROUP))
-            within = groups.sum(2)
-            outer = (_triangle(within, after) @ within + start)[:, :, None]
-            total = within.sum(1)
-        found.append((_triangle(groups, after) @ groups).add_(outer).reshape(own.shape))
-        totals.append((start[:, 0] + total).reshape(base.shape))
+        groups = own.reshape(len(own), -1, size, base[0].numel())
+        within = groups.sum(2)
+        start = base.reshape(len(own), 1, -1)
+        ahead = (outer @ within + start)[:, :, None]
+        found.append((inner @ groups).add_(ahead).reshape(own.shape))
+        totals.append((start[:, 0] + within.sum(1)).reshape(base.shape))
     return found, totals
 
 
-def _triangle(groups: Tensor, after: bool) -> Tensor:
+def _triangle(n: int, after: bool, like: Tensor) -> Tensor:
     """Ones that sum what comes before, or after."""
-    ones = groups.new_ones(groups.shape[-2], groups.shape[-2])
+    ones = like.new_ones(n, n)
     return ones.triu(1) if after else ones.tril(-1)

@@ -82,12 +82,18 @@ def _kept(block: Tensor, mask: Tensor | None, rows: slice) -> Tensor:
 
 def _centred(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
     """Keys minus their mean, as if subtracted in double precision, and then in that of the work."""
-    if block.device.type == "cuda":
-        return torch.sub(block, mean[..., None, :], out=torch.empty(block.shape, dtype=work, device=block.device))
+    return (centred_as_read if block.device.type == "cuda" else centred_twice)(block, mean[..., None, :], work)
+
+
+def centred_as_read(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
+    """In one kernel that converts what it reads and writes: for a GPU."""
+    return torch.sub(block, mean, out=torch.empty(block.shape, dtype=work, device=block.device))
+
+
+def centred_twice(block: Tensor, mean: Tensor, work: torch.dtype) -> Tensor:
+    """A processor converts slowly: a second subtraction keeps what the mean has beyond the working precision."""
     near = mean.to(work)
-    # A processor converts slowly: a second subtraction keeps what the mean has beyond the working precision.
-    rest = (mean - near.double()).to(work)
-    return (block.to(work) - near[..., None, :]).sub_(rest[..., None, :])
+    return (block.to(work) - near).sub_((mean - near.double()).to(work))
 
 
 def _total(x: Tensor) -> Tensor:
