@@ -41,11 +41,19 @@ def test_work_is_recorded_when_it_comes_again_and_queued_when_memory_is_elsewher
     def work(name: str) -> Callable[[], str]:
         return lambda: ran.append(name) or name  # type: ignore[func-returns-value]
 
-    answers = [kept.run(MEMORY, name, work(name)) for name in "aaaabaabbb"]
-    assert answers == [*"aaaabaabbb"]
-    # Queued, recorded, replayed; then another, the first from its recording; and the other takes its place.
-    assert ran == ["a", "a", "b", "b"]
-    assert replayed == [*"aaaaabbb"]
+    def asked(names: str) -> tuple[str, str]:
+        ran.clear()
+        replayed.clear()
+        assert [kept.run(MEMORY, name, work(name)) for name in names] == [*names]
+        return "".join(ran), "".join(map(str, replayed))
+
+    # Queued, queued and recorded, and from then on replayed; also where memory is handed out in turns.
+    assert asked("aaaa") == ("aaa", "aa")
+    assert asked("bababc") == ("bbbc", "aab")
+    # The oldest recording gives way, and what came too long ago counts as new.
+    assert asked("cddee") == ("ccdddeee", "")
+    assert len(kept.recordings) == replays._MOST
+    assert asked("ab") == ("a", "b")
 
 
 def test_work_that_cannot_be_recorded_is_queued_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +121,8 @@ def test_a_replayed_audit_has_the_residuals_of_one_that_is_queued(dtype: torch.d
         assert found.keys() == right.keys()
         assert all(abs(found[name].residual - right[name].residual) <= 1e-6 for name in right)
         assert replayed.ok is expected.ok is (number != 6)
-        assert (laws.plan.replays._recording is not None) == (number > 0)
         # Memory of gradients elsewhere: queued again, with the right numbers.
         spare = [torch.empty_like(p) for p in model.parameters()] if number == 3 else None
         del spare
+    assert laws.plan.replays.recordings
+    assert not laws.plan.replays.refused
