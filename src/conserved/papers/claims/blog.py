@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,8 @@ from conserved.papers.claims.registry import claim
 from conserved.papers.lab.data.embedded import VOCABULARY, sequences
 from conserved.verdict import Evidence, Verdict, Witness
 
-
-def relu_attention() -> nn.Module:
-    return ReluAttention(3)
-
-
-def wide_relu_attention() -> nn.Module:
-    return ReluAttention(3, out=2)
-
-
+relu_attention: Build = partial(ReluAttention, 3)
+wide_relu_attention: Build = partial(ReluAttention, 3, out=2)
 SIZE = "d = 3 and sequences of five"
 
 
@@ -221,27 +215,18 @@ def initialisation(*, build: Callable[[], nn.Module] = relu_attention) -> Verdic
     )
 
 
-class Penalised(nn.Module):
-    """One ReLU layer on one token x = 1: relu(w) v."""
-
-    def __init__(self, w: float, v: float) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([w]))
-        self.v = nn.Parameter(torch.tensor([v]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.w * x * x) * x * self.v
-
-
 @claim("blog.regularisation")
 def regularisation(*, penalty: float = 1.0) -> Verdict:
     x = y = torch.ones(1, 1, dtype=torch.float64)
     least, shown = float("inf"), []
     for w in (0.5, 1.0, 2.0):
-        model = Penalised(w, 1 / w).double()
+        model = ReluAttention(1).double()
+        with torch.no_grad():
+            model.qk.fill_(w)
+            model.v.fill_(1 / w)
         seen = flow(
             model,
-            lambda net: (net(x) - y).square().sum() / 2 + penalty / 2 * net.w.square().sum(),  # type: ignore[operator]
+            lambda net: (net(x) - y).square().sum() / 2 + penalty / 2 * net.qk.square().sum(),  # type: ignore[operator]
             lambda theta: theta["v"],
             time=10.0,
             steps=200,

@@ -220,7 +220,7 @@ def narrow(*, after: Sequence[tuple[int, int]] = ((0, 2), (1, 3))) -> Verdict:
     pair = here["router.weight"][:, 0].topk(2).indices
 
     def local(theta: Parameters) -> Tensor:
-        return torch.cat([block.narrow_invariants(theta), theta["router.weight"][pair].sum(0)])
+        return torch.cat([block.mixture_invariants(theta, count=4), theta["router.weight"][pair].sum(0)])
 
     list_found = all_laws(build, shape, local, size="d = 1, four experts, k = 2")
     # Slopes F_s, F_t before the tie w_2 = w_3 and F'_s, F'_t after; ∂h/∂w_i must be the same on both sides.
