@@ -33,6 +33,10 @@ class NotAStore(ValueError):
     """The file named as a run store is not one; the message says what it is."""
 
 
+class NoStore(FileNotFoundError, NotAStore):
+    """There is no file of that name."""
+
+
 class NoSuchRun(Exception):
     """A run was asked for that is not in the store; the message says which are."""
 
@@ -142,7 +146,7 @@ def check(path: Path) -> None:
     if path.is_dir():
         raise NotAStore(f"{path} is a folder; name the run store in it, such as {path / 'store.db'}.")
     if not path.exists():
-        raise FileNotFoundError(f"There is no run store at {path}.")
+        raise NoStore(f"There is no run store at {path}.")
     try:
         db = sqlite3.connect(path, timeout=60.0)
         try:
