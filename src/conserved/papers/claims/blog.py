@@ -36,8 +36,7 @@ def euler(relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) 
     """The two lines that prove the law for every size, width and loss."""
     points = [Fraction(n, 3) for n in range(-6, 7)]
     scales = all(relu(s * z) == s * relu(z) for z in points for s in (Fraction(1, 2), Fraction(2), Fraction(7)))
-    letters = Letters(s=(), r=(), v=())
-    s, r, v = (letters.scalar(name) for name in "srv")
+    s, r, v = Letters(s=(), r=(), v=())
     return [
         ("relu(sz) = s relu(z) for s > 0, so f(sW, V) = relu(XsWXᵀ)XV = f(W, sV)", scales),
         ("d/ds at s = 1 of L(f(sW, V)) = L(f(W, sV)) is ⟨∇_W L, W⟩ = ⟨∇_V L, V⟩, for every loss (polynomials, entry by "
@@ -96,7 +95,7 @@ def activations() -> Iterator[tuple[Letters, Matrix, Matrix, Any]]:
     """For two tokens and d = 2, every pattern of active scores: letters, the pattern, relu(S) and the error."""
     for pattern in itertools.product((0, 1), repeat=4):
         letters = Letters(X=(2, 2), W=(2, 2), V=(2, 1), y=(2, 1))
-        x, w, v, y = (letters[name] for name in "XWVy")
+        x, w, v, y = letters
         mask = np.array(pattern, dtype=object).reshape(2, 2)
         active = mask * (x @ w @ x.T)
         yield letters, mask, active, active @ x @ v - y
@@ -245,9 +244,7 @@ def regularisation(*, penalty: float = 1.0) -> Verdict:
 
 @claim("blog.regularisation.mechanism")
 def penalty_breaks(*, both: bool = False) -> Verdict:
-    letters = Letters(w=(2,), v=(2,), g=(), l=())
-    w, v = letters["w"], letters["v"]
-    g, rate = letters.scalar("g"), letters.scalar("l")
+    w, v, g, rate = Letters(w=(2,), v=(2,), g=(), l=())
     # ⟨∇_W L, W⟩ = ⟨∇_V L, V⟩ = g by the law's own identity; the penalty adds λ‖W‖² (and λ‖V‖²).
     change = -(g + rate * (w @ w)) + (g + (rate * (v @ v) if both else 0 * g))
     return argued(
@@ -282,7 +279,7 @@ def factored(*, quantities: Quantities = factored_law) -> Verdict:
     if not law.holds:
         return law
     letters = Letters(q=(), k=(), v=(), d=())
-    q, k, v, d = (letters.scalar(name) for name in "qkvd")
+    q, k, v, d = letters
     value = (q * k) ** 2 - v * v
     moves = {"q": -d * k * v, "k": -d * q * v, "v": -d * q * k}
     rate = sum(letters.gradient(value, name)[()] * move for name, move in moves.items())

@@ -96,7 +96,7 @@ def _watched(model: nn.Module, watch: Watch) -> Tensor:
         return watch(dict(model.named_parameters())).clone()
 
 
-def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+def exponent(x: Sequence[float | int], y: Sequence[float]) -> float:
     """The p of y ∝ x^p, by least squares; NaN if some y is zero."""
     return math.nan if min(y) <= 0 else fits.exponent(x, y)
 

@@ -226,9 +226,7 @@ for _code, _other in OTHERS.items():
 
 @claim("paper.E2.linear")
 def combinations(*, sign: int = 1) -> Verdict:
-    letters = Letters(a=(), b=(), g=(3,), h=(3,), f=(3,))
-    a, b = letters.scalar("a"), letters.scalar("b")
-    g, h, f = (letters[name] for name in "ghf")
+    a, b, g, h, f = Letters(a=(), b=(), g=(3,), h=(3,), f=(3,))
     left = sum((a * x + b * y) * z for x, y, z in zip(g, h, f, strict=True))
     right = a * sum(g * f) + sign * b * sum(h * f)
     what = "⟨a∇g + b∇h, ∇f⟩ = a⟨∇g, ∇f⟩ + b⟨∇h, ∇f⟩, as polynomials, so it vanishes where both do"

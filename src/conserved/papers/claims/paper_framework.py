@@ -74,7 +74,7 @@ def toy(*, quantity: Callable[[Tensor, Tensor], Tensor] = lambda a, b: a * a - b
 @claim("paper.R3.1")
 def level_sets(*, power: int = 2) -> Verdict:
     letters = Letters(a=(), b=())
-    a, b = letters.scalar("a"), letters.scalar("b")
+    a, b = letters
     base = a * a - b * b
     h = base**power
     slopes = [letters.gradient(h, name)[()] for name in "ab"]

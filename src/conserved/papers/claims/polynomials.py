@@ -5,7 +5,7 @@ An identity of polynomials with rational coefficients that holds term by term ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -31,6 +31,10 @@ class Letters:
 
     def __getitem__(self, name: str) -> Matrix:
         return self._arranged(name, self._letters.__getitem__)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The matrices in their order, to be unpacked, and letters that are not in one."""
+        return (self[name] if shape else self.scalar(name) for name, (_, shape) in self._where.items())
 
     def scalar(self, name: str) -> Any:
         """A letter that is not in a matrix."""
