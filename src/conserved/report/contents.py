@@ -116,23 +116,19 @@ def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
         )
 
 
+_LISTING = """\
+select name, started, (select coalesce(max(step), 0) from step where step.run = run.id),
+    (select count(*) from law where law.run = run.id), (select count(*) from alarm where alarm.run = run.id)
+from run order by started, id"""
+
+
 def listing(path: str | Path) -> dict[str, Any]:
     """The runs of a store, oldest first, and how many records of each other kind it holds; plain data."""
     path = Path(path)
     known = check(path)
     with undamaged(path), RunStore(path) as store, store.snapshot():
-        rows = store.select("select id, name, started from run order by started, id") if "run" in known else []
-        count = "select count(*) from {} where run = ?"
-        runs = [
-            {
-                "name": name,
-                "started": float(started),
-                "steps": store.select("select coalesce(max(step), 0) from step where run = ?", number)[0][0],
-                "laws": store.select(count.format("law"), number)[0][0],
-                "alarms": store.select(count.format("alarm"), number)[0][0],
-            }
-            for number, name, started in rows
-        ]
+        rows = store.select(_LISTING) if "run" in known else []
+        runs = [dict(zip(("name", "started", "steps", "laws", "alarms"), row, strict=True)) for row in rows]
         kinds = "select kind, count(*) from document group by kind order by kind"
         return {"runs": runs, "records": dict(store.select(kinds)) if "document" in known else {}}
 

@@ -188,20 +188,16 @@ def initialisation(*, build: Callable[[], nn.Module] = relu_attention) -> Verdic
     generator = torch.Generator().manual_seed(3)
     x = 0.5 * torch.randn(6, 5, 3, generator=generator, dtype=torch.float64)
     y = torch.randn(6, 5, 1, generator=generator, dtype=torch.float64)
+
+    def norms(theta: dict[str, Tensor]) -> Tensor:
+        return torch.stack((theta["qk"].square().sum(), theta["v"].square().sum()))
+
     for size in (0.3, 1.0, 2.0):
         torch.manual_seed(1)
         model = build().double()
         with torch.no_grad():
             dict(model.named_parameters())["qk"].mul_(size)
-        seen = torch.stack(
-            flow(
-                model,
-                lambda net: (net(x) - y).square().mean(),
-                lambda theta: torch.stack((theta["qk"].square().sum(), theta["v"].square().sum())),
-                time=2.0,
-                steps=60,
-            )
-        )
+        seen = torch.stack(flow(model, lambda net: (net(x) - y).square().mean(), norms, time=2.0, steps=60))
         difference = seen[:, 0] - seen[:, 1]
         worst = max(worst, float((difference - difference[0]).abs().max() / seen[0].sum()))
         slack = min(slack, float((seen[:, 0] - difference[0]).min()))

@@ -73,13 +73,12 @@ def train(
     if not chosen or len(set(chosen)) != len(chosen):
         raise ValueError(f"Seeds must be given and differ from each other; got {chosen}.")
     run = _Run(recipe, examples, rate, chosen, torch.device(device), limits)
-    started = time.perf_counter()
-    spent = run.spent
-    last_saved = started
+    last_saved = time.perf_counter()
+    began = last_saved - run.spent
     recorded = set(marks(recipe.steps))
     try:
         while True:
-            run.spent = spent + time.perf_counter() - started
+            run.spent = time.perf_counter() - began
             final = run.done == recipe.steps or (run.done > 0 and run.spent > limits.seconds)
             run.advance(record=final or run.done in recorded, final=final)
             if progress is not None:
@@ -93,7 +92,7 @@ def train(
         if limits.checkpoint is not None:
             saved(run.state(), limits.checkpoint)
         raise
-    run.spent = spent + time.perf_counter() - started
+    run.spent = time.perf_counter() - began
     found = run.trajectories()
     if limits.checkpoint is not None:
         limits.checkpoint.unlink(missing_ok=True)
