@@ -93,18 +93,6 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
     )
 
 
-def plots(contents: Contents) -> Iterator[Plot]:
-    """Every plot of a report."""
-    yield from contents.figures
-    yield from (section.plot for section in contents.laws if section.plot)
-    for run in contents.runs:
-        yield from (plot for plot in (run.errors, run.causes, run.residuals, run.readings, *run.ledgers) if plot)
-    yield from contents.compared.plots if contents.compared else ()
-    yield from (section.plot for section in contents.audits if section.plot)
-    for probe in contents.attention:
-        yield from probe.plots
-
-
 def in_numbers(plot: Plot) -> ReportTable:
     """A plot as a table: its own, or a row for every line with where it starts, ends and lies between."""
     if plot.table is not None:

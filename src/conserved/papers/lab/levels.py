@@ -11,7 +11,7 @@ import torch
 
 from conserved.inference import recognize
 from conserved.papers.blocks import FeedForward
-from conserved.papers.lab.task import Documents, Progress, Task
+from conserved.papers.lab.task import Documents, Task
 
 KIND = "levels"
 
@@ -33,7 +33,7 @@ class Levels(Task):
     def results(self) -> tuple[str, ...]:
         return (f"{self.rate:g}",)
 
-    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+    def perform(self, checkpoint: Path | None = None) -> Documents:
         paths = [_path(start, self.rate) for start in _STARTS]
         return {self.results[0]: {"rate": self.rate, "time": _TIME, "paths": paths}}
 

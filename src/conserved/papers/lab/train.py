@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from conserved.papers.lab.data.examples import Loss
 from conserved.papers.lab.graphed import Slopes, graphed
 from conserved.papers.lab.memory import micro_batch
 from conserved.papers.lab.recipes import Recipe, build
-from conserved.papers.lab.task import Progress
 from conserved.papers.lab.trajectory import Trajectory
 from conserved.papers.lab.watched import Recording, Stacked, watch
+
+Progress = Callable[[int, int], None]
+"""Told the steps done and planned."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
