@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -31,15 +32,17 @@ def attention(
     from conserved.integrations import configured_models
 
     positional: tuple[Any, ...] = ()
-    named: dict[str, Any] = {}
+    named: Mapping[str, Any] | None = None
     if configured_models.has_weights(target):
         model, named = configured_models.pretrained(target, text or [])
     elif text:
         raise Usage(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
     else:
         model = load_model(target, options or []).eval()
+    if named is None:
         drawn, generator = inputs_of(target, inputs), torch.Generator().manual_seed(seed)
-        positional = (drawn(generator) if callable(drawn) else torch.randn(drawn.shape, generator=generator),)
+        x = drawn(generator) if callable(drawn) else torch.randn(drawn.shape, generator=generator)
+        positional, named = (x,), {}
     found = probe(model, *positional, baselines=baselines, seed=seed, progress=progress(), **named)
     table = low_rank_table(model, *positional, **named) if low_rank else None
     store_record(store, "attention", target, options or [], found.record())

@@ -101,7 +101,8 @@ def written(array: Matrix) -> str:
 
 def _rational(matrix: Matrix) -> flint.fmpq_mat:
     entries = [flint.fmpq(e.numerator, e.denominator) for e in fractions(matrix).ravel().tolist()]
-    return flint.fmpq_mat(*matrix.shape, entries)
+    rows, columns = matrix.shape
+    return flint.fmpq_mat(rows, columns, entries)
 
 
 def rank(matrix: Matrix) -> int:

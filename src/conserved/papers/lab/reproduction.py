@@ -25,7 +25,7 @@ FIGURES = "figure"
 
 Scale = Literal["small", "full"]
 
-_RECIPES = {
+_RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     **drift.RECIPES,
     "figure4": {scale: (*gating.SOFTMAX[scale], *dict(gating.SIGMOID[scale])) for scale in ("small", "full")},
     "figure5": drift.RECIPES["figure2"],
