@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sqlite3
 import time
@@ -55,6 +56,14 @@ _SCHEMA = (
 )
 DETAIL = 250
 """Steps whose rows are kept one by one, in every doubling of the number of steps."""
+
+_FORESEEN = (1_000, 10_000, 100_000)
+"""Lengths of runs for which the size of the store is told in advance."""
+
+_LARGE = 1e9
+"""Bytes from which on that is a warning."""
+
+LOGGER = logging.getLogger("conserved")
 
 _STEPWISE = ("step", "entry", "cause", "reading", "alarm")
 
@@ -249,10 +258,6 @@ class SQLite(Sink):
         self._db: sqlite3.Connection | None = None
         self._writer = Writer()
 
-    def bytes_of(self, run: Run, steps: int) -> float:
-        """About how large a run of so many steps will be."""
-        return estimate(len(run.laws), len(run.config.get("optimizer", ())) + 2, steps, self._detail)
-
     def begin(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         db = connected_to_write(self.path)
@@ -265,6 +270,12 @@ class SQLite(Sink):
             db.close()
             raise
         self._db, self._mark = db, FileMark.of(self.path)
+        if run.laws:
+            causes = len(run.config.get("optimizer", ())) + 2
+            bytes_of = {steps: estimate(len(run.laws), causes, steps, self._detail) for steps in _FORESEEN}
+            sizes = ", ".join(f"{size / 1e6:,.0f} MB for {steps:,} steps" for steps, size in bytes_of.items())
+            level = logging.WARNING if max(bytes_of.values()) > _LARGE else logging.INFO
+            LOGGER.log(level, "%s: %d laws, about %s", self.path, len(run.laws), sizes)
 
     def _take(self, db: sqlite3.Connection, run: Run) -> None:
         """Make the run this writer's, with its later steps void, unless another process is at it."""
