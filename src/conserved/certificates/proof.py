@@ -345,31 +345,29 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
     if sampled.undecided:
         return float("inf")
     worst = 0.0
-    with precision(ENCLOSURE_BITS):
-        numbers = Balls()
-        for point, field in zip(sampled.points, sampled.fields, strict=True):
-            slope = numbers.array(form.gradient(point), (len(point),))
-            size = float(np.abs(slope).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
-            moved = (slope * field).sum()
-            if not moved.contains(0):
-                return float("inf")
-            total = float(moved.abs_upper())
-            ratio = total / size if size > 0 else total
-            worst = ratio if ratio > worst or ratio != ratio else worst
+    for moved, size in _moved(form, sampled):
+        if not moved.contains(0):
+            return float("inf")
+        total = float(moved.abs_upper())
+        ratio = total / size if size > 0 else total
+        worst = ratio if ratio > worst or ratio != ratio else worst
     return worst if worst == worst else float("inf")
 
 
 def departure(form: Form, sampled: RandomFields) -> float:
     """The largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points prove; above zero h is no law."""
-    largest = 0.0
+    return max((float(moved.abs_lower()) / size for moved, size in _moved(form, sampled) if size > 0), default=0.0)
+
+
+def _moved(form: Form, sampled: RandomFields) -> list[tuple[flint.arb, float]]:
+    """At every random point ⟨∇h, X⟩, and the largest ‖∇h‖₁ ‖X‖_∞ can be."""
+    found = []
     with precision(ENCLOSURE_BITS):
-        numbers = Balls()
         for point, field in zip(sampled.points, sampled.fields, strict=True):
-            slope = numbers.array(form.gradient(point), (len(point),))
+            slope = Balls().array(form.gradient(point), (len(point),))
             size = float(np.abs(slope).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
-            total = float((slope * field).sum().abs_lower())
-            largest = max(largest, total / size if size > 0 else 0.0)
-    return largest
+            found.append(((slope * field).sum(), size))
+    return found
 
 
 def encloses_zero(value: float) -> bool:
