@@ -65,7 +65,7 @@ class Builder:
         """A node, made of a constant if need be."""
         return item if isinstance(item, NodeRef) else self.constant(item)
 
-    def full(self, shape: Sequence[int], value: float, discrete: bool) -> NodeRef:
+    def full(self, shape: Sequence[int], value: float | int, discrete: bool) -> NodeRef:
         """One number everywhere."""
         return self.constant(torch.full(tuple(shape), value, dtype=torch.int64 if discrete else torch.float64))
 

@@ -141,8 +141,6 @@ class Symbols(Numbers):
 
     decided: Mapping[Node, Array]
     budget: Budget
-    coarse: bool = True
-    """Whether a value that moves in proportion to itself is replaced by a letter too."""
     letters: int = 2
     roots: dict[int, Symbol] = field(default_factory=dict)
     """Letters that are square roots, and of what."""
@@ -230,7 +228,7 @@ class Symbols(Numbers):
             if not v.plain:
                 if still:
                     v = self.fresh()
-                elif self.coarse and (factor := _ratio(rate, v)) is not None:
+                elif (factor := _ratio(rate, v)) is not None:
                     v = self.fresh()
                     rate = factor * v
             settled.append(v)

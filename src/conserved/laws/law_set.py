@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -141,14 +141,7 @@ class LawSet(Recorded):
 
     def select(self, keep: Callable[[Symmetry], bool]) -> LawSet:
         """The laws for which `keep` says yes."""
-        return LawSet(
-            symmetries=tuple(filter(keep, self.symmetries)),
-            parameters=self.parameters,
-            unclaimed=self.unclaimed,
-            dropped=self.dropped,
-            unknown=self.unknown,
-            derivation=self.derivation,
-        )
+        return replace(self, symmetries=tuple(filter(keep, self.symmetries)))
 
     def explain(self, name: str) -> str:
         """Why a law is one: which operations its space passes through, in which modules and lines."""

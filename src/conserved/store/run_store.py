@@ -65,6 +65,12 @@ _LARGE = 1e9
 
 LOGGER = logging.getLogger("conserved")
 
+ENTRIES = "entry join law on law.run = entry.run and law.number = entry.law where entry.run = ?"
+"""The ledger of a run with the names of its laws."""
+
+MEAN_ERROR = "sum(error * units) / sum(units)"
+"""Equation (10) over rows of it."""
+
 _STEPWISE = ("step", "entry", "cause", "reading", "alarm")
 
 
@@ -157,12 +163,8 @@ class RunStore:
         if by not in ("block", "family", "law"):
             raise ValueError(f'by is "block", "family" or "law"; got {by!r}.')
         column = "name" if by == "law" else by
-        rows = self.select(
-            f"select step, law.{column}, sum(error * units) / sum(units) from entry join law on law.run = entry.run "
-            f"and law.number = entry.law where entry.run = ? group by step, law.{column} order by step",
-            self._id(run),
-        )
-        return self._by_step(rows)
+        query = f"select step, law.{column}, {MEAN_ERROR} from {ENTRIES} group by step, law.{column} order by step"
+        return self._by_step(self.select(query, self._id(run)))
 
     def readings(self, run: str) -> dict[int, dict[str, float]]:
         """What gauges and audits showed, by step."""
@@ -174,11 +176,10 @@ class RunStore:
         query = "select step, name, value from reading where run = ? and name like 'total/%'"
         return self._by_step(self.select(query, self._id(run)))
 
-    def alarms(self, run: str) -> list[Alarm]:
-        """Every alarm of a run."""
-        rows = self.select(
-            "select step, code, law, value, bound, message from alarm where run = ? order by step", self._id(run)
-        )
+    def alarms(self, run: str, *, most: int = -1) -> list[Alarm]:
+        """Every alarm of a run, or the first of them."""
+        query = "select step, code, law, value, bound, message from alarm where run = ? order by step limit ?"
+        rows = self.select(query, self._id(run), most)
         with undamaged(self.path):
             return [
                 Alarm(step=step, code=code, law=law, value=real(value), limit=real(bound), message=message)

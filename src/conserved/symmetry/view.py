@@ -19,7 +19,7 @@ A bias that rides along with a weight is a leg of one column: the moment map of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -120,14 +120,11 @@ class View:
     def squeezed(self) -> View:
         """The same view without grid axes of size one that it does not face; views of equal entries compare equal."""
         kept = [axis for axis, size in enumerate(self.grid) if size > 1 or axis in self.axes]
-        return View(
-            parameter=self.parameter,
-            shape=self.shape,
+        return replace(
+            self,
             grid=tuple(self.grid[axis] for axis in kept),
             axes=tuple(kept.index(axis) for axis in self.axes),
             pick=tuple(self.pick[axis] for axis in kept),
-            rows=self.rows,
-            offset=self.offset,
         )
 
     def reading(self, batch: tuple[int, ...] = ()) -> Reading:
@@ -223,8 +220,7 @@ class Reading:
 
     def of(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Carry the steps out on a tensor of the parameter's shape."""
-        view = self.view
-        tensor = whole(tensor)
+        view, tensor = self.view, whole(tensor)
         if tensor.is_meta:
             raise ValueError(
                 f"{view.parameter} is on the meta device and has no values. Laws can be listed for it; "
