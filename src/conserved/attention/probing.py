@@ -171,7 +171,8 @@ def sequences(
             if bool(asks.all()):
                 yield q, k, {"causal": capture.causal, "window": capture.window}
                 continue
-            allowed = _visible(queries, keys, capture, q.device)
+            band = Band.of(queries, keys, causal=capture.causal, window=capture.window)
+            allowed = band.visible(queries, keys, q.device)
         else:
             mask = capture.mask[number if len(capture.mask) > 1 else 0]
             if len(mask) > 1 and not bool((mask == mask[:1]).all()):
@@ -184,10 +185,6 @@ def sequences(
             skipped[capture.path] = "its mask is neither full nor causal nor a window"
         elif int(columns.sum()) > 1 and bool(rows.any()):
             yield q[:, rows], k[:, columns], options
-
-
-def _visible(queries: int, keys: int, capture: Capture, device: torch.device) -> Tensor:
-    return Band.of(queries, keys, causal=capture.causal, window=capture.window).visible(queries, keys, device)
 
 
 def shape_of(allowed: Tensor) -> dict[str, Any] | None:

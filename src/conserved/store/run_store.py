@@ -7,7 +7,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -237,7 +237,14 @@ def store_document(path: str | Path, kind: str, name: str, content: Mapping[str,
     with closing(connected_to_write(path)) as db, transaction(db, path):
         for statement in _SCHEMA:
             db.execute(statement)
-        db.execute("insert or replace into document values (?, ?, ?, ?)", (kind, name, time.time(), text))
+        _insert(db, "document", [(kind, name, time.time(), text)])
+
+
+def _insert(db: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Put rows into a table, in place of those with the same key."""
+    rows = list(rows)
+    if rows:
+        db.executemany(f"insert or replace into {table} values ({', '.join('?' * len(rows[0]))})", rows)
 
 
 class SQLite(Sink):
@@ -295,27 +302,13 @@ class SQLite(Sink):
             for table in _STEPWISE:
                 db.execute(f"delete from {table} where run = ? and step > ?", (self._run, run.step))
         who = self._writer
-        db.execute(
-            "insert or replace into writer values (?, ?, ?, ?, ?, ?)",
-            (self._run, who.machine, who.process, who.began, who.since, who.token),
-        )
+        _insert(db, "writer", [(self._run, who.machine, who.process, who.began, who.since, who.token)])
 
     def _write_laws(self, db: sqlite3.Connection, run: Run) -> None:
-        db.executemany(
-            "insert or replace into law values (?, ?, ?, ?, ?, ?, ?)",
-            [
-                (self._run, number, law.name, law.block, law.family, law.units, formula)
-                for number, (law, formula) in enumerate(zip(run.laws, run.formulas, strict=True))
-            ],
-        )
-        db.executemany(
-            "insert or replace into reference values (?, ?, ?, ?)",
-            [
-                (self._run, number, json.dumps(list(value.shape)), _bytes(value))
-                for number, law in enumerate(run.laws)
-                if (value := run.reference.get(law.name)) is not None
-            ],
-        )
+        for number, (law, formula) in enumerate(zip(run.laws, run.formulas, strict=True)):
+            _insert(db, "law", [(self._run, number, law.name, law.block, law.family, law.units, formula)])
+            if (value := run.reference.get(law.name)) is not None:
+                _insert(db, "reference", [(self._run, number, json.dumps(list(value.shape)), _bytes(value))])
 
     def write(self, record: StepRecord) -> None:
         assert self._db is not None, "begin() opens the store"
@@ -326,36 +319,19 @@ class SQLite(Sink):
         readings = dict(record.readings) if whole else dict(record.readings) | record.totals()
         with transaction(self._db, self.path) as db:
             self._check_own(db)
-            db.execute("insert or replace into step values (?, ?, ?, ?)", (*at, time.time(), int(record.skipped)))
+            _insert(db, "step", [(*at, time.time(), int(record.skipped))])
             if whole:
                 self._write_rows(db, record)
-            db.executemany(
-                "insert or replace into reading values (?, ?, ?, ?)",
-                [(*at, name, value) for name, value in readings.items()],
-            )
-            db.executemany(
-                "insert or replace into alarm values (?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (self._run, alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit, alarm.text)
-                    for alarm in record.alarms
-                ],
-            )
+            _insert(db, "reading", ((*at, name, value) for name, value in readings.items()))
+            alarms = ((one.step, one.code, one.law, one.value, one.limit, one.text) for one in record.alarms)
+            _insert(db, "alarm", ((self._run, *alarm) for alarm in alarms))
 
     def _write_rows(self, db: sqlite3.Connection, record: StepRecord) -> None:
         """A row for every law, and one for each of its causes."""
         at, width, rows = (self._run, record.step), len(FIELDS), record.numbers.tolist()
-        db.executemany(
-            f"insert or replace into entry values ({', '.join('?' * (4 + len(FIELDS)))})",
-            [(*at, number, sum(row[width:]), *row[:width]) for number, row in enumerate(rows)],
-        )
-        db.executemany(
-            "insert or replace into cause values (?, ?, ?, ?, ?)",
-            [
-                (*at, number, cause, amount)
-                for number, row in enumerate(rows)
-                for cause, amount in zip(record.causes, row[width:], strict=True)
-            ],
-        )
+        _insert(db, "entry", ((*at, law, sum(row[width:]), *row[:width]) for law, row in enumerate(rows)))
+        amounts = [zip(record.causes, row[width:], strict=True) for row in rows]
+        _insert(db, "cause", ((*at, law, *amount) for law, parts in enumerate(amounts) for amount in parts))
 
     def close(self) -> None:
         if self._db is None:
