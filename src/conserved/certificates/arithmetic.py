@@ -170,17 +170,13 @@ def _each(function: Callable[[flint.arb], flint.arb], a: Array) -> Array:
     return found.reshape(a.shape)
 
 
-def _sigmoid(v: flint.arb) -> flint.arb:
-    return 1 / (1 + (-v).exp())
-
-
 BALL_FUNCTIONS: dict[str, Callable[[flint.arb], flint.arb]] = {
     "exp": flint.arb.exp,
     "log": flint.arb.log,
     "sqrt": flint.arb.sqrt,
     "reciprocal": lambda v: 1 / v,
     "tanh": flint.arb.tanh,
-    "sigmoid": _sigmoid,
+    "sigmoid": lambda v: 1 / (1 + (-v).exp()),
     "erf": flint.arb.erf,
     "sin": flint.arb.sin,
     "cos": flint.arb.cos,

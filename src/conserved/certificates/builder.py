@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -106,14 +107,10 @@ class Builder:
         left, right = self.together(a, b)
         return self.node(op, left, right, shape=left.shape)
 
-    def add(self, a: Any, b: Any) -> NodeRef:
-        return self.binary("add", a, b)
-
-    def subtract(self, a: Any, b: Any) -> NodeRef:
-        return self.binary("subtract", a, b)
-
-    def multiply(self, a: Any, b: Any) -> NodeRef:
-        return self.binary("multiply", a, b)
+    add = partialmethod(binary, "add")
+    subtract = partialmethod(binary, "subtract")
+    multiply = partialmethod(binary, "multiply")
+    greater = partialmethod(binary, "greater")
 
     def divide(self, a: Any, b: Any) -> NodeRef:
         """a/b, with the reciprocal taken before broadcasting."""
@@ -126,9 +123,6 @@ class Builder:
 
     def negative(self, a: NodeRef) -> NodeRef:
         return self.subtract(self.constant(0 if a.discrete else 0.0), a)
-
-    def greater(self, a: Any, b: Any) -> NodeRef:
-        return self.binary("greater", a, b)
 
     def opposite(self, a: NodeRef) -> NodeRef:
         """Not, of a mask."""

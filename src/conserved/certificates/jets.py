@@ -95,10 +95,6 @@ def slope(numbers: Numbers, function: str, a: Jet, value: Jet) -> Jet:
     return _SLOPES[function](numbers, a, value)
 
 
-def _erf_slope(numbers: Numbers, a: Jet, value: Jet) -> Jet:
-    return apply(numbers, "exp", -(a * a)) * Jet({0: numbers.two_over_root_pi(a.value.shape)})
-
-
 _SLOPES: dict[str, Callable[[Numbers, Jet, Jet], Jet]] = {
     "exp": lambda numbers, a, value: value,
     "log": lambda numbers, a, value: apply(numbers, "reciprocal", a),
@@ -106,7 +102,7 @@ _SLOPES: dict[str, Callable[[Numbers, Jet, Jet], Jet]] = {
     "reciprocal": lambda numbers, a, value: -(value * value),
     "tanh": lambda numbers, a, value: constant(numbers, a, 1) - value * value,
     "sigmoid": lambda numbers, a, value: value - value * value,
-    "erf": _erf_slope,
+    "erf": lambda numbers, a, _: apply(numbers, "exp", -(a * a)) * Jet({0: numbers.two_over_root_pi(a.value.shape)}),
     "sin": lambda numbers, a, value: apply(numbers, "cos", a),
     "cos": lambda numbers, a, value: -apply(numbers, "sin", a),
 }

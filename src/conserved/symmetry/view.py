@@ -38,6 +38,12 @@ def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     return tensor.to_dense() if tensor.is_sparse else tensor
 
 
+def local(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """The values of a tensor that this process holds: its own part of a DTensor, a sparse gradient made dense."""
+    held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+    return held.to_dense() if held.is_sparse else held
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """Reshape to `grid`, keep `pick` along each grid axis, face `axes`: an n × m matrix."""
