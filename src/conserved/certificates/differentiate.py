@@ -72,9 +72,9 @@ def _forward(
         moving = any(program.moving[i] for i in node.inputs)
         return _compared(numbers, node, inputs, moving)
     if op == "choose":
-        return _together(numbers, lambda a, b: np.where(inputs[0], a, b), inputs[1], inputs[2])
+        return _together(numbers, lambda a, b: np.where(inputs[0], a, b), inputs[1:])
     if op == "scatter":
-        return _together(numbers, lambda a, b: _replace(inputs[1], a, b), inputs[0], inputs[2])
+        return _together(numbers, lambda a, b: _replace(inputs[1], a, b), inputs[::2])
     if op == "gather":
         index = _inside(inputs[1], prod(program.nodes[node.inputs[0]].shape))
         return _linear(lambda part: part.ravel()[index], inputs[0])
@@ -139,31 +139,28 @@ def _linear(move: Callable[[Array], Array], a: Value) -> Value:
     return a.map(move) if isinstance(a, Jet) else np.asarray(move(a))
 
 
-def _together(numbers: Numbers, move: Callable[[Array, Array], Array], a: Value, b: Value) -> Value:
-    """A map that is linear in two operands together; a coefficient that one of them lacks is zero."""
-    if not isinstance(a, Jet):
-        return move(a, b)
-    none = numbers.zeros(a.value.shape), numbers.zeros(b.value.shape)
-    keys = a.parts.keys() | b.parts.keys()
-    return Jet({key: move(a.parts.get(key, none[0]), b.parts.get(key, none[1])) for key in keys})
+def _together(numbers: Numbers, move: Callable[..., Array], items: Sequence[Value]) -> Value:
+    """A map that is linear in several operands together; a coefficient that one of them lacks is zero."""
+    if not isinstance(items[0], Jet):
+        return move(*items)
+    none = [numbers.zeros(item.value.shape) for item in items]
+    keys = {key for item in items for key in item.parts}
+    pairs = list(zip(items, none, strict=True))
+    return Jet({key: move(*(item.parts.get(key, zero) for item, zero in pairs)) for key in keys})
 
 
 def _taken(numbers: Numbers, node: Node, inputs: list[Value]) -> Value:
     """Entries of the inputs, joined; the place −1 is the zero put at the end."""
     places = node.places
     assert places is not None
-    if not isinstance(inputs[0], Jet):
-        flat = np.concatenate([*(item.ravel() for item in inputs), np.zeros(1, np.int64)])
-        return flat[places].reshape(node.shape)
-    jets = inputs
-    if len(jets) == 1 and (places.size == 0 or int(places.min()) >= 0):
-        return jets[0].map(lambda part: part.ravel()[places].reshape(node.shape))
-    zero = numbers.zeros((1,))
-    parts = {}
-    for key in {key for jet in jets for key in jet.parts}:
-        pieces = [j.parts[key].ravel() if key in j.parts else numbers.zeros((j.value.size,)) for j in jets]
-        parts[key] = np.concatenate([*pieces, zero])[places].reshape(node.shape)
-    return Jet(parts)
+    if len(inputs) == 1 and (places.size == 0 or int(places.min()) >= 0):
+        return _linear(lambda part: part.ravel()[places].reshape(node.shape), inputs[0])
+    zero = np.zeros(1, np.int64) if node.discrete else numbers.zeros((1,))
+
+    def taken(*parts: Array) -> Array:
+        return np.concatenate([*(part.ravel() for part in parts), zero])[places].reshape(node.shape)
+
+    return _together(numbers, taken, inputs)
 
 
 def _replace(index: Array, a: Array, b: Array) -> Array:

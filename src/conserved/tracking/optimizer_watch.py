@@ -129,14 +129,12 @@ class OptimizerWatch:
 
     def descends_plainly(self, name: str) -> bool:
         """Whether a parameter is stepped by gradient descent and nothing else."""
-        watched, group = self._place[name]
-        options = watched.optimizer.param_groups[group]
+        watched, options = self._owner(name)
         return watched.rule.name == "SGD" and not options["momentum"] and not options["weight_decay"]
 
     def buffer_of(self, name: str) -> Tensor | None:
         """The momentum buffer of a parameter under heavy-ball SGD, None where there is none."""
-        watched, group = self._place[name]
-        options = watched.optimizer.param_groups[group]
+        watched, options = self._owner(name)
         if watched.rule.name != "SGD" or not options["momentum"] or options["nesterov"]:
             return None
         buffer = watched.optimizer.state[self._theta[name]].get("momentum_buffer")
@@ -180,12 +178,11 @@ class OptimizerWatch:
         return [self._unclipped(name) for name in names]
 
     def _unclipped(self, name: str) -> Expansion:
-        watched, group = self._place[name]
         parameter = self._theta[name]
         if parameter.grad is None:
             return Expansion.of(parameter)
         gradient = Combination.of(parameter.grad)
-        uphill = bool(watched.optimizer.param_groups[group].get("maximize", False))
+        uphill = bool(self._owner(name)[1].get("maximize", False))
         return Expansion.of(parameter, Update(gradient=-gradient if uphill else gradient, rate=0.0))
 
     def gradient_norm(self) -> Tensor:
@@ -263,8 +260,13 @@ class OptimizerWatch:
         return watched.counts[name]
 
     def _keeps(self, name: str) -> bool:
+        watched, options = self._owner(name)
+        return watched.rule.keeps(options)
+
+    def _owner(self, name: str) -> tuple[_Watched, dict[str, Any]]:
+        """The optimizer that steps a parameter, and its options for it."""
         watched, group = self._place[name]
-        return watched.rule.keeps(watched.optimizer.param_groups[group])
+        return watched, watched.optimizer.param_groups[group]
 
     def _find_places(self) -> None:
         for watched in self._watched:
