@@ -232,11 +232,10 @@ class LawSet(Recorded):
                 f'by is "block", "family" or "law" and relative_to "value" or "scale"; got {by!r}, {relative_to!r}.'
             )
         groups: dict[str, list[Tensor]] = defaultdict(list)
-        for symmetry, change in zip(
-            self.symmetries, self.changes(reference, parameters, dtype=dtype).values(), strict=True
-        ):
+        changes = self.changes(reference, parameters, dtype=dtype)
+        for symmetry in self.symmetries:
             key = symmetry.name if by == "law" else getattr(symmetry, by)
-            groups[key].append(change.relative(to=relative_to))
+            groups[key].append(changes[symmetry.name].relative(to=relative_to))
         return {key: float(torch.cat(parts).mean()) for key, parts in groups.items()}
 
     def changes(
