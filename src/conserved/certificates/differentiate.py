@@ -72,7 +72,7 @@ def _forward(
         moving = any(program.moving[i] for i in node.inputs)
         return _compared(numbers, node, inputs, moving)
     if op == "choose":
-        return _together(numbers, lambda a, b: np.where(inputs[0], a, b), inputs[1:])
+        return _together(numbers, lambda a, b: np.asarray(np.where(inputs[0], a, b)), inputs[1:])
     if op == "scatter":
         return _together(numbers, lambda a, b: _replace(inputs[1], a, b), inputs[::2])
     if op == "gather":

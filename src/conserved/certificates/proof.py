@@ -262,7 +262,7 @@ def decisions_at(program: Program, theta: Sequence[float], x: Input, bits: int) 
             numbers = Balls()
             try:
                 values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
-                return {program.nodes[place]: values[place] for place in compared}  # type: ignore[misc]
+                return {program.nodes[place]: values[place] for place in compared}
             except Undecided:
                 if 2 * bits > MOST_BITS:
                     raise

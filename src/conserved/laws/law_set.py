@@ -145,15 +145,16 @@ class LawSet(Recorded):
 
     def explain(self, name: str) -> str:
         """Why a law is one: which operations its space passes through, in which modules and lines."""
-        if self.derivation is None:
-            raise ValueError("These laws were not inferred from a program, so there is no derivation to print.")
-        return self.derivation.explain(self[name])
+        return self._derived().explain(self[name])
 
     def proof(self, name: str) -> Verdict:
         """How well a law is known by its derivation: PROVED if a checker of its own follows every step of it."""
+        return self._derived().proof(self[name])
+
+    def _derived(self) -> Explains:
         if self.derivation is None:
-            raise ValueError("These laws were not inferred from a program, so there is no derivation to check.")
-        return self.derivation.proof(self[name])
+            raise ValueError("These laws were not inferred from a program, so there is no derivation of them.")
+        return self.derivation
 
     @property
     def coverage(self) -> Coverage:

@@ -296,7 +296,7 @@ class OptimizerWatch:
             self._types |= {name: self._theta[name].dtype for name in changed}
             self._converted(changed)
 
-    def _start(self, watched: _Watched, *_: Any) -> None:
+    def _start(self, watched: _Watched, *hooked: Any) -> None:
         """A step is about to be made."""
         if watched.depth == 0:
             self._notice_conversion()
@@ -309,7 +309,7 @@ class OptimizerWatch:
             if owner is watched and self._keeps(name):
                 self._copies[name] = self._theta[name].detach().clone()
 
-    def _end(self, watched: _Watched, optimizer: Optimizer, *_: Any) -> None:
+    def _end(self, watched: _Watched, optimizer: Optimizer, *hooked: Any) -> None:
         """A step was made: remember what with."""
         watched.depth -= 1
         if watched.depth > 0:
