@@ -142,7 +142,7 @@ def field_intervals(
     for places in _batches(program, words):
         with np.errstate(all="ignore"):
             word = [letters([words[p][k] for p in places]) for k in range(len(words[places[0]]))]
-            found = batch.bracket(point, word).get(0)
+            found = batch.bracket(point, word).parts.get(0)
         if found is not None:
             middle[places], radius[places] = found.middle, found.radius
     return Interval(middle, radius)
