@@ -169,7 +169,7 @@ class Prefixed(nn.Linear):
         return ((f"flat.{name}", parameter) for name, parameter in super().named_parameters(*args, **kwargs))
 
 
-def _tied() -> nn.Module:
+def _tied() -> nn.Sequential:
     shared = nn.Linear(3, 3)
     model = nn.Sequential(nn.Embedding(5, 3), shared, nn.ReLU(), shared, nn.Linear(3, 5, bias=False), nn.LSTM(5, 2))
     model[4].weight = model[0].weight
@@ -187,15 +187,15 @@ def test_parameters_listed_without_names_are_those_that_torch_lists(make: Callab
         assert {*map(id, parts.parameters)} == {*map(id, model.parameters())}
 
 
-def _replace(model: nn.Module) -> None:
+def _replace(model: nn.Sequential) -> None:
     model[0].weight = nn.Parameter(torch.zeros(5, 3))
 
 
-def _rename(model: nn.Module) -> None:
-    model[1].other = model[1]._parameters.pop("bias")
+def _rename(model: nn.Sequential) -> None:
+    model[1].register_parameter("other", model[1]._parameters.pop("bias"))
 
 
-CHANGES: dict[str, Callable[[nn.Module], object]] = {
+CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
     "a parameter is replaced": _replace,
     "a parameter is renamed": _rename,
     "a parameter is added": lambda model: model.register_parameter("absent", nn.Parameter(torch.zeros(2))),
@@ -209,7 +209,7 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
 
 
 @pytest.mark.parametrize("change", [*CHANGES.values()], ids=[*CHANGES])
-def test_the_state_of_a_model_tells_a_change(change: Callable[[nn.Module], object]) -> None:
+def test_the_state_of_a_model_tells_a_change(change: Callable[[nn.Sequential], object]) -> None:
     model = _tied()
     before = parts_of(model)
     assert before.state == parts_of(model).state

@@ -309,8 +309,8 @@ def _norms_of_all(
         return names, [values]
     found = frozenset(known.names)
     rest = {name: tensor for name, tensor in tensors.items() if name not in found}
-    names, values = _norms(rest, device) if rest else ((), None)
-    return (*known.names, *names), [known.values, *([] if values is None else [values])]
+    names, values = _norms(rest, device)
+    return (*known.names, *names), [known.values, values]
 
 
 def _norms(slopes: Tensors, device: torch.device) -> tuple[tuple[str, ...], Float[Tensor, " gradients"]]:

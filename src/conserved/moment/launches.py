@@ -187,7 +187,7 @@ class KeptTable:
     """Numbers of the host on a device, kept until others are sent: addresses mostly come again."""
 
     def __init__(self) -> None:
-        self._numbers: NDArray[np.int64] | None = None
+        self._numbers = np.empty(0, dtype=np.int64)
         self._there: Tensor | None = None
 
     def sent(self, numbers: NDArray[np.int64], device: torch.device) -> Shaped[Tensor, " numbers"]:

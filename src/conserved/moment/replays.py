@@ -9,9 +9,11 @@ same; when one of them is another, it is queued launch by launch as if there wer
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -55,14 +57,19 @@ class _Recording(Generic[Result]):
     """Addresses and places that the recorded kernels read."""
 
 
+_MOST = 4
+"""Recordings that are kept, and keys that are remembered: memory of small tensors is handed out in turns."""
+
+
 @dataclass(slots=True, eq=False)
 class Replays(Generic[Result]):
-    """The last work that was recorded, and what was seen before it."""
+    """Work that was recorded, and keys that came once."""
 
     refused: bool = False
     """Whether work could not be recorded once: it is not tried again."""
-    _seen: Hashable = field(default=None, init=False)
-    _recording: _Recording[Result] | None = field(default=None, init=False)
+    recordings: list[_Recording[Result]] = field(default_factory=list)
+    """The latest last."""
+    _seen: deque[Hashable] = field(default_factory=partial(deque, maxlen=_MOST))
 
     def run(self, memory: Memory, options: Hashable, work: Callable[[], Result]) -> Result:
         """The result of `work`, queued on the current stream of the device.
@@ -70,24 +77,28 @@ class Replays(Generic[Result]):
         Args:
             memory: where all tensors lie that `work` reads.
             options: whatever else it depends on.
-            work: launches kernels and does nothing else on the device; it sends nothing to it and waits for nothing.
+            work: launches kernels and does nothing else on the device; what it sends there does not change while
+                `memory` and `options` are the same, and it waits for nothing.
 
         Returns:
             What `work` returns. Tensors in it may be written over by the next call.
 
         """
         key = memory, options
-        if self.refused:
-            return work()
-        if self._recording is not None and self._recording.key == key:
-            self._recording.replay()
-            return self._recording.result
-        if self._seen != key:
-            self._seen = key
-            return work()
-        self._recording = None
+        known = next((one for one in self.recordings if one.key == key), None)
+        if known is not None:
+            known.replay()
+            return known.result
+        result = work()
+        if not self.refused and key in self._seen:
+            self._record(key, memory.device, work)
+        self._seen.append(key)
+        return result
+
+    def _record(self, key: Hashable, device: torch.device, work: Callable[[], Result]) -> None:
+        """Record work that has just been queued: its kernels are compiled, and its tables are where they were sent."""
         try:
-            self._recording = _recorded(key, memory.device, work)
+            recording = _recorded(key, device, work)
         except RuntimeError as problem:
             self.refused = True
             warnings.warn(
@@ -96,9 +107,8 @@ class Replays(Generic[Result]):
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return work()
-        self._recording.replay()
-        return self._recording.result
+            return
+        self.recordings = [*self.recordings[1 - _MOST :], recording]
 
 
 def _recorded(key: Hashable, device: torch.device, work: Callable[[], Result]) -> _Recording[Result]:
