@@ -23,7 +23,7 @@ def main() -> None:
         from conserved.output.terminal import Console
 
         errors = Console(stderr=True)
-        if isinstance(problem, _refusals()):
+        if _refusal(problem):
             errors.print(f"conserved: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
             sys.exit(BAD_USAGE)
         # Neither "holds" nor "does not hold" nor the user's mistake: the exit code must not say any of them.
@@ -31,8 +31,11 @@ def main() -> None:
         sys.exit(INTERNAL)
 
 
-def _refusals() -> tuple[type[Exception], ...]:
-    """What the library raises where a user gave it something it cannot use."""
+def _refusal(problem: Exception) -> bool:
+    """Whether it is one that is raised where a user gave something that cannot be used."""
+    if isinstance(problem, Usage | Missing):
+        return True
+    # The others are the library's, which takes seconds to load.
     from conserved.attention import Unheard
     from conserved.certificates import Malformed
     from conserved.discovery import Unsuitable
@@ -40,4 +43,4 @@ def _refusals() -> tuple[type[Exception], ...]:
     from conserved.tracking import BrokenStore, RunTaken
     from conserved.transform import Unmovable
 
-    return Usage, Missing, Unheard, Malformed, BadConfig, Unsuitable, BrokenStore, RunTaken, Unmovable
+    return isinstance(problem, Unheard | Malformed | BadConfig | Unsuitable | BrokenStore | RunTaken | Unmovable)

@@ -18,9 +18,22 @@ from conserved.optional import EXTRAS, require
 if TYPE_CHECKING:
     from torch import nn
 
+_WHY = "A model of that package"
+
+
+def _installed(target: str) -> str:
+    """Refuse a model of an optional package that is not there, before a command loads what takes seconds."""
+    package = target.rpartition(":")[0].partition(".")[0]
+    _importable(Path.cwd())
+    if package in EXTRAS and package not in sys.modules and importlib.util.find_spec(package) is None:
+        require(package, _WHY)
+    return target
+
+
 Target = Annotated[
     str,
     typer.Argument(
+        callback=_installed,
         help="path/to/file.py:factory or package.module:factory; transformers:SomeConfig or path/to/config.json",
         metavar="MODEL",
     ),
@@ -114,7 +127,7 @@ def _importable(folder: Path) -> None:
 def _load_module(name: str) -> ModuleType:
     _importable(Path.cwd())
     if name.partition(".")[0] in EXTRAS:
-        return require(name, "A model of that package")
+        return require(name, _WHY)
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as problem:

@@ -22,7 +22,7 @@ from conserved.papers.lab.memory import micro_batch
 from conserved.papers.lab.recipes import Recipe, build
 from conserved.papers.lab.task import Progress
 from conserved.papers.lab.trajectory import Trajectory
-from conserved.papers.lab.watched import Recording, Stacked, watch
+from conserved.papers.lab.watched import Recording, Stacked, watch_recipe
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -140,7 +140,7 @@ class _Run:
         device = next(iter(theta.values())).device
         self.examples = examples.to(device, DTYPES[recipe.precision])
         model = build(recipe, seeds[0])
-        watched = watch(model, examples.loss, examples.inputs[:2])
+        watched = watch_recipe(recipe, seeds[0], model, examples)
         self.recording = Recording(watched=watched, reference=watched.reference(theta))
         self.done = 0
         self.spent = 0.0
