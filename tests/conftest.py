@@ -64,15 +64,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is only for the whole."""
+    """Leave out what is only for the whole; begin with files that have slow tests, so that none is left for the end."""
     if not config.getoption("--whole"):
         left_out = [item for item in items if item.get_closest_marker("whole")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("whole")]
+    if config.getoption("--quick") is None:
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_configure() -> None:
+    """What is imported stays: no garbage is looked for until all tests are collected."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Garbage is looked for less often: what was imported is much, and is looked through again every time."""
+    """What was imported is not looked through for garbage, which is looked for less often."""
+    gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 20)
 
 

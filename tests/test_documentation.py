@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import conserved
 from conserved.cli.app import app
+from made_once import made_once
 from shown import same
 from wheel_environment import ROOT
 
@@ -181,13 +182,18 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    """The whole site, built strictly; every page read."""
-    folder = tmp_path_factory.mktemp("site")
+    """The whole site, every page read."""
+    folder = made_once("site", tmp_path_factory, built_site)
+    return {path: Page(path.read_text("utf-8")) for path in folder.rglob("*.html")}
+
+
+def built_site(folder: Path) -> Path:
+    """Built strictly."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=_environment())
     assert built.returncode == 0, built.stdout + built.stderr
     assert "WARNING" not in built.stderr
-    return {path: Page(path.read_text("utf-8")) for path in folder.rglob("*.html")}
+    return folder
 
 
 def _environment() -> dict[str, str]:

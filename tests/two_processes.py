@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 WORLD = 2
 
 MODULES = ("test_distributed", "test_audit_distributed", "test_transform_sharded", "test_track_distributed")
 """Where scenes are: every one has a list `SCENES` of them."""
+
+IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "conserved.auditing", "conserved.tracking")
+"""What takes seconds to import: once, by the process that the two are forked from."""
 
 Scene = Callable[[int, Path], None]
 """What each of the two processes does, given its rank and a folder for what it finds."""
@@ -21,8 +25,9 @@ Scene = Callable[[int, Path], None]
 
 def play(folder: Path) -> Path:
     """Play all scenes with one pair of processes; what was played before a failure counts."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED))
     try:
-        spawn(_play, args=(folder,), nprocs=WORLD)
+        start_processes(_play, args=(folder,), nprocs=WORLD, start_method="forkserver")
     except Exception as problem:
         (folder / "problem").write_text(str(problem))
     return folder

@@ -286,7 +286,7 @@ def test_layers_that_step_in_different_ways_are_accounted_for_alike(kernels: lis
 
     def ledger() -> list[tuple[object, ...]]:
         torch.manual_seed(0)
-        model = blocks.DecoderLM(12, 8, 4, 4, 6, kv_heads=2, max_length=8, positions="rotary-half", norm="rms")
+        model = blocks.DecoderLM(12, 8, 3, 4, 6, kv_heads=2, max_length=8, positions="rotary-half", norm="rms")
         groups = [
             {"params": [p], "lr": 1e-2 / (1 + (".1." in n)), "weight_decay": 0.1 * (p.ndim > 1)}
             for n, p in model.named_parameters()

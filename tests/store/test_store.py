@@ -125,23 +125,38 @@ def test_a_line_that_was_cut_off_is_dropped_when_the_run_goes_on(tmp_path: Path)
     ]  # fmt: skip
 
 
-def launch(store: Path, run: str, checkpoint: Path, steps: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "store_writer.py"), str(store), run, str(checkpoint), str(steps)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(HERE)},
-    )
-
-
-FORKED = """
-import os, sys, random, signal
+IMPORTED = """
+import contextlib, io, os, sys, random, signal
 sys.path.insert(0, {here!r})
 import torch
 import store_writer
-torch.set_num_threads(1)
-# What the first optimizer of a process imports takes a second; every child would pay it again.
-torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).zero_grad()
+# What the first run of a process imports and prepares takes seconds; every child would pay it again.
+with contextlib.redirect_stdout(io.StringIO()):
+    store_writer.main({store!r} + ".first.db", "first", {store!r} + ".pt", 1)
+"""
+
+WRITERS = (
+    IMPORTED
+    + """
+children = []
+for run, checkpoint in {runs!r}.items():
+    child = os.fork()
+    if child == 0:
+        code = 3
+        try:
+            store_writer.main({store!r}, run, checkpoint, {steps})
+            code = 0
+        finally:
+            os._exit(code)
+    children.append(child)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children))
+"""
+)
+"""One process for each run, at the same time."""
+
+FORKED = (
+    IMPORTED
+    + """
 for attempt in range({kills}):
     read, write = os.pipe()
     child = os.fork()
@@ -170,6 +185,7 @@ for attempt in range({kills}):
     whole = kept.rpartition(b"\\n")[0].split()
     print(max([int(word) for word in whole if word != b"ready"], default=-1), flush=True)
 """
+)
 
 
 def check_killed(store: Path, handed: int) -> int:
@@ -219,18 +235,18 @@ def test_killing_the_process_at_random_loses_at_most_the_step_in_flight(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes")
 def test_two_writers_and_a_reader_share_a_store(tmp_path: Path) -> None:
     store, steps = tmp_path / "runs.db", 30
-    with (
-        launch(store, "one", tmp_path / "one.pt", steps) as one,
-        launch(store, "two", tmp_path / "two.pt", steps) as two,
-    ):
-        while one.poll() is None or two.poll() is None:
+    runs = {name: str(tmp_path / f"{name}.pt") for name in ("one", "two")}
+    script = WRITERS.format(here=str(HERE), runs=runs, store=str(store), steps=steps)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL) as writers:
+        while writers.poll() is None:
             if store.exists():
                 with RunStore(store) as reader:
                     assert reader.check()
             time.sleep(0.05)
-    assert (one.returncode, two.returncode) == (0, 0)
+    assert writers.returncode == 0
     with RunStore(store) as opened:
         assert sorted(opened.runs()) == ["one", "two"]
         first, second = (opened.entries(name) for name in ("one", "two"))

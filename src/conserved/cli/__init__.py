@@ -23,7 +23,7 @@ def main() -> None:
         from conserved.output.terminal import Console
 
         errors = Console(stderr=True)
-        if isinstance(problem, _refusals()):
+        if _refusal(problem):
             say(f"conserved: {problem}", errors, "red")
             sys.exit(BAD_USAGE)
         # Neither "holds" nor "does not hold" nor the user's mistake: the exit code must not say any of them.
@@ -31,8 +31,11 @@ def main() -> None:
         sys.exit(INTERNAL)
 
 
-def _refusals() -> tuple[type[Exception], ...]:
-    """What the library raises where a user gave it something it cannot use."""
+def _refusal(problem: Exception) -> bool:
+    """Whether it is one that is raised where a user gave something that cannot be used."""
+    if isinstance(problem, Usage | Missing):
+        return True
+    # The others are the library's, which takes seconds to load.
     from conserved.attention import Unheard
     from conserved.certificates import Malformed
     from conserved.discovery import Unsuitable
@@ -45,4 +48,6 @@ def _refusals() -> tuple[type[Exception], ...]:
     from conserved.transform import Unmovable
 
     of_stores = (BrokenStore, RunTaken, NotAStore, NoSuchRun, NoRoom, Unwritable)
-    return Usage, Missing, Unheard, Malformed, BadConfig, Unsuitable, Unmovable, Unusable, NoSuchClaim, *of_stores
+    return isinstance(
+        problem, (Unheard, Malformed, BadConfig, Unsuitable, Unmovable, Unusable, NoSuchClaim, *of_stores)
+    )

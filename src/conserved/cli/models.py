@@ -18,9 +18,21 @@ from conserved.optional import EXTRAS, require
 if TYPE_CHECKING:
     from torch import nn
 
+_WHY = "A model of that package"
+
+
+def _installed(target: str) -> str:
+    """Refuse a model of an optional package that is not there, before a command loads what takes seconds."""
+    package = target.rpartition(":")[0].partition(".")[0]
+    if package in EXTRAS and package not in sys.modules and importlib.util.find_spec(package) is None:
+        require(package, _WHY)
+    return target
+
+
 Target = Annotated[
     str,
     typer.Argument(
+        callback=_installed,
         help="path/to/file.py:factory or package.module:factory; transformers:SomeConfig or path/to/config.json",
         metavar="MODEL",
     ),
@@ -99,7 +111,7 @@ def _module(place: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     if not is_file and place.partition(".")[0] in EXTRAS:
-        return require(place, "A model of that package")
+        return require(place, _WHY)
     try:
         return _run(path) if is_file else importlib.import_module(place)
     except (Exception, SystemExit) as problem:

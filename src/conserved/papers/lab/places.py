@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,7 @@ class Processes(Place):
         under way is handed out as broken, and what was not begun is left to the caller's next pool.
         """
         threads = max(1, (os.cpu_count() or 1) // self.workers)
-        pool = ProcessPoolExecutor(
-            workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(threads,)
-        )
+        pool = ProcessPoolExecutor(workers, _context(), initializer=_begin, initargs=(threads,))
         waiting: dict[Future[Documents], Task] = {}
         queue = list(tasks)
         try:
@@ -144,8 +143,18 @@ def checkpoint_of(folder: Path, task: Task) -> Path:
     return folder / f"{task.name.replace('/', '-')}.pt"
 
 
+def _context() -> BaseContext:
+    """Workers are forked from a process that has imported PyTorch once, and has done nothing else with it."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["conserved.papers.lab.sweep"])
+    return found
+
+
 def _begin(threads: int) -> None:
-    """In a worker: take a part of the cores, and end when the process that started it is gone."""
+    """In a worker: take a part of the cores, do not hear Ctrl-C, and end when the process that started it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     parent = multiprocessing.parent_process()
     assert parent is not None

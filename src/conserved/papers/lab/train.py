@@ -21,7 +21,7 @@ from conserved.papers.lab.graphed import Slopes, graphed
 from conserved.papers.lab.memory import micro_batch
 from conserved.papers.lab.recipes import Recipe, build
 from conserved.papers.lab.trajectory import Trajectory
-from conserved.papers.lab.watched import Recording, Stacked, watch
+from conserved.papers.lab.watched import Recording, Stacked, watch_recipe
 
 Progress = Callable[[int, int], None]
 """Told the steps done and planned."""
@@ -143,7 +143,7 @@ class _Run:
         self.micro = micro_batch(models[0], examples, precision, len(seeds), device, limits.memory)
         self.theta = stacked(models, DTYPES[recipe.weights], device)
         self.examples = examples.to(device, precision)
-        watched = watch(models[0], examples.loss, examples.inputs[:2])
+        watched = watch_recipe(recipe, seeds[0], models[0], examples)
         self.recording = Recording(watched=watched, reference=watched.reference(self.theta))
         self.done = 0
         self.spent = self.time = self.squares = 0.0

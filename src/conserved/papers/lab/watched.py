@@ -15,7 +15,8 @@ from conserved.inference import recognize
 from conserved.laws import Change, LawSet, Reference
 from conserved.moment import Direction
 from conserved.papers.blocks import MixtureOfExperts
-from conserved.papers.lab.data.examples import Loss
+from conserved.papers.lab.data.examples import Examples, Loss
+from conserved.papers.lab.recipes import Recipe
 from conserved.papers.lab.trajectory import Quantity, Role
 from conserved.symmetry import Leg, Symmetry, Translation, View
 
@@ -94,6 +95,24 @@ def watch(model: nn.Module, loss: Loss, inputs: Tensor) -> Watched:
     roles |= dict.fromkeys((s.family for s in false), "impostor")
     roles |= dict.fromkeys((s.family for s in extra), "claim")
     return Watched(laws=LawSet(symmetries=(*exact, *false, *extra)), roles=roles)
+
+
+def watch_recipe(recipe: Recipe, seed: int, model: nn.Module, examples: Examples) -> Watched:
+    """`watch` the model that a recipe builds from a seed, on its first two examples; kept for its other step sizes."""
+    inputs = examples.inputs[:2]
+    told = (str(inputs.dtype), tuple(inputs.shape), inputs.double().cpu().numpy().tobytes())
+    of = (recipe.architecture, repr(sorted(recipe.sizes.items())), seed, examples.loss, *told)
+    if of not in _KEPT:
+        if len(_KEPT) == _MOST_KEPT:
+            del _KEPT[next(iter(_KEPT))]
+        _KEPT[of] = watch(model, examples.loss, inputs)
+    return _KEPT[of]
+
+
+_KEPT: dict[tuple[object, ...], Watched] = {}
+"""What was found of models that are trained again; laws do not depend on the step size."""
+
+_MOST_KEPT = 8
 
 
 def _claimed(model: nn.Module) -> Iterator[Symmetry]:
