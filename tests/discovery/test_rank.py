@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -106,9 +104,8 @@ def test_brackets_of_that_gpt_are_those_of_ball_arithmetic() -> None:
 def test_directions_that_contradict_a_law_that_was_found_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoiled(*args: object, **options: object) -> object:
         found = closure(*args, **options)  # type: ignore[arg-type]
-        basis = found.basis.clone()
-        basis[-1] = unit(torch.ones(1, basis.shape[1], dtype=torch.float64))[0]
-        return replace(found, basis=basis)
+        found.span.add(unit(torch.ones(1, found.span.size, dtype=torch.float64)))
+        return found
 
     monkeypatch.setattr(discovery, "closure", spoiled)
     torch.manual_seed(0)

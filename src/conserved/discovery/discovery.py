@@ -213,7 +213,7 @@ def _overlap(laws: LawSet, function: ParameterFunction, span: Closure) -> float:
     The laws were found from gradients alone, the span from brackets: a wrong derivative or an error of the basis shows.
     """
     exact = [symmetry for symmetry in laws if symmetry.exact]
-    if not exact or not len(span.basis):
+    if not exact or not span.rank:
         return 0.0
     generator = torch.Generator().manual_seed(0)
 
@@ -228,7 +228,7 @@ def _overlap(laws: LawSet, function: ParameterFunction, span: Closure) -> float:
         # Entries of fields were multiplied by the scale before they were added to the span.
         slope = slope if span.sizes.scale is None else slope / span.sizes.scale
         size = float(torch.linalg.vector_norm(slope))
-        part = float(torch.linalg.vector_norm(span.basis @ slope))
+        part = float(span.span.split(slope[None])[0])
         worst = max(worst, part / size if size > 0 else 0.0)
     return worst
 

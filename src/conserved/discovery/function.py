@@ -87,8 +87,17 @@ class ParameterFunction:
         each = [tree_map(lambda part, i=i: part[i] if isinstance(part, Tensor) else part, x) for i in range(count)]
         with torch.no_grad(), written_out():
             z = torch.stack([self(theta, one) for one in each]).cpu()
-        slopes = [torch.func.grad(lambda out, y=y: loss(out, y).sum())(one) for one, y in zip(z, noise, strict=True)]
+        slopes = [_slope(lambda out, y=y: loss(out, y).sum(), one) for one, y in zip(z, noise, strict=True)]
         return x, torch.stack(slopes).to(self.device)
+
+
+def _slope(f: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    """The gradient of a number at a point."""
+    with torch.enable_grad():
+        point = point.detach().requires_grad_()
+        value = f(point)
+        found = torch.autograd.grad(value, point, allow_unused=True)[0] if value.requires_grad else None
+    return torch.zeros_like(point) if found is None else found
 
 
 def function_of(
@@ -363,9 +372,9 @@ def _checked(function: ParameterFunction, f: Any) -> int:
             )
         _refuse_batch_statistics(f)
         try:
-            slope = torch.func.grad(lambda t: function(t, x).square().sum())(theta)
+            slope = _slope(lambda t: function(t, x).square().sum(), theta)
             for other in others if not bool(slope.any()) else ():
-                slope = slope + torch.func.grad(lambda t, other=other: function(t, other).square().sum())(theta)
+                slope = slope + _slope(lambda t, other=other: function(t, other).square().sum(), theta)
         except Exception as problem:
             raise Unsuitable(f"The function is not differentiable: {type(problem).__name__}: {problem}") from problem
     if not bool(torch.isfinite(slope).all()):
