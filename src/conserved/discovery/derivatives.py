@@ -91,8 +91,12 @@ class Derivatives:
 def outputs_at(function: ParameterFunction, points: Rows, x: Any) -> Float[Tensor, "count out"]:
     """f at rows of parameters, each with an input of its own: vectorised, or one by one where vmap cannot."""
     stacked = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, x)
+
+    def at_one(point: Tensor, one: Any) -> Tensor:  # vmap asks for a name: else it prints the function, tensors and all
+        return function(point, one)
+
     try:
-        found: Tensor = torch.func.vmap(function, in_dims=(0, stacked))(points, x)
+        found: Tensor = torch.func.vmap(at_one, in_dims=(0, stacked))(points, x)
     except (RuntimeError, NotImplementedError) as problem:
         if "out of memory" in str(problem).lower():
             raise
