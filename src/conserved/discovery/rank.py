@@ -118,9 +118,9 @@ def block_size(size: int, device: torch.device, level: int) -> int:
     return min(largest, wanted)
 
 
-def memory_needed(size: int) -> int:
-    """Bytes for the basis and one block of vectors."""
-    return 8 * size * size + 3 * 8 * size * 512
+def memory_needed(size: int, device: torch.device) -> int:
+    """Bytes for the directions of two points, which take half a square each, and for a few blocks of vectors."""
+    return 8 * size * size + 4 * 8 * size * block_size(size, device, 0)
 
 
 _LARGE = 2000
@@ -139,7 +139,7 @@ def announcement(size: int, device: torch.device) -> str:
     seconds = min(_timed(lambda: float((sample @ sample)[0, 0])) for _ in range(3))
     estimate = _PRODUCTS * seconds * (size / 512) ** 3
     said = f"{estimate:,.0f} s" if estimate < 120 else f"{estimate / 60:,.0f} minutes"
-    return f"counting the laws of {size:,} parameters: {memory_needed(size) / 1e9:,.1f} GB and about {said} on {device}"
+    return f"counting the laws of {size:,} parameters: {memory_needed(size, device) / 1e9:,.1f} GB and about {said} on {device}"
 
 
 def _timed(work: Callable[[], float]) -> float:
@@ -154,10 +154,10 @@ def refuse_too_large(size: int, device: torch.device) -> None:
         available = torch.cuda.mem_get_info(device)[0]
     else:
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    needed = memory_needed(size)
+    needed = memory_needed(size, device)
     if needed > available:
         raise Unsuitable(
-            f"Counting the laws of {size:,} parameters needs about {needed / 1e9:,.1f} GB for an orthonormal basis; "
+            f"Counting the laws of {size:,} parameters needs about {needed / 1e9:,.1f} GB for the directions it keeps; "
             f"{available / 1e9:,.1f} GB are free on {device}. Study a narrower model of the same architecture, "
             "freeze what is not of interest, or pass a device= with more memory."
         )

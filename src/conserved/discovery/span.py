@@ -182,16 +182,16 @@ class Reflection:
         v.diagonal().fill_(1)
         # Where nothing is left to reflect, the factor is zero; so is the reflection's column then.
         idle = factors == 0
-        v[:, idle] = 0
+        v *= ~idle
         # H_1 ⋯ H_b = I − V T Vᵀ with T⁻¹ = the part of VᵀV above the diagonal, and 1/τ on it.
         inverse = (v.mT @ v).triu(1)
         inverse.diagonal().copy_(1 / torch.where(idle, 1, factors))
         one = torch.eye(count, dtype=v.dtype, device=v.device)
         return Reflection(v, torch.linalg.solve_triangular(inverse, one, upper=True)), least
 
-    def __call__(self, rows: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        """Rows in the new coordinates."""
-        return torch.addmm(rows, (rows @ self.v) @ self.t, self.v.mT, alpha=-1)
+    def turn(self, rows: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        """Bring rows to the new coordinates, where they are stored."""
+        return rows.addmm_((rows @ self.v) @ self.t, self.v.mT, alpha=-1)
 
     def back(self, rows: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """Rows in the old coordinates, from the new ones."""
@@ -250,14 +250,15 @@ class Span:
     def add(self, block: Float[Tensor, "count D"]) -> int:
         """Add the span of a block of vectors of at most unit length; returns how many new directions there were."""
         before = self.rank
-        self._absorb(self._turned(block, 0))
+        self._absorb(self._turned(block.clone() if self._reflections else block, 0))
         return max(self.rank - before, 0)
 
     def split(self, rows: Float[Tensor, "n D"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n m"]]:
         """How long the parts of rows along clear directions are, and what is left of the rows, in new coordinates."""
         square = torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
+        rows = rows.clone()
         for reflection in self._reflections:
-            rows = reflection(rows)
+            rows = reflection.turn(rows)
             square += rows[:, : reflection.count].square().sum(1)
             rows = rows[:, reflection.count :]
         square += (rows @ self._rest.rows.mT).square().sum(1)
@@ -266,7 +267,7 @@ class Span:
     def _turned(self, rows: Tensor, since: int) -> Tensor:
         """What is left of rows outside the span so far, given their coordinates after so many reflections."""
         for reflection in self._reflections[since:]:
-            rows = reflection(rows)[:, reflection.count :]
+            rows = reflection.turn(rows)[:, reflection.count :]
         return rows
 
     def _absorb(self, left: Tensor) -> None:
@@ -289,5 +290,6 @@ class Span:
 
     def _absorb_parts(self, left: Tensor, size: int) -> None:
         since = len(self._reflections)
-        for part in left.split(size):
+        # Parts are turned where they are stored, which must not be where the caller keeps them.
+        for part in (left if since else left.clone()).split(size):
             self._absorb(self._turned(part, since))
