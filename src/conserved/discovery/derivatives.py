@@ -74,17 +74,15 @@ class Derivatives:
 
     def _slope(self, place: int, directions: tuple[Rows, ...]) -> Rows:
         point = self._points[place]
-        if directions:
-            inner = self.letter(place, directions[:-1])
-            if not inner.requires_grad:
-                return torch.zeros_like(point)
-            total = torch.tensordot(inner, directions[-1].detach(), 2)
-        else:
-            total = self._sums[place]
+        with torch.enable_grad():
+            if directions:
+                total = torch.tensordot(self.letter(place, directions[:-1]), directions[-1].detach(), 2)
+            else:
+                total = self._sums[place]
             if not total.requires_grad:
                 return torch.zeros_like(point)
-        more = len(directions) < self._order
-        (slope,) = torch.autograd.grad(total, point, create_graph=more, retain_graph=True, allow_unused=True)
+            more = len(directions) < self._order
+            (slope,) = torch.autograd.grad(total, point, create_graph=more, retain_graph=True, allow_unused=True)
         return torch.zeros_like(point) if slope is None else slope
 
 
@@ -123,7 +121,7 @@ def along(outer: Field, inner: Field) -> Field:
             for chosen in combinations(places, size):
                 direction = _value(inner, at, tuple(directions[k] for k in chosen))
                 others = tuple(directions[k] for k in places if k not in chosen)
-                parts.append(_value(outer, at, (*others, direction)))
+                parts.append(_value(outer, at, (*others, direction)).detach())
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     return derivative

@@ -99,9 +99,12 @@ class ParameterFunction:
         return x, torch.stack(slopes).to(self.device)
 
 
+_NO_HOOKS = "it uses saved tensor hooks, as checkpointing does; they run once, and derivatives of derivatives are needed."
+
+
 def _slope(f: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
     """The gradient of a number at a point."""
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS):
         point = point.detach().requires_grad_()
         value = f(point)
         found = torch.autograd.grad(value, point, allow_unused=True)[0] if value.requires_grad else None

@@ -59,7 +59,12 @@ def listed(
     span.add(first.directions([one for one in inferred if one.exact]))
     laws = list(inferred)
     if span.rank < function.size - closures[0].rank:
-        laws += _new(list(search()), inferred, span, first)
+        searched = list(search())
+        added = _new(searched, inferred, span, first)
+        # Laws of fewer parts than those read off (a scaling for each row of a head) are not listed beside the whole.
+        if first.rank(searched) == span.rank:
+            inferred, added = [], searched
+        laws = [*inferred, *added]
     exact = [one for one in laws if one.exact]
     explained = span.rank
     span.add(first.directions([one for one in laws if not one.exact]))
@@ -137,6 +142,12 @@ class Place:
         alive = lengths > 1e-14 * lengths.max()
         return rows[alive] / lengths[alive, None]
 
+    def rank(self, symmetries: Sequence[Symmetry]) -> int:
+        """Independent numbers among those of exact laws."""
+        span = Span(self.function.size, self.function.device)
+        span.add(self.directions([one for one in symmetries if one.exact]))
+        return span.rank
+
     def overlap(self, exact: Sequence[Symmetry]) -> float:
         """The largest part that gradients of exact laws have along the directions counted; rounding if both are right.
 
@@ -181,9 +192,6 @@ def _violation(rows: Float[Tensor, "numbers D"], fields: Float[Tensor, "samples 
 
 def _new(searched: list[Symmetry], inferred: Sequence[Symmetry], span: Span, place: Place) -> list[Symmetry]:
     """Those of the laws searched for that say more than those read off the program; the exact ones join the span."""
-    if not inferred:
-        span.add(place.directions([one for one in searched if one.exact]))
-        return searched
     names = {one.name for one in inferred}
     nearly = any(not one.exact for one in inferred)
     found = []
