@@ -35,7 +35,7 @@ def unmappable() -> ParameterFunction:
     """A function that looks at numbers, which vmap cannot."""
 
     def f(p: dict[str, Tensor], x: Tensor) -> Tensor:
-        return p["a"] * p["b"] * x if float(x[0]) > 0 else p["a"] * p["b"] ** 2 * x
+        return p["a"] * (p["b"] @ x) if float(x[0]) > 0 else p["a"] * (p["b"] ** 2 @ x)
 
     params = {"a": torch.randn(3), "b": torch.randn(3)}
     return function_of(f, torch.zeros(3), loss="any", params=params, device=None)

@@ -70,7 +70,7 @@ def test_what_the_program_does_not_tell_is_searched_for(monkeypatch: pytest.Monk
     half = [law for law in every if law.part == every[0].part]
     assert 0 < len(half) < len(every)
     monkeypatch.setattr(listed, "read_off", lambda function: half)
-    monkeypatch.setattr(discovery, "search", lambda *args: tuple(law for law in every if law not in half) + (half[0],))
+    monkeypatch.setattr(discovery, "search", lambda *args: (*[law for law in every if law not in half], half[0]))
     found = discover(model, INPUT)
     assert found.complete
     assert found.origin == f"{len(half)} read off the program, {len(every) - len(half)} searched for in gradients"

@@ -7,7 +7,7 @@ side of every kink: what holds only while the same neurons are active is no law 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any

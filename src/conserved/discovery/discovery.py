@@ -95,7 +95,9 @@ class Discovery:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = record_of(self, "parameters rank ranks count depth gap explained unexplained approximate complete origin")
+        found = record_of(
+            self, "parameters rank ranks count depth gap explained unexplained approximate complete origin"
+        )
         found |= {"verdict": self.verdict.status.value, "message": self.verdict.message}
         return found | {"laws": [law.record() for law in self.laws.laws]}
 

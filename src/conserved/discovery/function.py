@@ -99,7 +99,9 @@ class ParameterFunction:
         return x, torch.stack(slopes).to(self.device)
 
 
-_NO_HOOKS = "it uses saved tensor hooks, as checkpointing does; they run once, and derivatives of derivatives are needed."
+_NO_HOOKS = (
+    "it uses saved tensor hooks, as checkpointing does; they run once, and derivatives of derivatives are needed."
+)
 
 
 def _slope(f: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ class Basis:
 
 
 def least_value(r: Float[Tensor, "k n"]) -> float:
-    """A lower bound of the smallest singular value of a triangular factor: 1 / ‖R⁻¹‖_F, and 0 where it is not square."""
+    """A lower bound of the smallest singular value of a triangular factor: 1 / ‖R⁻¹‖_F, or 0 if it is not square."""
     if r.shape[0] != r.shape[1]:
         return 0.0
     one = torch.eye(len(r), dtype=r.dtype, device=r.device)
