@@ -76,10 +76,9 @@ class TestSpan:
 class TestReflections:
     """Blocks that are large enough to become reflections, against a basis of all vectors and against all at once."""
 
-    @pytest.mark.parametrize("seed", range(3))
-    @pytest.mark.parametrize(("size", "rank", "count"), [(900, 700, 300), (700, 700, 256), (1500, 1400, 1100)])
-    def test_the_span_is_that_of_a_basis(self, seed: int, size: int, rank: int, count: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    @pytest.mark.parametrize(("size", "rank", "count"), [(640, 520, 260), (600, 600, 256), (1200, 1150, 900)])
+    def test_the_span_is_that_of_a_basis(self, size: int, rank: int, count: int) -> None:
+        generator = torch.Generator().manual_seed(size)
         directions = rotation(size, generator)[:rank]
         span, basis = Span(size, torch.device("cpu")), Basis(size, torch.device("cpu"))
         everything = torch.zeros(0, size, dtype=torch.float64)
@@ -100,8 +99,8 @@ class TestReflections:
     @pytest.mark.parametrize("faint", [1e-6, 1e-8, 3e-10])
     def test_directions_seen_faintly_first_and_clearly_later_are_counted_once(self, faint: float) -> None:
         generator = torch.Generator().manual_seed(0)
-        directions = rotation(1000, generator)
-        span = Span(1000, torch.device("cpu"))
+        directions = rotation(700, generator)
+        span = Span(700, torch.device("cpu"))
         scales = torch.cat((torch.ones(600), torch.full((20,), faint))).double()
         for size in (scales, torch.ones(620, dtype=torch.float64)):
             for _ in range(4):

@@ -51,9 +51,11 @@ def listed(
 ) -> Listed:
     """All formulas. `search` is asked for more only if those read off the program explain less than was counted."""
     places = [Place(function, closure) for closure in closures]
-    inferred = _holding(read_off(function), places) if infer else []
+    inferred: list[Symmetry] = []
     if infer:
-        say(f"{len(inferred)} laws read off the program, {sum(one.numbers for one in inferred)} numbers")
+        say("reading laws off the program")
+        inferred = _holding(read_off(function), places)
+        say(f"{len(inferred)} laws read off hold {sum(one.numbers for one in inferred)} numbers")
     first = places[0]
     span = Span(function.size, function.device)
     span.add(first.directions([one for one in inferred if one.exact]))

@@ -42,6 +42,9 @@ NOTHING = 1e-11
 _LARGEST_SVD = 512
 """Larger blocks are halved before their singular values are computed."""
 
+_FEW = 3
+"""Coordinates that are left are few if so many times their number is no more than all."""
+
 _FEWEST, _MOST = 256, 2048
 """Vectors that are worth a reflection of their own, and that share one."""
 
@@ -193,9 +196,9 @@ class Reflection:
         """Bring rows to the new coordinates, where they are stored."""
         return rows.addmm_((rows @ self.v) @ self.t, self.v.mT, alpha=-1)
 
-    def back(self, rows: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        """Rows in the old coordinates, from the new ones."""
-        return torch.addmm(rows, (rows @ self.v) @ self.t.mT, self.v.mT, alpha=-1)
+    def turn_back(self, rows: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        """Bring rows to the old coordinates, where they are stored."""
+        return rows.addmm_((rows @ self.v) @ self.t.mT, self.v.mT, alpha=-1)
 
 
 @dataclass(slots=True)
@@ -208,6 +211,8 @@ class Span:
     _smallest_reflected: float = float("inf")
     _rest: Basis = field(init=False)
     """Directions in the coordinates that no reflection has taken."""
+    _axes: Tensor | None = None
+    """The axes of those coordinates as rows, once there are no more reflections and if they are few."""
 
     def __post_init__(self) -> None:
         self._rest = Basis(self.size, self.device)
@@ -222,12 +227,7 @@ class Span:
         """Orthonormal rows along the clear directions, in the given coordinates."""
         options = {"dtype": torch.float64, "device": self.device}
         rows = torch.block_diag(torch.eye(self.reflected, **options), self._rest.rows)
-        rows = rows.reshape(self.reflected + len(self._rest.rows), self.size).contiguous()
-        start = self.reflected
-        for reflection in reversed(self._reflections):
-            start -= reflection.count
-            rows[:, start:] = reflection.back(rows[:, start:])
-        return rows
+        return self._turned_back(rows.reshape(self.reflected + len(self._rest.rows), self.size).contiguous())
 
     @property
     def rank(self) -> int:
@@ -250,7 +250,7 @@ class Span:
     def add(self, block: Float[Tensor, "count D"]) -> int:
         """Add the span of a block of vectors of at most unit length; returns how many new directions there were."""
         before = self.rank
-        self._absorb(self._turned(block.clone() if self._reflections else block, 0))
+        self._absorb(self._turned(block.clone() if self._reflections and self._axes is None else block, 0))
         return max(self.rank - before, 0)
 
     def split(self, rows: Float[Tensor, "n D"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n m"]]:
@@ -264,8 +264,18 @@ class Span:
         square += (rows @ self._rest.rows.mT).square().sum(1)
         return square.sqrt(), self._rest.project_out(rows)
 
+    def _turned_back(self, rows: Tensor) -> Tensor:
+        """Rows in the given coordinates, from those after all reflections."""
+        start = self.reflected
+        for reflection in reversed(self._reflections):
+            start -= reflection.count
+            reflection.turn_back(rows[:, start:])
+        return rows
+
     def _turned(self, rows: Tensor, since: int) -> Tensor:
         """What is left of rows outside the span so far, given their coordinates after so many reflections."""
+        if not since and self._axes is not None:
+            return rows @ self._axes.mT
         for reflection in self._reflections[since:]:
             rows = reflection.turn(rows)[:, reflection.count :]
         return rows
@@ -273,7 +283,7 @@ class Span:
     def _absorb(self, left: Tensor) -> None:
         started = len(self._rest.rows) > 0 or len(self._rest.faint) > 0
         if started or not _FEWEST <= len(left) <= left.shape[1]:
-            self._rest.add(left)
+            self._sort(left)
         elif len(left) > _MOST:
             self._absorb_parts(left, _MOST)
         else:
@@ -286,7 +296,16 @@ class Span:
             elif len(left) > _LARGEST_SVD:
                 self._absorb_parts(left, len(left) // 2)
             else:
-                self._rest.add(left)
+                self._sort(left)
+
+    def _sort(self, left: Tensor) -> None:
+        """Add what is left of a block to the directions that are no axes; from then on there are no more reflections."""
+        self._rest.add(left)
+        started = len(self._rest.rows) > 0 or len(self._rest.faint) > 0
+        if started and self._reflections and self._axes is None and _FEW * self._rest.size <= self.size:
+            axes = torch.zeros(self._rest.size, self.size, dtype=torch.float64, device=self.device)
+            axes[:, self.reflected :].fill_diagonal_(1)
+            self._axes = self._turned_back(axes)
 
     def _absorb_parts(self, left: Tensor, size: int) -> None:
         since = len(self._reflections)
