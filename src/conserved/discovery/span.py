@@ -299,7 +299,7 @@ class Span:
                 self._sort(left)
 
     def _sort(self, left: Tensor) -> None:
-        """Add what is left of a block to the directions that are no axes; from then on there are no more reflections."""
+        """Add what is left of a block to the directions that are no axes, after which there are no more reflections."""
         self._rest.add(left)
         started = len(self._rest.rows) > 0 or len(self._rest.faint) > 0
         if started and self._reflections and self._axes is None and _FEW * self._rest.size <= self.size:
