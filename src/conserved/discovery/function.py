@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,8 +96,12 @@ class ParameterFunction:
         each = [tree_map(lambda part, i=i: part[i] if isinstance(part, Tensor) else part, x) for i in range(count)]
         with torch.no_grad(), written_out():
             z = torch.stack([self(theta, one) for one in each]).cpu()
-        slopes = [_slope(lambda out, y=y: loss(out, y).sum(), one) for one, y in zip(z, noise, strict=True)]
+        slopes = [_slope(partial(_total, loss, y), one) for one, y in zip(z, noise, strict=True)]
         return x, torch.stack(slopes).to(self.device)
+
+
+def _total(loss: Callable[[Tensor, Tensor], Tensor], target: Tensor, output: Tensor) -> Tensor:
+    return loss(output, target).sum()
 
 
 _NO_HOOKS = (
@@ -284,7 +289,7 @@ def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
     def like(value: Any, generator: torch.Generator, count: int) -> Any:
         if isinstance(value, Tensor):
             shape = (count, *value.shape)
-            where = {"generator": generator, "device": generator.device}
+            where: dict[str, Any] = {"generator": generator, "device": generator.device}
             if value.is_floating_point():
                 # Inputs of all sizes: they reach both sides of a kink that lies far from the origin.
                 sizes = torch.randn((count, *(1 for _ in value.shape)), dtype=torch.float64, **where).exp()
@@ -354,6 +359,10 @@ def written_out() -> Iterator[None]:
         yield
 
 
+def _squares(function: ParameterFunction, x: Any, theta: Tensor) -> Tensor:
+    return function(theta, x).square().sum()
+
+
 _TRIES = 8
 """Inputs after which a zero gradient is believed; one input may leave every ReLU of a layer dead."""
 
@@ -387,9 +396,9 @@ def _checked(function: ParameterFunction, f: Any) -> int:
             )
         _refuse_batch_statistics(f)
         try:
-            slope = _slope(lambda t: function(t, x).square().sum(), theta)
+            slope = _slope(partial(_squares, function, x), theta)
             for other in others if not bool(slope.any()) else ():
-                slope = slope + _slope(lambda t, other=other: function(t, other).square().sum(), theta)
+                slope = slope + _slope(partial(_squares, function, other), theta)
         except Exception as problem:
             raise Unsuitable(f"The function is not differentiable: {type(problem).__name__}: {problem}") from problem
     if not bool(torch.isfinite(slope).all()):

@@ -88,7 +88,8 @@ def read_off(function: ParameterFunction) -> list[Symmetry]:
     except Exception:  # Whatever a program does that cannot be followed, its laws can still be searched for.
         return []
     order = list(function.start)
-    return [upright(symmetry, order) for symmetry in found]
+    laws = [upright(symmetry, order) for symmetry in found]
+    return [replace(law, legs=tuple(sorted(law.legs, key=lambda leg: -leg.degree))) for law in laws]
 
 
 def upright(symmetry: Symmetry, order: Sequence[str]) -> Symmetry:

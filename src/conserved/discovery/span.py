@@ -225,8 +225,8 @@ class Span:
     @property
     def basis(self) -> Float[Tensor, "clear D"]:
         """Orthonormal rows along the clear directions, in the given coordinates."""
-        options = {"dtype": torch.float64, "device": self.device}
-        rows = torch.block_diag(torch.eye(self.reflected, **options), self._rest.rows)
+        first = torch.eye(self.reflected, dtype=torch.float64, device=self.device)
+        rows = torch.block_diag(first, self._rest.rows)
         return self._turned_back(rows.reshape(self.reflected + len(self._rest.rows), self.size).contiguous())
 
     @property
