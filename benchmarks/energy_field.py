@@ -1,4 +1,8 @@
-"""The exact spectrum of the energy field against forming it, and its time and memory as the length grows."""
+"""The exact spectrum of the energy field against forming it, and its time and memory as the length grows.
+
+With `--profile` also where the time of one call at the longest length goes, and on a GPU from how many heads on the
+device factors small matrices faster than the host does.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from conserved.attention import energy_field, softmax_statistics
+from conserved.attention import energy_field, small_matrices, softmax_statistics
 from measure import save, side_by_side
 
 WIDTH = 64
 FORMED = 4096
-LENGTHS = {"cpu": [4096, 16384, 65536, 131072], "cuda": [4096, 16384, 65536, 262144, 1048576]}
+LENGTHS = {"cpu": [4096, 16384, 65536, 131072], "cuda": [1 << bits for bits in range(12, 21)]}
+ROUNDS = {"cpu": 3, "cuda": 9}
 
 
 def formed(q: Tensor, k: Tensor) -> Tensor:
@@ -74,7 +79,7 @@ def grown(length: int, device: str, dtype: torch.dtype, *, causal: bool) -> dict
         "field": partial(energy_field, q, k, causal=causal),
         "read": partial(read, q, k),
     }
-    seconds = side_by_side(work, 3)
+    seconds = side_by_side(work, ROUNDS[device])
     return {
         "length": length,
         "causal": causal,
@@ -124,6 +129,75 @@ def linear(rows: list[dict[str, Any]], key: str) -> float:
     return float(growth / torch.tensor(last["length"] / first["length"]).log2())
 
 
+def profiled(length: int, device: str, dtype: torch.dtype, *, causal: bool) -> dict[str, Any]:
+    """One call: how long the host is busy with it, how long it takes in all, its launches and its longest kernels."""
+    q, k = drawn(length, device, dtype)
+    call = partial(energy_field, q, k, causal=causal)
+    call()
+    settle(device)
+    start = time.perf_counter()
+    call()
+    host = time.perf_counter() - start
+    settle(device)
+    whole = time.perf_counter() - start
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as profile:
+        call()
+        settle(device)
+    events = [event for event in profile.key_averages() if event.device_type.name == device.upper()]
+    busy = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    taken = {event.key: getattr(event, busy) for event in events}
+    counts = {event.key: event.count for event in events}
+    longest = sorted(taken, key=lambda name: -taken[name])[:10]
+    return {
+        "length": length,
+        "host_seconds": host,
+        "seconds": whole,
+        "kernel_seconds": 1e-6 * sum(taken.values()),
+        "launches": sum(counts.values()),
+        "longest": [{"name": name, "seconds": 1e-6 * taken[name], "count": counts[name]} for name in longest],
+    }
+
+
+def settle(device: str) -> None:
+    """Wait for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def print_profile(console: Console, name: str, found: dict[str, Any]) -> None:
+    """The ten longest kernels, and the whole in a line."""
+    table = Table(title=f"{name}, {found['length']:,} keys")
+    for heading in ("ms", "count", "kernel"):
+        table.add_column(heading, justify="left" if heading == "kernel" else "right", no_wrap=True)
+    for row in found["longest"]:
+        table.add_row(f"{1e3 * row['seconds']:.3f}", str(row["count"]), row["name"][:90])
+    console.print(table)
+    console.print(
+        f"{1e3 * found['seconds']:.2f} ms, of which the host was busy for {1e3 * found['host_seconds']:.2f}; kernels "
+        f"{1e3 * found['kernel_seconds']:.2f} ms in {found['launches']} launches"
+    )
+
+
+def factored(device: str, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """Many short heads, their small matrices factored on the host and on the device."""
+    rows = []
+    usual = small_matrices.HOST_HEADS
+    for heads in (1, 4, 16, 64):
+        q, k = drawn(1024, device, dtype, heads)
+
+        def placed_at(most: int, q: Tensor = q, k: Tensor = k) -> None:
+            small_matrices.HOST_HEADS = most
+            energy_field(q, k)
+
+        work = {"host": partial(placed_at, heads), "device": partial(placed_at, 0)}
+        rows.append({"heads": heads, "seconds": side_by_side(work, 5)})
+    small_matrices.HOST_HEADS = usual
+    return rows
+
+
 def main() -> None:
     """Measure, print ratios, save."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -131,6 +205,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
     parser.add_argument("--peak", type=int)
     parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     chosen = parser.parse_args()
     dtype = getattr(torch, chosen.dtype)
     torch.manual_seed(0)
@@ -159,6 +234,16 @@ def main() -> None:
     for name in ("whole", "causal"):
         exponents = (record[name]["time_exponent"], record[name]["memory_exponent"])
         console.print(f"{name}: time ∝ L^{exponents[0]:.2f}, memory ∝ L^{exponents[1]:.2f}")
+    if chosen.profile:
+        for name, causal in (("whole", False), ("causal", True)):
+            found = profiled(LENGTHS[chosen.device][-1], chosen.device, dtype, causal=causal)
+            record[name]["profile"] = found
+            print_profile(console, name, found)
+        if chosen.device == "cuda":
+            record["factored"] = factored(chosen.device, dtype)
+            for row in record["factored"]:
+                times = ", ".join(f"{1e3 * taken:.2f} ms on the {where}" for where, taken in row["seconds"].items())
+                console.print(f"{row['heads']} heads of 1,024 keys, small matrices factored: {times}")
     q, k = drawn(4096, chosen.device, dtype)
     quadratic = side_by_side({"entropy": partial(softmax_statistics, q, k, causal=True)}, 2)
     record["entropy_seconds_at_4096"] = quadratic["entropy"]

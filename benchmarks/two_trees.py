@@ -5,8 +5,8 @@
     python benchmarks/two_trees.py --before ../before/src --after src --device cuda
 
 Each version runs in a process of its own and keeps it, so that both are warm; rounds alternate, and a ratio is the
-median over rounds of after / before. "First" rows take a fresh process each time. Only public names that both versions
-have are used.
+median over rounds of after / before. "First" rows take a fresh process each time, "once" rows are done once. Only
+public names that both versions have are used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -36,12 +36,12 @@ ROUNDS = 7
 KEYS = {"cpu": 4096, "cuda": 2**20}
 
 
-def model_of(device: str) -> nn.Module:
+def model_of(device: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A decoder: 97 million parameters on a processor, 0.6 billion on a card."""
     from conserved import blocks
 
     torch.manual_seed(0)
-    return blocks.DecoderLM(**SIZES[device]).to(device)
+    return blocks.DecoderLM(**SIZES[device]).to(device, dtype)
 
 
 def backward(model: nn.Module, device: str) -> None:
@@ -63,14 +63,18 @@ def read(device: str) -> Iterator[Callable[[], object]]:
     yield lambda: [p.detach().sum() for p in model.parameters()]
 
 
-def audited(device: str) -> Iterator[Callable[[], object]]:
+def audited(dtype: torch.dtype) -> Callable[[str], Iterator[Callable[[], object]]]:
     """An audit with laws that are kept, its verdict read."""
-    from conserved import audit, recognize
 
-    model = model_of(device)
-    known = recognize(model, loss="cross_entropy")
-    backward(model, device)
-    yield lambda: audit(model, known).ok
+    def work(device: str) -> Iterator[Callable[[], object]]:
+        from conserved import audit, recognize
+
+        model = model_of(device, dtype)
+        known = recognize(model, loss="cross_entropy")
+        backward(model, device)
+        yield lambda: audit(model, known).ok
+
+    return work
 
 
 def watched(optimizer: str) -> Callable[[str], Iterator[Callable[[], object]]]:
@@ -134,6 +138,19 @@ def discovered(build: Callable[[], nn.Module]) -> Callable[[str], Iterator[Calla
     return work
 
 
+def counted(width: int) -> Callable[[str], Iterator[Callable[[], object]]]:
+    """The number of laws of attention with 4 · width² parameters, and formulas where a version has them."""
+
+    def work(device: str) -> Iterator[Callable[[], object]]:
+        from conserved import blocks, discover
+
+        torch.manual_seed(0)
+        block = blocks.Attention(width, 4)
+        yield lambda: discover(block, torch.zeros(8, width), device=device).count
+
+    return work
+
+
 def plain() -> nn.Module:
     """Attention as four maps."""
     from conserved import blocks
@@ -151,14 +168,19 @@ def stacked() -> nn.Module:
 WORK: dict[str, Callable[[str], Iterator[Callable[[], object]]]] = {
     "one sum over the weights": read,
     "all laws": laws,
-    "audit, laws kept": audited,
+    "audit, laws kept": audited(torch.float32),
+    "audit, laws kept, bfloat16": audited(torch.bfloat16),
     "monitor.step, SGD": watched("SGD"),
     "monitor.step, AdamW": watched("AdamW"),
     "energy field": field(causal=False),
     "energy field, causal": field(causal=True),
     "first: discovery, D = 64": discovered(plain),
     "first: discovery, D = 64, stacked": discovered(stacked),
+    "once: count, D = 1,024": counted(16),
+    "once: count, D = 65,536": counted(128),
 }
+
+GPU_ONLY = ("audit, laws kept, bfloat16", "once: count, D = 65,536")
 
 
 def worker(device: str) -> None:
@@ -170,7 +192,7 @@ def worker(device: str) -> None:
             kept.clear()
             gc.collect()
             kept[name] = next(WORK[name](device))
-            if not name.startswith("first"):
+            if not name.startswith(("first", "once")):
                 once(kept[name], device)
         print(json.dumps(once(kept[name], device)), flush=True)
 
@@ -185,6 +207,10 @@ def once(call: Callable[[], object], device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - begun
+
+
+Asks = dict[str, Callable[[str], float]]
+"""For every version how to have it do a piece of work: seconds by name."""
 
 
 @contextmanager
@@ -211,19 +237,16 @@ def version(src: Path, device: str) -> Iterator[Callable[[str], float]]:
         asked.close()
 
 
-def timed(name: str, trees: dict[str, Path], device: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one piece of work by every version, in turns."""
+def timed(name: str, trees: dict[str, Path], asks: Asks, device: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of one piece of work by every version, in turns; in processes that are kept, or in a fresh one each."""
     found: dict[str, list[float]] = {which: [] for which in trees}
-    if name.startswith("first"):
-        for _ in range(rounds):
-            for which, src in trees.items():
+    for _ in range(1 if name.startswith("once") else rounds):
+        for which, src in trees.items():
+            if name.startswith("first"):
                 with version(src, device) as ask:
                     found[which].append(ask(name))
-        return found
-    with version(trees["before"], device) as before, version(trees["after"], device) as after:
-        for _ in range(rounds):
-            found["before"].append(before(name))
-            found["after"].append(after(name))
+            else:
+                found[which].append(asks[which](name))
     return found
 
 
@@ -249,6 +272,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", nargs="*", default=list(WORK), help="names of work, or parts of them")
+    parser.add_argument("--commit", default="656f59d", help="of the version before")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -259,20 +283,24 @@ def main() -> None:
         parser.error("--before: the src folder of another version")
     from measure import RESULTS, save
 
-    trees, rows = {"before": options.before, "after": options.after}, []
-    for name in WORK:
-        if any(part in name for part in options.only):
-            rows.append(row_of(name, timed(name, trees, options.device, options.rounds)))
-            row = rows[-1]
+    trees: dict[str, Path] = {"before": options.before, "after": options.after}
+    names = [name for name in WORK if any(part in name for part in options.only)]
+    rows = []
+    with ExitStack() as running:
+        asks = {which: running.enter_context(version(src, options.device)) for which, src in trees.items()}
+        for name in names:
+            if options.device != "cuda" and name in GPU_ONLY:
+                continue
+            row = row_of(name, timed(name, trees, asks, options.device, options.rounds))
+            rows.append(row)
             print(
                 f"{name:36} {1e3 * row['before']:10.1f} ms {1e3 * row['after']:10.1f} ms   × {row['ratio']:.2f} "
                 f"[{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]",
                 flush=True,
             )
-    before = subprocess.run(
-        ["git", "-C", str(options.before), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    print(save("two_trees", {"before_commit": before, "rows": rows}, folder=options.output or RESULTS))
+            # Saved after every row: a later one may not come to its end.
+            saved = save("two_trees", {"before_commit": options.commit, "rows": rows}, options.output or RESULTS)
+    print(saved)
 
 
 if __name__ == "__main__":

@@ -25,3 +25,15 @@ SEEN = 1e-3
 
 FIELD = {torch.float64: 1e-10, torch.float32: 1e-4}
 """The energy field against the naive computation, over its largest singular value."""
+
+FIELD_ENERGIES = {torch.float64: 1e-12, torch.float32: 1e-6}
+"""Energies of a field over the largest of them, by the precision of the work; for a masked field that is float64."""
+
+FIELD_WINDOW = 1e-10
+"""The same for a window, a difference of two sums."""
+
+FIELD_SPECTRUM = {torch.float64: 1e-13, torch.float32: 2e-8}
+"""Singular values of a whole field over the largest of them."""
+
+FIELD_LEVERAGES = {torch.float64: 1e-11, torch.float32: 1e-6}
+"""Leverages of keys whose directions are of like size."""

@@ -169,7 +169,7 @@ class Prefixed(nn.Linear):
         return ((f"flat.{name}", parameter) for name, parameter in super().named_parameters(*args, **kwargs))
 
 
-def _tied() -> nn.Module:
+def _tied() -> nn.Sequential:
     shared = nn.Linear(3, 3)
     model = nn.Sequential(nn.Embedding(5, 3), shared, nn.ReLU(), shared, nn.Linear(3, 5, bias=False), nn.LSTM(5, 2))
     model[4].weight = model[0].weight
@@ -179,11 +179,41 @@ def _tied() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [_tied, lambda: nn.Linear(2, 2), nn.Identity, lambda: Prefixed(2, 3)])
-def test_parameters_and_modules_found_in_one_pass_are_those_that_torch_lists(make: Callable[[], nn.Module]) -> None:
+def test_parameters_listed_without_names_are_those_that_torch_lists(make: Callable[[], nn.Module]) -> None:
     model = make()
-    parameters, modules = parts_of(model)
-    assert list(parameters_of(model).items()) == list(model.named_parameters())
-    assert modules == list(model.modules())
-    twice = dict(model.named_parameters(remove_duplicate=False))
-    assert {id(p) for _, p in parameters} == {id(p) for p in twice.values()}
-    assert all(twice[name] is p for name, p in parameters)
+    for _ in range(2):
+        parts = parts_of(model)
+        assert list(parameters_of(parts).items()) == list(model.named_parameters())
+        assert {*map(id, parts.parameters)} == {*map(id, model.parameters())}
+
+
+def _replace(model: nn.Sequential) -> None:
+    model[0].weight = nn.Parameter(torch.zeros(5, 3))
+
+
+def _rename(model: nn.Sequential) -> None:
+    model[1].register_parameter("other", model[1]._parameters.pop("bias"))
+
+
+CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "a parameter is replaced": _replace,
+    "a parameter is renamed": _rename,
+    "a parameter is added": lambda model: model.register_parameter("absent", nn.Parameter(torch.zeros(2))),
+    "a parameter is frozen": lambda model: model[1].bias.requires_grad_(False),
+    "a part is added": lambda model: model.append(nn.ReLU()),
+    "a part is replaced": lambda model: model.__setitem__(2, nn.GELU()),
+    "a part evaluates": lambda model: model[2].eval(),
+    "a part has another forward": lambda model: setattr(model[2], "forward", torch.abs),
+    "weights are untied": lambda model: setattr(model[4], "weight", nn.Parameter(torch.zeros(5, 3))),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES.values()], ids=[*CHANGES])
+def test_the_state_of_a_model_tells_a_change(change: Callable[[nn.Sequential], object]) -> None:
+    model = _tied()
+    before = parts_of(model)
+    assert before.state == parts_of(model).state
+    change(model)
+    after = parts_of(model)
+    assert before.state != after.state
+    assert list(parameters_of(after).items()) == list(model.named_parameters())

@@ -1,14 +1,7 @@
 r"""Which keys a query sees, and sums over exactly those in time linear in the length.
 
-Query i sees the keys j with i + lower ≤ j < i + upper (where they exist). Every such set of keys is a difference of
-two beginnings of the sequence, so a sum over it is a difference of prefix sums. For Σ_j (x_i·y_j)² over j < t the
-prefix sum is of the matrices y_j y_jᵀ: with S_c = Σ_{j < cB} y_j y_jᵀ at every B-th place and t = cB + s,
-
-    Σ_{j<t} (x·y_j)² = xᵀ S_c x + Σ_{cB ≤ j < t} (x·y_j)².
-
-With B = d both terms cost d² per row and the S_c take no more memory than the vectors: O(L d²) time, O(L d) memory.
-A difference of prefix sums over L keys carries, for a window of w, L/w times the rounding of the sum itself (with a
-bias that is linear in the distance, (L/w)³ times): nothing to speak of in double precision.
+Query i sees the keys j with i + lower ≤ j < i + upper (where they exist). Such a set of keys is a beginning of the
+sequence, an end of it, or a difference of two beginnings; `prefix_sums` takes sums over those.
 """
 
 from __future__ import annotations
@@ -16,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from conserved.attention.moments import BLOCK
+from conserved.attention.prefix_sums import Rows, prefix_dots, prefix_squares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +49,29 @@ class Band:
             upper=None if self.lower is None else 1 - self.lower,
         )
 
-    def sums(self, values: Float[Tensor, "*heads n d"], rows: int) -> Float[Tensor, "*heads rows d"]:
-        """For every row the sum of the values it sees."""
-        ahead = torch.nn.functional.pad(values.cumsum(-2), (0, 0, 1, 0))
-        return ahead[..., self._ends(self.upper, rows, values), :] - ahead[..., self._starts(rows, values), :]
+    def counts(
+        self, rows: int, n: int, seen: Bool[Tensor, "*heads n"] | None, device: torch.device
+    ) -> Float[Tensor, "*heads rows"]:
+        """How many of the n keys every row sees, of those marked as seen."""
+        places = torch.arange(rows, device=device)
+        starts = torch.zeros_like(places) if self.lower is None else (places + self.lower).clamp(0, n)
+        ends = torch.full_like(places, n) if self.upper is None else (places + self.upper).clamp(0, n)
+        if seen is None:
+            return (ends - starts).double()
+        ahead = torch.nn.functional.pad(seen.double().cumsum(-1), (1, 0))
+        return ahead[..., ends] - ahead[..., starts]
 
-    def squares(self, x: Float[Tensor, "heads rows d"], y: Float[Tensor, "heads n d"]) -> Float[Tensor, "heads rows"]:
+    def dots(self, x: Rows | Tensor, y: Rows | Tensor) -> Float[Tensor, "heads rows"]:
+        """For every row i of x the sum of x_i·y_j over the y_j it sees."""
+        if self.upper is None and self.lower is not None:
+            return prefix_dots(x, y, self.lower, after=True)
+        total = prefix_dots(x, y, self.upper)
+        return total if self.lower is None else total - prefix_dots(x, y, self.lower)
+
+    def squares(self, x: Rows | Tensor, y: Rows | Tensor) -> Float[Tensor, "heads rows"]:
         """For every row i of x the sum of (x_i·y_j)² over the y_j it sees."""
+        if self.upper is None and self.lower is not None:
+            return prefix_squares(x, y, self.lower, after=True)
         total = prefix_squares(x, y, self.upper)
         return total if self.lower is None else total - prefix_squares(x, y, self.lower)
 
@@ -75,63 +84,3 @@ class Band:
         if self.upper is not None:
             seen &= gap < self.upper
         return seen
-
-    def _starts(self, rows: int, values: Tensor) -> Tensor:
-        if self.lower is None:
-            return torch.zeros(rows, dtype=torch.long, device=values.device)
-        starts = self._ends(self.lower, rows, values)
-        return torch.minimum(starts, self._ends(self.upper, rows, values))
-
-    def _ends(self, offset: int | None, rows: int, values: Tensor) -> Tensor:
-        n = values.shape[-2]
-        if offset is None:
-            return torch.full((rows,), n, dtype=torch.long, device=values.device)
-        return (torch.arange(rows, device=values.device) + offset).clamp(0, n)
-
-
-def prefix_squares(
-    x: Float[Tensor, "heads rows d"], y: Float[Tensor, "heads n d"], offset: int | None
-) -> Float[Tensor, "heads rows"]:
-    """For every row i of x the sum of (x_i·y_j)² over j < i + offset; over all j if there is no offset."""
-    heads, rows = x.shape[:2]
-    n = y.shape[-2]
-    if offset is None or offset >= n:
-        return _quadratic(x, y.mT @ y)
-    found = x.new_zeros(heads, rows)
-    first, past = max(0, 1 - offset), min(rows, n - offset)
-    if past > first:
-        found[:, first:past] = _aligned(x[:, first:past], y, first + offset)
-    if rows > max(past, 0):
-        rest = slice(max(past, 0), rows)
-        found[:, rest] = _quadratic(x[:, rest], y.mT @ y)
-    return found
-
-
-def _aligned(x: Tensor, y: Tensor, start: int) -> Tensor:
-    """Σ_{j < start + i} (x_i·y_j)² for rows that all end inside y."""
-    heads, rows, d = x.shape
-    chunk = max(d, 16)
-    head = start % chunk
-    begin = start - head
-    scatter = y[:, :begin].mT @ y[:, :begin]
-    x = torch.nn.functional.pad(x, (0, 0, head, (-(rows + head)) % chunk))
-    many = max(1, BLOCK // (heads * chunk * max(d, chunk)))
-    within = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).tril(-1)
-    parts = []
-    for place in range(0, x.shape[1], many * chunk):
-        left = x[:, place : place + many * chunk].unflatten(1, (-1, chunk))
-        right = y[:, begin + place : begin + place + left.shape[1] * chunk]
-        right = torch.nn.functional.pad(right, (0, 0, 0, left.shape[1] * chunk - right.shape[1]))
-        right = right.unflatten(1, (-1, chunk))
-        own = right.mT @ right
-        upto = own.cumsum(1)
-        before = scatter[:, None] + upto - own
-        near = (left @ right.mT).masked_fill(~within, 0.0).square().sum(-1)
-        parts.append((_quadratic(left, before) + near).flatten(1))
-        scatter = scatter + upto[:, -1]
-    return torch.cat(parts, 1)[:, head : head + rows]
-
-
-def _quadratic(x: Tensor, form: Tensor) -> Tensor:
-    """xᵀ S x for every row."""
-    return ((x @ form) * x).sum(-1)

@@ -40,7 +40,7 @@ class KeySpace:
 
         Directions smaller than `tolerance` times the largest are not counted.
         """
-        _, values, basis = torch.linalg.svd(keys.factor, full_matrices=False)
+        values, basis = _singular(keys)
         offset = keys.count.sqrt() * torch.linalg.vector_norm(keys.mean, dim=-1)
         eps = torch.finfo(torch.float64).eps
         largest = values[..., :1] if values.shape[-1] else offset[..., None]
@@ -63,6 +63,15 @@ class KeySpace:
             ridge_dimension=(squares * softened.square()).sum(-1),
             offset=offset,
         )
+
+
+def _singular(keys: TokenMoments) -> tuple[Tensor, Tensor]:
+    """Singular values of the scatter factor, falling, and the vectors to its right as rows."""
+    if not keys.orthogonal:
+        _, values, basis = torch.linalg.svd(keys.factor, full_matrices=False)
+        return values, basis
+    values = torch.linalg.vector_norm(keys.factor, dim=-1)
+    return values, keys.factor / torch.where(values > 0, values, 1.0)[..., None]
 
 
 @lru_cache(maxsize=256)

@@ -23,7 +23,8 @@ sums of squares over visible pairs, which `Band` takes in O(L d²).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,7 +34,10 @@ from conserved.attention import display
 from conserved.attention.band import Band
 from conserved.attention.coherence import KeySpace
 from conserved.attention.lanczos import leading_values
-from conserved.attention.moments import BLOCK, TokenMoments, row_blocks
+from conserved.attention.moments import TokenMoments, block_rows, token_moments
+from conserved.attention.prefix_sums import Rows
+from conserved.attention.small_matrices import placed
+from conserved.attention.token_passes import key_forms, key_pass, row_energies, row_sums
 
 DENSE = 512
 """Up to this length the field of a masked head is formed, and its whole spectrum taken."""
@@ -167,11 +171,14 @@ def energy_field(
             raise ValueError("A bias by distance in both directions is not linear in the key: there is no exact field.")
         q, k = _with_slope(q, k, slope, scale, groups)
     band = Band.of(q.shape[-2], k.shape[-2], causal=causal, window=window)
-    keys = TokenMoments.of(k, key_mask)
+    # Sums over keys and queries are queued at once: the keys are factored while those of the queries are under way.
+    keys_of = token_moments(k, key_mask)
+    queries_of = token_moments(q, query_mask, triangular=True) if band.whole else None
+    keys = keys_of()
     # Coarser keys are summed to 1e-8 of the largest: a direction below that is not theirs.
     space = KeySpace.of(keys, ridge, tolerance=1e-12 if k.dtype == torch.float64 else 1e-7)
-    if band.whole:
-        found = _whole(q, k, TokenMoments.of(q, query_mask), keys, space, query_mask, key_mask, scale)
+    if queries_of is not None:
+        found = _whole(q, k, queries_of, keys, space, query_mask, key_mask, scale)
     else:
         found = _masked(q, k, keys, space, band, query_mask, key_mask, scale, leading)
     return found if groups is None else _flattened(found)
@@ -180,78 +187,49 @@ def energy_field(
 def _whole(
     q: Tensor,
     k: Tensor,
-    queries: TokenMoments,
+    queries_of: Callable[[], TokenMoments],
     keys: TokenMoments,
     space: KeySpace,
     query_mask: Tensor | None,
     key_mask: Tensor | None,
     scale: float,
 ) -> EnergyField:
-    """Every query sees every key."""
-    a, b = abs(scale) * queries.about_zero(), keys.factor
+    """Every query sees every key. A device has work queued whenever the host factors something."""
+    heads, b = q.shape[:-2], keys.factor
+    mean, query_form = placed(k.device, keys.mean, abs(scale) * b.mT)
+    rows = row_energies(q, query_form, query_mask)
+    a = abs(scale) * queries_of().about_zero()
+    (forms,) = placed(k.device, key_forms(space, a))
+    energies, total = key_pass(k, mean, forms, key_mask)
+    sums = row_sums(q, scale * total, query_mask)
     values = torch.linalg.svdvals(a @ b.mT)[..., : min(q.shape[-2], k.shape[-2])]
-    column_energies, leverages, ridged, total = _key_pass(k, keys.mean, a, space, key_mask)
-    forms = torch.cat((abs(scale) * b.mT, scale * total[..., :, None]), -1)
-    rows, sums = _query_pass(q, forms, query_mask)
     tolerance = max(q.shape[-2], k.shape[-2]) * _DOUBLE if q.dtype == k.dtype == torch.float64 else 2e-6
     # Centring keys far from the origin leaves their rounding behind.
     noise = 8 * _DOUBLE * torch.linalg.matrix_norm(a) * space.offset
+    floor = torch.maximum(tolerance * values[..., 0], noise)
+    values, floor, *sizes = placed(k.device, values, floor, *_sizes(keys, space, heads))
     return EnergyField(
         singular_values=values,
         row_sums=sums,
         row_energies=rows,
-        column_energies=column_energies,
-        leverages=leverages,
-        ridge_leverages=ridged,
-        ridge_dimension=_shaped(space.ridge_dimension, values[..., 0]),
-        key_rank=space.rank.expand(values.shape[:-1]),
-        keys=keys.count.expand(values.shape[:-1]),
+        column_energies=energies[-1],
+        leverages=energies[0],
+        ridge_leverages=energies[1] if len(energies) > 2 else None,
+        ridge_dimension=sizes[2] if len(sizes) > 2 else None,
+        key_rank=sizes[1].long(),
+        keys=sizes[0],
         bound=min(q.shape[-1], max(k.shape[-2] - 1, 0)),
         complete=True,
-        floor=torch.maximum(tolerance * values[..., 0], noise),
+        floor=floor,
     )
 
 
-def _key_pass(
-    k: Tensor, mean: Tensor, a: Tensor, space: KeySpace, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Column energies, leverages, ridge leverages, and the sum of the centred keys."""
-    heads = a.shape[:-2]
-    forms = [a.mT, space.whitening.expand(*heads, -1, -1)]
-    if space.ridge_whitening is not None:
-        forms.append(space.ridge_whitening.expand(*heads, -1, -1))
-    widths = [form.shape[-1] for form in forms]
-    work = torch.float64 if k.dtype == torch.float64 else torch.float32
-    weights = torch.cat(forms, -1).to(work)
-    near = mean.to(work)[..., None, :]
-    rest = (mean - mean.to(work).double()).to(work)[..., None, :]
-    total = a.new_zeros(*k.shape[:-2], k.shape[-1])
-    parts = []
-    for rows in row_blocks(a.new_empty(0).expand(*heads, k.shape[-2], 0), sum(widths)):
-        # Two subtractions keep what the mean has beyond the working precision.
-        centred = (k[..., rows, :].to(work) - near) - rest
-        if mask is not None:
-            centred = torch.where(mask[..., rows, None], centred, 0.0)
-        total = total + centred.sum(-2, dtype=torch.float64)
-        squares = (centred @ weights).square()
-        parts.append(torch.stack([part.sum(-1) for part in squares.split(widths, -1)]))
-    found = torch.cat(parts, -1).double()
-    return found[0], found[1], found[2] if len(widths) > 2 else None, total
-
-
-def _query_pass(q: Tensor, forms: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Row energies and row sums."""
-    work = torch.float64 if q.dtype == torch.float64 else torch.float32
-    weights = forms.to(work)
-    energies, sums = [], []
-    for rows in row_blocks(q, forms.shape[-1]):
-        block = q[..., rows, :].to(work)
-        if mask is not None:
-            block = torch.where(mask[..., rows, None], block, 0.0)
-        product = block @ weights
-        energies.append(product[..., :-1].square().sum(-1))
-        sums.append(product[..., -1])
-    return torch.cat(energies, -1).double(), torch.cat(sums, -1).double()
+def _sizes(keys: TokenMoments, space: KeySpace, heads: torch.Size) -> list[Tensor]:
+    """Keys, rank and ridge dimension of every query head."""
+    found = [keys.count, space.rank.double()]
+    if space.ridge_dimension is not None:
+        found.append(space.ridge_dimension)
+    return [x.expand(heads) for x in found]
 
 
 def _masked(
@@ -266,63 +244,62 @@ def _masked(
     leading: int,
 ) -> EnergyField:
     """Queries see some of the keys."""
-    heads, (queries, width) = q.shape[:-2], q.shape[-2:]
-    n = k.shape[-2]
-    kept_queries = q.new_ones((), dtype=torch.bool) if query_mask is None else query_mask
-    kept_keys = k.new_ones((), dtype=torch.bool) if key_mask is None else key_mask
-    flat_q, flat_k = _flat(q, heads, (queries, width)), _flat(k, heads, (n, width))
-    flat_seen = _flat(kept_keys, heads, (n,))
-    flat_asks = _flat(kept_queries, heads, (queries,))
-    means = _flat(keys.mean, heads, (width,))
+    heads, (queries, width), n = q.shape[:-2], q.shape[-2:], k.shape[-2]
+    mean, forms, offset, *sizes = placed(
+        k.device, keys.mean, key_forms(space, None), space.offset.expand(heads), *_sizes(keys, space, heads)
+    )
+    energies, _ = key_pass(k, mean, forms, key_mask)
     complete = max(queries, n) <= DENSE
+    many = block_rows(max(queries, n), width + 1, q.device, least=1)
     parts = []
-    many = max(1, 4 * BLOCK // (max(queries, n) * (width + 1)))
-    for start in range(0, flat_q.shape[0], many):
+    for start in range(0, heads.numel(), many):
         some = slice(start, start + many)
-        x = torch.where(flat_asks[some, :, None], flat_q[some].double(), 0.0) * scale
-        y = torch.where(flat_seen[some, :, None], flat_k[some].double() - means[some, None, :], 0.0)
-        parts.append(_masked_slice(x, y, flat_seen[some].double(), band, leading, complete))
-    rows, columns, sums, values = (torch.cat(part) for part in zip(*parts, strict=True))
-    a = abs(scale) * torch.linalg.matrix_norm(q.double() if query_mask is None else q.double() * query_mask[..., None])
-    _, leverages, ridged, _ = _key_pass(k, keys.mean, q.new_zeros(*heads, 0, width).double(), space, key_mask)
-    values = values.reshape(*heads, values.shape[-1])
-    size = rows.clamp(min=0).sum(-1).sqrt().reshape(heads)
+        asks = None if query_mask is None else _heads(query_mask, heads, some, 1)
+        seen = None if key_mask is None else _heads(key_mask, heads, some, 1)
+        x = Rows(values=_heads(q, heads, some, 2), kept=asks)
+        y = Rows(values=_heads(k, heads, some, 2), shift=_heads(mean, heads, some, 1), kept=seen)
+        parts.append(_masked_slice(x, y, band, abs(scale), leading, complete))
+    rows, columns, sums, values, norm = (torch.cat(part) for part in zip(*parts, strict=True))
+    size = rows.sum(-1).sqrt().reshape(heads)
     return EnergyField(
-        singular_values=values,
+        singular_values=values.reshape(*heads, values.shape[-1]),
         row_sums=sums.reshape(*heads, queries),
-        row_energies=rows.reshape(*heads, queries).clamp(min=0),
-        column_energies=columns.reshape(*heads, n).clamp(min=0),
-        leverages=leverages,
-        ridge_leverages=ridged,
-        ridge_dimension=_shaped(space.ridge_dimension, size),
-        key_rank=space.rank.expand(heads),
-        keys=keys.count.expand(heads),
+        row_energies=rows.reshape(*heads, queries),
+        column_energies=columns.reshape(*heads, n),
+        leverages=energies[0].expand(*heads, n),
+        ridge_leverages=energies[1].expand(*heads, n) if len(energies) > 1 else None,
+        ridge_dimension=sizes[2] if len(sizes) > 2 else None,
+        key_rank=sizes[1].long(),
+        keys=sizes[0],
         bound=None,
         complete=complete,
-        floor=torch.maximum(max(queries, n) * _DOUBLE * size, 8 * _DOUBLE * a * space.offset),
+        floor=torch.maximum(max(queries, n) * _DOUBLE * size, 8 * _DOUBLE * norm.reshape(heads) * offset),
     )
 
 
 def _masked_slice(
-    x: Tensor, y: Tensor, seen: Tensor, band: Band, leading: int, complete: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Row and column energies, row sums and singular values of a few heads, in double precision."""
-    ones = seen[..., None]
-    counts = band.sums(ones, x.shape[-2])[..., 0]
-    totals = (x * band.sums(y, x.shape[-2])).sum(-1)
+    x: Rows, y: Rows, band: Band, scale: float, leading: int, complete: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Row and column energies, row sums, singular values and the size of the queries of a few heads."""
+    (heads, queries, _), n = x.values.shape, y.values.shape[-2]
+    device = x.values.device
+    counts = band.counts(queries, n, y.kept, device).expand(heads, queries)
+    totals = band.dots(x, y)
     means = totals / counts.clamp(min=1)
-    left = torch.cat((x, -means[..., None]), -1)
-    right = torch.cat((y, ones), -1)
-    rows = band.squares(left, right)
-    columns = band.mirrored().squares(right, left)
-    if complete:
-        field = (left @ right.mT).masked_fill(~band.visible(x.shape[-2], y.shape[-2], x.device), 0.0)
-        values = torch.linalg.svdvals(field)
-    elif leading > 0:
-        values = leading_values(left, right, band, leading)
-    else:
-        values = rows.new_zeros(len(rows), 0)
-    return rows, columns, totals - means * counts, values
+    seen = torch.ones(1, 1, dtype=torch.float64, device=device) if y.kept is None else y.kept.double()
+    x, y = replace(x, last=-means), replace(y, last=seen.expand(heads, n))
+    rows = band.squares(x, y).clamp_(min=0).mul_(scale**2)
+    columns = band.mirrored().squares(y, x).clamp_(min=0).mul_(scale**2)
+    norm = scale * x.norm()
+    values = rows.new_zeros(heads, 0)
+    if complete or leading > 0:
+        left, right = scale * x.joined(), y.joined()
+        if complete:
+            hidden = ~band.visible(queries, n, device)
+            values = torch.linalg.svdvals((left @ right.mT).masked_fill(hidden, 0.0))
+        else:
+            values = leading_values(left, right, band, leading)
+    return rows, columns, scale * (totals - means * counts), values, norm
 
 
 def _participation(energies: Tensor, nothing: Tensor) -> Tensor:
@@ -330,13 +307,14 @@ def _participation(energies: Tensor, nothing: Tensor) -> Tensor:
     return torch.where(nothing, torch.nan, 1 / shares.square().sum(-1))
 
 
-def _shaped(value: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if value is None else value.expand(like.shape)
-
-
-def _flat(x: Tensor, heads: torch.Size, rest: tuple[int, ...]) -> Tensor:
-    """One axis for all heads."""
-    return x.expand(*heads, *rest).reshape(heads.numel(), *rest)
+def _heads(x: Tensor, heads: torch.Size, some: slice, rest: int) -> Tensor:
+    """Some of the query heads on one axis; those of a group share what their key head has."""
+    flat = x.reshape(-1, *x.shape[x.ndim - rest :])
+    shared = heads.numel() // len(flat)
+    if shared == 1:
+        return flat[some]
+    wanted = torch.arange(some.start, min(some.stop, heads.numel()), device=x.device)
+    return flat[wanted // shared]
 
 
 def _checked(
@@ -372,10 +350,10 @@ def _with_bias(
     """A bias per key as one more column; −inf hides the key."""
     bias = bias.detach().to(torch.promote_types(bias.dtype, k.dtype))
     bias = bias.expand(k.shape[:-1]) if groups is None else bias.expand(k.squeeze(-3).shape[:-1]).unsqueeze(-2)
+    # Whether a key is hidden at all is not asked: a device would have to be waited for.
     hidden = bias == -torch.inf
-    if bool(hidden.any()):
-        mask = ~hidden if mask is None else mask & ~hidden
-        bias = torch.where(hidden, 0.0, bias)
+    mask = ~hidden if mask is None else mask & ~hidden
+    bias = torch.where(hidden, 0.0, bias)
     q = torch.cat((q, q.new_full((*q.shape[:-1], 1), 1 / scale, dtype=bias.dtype)), -1)
     return q, torch.cat((k, bias[..., None]), -1), mask
 

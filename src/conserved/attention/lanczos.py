@@ -1,6 +1,6 @@
 r"""Leading singular values of a masked field through products with vectors, each in O(L d).
 
-E_ij = l_i·r_j where j is visible from i, so (E v)_i = l_i · Σ_{visible j} r_j v_j: prefix sums again. Golub and Kahan's
+E_ij = l_i·r_j where j is visible from i, so (E v)_i = Σ_{visible j} l_i·(r_j v_j): prefix sums again. Golub and Kahan's
 bidiagonalisation with full reorthogonalisation turns such products into singular values.
 """
 
@@ -42,11 +42,11 @@ def leading_values(
     betas: list[Tensor] = []
     history: list[Tensor] = []
     for step in range(steps):
-        u = (left * band.sums(right * rights[..., step, None], queries)).sum(-1)
+        u = band.dots(left, right * rights[..., step, None])
         alpha, u = _unit(u, lefts[..., :step])
         alphas.append(alpha)
         lefts[..., step] = u
-        v = (right * back.sums(left * u[..., None], keys)).sum(-1)
+        v = back.dots(right, left * u[..., None])
         beta, v = _unit(v, rights[..., : step + 1])
         values = _bidiagonal(alphas, betas, count)
         history.append(values)

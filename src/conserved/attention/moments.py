@@ -9,33 +9,45 @@ which for factors reads: F is the triangular factor of F₁, F₂ and √(n₁ n
 sequence may be cut into blocks, or over machines, anywhere.
 
 Double-precision vectors are triangularised by QR, which does not square their condition number. For coarser ones the
-scatter itself is summed in double precision: its error, about 1e-16 ‖C‖, moves a singular value by at most 1e-8 of the
-largest, far below the rounding of the vectors, and it is several times faster.
+scatter itself is summed in double precision, about their mean in single precision, s:
+
+    t = Σ (x_j − s),   m = s + t/n,   C = Σ (x_j − s)(x_j − s)ᵀ − t tᵀ/n.
+
+Since t/n is but the rounding of s, nothing cancels. The error, about 1e-16 ‖C‖, moves a singular value by at most 1e-8
+of the largest, far below the rounding of the vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-BLOCK = 1 << 21
-"""How many numbers a temporary may hold: 16 MiB in double precision."""
+from conserved.attention.small_matrices import fetched, placed
+
+BLOCK = 1 << 19
+"""How many numbers a temporary may hold on a processor: 4 MiB in double precision, which caches hold."""
+
+DEVICE_BLOCKS = 16
+"""How many times as many on a GPU, where few large operations count: 64 MiB."""
+
+_CHUNK = 512
+"""Rows whose products are summed by one product of matrices; a device takes many such at once."""
 
 
-def block_rows(heads: int, width: int, least: int = 64) -> int:
+def block_rows(heads: int, width: int, device: torch.device, least: int = 64) -> int:
     """How many rows of all heads make up one block."""
-    return max(least, BLOCK // max(1, heads * width))
+    numbers = DEVICE_BLOCKS * BLOCK if device.type == "cuda" else BLOCK
+    return max(least, numbers // max(1, heads * width))
 
 
 def row_blocks(x: Tensor, width: int | None = None) -> Iterator[slice]:
     """Slices of the second-last axis of `x` whose blocks fit a temporary."""
     length, size = x.shape[-2:]
-    heads = x.shape[:-2].numel()
-    rows = block_rows(heads, max(size, width or 0))
+    rows = block_rows(x.shape[:-2].numel(), max(size, width or 0), x.device)
     for start in range(0, length, rows):
         yield slice(start, min(start + rows, length))
 
@@ -47,27 +59,15 @@ class TokenMoments:
     count: Float[Tensor, "*heads"]
     mean: Float[Tensor, "*heads d"]
     factor: Float[Tensor, "*heads rows d"]
+    orthogonal: bool = False
+    """Whether the rows of the factor are orthogonal and fall in length: its singular vectors, times their values."""
 
     @staticmethod
     def of(x: Float[Tensor, "*heads n d"], mask: Bool[Tensor, "*#heads n"] | None = None) -> TokenMoments:
         """The moments of the rows of `x`, or of those that `mask` keeps."""
-        exact = x.dtype == torch.float64
-        total = _nothing(x)
-        scatter = total.factor.new_zeros(*x.shape[:-2], x.shape[-1], x.shape[-1])
-        for rows in row_blocks(x):
-            block = x[..., rows, :].double()
-            kept = None if mask is None else mask[..., rows].expand(block.shape[:-1]).double()
-            count, mean, centred = _centred(block, kept)
-            if exact:
-                part = TokenMoments(count=count, mean=mean, factor=torch.linalg.qr(centred, mode="r").R)
-                total = total.merge(part)
-            else:
-                n, middle, lift = _joined(total, count, mean)
-                scatter = scatter + centred.mT @ centred + lift[..., :, None] * lift[..., None, :]
-                total = TokenMoments(count=n, mean=middle, factor=total.factor)
-        if not bool(torch.isfinite(total.mean).all()) or not bool(torch.isfinite(scatter).all()):
-            raise ValueError("Queries and keys must be finite; some are NaN or infinite.")
-        return total if exact else TokenMoments(count=total.count, mean=total.mean, factor=_factor(scatter))
+        found = token_moments(x, mask)()
+        count, mean, factor = placed(x.device, found.count, found.mean, found.factor)
+        return TokenMoments(count=count, mean=mean, factor=factor, orthogonal=found.orthogonal)
 
     def merge(self, other: TokenMoments) -> TokenMoments:
         """The moments of both sets together."""
@@ -81,10 +81,83 @@ class TokenMoments:
         return torch.linalg.qr(rows, mode="r").R
 
 
-def _nothing(x: Tensor) -> TokenMoments:
+def token_moments(x: Tensor, mask: Tensor | None, *, triangular: bool = False) -> Callable[[], TokenMoments]:
+    """Queues the sums over tokens; calling the result waits for them and factors them, few heads on the host.
+
+    With `triangular` the factor may be any; that of coarse vectors then takes a tenth of the time.
+    """
+    exact = x.dtype == torch.float64
+    count, mean, matrix = _triangularised(x, mask) if exact else _scatter(x, mask)
+    d, rows = x.shape[-1], matrix.shape[-2]
+    arrived = fetched(torch.cat((count[..., None], mean, matrix.flatten(-2)), -1), x.shape[:-2].numel())
+
+    def moments() -> TokenMoments:
+        packed = arrived()
+        if not bool(torch.isfinite(packed).all()):
+            raise ValueError("Queries and keys must be finite; some are NaN or infinite.")
+        count, mean, flat = packed[..., 0], packed[..., 1 : 1 + d], packed[..., 1 + d :]
+        matrix = flat.unflatten(-1, (rows, d))
+        if exact:
+            return TokenMoments(count=count, mean=mean, factor=matrix)
+        factor = _cholesky(matrix) if triangular else None
+        if factor is not None:
+            return TokenMoments(count=count, mean=mean, factor=factor)
+        return TokenMoments(count=count, mean=mean, factor=_factor(matrix), orthogonal=True)
+
+    return moments
+
+
+def double_less(x: Tensor, shift: Tensor) -> Tensor:
+    """x − shift in double precision: a GPU converts as it reads, a processor is faster if that is done first."""
+    return torch.sub(x, shift) if x.device.type == "cuda" else x.to(torch.float64, copy=True).sub_(shift)
+
+
+def gram(y: Float[Tensor, "*heads n d"]) -> Float[Tensor, "*heads d d"]:
+    """Σ y yᵀ, as products of matrices that are short enough for a device to take many at once."""
+    whole = y.shape[-2] // _CHUNK * _CHUNK
+    if whole < 2 * _CHUNK:
+        return y.mT @ y
+    chunks = y[..., :whole, :].unflatten(-2, (-1, _CHUNK))
+    found = (chunks.mT @ chunks).sum(-3)
+    return found if whole == y.shape[-2] else found + y[..., whole:, :].mT @ y[..., whole:, :]
+
+
+def _scatter(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and scatter of coarse vectors, in double precision."""
+    heads, (n, d) = x.shape[:-2], x.shape[-2:]
+    if mask is None:
+        count = torch.full(heads, float(n), dtype=torch.float64, device=x.device)
+        near = x.mean(-2, dtype=torch.float32)
+    else:
+        mask = mask.expand(x.shape[:-1])
+        count = mask.sum(-1, dtype=torch.float64)
+        blocks = (torch.where(mask[..., rows, None], x[..., rows, :], 0.0) for rows in row_blocks(x))
+        near = torch.stack([block.sum(-2, dtype=torch.float32) for block in blocks]).sum(0)
+        near = near / count.clamp(min=1)[..., None]
+    # A sum beyond single precision is no reason to refuse vectors that are within it.
+    shift = torch.where(torch.isfinite(near), near, 0.0).double()[..., None, :]
+    total, scatter = shift.new_zeros(*heads, d), shift.new_zeros(*heads, d, d)
+    for rows in row_blocks(x):
+        block = double_less(x[..., rows, :], shift)
+        if mask is not None:
+            block = torch.where(mask[..., rows, None], block, 0.0)
+        total += block.sum(-2)
+        scatter += gram(block)
+    rest = total / count.clamp(min=1)[..., None]
+    return count, shift[..., 0, :] + rest, scatter - total[..., :, None] * rest[..., None, :]
+
+
+def _triangularised(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and triangular factor of double-precision vectors."""
     heads, d = x.shape[:-2], x.shape[-1]
-    zero = torch.zeros(*heads, d, dtype=torch.float64, device=x.device)
-    return TokenMoments(count=zero.new_zeros(heads), mean=zero, factor=zero.new_zeros(*heads, 0, d))
+    zero = x.new_zeros(*heads, d)
+    total = TokenMoments(count=zero.new_zeros(heads), mean=zero, factor=zero.new_zeros(*heads, 0, d))
+    for rows in row_blocks(x):
+        block = x[..., rows, :]
+        kept = None if mask is None else mask[..., rows].expand(block.shape[:-1]).double()
+        count, mean, centred = _centred(block, kept)
+        total = total.merge(TokenMoments(count=count, mean=mean, factor=torch.linalg.qr(centred, mode="r").R))
+    return total.count, total.mean, total.factor
 
 
 def _centred(block: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,5 +181,14 @@ def _joined(total: TokenMoments, count: Tensor, mean: Tensor) -> tuple[Tensor, T
 
 
 def _factor(scatter: Tensor) -> Tensor:
+    """The factor whose rows are eigenvectors, the longest first."""
     values, vectors = torch.linalg.eigh(scatter)
-    return values.clamp(min=0).sqrt()[..., :, None] * vectors.mT
+    return (values.clamp(min=0).sqrt()[..., None, :] * vectors).flip(-1).mT
+
+
+def _cholesky(scatter: Tensor) -> Tensor | None:
+    """The triangular factor, if every head has one; not asked for on a device, which would have to be waited for."""
+    if scatter.device.type != "cpu":
+        return None
+    found, failed = torch.linalg.cholesky_ex(scatter)
+    return None if bool(failed.any()) else found.mT

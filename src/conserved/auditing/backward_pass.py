@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -75,7 +76,8 @@ def _lawful(model: nn.Module, theta: Mapping[str, Tensor], laws: LawSet) -> tupl
     with a parameter that shares its memory with another since: a step of that one moves it too; nor one of an embedding
     whose padding row is no longer zero.
     """
-    state = tuple((name, id(p), p.requires_grad, _address(p)) for name, p in theta.items())
+    found = theta.values()
+    state = (*theta,), (*map(id, found),), (*map(attrgetter("requires_grad"), found),), _addresses(found)
     known = _LAWFUL.get(model)
     if known is not None and known[0] == state and known[1] is laws:
         return known[2], known[3]
@@ -97,12 +99,12 @@ def _lawful(model: nn.Module, theta: Mapping[str, Tensor], laws: LawSet) -> tupl
     return lawful, gone
 
 
-def _address(tensor: Tensor) -> int:
+def _addresses(tensors: Collection[Tensor]) -> tuple[int, ...]:
     try:
-        return tensor.data_ptr()
+        return (*map(Tensor.data_ptr, tensors),)
     except RuntimeError:
         # A wrapper around other tensors has no memory of its own.
-        return 0
+        return tuple(_addresses([one])[0] if len(tensors) > 1 else 0 for one in tensors)
 
 
 def _lost(

@@ -77,7 +77,7 @@ def audit(
     parts = parts_of(model)
     found = laws_of_model(model, loss=loss, parts=parts) if laws is None else laws
     with torch.no_grad():
-        backward = BackwardPass.of(model, found, parameters_of(model, parts))
+        backward = BackwardPass.of(model, found, parameters_of(parts))
         assert backward.slopes is not None
         weighing = Weighing.begun(backward.laws.plan, backward.points, backward.slopes, lengths=not wait)
         wait = wait or gauge is not None or bool(weighing.meshes)

@@ -7,6 +7,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -110,11 +112,11 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str, _Known]] = weakref.WeakKe
 def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
     """The laws of a model as it is now, if they were inferred before."""
     kept = _KNOWN.get(model, {}).get("any" if loss == "regression" else loss)
-    return kept.laws if kept is not None and kept.state == _state(parts_of(model)) else None
+    return kept.laws if kept is not None and kept.state == parts_of(model).state else None
 
 
 def laws_of_model(
-    model: nn.Module, *, loss: str = "any", call: Call | None = None, parts: Parts | None = None
+    model: nn.Module, *, loss: str = "any", call: Call | None = None, parts: ModelParts | None = None
 ) -> LawSet:
     """The laws of a model, inferred once and kept with it.
 
@@ -130,7 +132,7 @@ def laws_of_model(
 
     """
     word = "any" if loss == "regression" else loss
-    state = _state(parts or parts_of(model))
+    state = (parts or parts_of(model)).state
     kept = _KNOWN.setdefault(model, {})
     if word in kept and kept[word].state == state:
         return kept[word].laws
@@ -150,49 +152,59 @@ def laws_of_model(
     return found
 
 
-def _state(parts: Parts) -> Hashable:
-    """What the laws of a model depend on besides its code. Kept laws hold the parameters, so that no identity is used
-    twice.
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelParts:
+    """A model's parameters as they are now, without their names, which take longer to list."""
+
+    model: nn.Module
+    parameters: tuple[nn.Parameter, ...]
+    """Wherever a module has one: those that are shared, several times."""
+    state: Hashable
+    """What the laws of the model depend on besides its code. Kept laws hold the parameters, so that no identity is
+    used twice.
     """
-    parameters, modules = parts
-    return (
-        tuple((name, id(parameter), parameter.requires_grad) for name, parameter in parameters),
-        tuple((type(module), module.training, id(vars(module).get("forward"))) for module in modules),
+
+
+def parts_of(model: nn.Module) -> ModelParts:
+    """The parts of a model, level by level and without a loop over modules: it is asked for in every step."""
+    modules = {id(model): model}
+    level = [model]
+    while level:
+        below = chain.from_iterable(map(methodcaller("values"), map(attrgetter("_modules"), level)))
+        found = {id(module): module for module in below if module is not None}
+        level = [module for key, module in found.items() if key not in modules]
+        modules |= found
+    own = [*map(attrgetter("_parameters"), modules.values())]
+    placed = [*chain.from_iterable(map(methodcaller("values"), own))]
+    parameters = tuple(parameter for parameter in placed if parameter is not None)
+    attributes = [*map(vars, modules.values())]
+    state = (
+        (*modules,),
+        (*map(type, modules.values()),),
+        (*map(attrgetter("training"), modules.values()),),
+        (*map(id, map(methodcaller("get", "forward"), attributes)),),
+        (*chain.from_iterable(map(methodcaller("keys"), own)),),
+        (*map(id, placed),),
+        (*map(attrgetter("requires_grad"), parameters),),
     )
+    return ModelParts(model, parameters, state)
 
 
-Parts = tuple[list[tuple[str, nn.Parameter]], list[nn.Module]]
+_NAMED: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, tuple[str, ...], tuple[int, ...]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""For every model the names of its parameters, and which of its parts each is, as long as its state is this."""
 
 
-def parts_of(model: nn.Module) -> Parts:
-    """Parameters under every name and modules, each module once: what torch lists in several slow passes, in one."""
-    parameters: list[tuple[str, nn.Parameter]] = []
-    modules: list[nn.Module] = []
-    seen: set[int] = set()
-    waiting: list[tuple[str, nn.Module]] = [("", model)]
-    while waiting:
-        prefix, module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        modules.append(module)
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                parameters.append((prefix + name, parameter))
-        children = module._modules
-        if children:
-            # The last one to wait is the next.
-            below = [(f"{prefix}{name}.", child) for name, child in children.items() if child is not None]
-            waiting += reversed(below)
-    if type(model).named_parameters is not nn.Module.named_parameters:
-        # A wrapper that has other names for them.
-        parameters = list(model.named_parameters(remove_duplicate=False))
-    return parameters, modules
-
-
-def parameters_of(model: nn.Module, parts: Parts | None = None) -> dict[str, nn.Parameter]:
+def parameters_of(parts: ModelParts) -> dict[str, nn.Parameter]:
     """Every parameter once, by its first name."""
-    found: dict[int, tuple[str, nn.Parameter]] = {}
-    for name, parameter in (parts or parts_of(model))[0]:
-        found.setdefault(id(parameter), (name, parameter))
-    return dict(found.values())
+    known = _NAMED.get(parts.model)
+    if known is None or known[0] != parts.state:
+        named = dict(parts.model.named_parameters())
+        places = {id(parameter): place for place, parameter in enumerate(parts.parameters)}
+        if not places.keys() >= {*map(id, named.values())}:
+            # A wrapper that makes them when they are asked for.
+            return named
+        known = parts.state, (*named,), tuple(places[id(parameter)] for parameter in named.values())
+        _NAMED[parts.model] = known
+    return dict(zip(known[1], map(parts.parameters.__getitem__, known[2]), strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, nan
 from typing import Any, overload
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.laws.rescaled_identities import norms, reweighed
-from conserved.moment import Direction, HostCopy, Norms, Plan, Point
+from conserved.moment import Direction, HostCopy, Memory, Norms, Plan, Point, memory_of
 from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status
 
@@ -117,6 +118,33 @@ def balance_of(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtyp
     return Weighing.begun(plan, theta, slopes, dtype=dtype).balance(theta, slopes)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Queued:
+    """Numbers on the device, and what they are: see `Weighing`."""
+
+    numbers: Float[Tensor, " numbers"]
+    places: Sequence[int]
+    names: tuple[str, ...]
+    lengths: tuple[str, ...]
+    samples: tuple[int, ...]
+
+
+def _queued(plan: Plan, theta: Tensors, slopes: Tensors, dtype: torch.dtype | None, *, lengths: bool) -> _Queued:
+    """Everything that is read of parameters and gradients, in one row of numbers; see `Weighing.begun`."""
+    moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
+    places, tables = moments.sizes()
+    anywhere = next((slope.device for slope in slopes.values()), torch.device("cpu"))
+    device = tables[0].device if tables else anywhere
+    names, norms = _norms_of_all(slopes, moments.norms, device)
+    needed = {name: theta[name] for name in plan.needs} if lengths else {}
+    long, own = _norms_of_all(needed, moments.lengths, device) if lengths else ((), [])
+    samples = _samples(slopes, device)
+    parts = [*(table.flatten() for table in tables), *norms, *own]
+    parts += [torch.cat(samples)] if samples else []
+    numbers = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+    return _Queued(numbers, places, names, long, tuple(part.numel() for part in samples))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weighing:
     """A reading of parameters and gradients that is queued on their device; nothing has waited for it."""
@@ -152,24 +180,24 @@ class Weighing:
 
         """
         with torch.no_grad():
-            moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
-            places, tables = moments.sizes()
-            anywhere = next((slope.device for slope in slopes.values()), torch.device("cpu"))
-            device = tables[0].device if tables else anywhere
-            names, norms = _norms_of_all(slopes, moments.norms, device)
-            needed = {name: theta[name] for name in plan.needs} if lengths else {}
-            long, own = _norms_of_all(needed, moments.lengths, device) if lengths else ((), [])
-            samples = _samples(slopes, device)
-            parts = [*(table.flatten() for table in tables), *norms, *own]
-            parts += [torch.cat(samples)] if samples else []
-            queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+            work = partial(_queued, plan, theta, slopes, dtype, lengths=lengths)
+            first = next(iter(slopes.values()), None)
+            memory: Memory | None = None
+            if first is not None and first.is_cuda and not torch.cuda.is_current_stream_capturing():
+                memory = memory_of([*(theta[name] for name in plan.needs), *slopes.values()])
+            if memory is None:
+                queued = work()
+            else:
+                # The numbers of a recording lie in one place: work of another stream must not write over them.
+                stream = torch.cuda.current_stream(memory.device).cuda_stream
+                queued = plan.replays.run(memory, ((*slopes,), dtype, lengths, stream), work)
             return Weighing(
                 plan=plan,
-                numbers=HostCopy.of(queued),
-                places=places,
-                names=names,
-                lengths=long,
-                samples=tuple(part.numel() for part in samples),
+                numbers=HostCopy.of(queued.numbers),
+                places=queued.places,
+                names=queued.names,
+                lengths=queued.lengths,
+                samples=queued.samples,
                 least={place: _least(parameter, slopes) for place, parameter in plan.linear.items()},
                 single=any(slope.dtype != torch.float64 for slope in slopes.values()),
                 meshes=_meshes(theta),
@@ -275,16 +303,18 @@ def _least(parameter: str | None, slopes: Tensors) -> float:
 def _norms_of_all(
     tensors: Tensors, known: Norms | None, device: torch.device
 ) -> tuple[tuple[str, ...], list[Float[Tensor, " some"]]]:
-    """Norms of tensors, of which some may be known: the names in order, and the norms in pieces."""
+    """Norms of tensors, of which some may be known: the names in some order, and the norms in pieces."""
     if known is None:
-        return tuple(tensors), [_norms(tensors, device)]
+        names, values = _norms(tensors, device)
+        return names, [values]
     found = frozenset(known.names)
     rest = {name: tensor for name, tensor in tensors.items() if name not in found}
-    return (*known.names, *rest), [known.values, *([_norms(rest, device)] if rest else [])]
+    names, values = _norms(rest, device)
+    return (*known.names, *names), [known.values, values]
 
 
-def _norms(slopes: Tensors, device: torch.device) -> Float[Tensor, " gradients"]:
-    """The norm of every gradient; those of plain ones in few operations, and none in half precision."""
+def _norms(slopes: Tensors, device: torch.device) -> tuple[tuple[str, ...], Float[Tensor, " gradients"]]:
+    """The norm of every gradient, in some order; those of plain ones in few operations, and none in half precision."""
     alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for name, slope in slopes.items():
         if not hasattr(slope, "full_tensor"):
@@ -301,12 +331,8 @@ def _norms(slopes: Tensors, device: torch.device) -> Float[Tensor, " gradients"]
         order.append(name)
         parts.append(whole(torch.linalg.vector_norm(slopes[name])).reshape(1))
     if not parts:
-        return torch.zeros(0, device=device, dtype=torch.float64)
-    found = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
-    if order == list(slopes):
-        return found
-    places = {name: place for place, name in enumerate(order)}
-    return found[torch.tensor([places[name] for name in slopes]).to(device, non_blocking=True)]
+        return (), torch.zeros(0, device=device, dtype=torch.float64)
+    return (*order,), torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
 
 
 def _dense(slope: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from conserved.moment.forms import Pair, Sums, Wanted
 from conserved.moment.plan import HostCopy, Moments, Plan
+from conserved.moment.replays import Memory, memory_of
 from conserved.moment.row_identities import Norms
 from conserved.moment.sources import Direction, Paired, Point, Reader, Source
 from conserved.moment.torch_backend import of_legs
@@ -9,6 +10,7 @@ from conserved.moment.torch_backend import of_legs
 __all__ = [
     "Direction",
     "HostCopy",
+    "Memory",
     "Moments",
     "Norms",
     "Pair",
@@ -19,5 +21,6 @@ __all__ = [
     "Source",
     "Sums",
     "Wanted",
+    "memory_of",
     "of_legs",
 ]

@@ -20,7 +20,7 @@ def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
             message = (
                 f"An entry of {entry.law} changed by {entry.observed:.3g} in step {record.step}, of which "
                 f"{entry.residual:.3g} is not the optimizer's doing: {entry.excess:.3g} times what rounding explains "
-                f"({entry.bound:.1g})."
+                f"({entry.bound:.3g})."
             )
         else:
             message = f"{entry.law} is not finite after step {record.step}."

@@ -329,7 +329,7 @@ def _said(rows: Sequence[Row]) -> str:
     worst = rows[0]
     between = " and ".join(worst.where[:4]) + (f" and {len(worst.where) - 4} more" if len(worst.where) > 4 else "")
     text = (
-        f"The gradient identity of {worst.name} does not hold: residual {worst.residual:.2g}, {worst.excess:.3g} times "
-        f"what rounding explains ({worst.tolerance:.1g}). It stands between {between}."
+        f"The gradient identity of {worst.name} does not hold: residual {worst.residual:.3g}, {worst.excess:.3g} times "
+        f"what rounding explains ({worst.tolerance:.3g}). It stands between {between}."
     )
     return " ".join([text, *(f"{one[0].upper()}{one[1:]}." for one in worst.suggests)])
