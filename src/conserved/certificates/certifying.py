@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +27,9 @@ from conserved.certificates.trace import trace_with_limits
 from conserved.certificates.words import choose
 from conserved.discovery import find_laws
 from conserved.discovery.function import Inputs, ParameterFunction, Unsuitable, function_of, to_device, written_out
+from conserved.discovery.listed import upright
 from conserved.inference import recognize
 from conserved.laws import LawSet
-from conserved.symmetry import Leg, Symmetry
 from conserved.verdict import Verdict
 from conserved.version import __version__
 
@@ -179,16 +179,8 @@ def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
     exact = found.select(lambda symmetry: symmetry.exact)
     proved = sum(found.proof(symmetry.name) == Verdict.PROVED for symmetry in exact)
     order = list(function.start)
-    exact = LawSet(symmetries=tuple(_upright(symmetry, order) for symmetry in exact))
+    exact = LawSet(symmetries=tuple(upright(symmetry, order) for symmetry in exact))
     return exact, f"inferred from the program, {proved} of {len(exact)} by a checked derivation"
-
-
-def _upright(symmetry: Symmetry, order: Sequence[str]) -> Symmetry:
-    """The same law with a plus before the parameter that comes first."""
-    first = min(symmetry.legs, key=lambda leg: order.index(leg.view.parameter))
-    if first.degree > 0:
-        return symmetry
-    return replace(symmetry, legs=tuple(Leg(leg.view, -leg.degree) for leg in symmetry.legs))
 
 
 def together(inferred: LawSet, searched: LawSet) -> LawSet:
