@@ -12,7 +12,7 @@ from conserved import Verdict, discover
 from conserved.blocks import Attention, SwiGLU
 from conserved.discovery import discovery, listed
 from conserved.discovery.function import function_of
-from conserved.discovery.listed import Place, gradients_of, read_off
+from conserved.discovery.listed import LawsAtPoint, gradients_of, read_off
 from conserved.discovery.rank import closure
 from conserved.laws.independence import rank_of_gradients
 from conserved.symmetry import Leg, Symmetry
@@ -102,7 +102,7 @@ def test_gradients_of_laws_agree_with_a_jacobian() -> None:
 def test_ranks_of_laws_and_what_of_them_lies_in_the_span() -> None:
     function = function_of(attention(), INPUT, loss="any", params=None, device=None)
     count = closure(function, depth=None, generator=torch.Generator().manual_seed(0), progress=lambda text: None)
-    place, laws = Place(function, count), read_off(function)
+    place, laws = LawsAtPoint(function, count), read_off(function)
     assert place.rank(laws) == rank_of_gradients(laws, function.split(count.theta)) == 12
     assert place.overlap(laws) < 1e-12
     wrong = replace(laws[0], legs=tuple(Leg(leg.view, 1) for leg in laws[0].legs))

@@ -50,7 +50,7 @@ def listed(
     infer: bool,
 ) -> Listed:
     """All formulas. `search` is asked for more only if those read off the program explain less than was counted."""
-    places = [Place(function, closure) for closure in closures]
+    places = [LawsAtPoint(function, closure) for closure in closures]
     inferred: list[Symmetry] = []
     if infer:
         say("reading laws off the program")
@@ -115,7 +115,7 @@ def gradients_of(
     return rows
 
 
-class Place:
+class LawsAtPoint:
     """One of the points of a count: the gradients of laws there, each computed once."""
 
     def __init__(self, function: ParameterFunction, closure: Closure) -> None:
@@ -168,7 +168,7 @@ class Place:
         return gradient_rows(self.function, theta, samples, _SAMPLES)
 
 
-def _holding(symmetries: Sequence[Symmetry], places: Sequence[Place]) -> list[Symmetry]:
+def _holding(symmetries: Sequence[Symmetry], places: Sequence[LawsAtPoint]) -> list[Symmetry]:
     """Symmetries whose laws do not change along gradient fields at any of the points."""
     kept = list(symmetries)
     for place in places if kept else ():
@@ -193,7 +193,7 @@ def _violation(rows: Float[Tensor, "numbers D"], fields: Float[Tensor, "samples 
     return float((rates / torch.where(sizes > 0, sizes, 1)).max()) if rates.numel() else 0.0
 
 
-def _new(searched: list[Symmetry], inferred: Sequence[Symmetry], span: Span, place: Place) -> list[Symmetry]:
+def _new(searched: list[Symmetry], inferred: Sequence[Symmetry], span: Span, place: LawsAtPoint) -> list[Symmetry]:
     """Those of the laws searched for that say more than those read off the program; the exact ones join the span."""
     names = {one.name for one in inferred}
     nearly = any(not one.exact for one in inferred)

@@ -40,8 +40,8 @@ NOTHING = 1e-11
 """Large blocks whose remainders are all below this, a tenth of the cut, are forgotten without being taken apart."""
 
 REFLECTED = 1e-2
-"""Blocks whose remainders are all above this become axes. Rounding of a block of n unit vectors is in proportion to
-√n, so that directions of a large one are known to 1e-12 too."""
+"""Remainders of a block that all are above this become axes. Rounding of a block is in proportion to its length, √n for
+n unit vectors, so that the directions of a large one are known to 1e-12 too."""
 
 _LARGEST_SVD = 512
 """Larger blocks are halved before their singular values are computed."""
