@@ -47,7 +47,7 @@ def measured(model: nn.Module, width: int) -> dict[str, Any]:
     forms: list[float] = []
 
     def note(message: str) -> None:
-        if message.startswith("looking for forms"):
+        if message.startswith("reading laws off"):
             forms.append(time.process_time())
 
     found = discover(model, torch.zeros(TOKENS, width), progress=note)
@@ -57,6 +57,7 @@ def measured(model: nn.Module, width: int) -> dict[str, Any]:
         "count": found.count,
         "explained": found.explained,
         "complete": found.complete,
+        "origin": found.origin,
         "gap": found.gap,
         "seconds": time.perf_counter() - clock,
         "processor_seconds": end - used,

@@ -143,19 +143,46 @@ def audit_cost() -> str:
 
 
 def two_trees() -> str:
-    """The first version of the package and today's, in turns."""
-    record = stored("two_trees")
-    rows = [
-        (
-            row["work"],
-            seconds(row["before"]),
-            seconds(row["after"]),
-            f"{row['ratio']:.2f} [{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]",
-        )
-        for row in record["rows"]
-    ]
-    heads = ("work", f"commit {record['before_commit']}", "today", "today / then")
-    return f"{table(heads, rows)}\n\nMedians of rounds in turns, quartiles of the ratio. {made_on(record)}"
+    """The first version of the package and today's, in turns, on a processor and on a GPU."""
+    rows, notes = [], []
+    for device, machine in (("cpu", "two cores"), ("h200", "H200")):
+        record = stored("two_trees", device)
+        notes.append(f"{machine}: {made_on(record)}")
+        rows += [
+            (
+                row["work"],
+                machine,
+                seconds(row["before"]),
+                seconds(row["after"]),
+                f"{row['ratio']:.2f}"
+                + (f" [{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]" if row["rounds"] > 1 else ""),
+            )
+            for row in record["rows"]
+        ]
+    heads = ("work", "on", f"commit {record['before_commit']}", "today", "today / then")
+    return f"{table(heads, rows)}\n\nMedians of rounds in turns, quartiles of the ratio. {' '.join(notes)}"
+
+
+def growth() -> str:
+    """What an audit and a watched step cost as models grow, beside what others do."""
+    tables = []
+    for device in ("cpu", "h200"):
+        record = stored("growth", device)
+        for part in ("audit", "monitor"):
+            rows, powers = record[part]["rows"], record[part]["exponents"]
+            names = [name for name in rows[0] if name != "parameters"]
+            lines = [(size(row["parameters"]), *(seconds(row[name]["done"]) for name in names)) for row in rows]
+            lines.append(
+                (
+                    "grows as parameters to the",
+                    *(f"{powers[name]:.2f} ({powers[f'{name}, last two']:.2f})" for name in names),
+                )
+            )
+            tables.append(table((f"{record['device']}: parameters", *names), lines))
+        peers = ", ".join(f"{name} {seconds(one['done'])}" for name, one in record["peers"].items())
+        tables.append(f"In the same run: {peers}. {made_on(record)}")
+    text = "With the device waited for before and after. Powers over all sizes, and between the last two."
+    return "\n\n".join([*tables, text])
 
 
 def watch_cost() -> str:

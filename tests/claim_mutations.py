@@ -230,7 +230,7 @@ SUMMARY: dict[str, dict[str, Any]] = {
     "summary.gating.corrected": {"builds": (summary.square_gated,)},
     "summary.gating.homogeneous": {"degrees": (1, 1)},
     "summary.moe": {"builds": (block.mixture, block.sparse_mixture)},
-    "summary.deep": {"build": lambda: summary.Deep(lambda z: z)},
+    "summary.deep": {"build": lambda: summary.deep(nn.Identity)},
     "summary.rope": {"kept": lambda planes: 2 * planes},
     "summary.discrete": {"build": block.sigmoid_mixture},
     "summary.untrained": {"seeds": 0},

@@ -54,7 +54,7 @@ SAYS = {
     "discover_new_block": (
         r"VERIFIED: 7 independent laws of 52 parameters, all found",
         r"rank by depth of brackets, first point: 44, 45, 45",
-        r"u        scaling",
+        r"u        forgotten_scale",
     ),
     "certify_new_block": (r"(?s)PROVED: Exactly 7 independent laws.*again from it alone:\nPROVED: Exactly 7",),
     "probe_attention": (

@@ -71,12 +71,14 @@ def test_an_extra_that_is_named_brings_the_package(package: str) -> None:
 def test_every_public_name_is_there_and_warns_of_nothing(core: Environment, tmp_path: Path) -> None:
     code = (
         "import conserved, sys\nfor name in conserved.__all__: getattr(conserved, name)\nprint(conserved.__file__)\n"
-        "conserved.recognize(conserved.blocks.Attention(4, 2))\nprint('torch._dynamo' in sys.modules)"
+        "import torch\nmodel = conserved.blocks.Attention(4, 2)\nconserved.recognize(model)\n"
+        "assert conserved.discover(model, torch.zeros(5, 4)).complete\n"
+        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])"
     )
     shown = core.run(core.python, "-W", "error", "-c", code, at=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith(str(core.folder))
-    assert shown.stdout.endswith("False\n"), "reading laws off does not wait for PyTorch's compiler"
+    assert shown.stdout.endswith("[]\n"), "reading laws off, and counting them, does not wait for PyTorch's compiler"
 
 
 def test_the_version_is_that_of_the_package(core: Environment, tmp_path: Path) -> None:

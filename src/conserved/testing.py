@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from conserved.auditing import Audit, Check, Gauge, audit, check
-from conserved.auditing.softmax_gauge import watch_norms
+from conserved.auditing.random_trial import audited_pass
 from conserved.inference import laws_of_model
 from conserved.laws import LawSet
-from conserved.laws.verification import precision_of
 
 if TYPE_CHECKING:
     import pytest
@@ -103,20 +101,11 @@ def assert_gradients_conserve(
     of which no law is known fails as well: nothing was tested.
     """
     __tracebackhide__ = True
-    seen = Gauge()
     if loss_fn is not None:
-        for parameter in model.parameters():
-            parameter.grad = None
-        with ExitStack() as undo:
-            watch_norms(model, laws, seen, undo, loss=loss)
-            value = loss_fn()
-            if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-                raise ValueError("loss_fn must return a tensor of one number that depends on the parameters.")
-            precision = precision or precision_of(value)
-            value.backward()
-            laws = laws_of_model(model, loss=loss) if laws is None else laws
-    found = laws_of_model(model, loss=loss) if laws is None else laws
-    result = audit(model, found, precision=precision, unused=unused, gauge=seen)
+        result = audited_pass(model, loss_fn, Gauge(), laws, loss=loss, precision=precision, unused=unused)
+    else:
+        found = laws_of_model(model, loss=loss) if laws is None else laws
+        result = audit(model, found, precision=precision, unused=unused, gauge=Gauge())
     if not (result.ok and result.conclusive):
         raise AssertionError(result.summary())
     return result

@@ -23,11 +23,12 @@ from conserved.attention import (
     softmax_statistics,
 )
 from conserved.attention.departures import DepartureWatch, departures
+from conserved.store import RunStore, Sink, SQLite
 
 RULE = Rule(thresholds={"coherence": 0.5, "largest_logit": 0.5, "evenness": 0.5}, memory=3, patience=2)
 
 
-class Kept:
+class Kept(Sink):
     """A sink that keeps what it is given, in the form of those of the law monitor."""
 
     def __init__(self) -> None:
@@ -120,6 +121,16 @@ class TestMonitor:
         assert len(record.readings) == 2 * 2 * 3
         name, gauge = next(iter(monitor.gauges().items()))
         assert gauge() == sink.records[-1].readings[name]
+
+    def test_a_run_store_takes_readings_that_come_without_laws(self, tmp_path: Path) -> None:
+        model = decoder()
+        sink = SQLite(tmp_path / "runs.db", detail=1)
+        with AttentionMonitor(model, every=2, sinks=[sink], run="mine") as monitor:
+            run(monitor, model, 7)
+        with RunStore(tmp_path / "runs.db") as store:
+            assert store.steps("mine") == [2, 4, 6]
+            assert store.readings("mine")[6] == dict(monitor.records[-1].readings)
+            assert store.entries("mine") == []
 
     def test_a_sink_key_raises_an_alarm(self, caplog: pytest.LogCaptureFixture) -> None:
         model = blocks.Attention(16, 2)

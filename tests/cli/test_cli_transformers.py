@@ -64,6 +64,16 @@ def test_a_local_config_is_read(
     assert {law["name"] for law in record["laws"]} == {law.name for law in one.laws(one.build()).laws}
 
 
+def test_attention_of_weights_in_a_folder_is_described_on_drawn_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = named("Llama")
+    one.build().save_pretrained(tmp_path)  # type: ignore[operator]
+    inputs = f"tokens:{one.configured().vocab_size}:1,6"
+    assert run(monkeypatch, "attention", str(tmp_path), "--inputs", inputs, "--no-baselines", "--json") == 0
+    assert {head["length"] for head in json.loads(capsys.readouterr().out)["heads"]} == {6}
+
+
 def test_entries_of_a_config_file_can_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,8 @@ from conserved.certificates.trace import trace
 from conserved.discovery import discovery
 from conserved.discovery.fields import bracket_field, draw_words, one_of
 from conserved.discovery.function import function_of, written_out
-from conserved.discovery.rank import Span, closure
+from conserved.discovery.rank import closure
+from conserved.discovery.span import Basis, Span, largest_value
 from nano_gpt import NanoGPT
 
 TOKENS = torch.tensor([[0, 1, 2, 4]])
@@ -74,6 +73,64 @@ class TestSpan:
             assert span.rank == int((values > 1e-11).sum())
 
 
+class TestReflections:
+    """Blocks that are large enough to become reflections, against a basis of all vectors and against all at once."""
+
+    @pytest.mark.parametrize(("size", "rank", "count"), [(640, 520, 260), (600, 600, 256), (1200, 1150, 900)])
+    def test_the_span_is_that_of_a_basis(self, size: int, rank: int, count: int) -> None:
+        generator = torch.Generator().manual_seed(size)
+        directions = rotation(size, generator)[:rank]
+        span, basis = Span(size, torch.device("cpu")), Basis(size, torch.device("cpu"))
+        everything = torch.zeros(0, size, dtype=torch.float64)
+        for _ in range(2 + rank // count):
+            block = unit(torch.randn(count, rank, generator=generator, dtype=torch.float64) @ directions)
+            before = block.clone()
+            span.add(block)
+            assert torch.equal(block, before), "the vectors of the caller stay as they are"
+            basis.add(block)
+            everything = torch.cat((everything, block))
+            assert span.rank == len(basis.rows) == min(rank, len(everything))
+        assert span.reflected >= 256
+        assert span.gap > 1e6
+        mine = span.basis
+        assert torch.allclose(mine @ mine.mT, torch.eye(rank, dtype=torch.float64), atol=1e-12)
+        assert torch.allclose(mine.mT @ mine, basis.rows.mT @ basis.rows, atol=1e-9)
+
+    @pytest.mark.parametrize("faint", [1e-6, 1e-8, 3e-10])
+    def test_directions_seen_faintly_first_and_clearly_later_are_counted_once(self, faint: float) -> None:
+        generator = torch.Generator().manual_seed(0)
+        directions = rotation(700, generator)
+        span = Span(700, torch.device("cpu"))
+        scales = torch.cat((torch.ones(600), torch.full((20,), faint))).double()
+        for size in (scales, torch.ones(620, dtype=torch.float64)):
+            for _ in range(4):
+                mix = torch.randn(280, 620, generator=generator, dtype=torch.float64)
+                span.add(unit((mix * size) @ directions[:620]))
+            assert span.rank == 620
+        assert span.reflected >= 280
+        assert span.gap > 1e6
+        assert float((span.basis @ directions[620:].mT).abs().max()) < 1e-10
+
+    def test_parts_of_rows_inside_and_outside(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        directions = rotation(900, generator)
+        span = Span(900, torch.device("cpu"))
+        for count in (300, 300, 40):
+            span.add(unit(torch.randn(count, 640, generator=generator, dtype=torch.float64) @ directions[:640]))
+        inside, outside = directions[:3], directions[640:643]
+        length, left = span.split(0.6 * inside + 0.8 * outside)
+        assert torch.allclose(length, torch.full((3,), 0.6, dtype=torch.float64), atol=1e-11)
+        assert torch.allclose(left @ left.mT, 0.64 * torch.eye(3, dtype=torch.float64), atol=1e-11)
+
+    @pytest.mark.parametrize("spread", [0, 1, 30])
+    def test_the_bound_of_the_largest_singular_value_is_one_and_is_tight(self, spread: int) -> None:
+        generator = torch.Generator().manual_seed(spread)
+        rows = 1e-13 * torch.randn(300, 500, generator=generator, dtype=torch.float64)
+        rows = rows * torch.exp(-spread * torch.rand(300, 1, generator=generator, dtype=torch.float64))
+        largest = float(torch.linalg.matrix_norm(rows, 2))
+        assert largest <= largest_value(rows) <= 300 ** (1 / 16) * 1.001 * largest
+
+
 @pytest.mark.parametrize(
     ("loss", "laws"), [("regression", 51), ("cross_entropy", 55)], ids=["any loss", "cross-entropy"]
 )
@@ -106,9 +163,8 @@ def test_brackets_of_that_gpt_are_those_of_ball_arithmetic() -> None:
 def test_directions_that_contradict_a_law_that_was_found_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoiled(*args: object, **options: object) -> object:
         found = closure(*args, **options)  # type: ignore[arg-type]
-        basis = found.basis.clone()
-        basis[-1] = unit(torch.ones(1, basis.shape[1], dtype=torch.float64))[0]
-        return replace(found, basis=basis)
+        found.span.add(unit(torch.ones(1, found.span.size, dtype=torch.float64)))
+        return found
 
     monkeypatch.setattr(discovery, "closure", spoiled)
     torch.manual_seed(0)

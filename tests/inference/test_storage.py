@@ -23,7 +23,7 @@ INPUT = torch.zeros(5, 4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_attention_has_its_twelve_laws_in_every_layout(layout: str) -> None:
     torch.manual_seed(0)
-    found = discover(LAYOUTS[layout](), INPUT)
+    found = discover(LAYOUTS[layout](), INPUT, infer=False)
     assert found.complete, found
     assert (found.count, found.explained) == (12, 12)
     assert sorted(law.kind.group(law.n, law.m) for law in found.laws) == ["GL(2)"] * 4
@@ -46,7 +46,7 @@ SCORES = [
 def test_stacked_attention_of_every_sort_is_complete(build: object, laws: int) -> None:
     torch.manual_seed(0)
     assert callable(build)
-    found = discover(build(), INPUT)
+    found = discover(build(), INPUT, infer=False)
     assert found.complete, found
     assert found.count == laws
 
@@ -108,7 +108,7 @@ class StackedExperts(nn.Module):
 
 def test_stacked_experts_and_classes_have_their_scalings_and_shifts() -> None:
     torch.manual_seed(0)
-    found = discover(StackedExperts(), torch.zeros(4), loss="cross_entropy")
+    found = discover(StackedExperts(), torch.zeros(4), loss="cross_entropy", infer=False)
     assert found.complete, found.summary()
     # Two gated neurons for each of three experts, GL(4) between all experts' outputs and the head, the router's four
     # sums over experts and four sums over each of two groups of classes.
@@ -128,7 +128,7 @@ def test_deep_linear_chains_in_a_stack_are_separated_into_their_layers() -> None
             return x
 
     torch.manual_seed(0)
-    found = discover(Chain(), torch.zeros(3))
+    found = discover(Chain(), torch.zeros(3), infer=False)
     assert found.complete, found.summary()
     assert sorted(law.kind.group(law.n, law.m) for law in found.laws) == ["GL(3)"] * 3
     assert found.count == 3 * 6

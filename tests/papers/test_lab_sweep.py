@@ -20,7 +20,7 @@ import pytest
 
 from conserved.papers.lab.places import Here, Place, Processes, Ray
 from conserved.papers.lab.sweep import KIND, NoRoom, Training, checkpoints, sweep, trainings, trajectories
-from conserved.papers.lab.task import Documents, Progress, Task
+from conserved.papers.lab.task import Documents, Task
 from conserved.store.run_store import RunStore, store_document
 from sweep_runner import RESULTS, tasks
 
@@ -130,7 +130,7 @@ class Dies(Task):
     def results(self) -> tuple[str, ...]:
         return ("dies/0",)
 
-    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+    def perform(self, checkpoint: Path | None = None) -> Documents:
         os._exit(3)
 
 
@@ -164,7 +164,7 @@ class Waits(Task):
     def results(self) -> tuple[str, ...]:
         return (f"{self.label}/0",)
 
-    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+    def perform(self, checkpoint: Path | None = None) -> Documents:
         while self.dies_at is not None:
             if self.dies_at.exists():
                 os._exit(3)

@@ -7,7 +7,7 @@ side of every kink: what holds only while the same neurons are active is no law 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 import float64
 from conserved import LawSet
-from conserved.discovery.fields import gradient_field, one_of
+from conserved.discovery.fields import one_of
 from conserved.discovery.function import ParameterFunction, function_of, written_out
 from law_checks import Subject, imitate, logits_of, without_epsilon
 
@@ -110,7 +110,10 @@ def _pairs(function: ParameterFunction) -> tuple[np.ndarray, np.ndarray]:
 def _fields(function: ParameterFunction, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Random parameters, and at each the gradient of a random loss of a random input."""
     generator = torch.Generator().manual_seed(seed)
-    field: Callable[..., Tensor] = gradient_field(function)
+
+    def field(theta: Tensor, sample: Any) -> Tensor:
+        return torch.func.grad(lambda t: (function(t, sample[0]) * sample[1]).sum())(theta)
+
     points: list[Tensor] = []
     fields: list[Tensor] = []
     tries = 0

@@ -159,7 +159,7 @@ def test_a_record_without_laws_is_one_short_line() -> None:
 
     screen = io.StringIO()
     table = LiveTable(Console(file=screen, width=200))
-    table.write(AttentionRecord(step=3, readings={"coherence": 1.5}))  # type: ignore[arg-type]
+    table.write(AttentionRecord(step=3, readings={"coherence": 1.5}))
     assert screen.getvalue().strip() == "step 3: 0 alarms"
 
 

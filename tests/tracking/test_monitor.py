@@ -412,8 +412,8 @@ def test_a_subclass_with_its_own_step_is_not_taken_for_its_base() -> None:
         pass
 
     model = decoder()
-    assert Monitor(model, Renamed(model.parameters(), lr=0.1))._watch.rules == ("SGD",)
-    assert Monitor(model, Twice(model.parameters(), lr=0.1))._watch.rules == ("generic",)
+    assert Monitor(model, Renamed(model.parameters(), lr=0.1))._account.watch.rules == ("SGD",)
+    assert Monitor(model, Twice(model.parameters(), lr=0.1))._account.watch.rules == ("generic",)
 
 
 def test_sgd_holds_less_than_a_hundredth_of_the_parameters() -> None:

@@ -136,7 +136,7 @@ def test_a_monitor_that_steps_before_its_optimizer_says_so(caplog: pytest.LogCap
             monitor.step()
             optimizer.step()
             if number == 0:
-                monitor._watch.clear()
+                monitor._account.watch.clear()
     assert "Monitor.step() was called before optimizer.step()" in caplog.text
     assert [alarm.code for alarm in monitor.alarms if alarm.code == "order"] == ["order"]
 
@@ -289,7 +289,7 @@ def test_a_store_keeps_details_at_a_decreasing_rate_and_totals_of_every_step(tmp
 def test_how_large_a_store_will_be_is_told_at_the_start_and_a_large_one_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conserved.tracking.monitor._LARGE", 3e8)
+    monkeypatch.setattr("conserved.store.run_store._LARGE", 3e8)
     with caplog.at_level(logging.INFO, "conserved"):
         run(steps=2, monitor={"sinks": SQLite(tmp_path / "small.db")})
         run(steps=2, monitor={"sinks": SQLite(tmp_path / "large.db", detail=None)})

@@ -12,13 +12,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from conserved.attention.band import Band
 
 
 class Unheard(ValueError):
@@ -104,9 +106,7 @@ class _Ear:
     @property
     def claimed(self) -> bool:
         """Whether a module that was heard at its inputs is running."""
-        return any(
-            isinstance(module, nn.MultiheadAttention) or computes_own_attention(module) for module in self.running
-        )
+        return any(isinstance(one, nn.MultiheadAttention) or computes_own_attention(one) for one in self.running)
 
     @property
     def path(self) -> str:
@@ -185,13 +185,11 @@ def _from_transformers(path: str, module: Any, q: Tensor, k: Tensor, mask: Any, 
     causal = bool(getattr(module, "is_causal", True) if given is None else given) and q.shape[-2] > 1
     window = options.get("sliding_window")
     extra = [name for name in ("position_bias", "s_aux") if options.get(name) is not None]
-    padding = isinstance(mask, Tensor) and mask.ndim == 2
-    if padding:
+    if isinstance(mask, Tensor) and mask.ndim == 2:
         # Backends without a mask of four axes take one of padding, and know the rest by themselves.
         mask = mask[:, None, None, :].bool()
-        if causal or window:
-            seen = _places(q.shape[-2], k.shape[-2], causal, window, q.device)
-            mask = mask & seen
+        band = Band.of(q.shape[-2], k.shape[-2], causal=causal, window=window or None)
+        mask = mask if band.whole else mask & band.visible(q.shape[-2], k.shape[-2], q.device)
     capture = _called(
         path,
         q,
@@ -202,16 +200,7 @@ def _from_transformers(path: str, module: Any, q: Tensor, k: Tensor, mask: Any, 
         window=window if causal and mask is None else None,
         softcap=options.get("softcap"),
     )
-    if extra:
-        return Capture(path=path, q=capture.q, k=capture.k, scale=capture.scale, problem=f"it takes {extra[0]}")
-    return capture
-
-
-def _places(queries: int, keys: int, causal: bool, window: int | None, device: torch.device) -> Tensor:
-    gap = torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[:, None]
-    seen = torch.ones_like(gap, dtype=torch.bool)
-    seen = seen & (gap <= 0) if causal else seen
-    return seen & (gap.abs() < window) if window else seen
+    return replace(capture, problem=f"it takes {extra[0]}") if extra else capture
 
 
 _PRODUCT = torch._C._nn.scaled_dot_product_attention
@@ -282,9 +271,7 @@ def _multihead(path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, 
             k, extra = torch.cat((k, torch.zeros_like(k[:, :, :1])), 2), extra + 1
         mask, problem = _multihead_mask(options, len(q), module.num_heads, extra)
     capture = _called(path, q, k, scale=None, mask=mask)
-    if problem:
-        return Capture(path=path, q=capture.q, k=capture.k, scale=capture.scale, problem=problem)
-    return capture
+    return replace(capture, problem=problem) if problem else capture
 
 
 def _multihead_mask(options: dict[str, Any], batch: int, heads: int, extra: int) -> tuple[Tensor | None, str]:

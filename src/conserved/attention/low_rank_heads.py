@@ -10,7 +10,7 @@ whose field has a small rank is a head that would do with narrower keys in its c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from conserved.attention.attention_calls import Capture, Unheard, listening
+from conserved.attention.attention_calls import Capture
 from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
-from conserved.attention.probing import sequences
+from conserved.attention.probing import Heard, described
 
 TOLERANCE = 0.1
 """Relative error in the Frobenius norm at which a field counts as being of a rank: 99 % of its energy."""
@@ -168,24 +168,14 @@ def _growing(q: Tensor, k: Tensor, lengths: Sequence[int], scale: float | None, 
 
 def low_rank_table(model: nn.Module, *args: Any, tolerance: float = TOLERANCE, **model_inputs: Any) -> LowRankTable:
     """Run a model once and say of every head how few directions its field needs; of each layer's longest sequence."""
-    padding = model_inputs.get("attention_mask")
-    padding = padding if isinstance(padding, Tensor) and padding.ndim == 2 else None
     found: dict[str, list[LowRank]] = {}
-    skipped: dict[str, str] = {}
 
-    def hear(capture: Capture) -> None:
-        if capture.problem:
-            skipped[capture.path] = capture.problem
-            return
-        seen = list(sequences(capture, padding, skipped))
-        if seen:
-            q, k, _ = max(seen, key=lambda one: one[1].shape[-2])
+    def describe(capture: Capture, heard: Iterable[Heard]) -> None:
+        longest = max(heard, key=lambda one: one[1].shape[-2], default=None)
+        if longest is not None:
+            q, k, _ = longest
             found[capture.path] = low_rank(q, k, tolerance=tolerance, scale=capture.scale, layer=capture.path)
 
-    core = getattr(model, "_orig_mod", model)
-    with torch.no_grad(), listening(core, hear):
-        core(*args, **model_inputs)
-    if not found and not skipped:
-        raise Unheard(f"{type(core).__name__} ran without a call of attention that could be heard.")
+    skipped = described(model, args, model_inputs, describe)
     rows = tuple(row for rows in found.values() for row in rows)
     return LowRankTable(rows=rows, tolerance=tolerance, skipped=tuple(skipped.items()))

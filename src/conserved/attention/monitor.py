@@ -7,8 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,67 +18,14 @@ from conserved.attention.departures import DepartureRule, DepartureWatch
 from conserved.attention.energy import energy_field
 from conserved.attention.probing import sequences
 from conserved.attention.softmax import softmax_statistics
-from conserved.plain_data import Recorded, record_of
+from conserved.store.sink import Run, Sink
+from conserved.store.step_record import StepRecord
 
 LOGGER = logging.getLogger("conserved")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionRun:
-    """What a sink is told when a run begins; there are readings and no laws."""
-
-    name: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-    step: int = 0
-    laws: tuple[()] = ()
-    formulas: tuple[()] = ()
-    reference: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionRecord(Recorded):
-    """One sampled step, in the form sinks take: readings by name and alarms, and no entries about laws."""
-
-    step: int
-    readings: Mapping[str, float]
-    alarms: tuple[Alarm, ...] = ()
-    skipped: bool = False
-    laws: tuple[()] = ()
-
-    def entries(self) -> list[Any]:
-        """No laws were accounted for."""
-        return []
-
-    def errors(self, by: str = "block") -> dict[str, float]:
-        """No laws were accounted for."""
-        return {}
-
-    def scalars(self, *, laws: bool = False) -> dict[str, float]:
-        """Named numbers for a dashboard."""
-        found = {f"reading/{name}": value for name, value in self.readings.items()}
-        return found | {"alarms": float(len(self.alarms))}
-
-    def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {
-            "step": self.step,
-            "readings": dict(self.readings),
-            "alarms": [record_of(alarm, "code law value limit message") for alarm in self.alarms],
-        }
-
-
-@runtime_checkable
-class AttentionSink(Protocol):
-    """A place for records: what every sink of the law monitor is."""
-
-    def begin(self, run: Any) -> None:
-        """A run starts."""
-
-    def write(self, record: Any) -> None:
-        """Take one sample."""
-
-    def close(self) -> None:
-        """No more will come."""
+AttentionRecord = StepRecord
+"""One sampled step: readings by name and alarms, and no laws."""
 
 
 class AttentionMonitor:
@@ -103,7 +49,7 @@ class AttentionMonitor:
         every: int = 10,
         sequences: int = 4,
         rule: DepartureRule | None = None,
-        sinks: Iterable[AttentionSink] = (),
+        sinks: Iterable[Sink] = (),
         run: str | None = None,
         config: Mapping[str, Any] | None = None,
         keep: int = 10_000,
@@ -150,7 +96,7 @@ class AttentionMonitor:
         self.records.append(record)
         for sink in self._sinks:
             if not self._begun:
-                sink.begin(AttentionRun(name=self._run, config=self._config, step=self.count - 1))
+                sink.begin(Run(name=self._run, config=self._config, step=self.count - 1))
             sink.write(record)
         self._begun = True
         return record

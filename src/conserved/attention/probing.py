@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -127,40 +127,60 @@ def probe(
     two-axis `attention_mask` among the inputs tells padding apart. `baselines` also judges Gaussian and shuffled keys;
     `entropy` goes over all logits by blocks, which takes quadratic time.
     """
-    padding = model_inputs.get("attention_mask")
-    padding = padding if isinstance(padding, Tensor) and padding.ndim == 2 else None
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    skipped: dict[str, str] = {}
     generator = torch.Generator().manual_seed(seed)
 
-    def hear(capture: Capture) -> None:
+    def describe(capture: Capture, heard: Iterable[Heard]) -> None:
         if progress is not None:
             progress(f"{capture.path or '(model)'}: queries {tuple(capture.q.shape)}")
-        if capture.problem:
-            skipped[capture.path] = capture.problem
-            return
-        for q, k, options in sequences(capture, padding, skipped):
+        for q, k, options in heard:
             measured = measure(q, k, capture, options, baselines, entropy, generator)
             for head, one in enumerate(measured):
                 found.setdefault((capture.path, head), []).append(one)
 
-    core = getattr(model, "_orig_mod", model)
-    with torch.no_grad(), listening(core, hear):
-        core(*args, **model_inputs)
-    if not found and not skipped:
-        raise Unheard(
-            f"{type(core).__name__} ran without a call of attention that could be heard. It must call transformers' "
-            "attention interface, torch.nn.MultiheadAttention, conserved.blocks.Attention or "
-            "torch.nn.functional.scaled_dot_product_attention (in timm: fused_attn)."
-        )
+    skipped = described(model, args, model_inputs, describe)
     rows = tuple(_row(layer, head, parts) for (layer, head), parts in found.items())
     limits = [part["limit"] for parts in found.values() for part in parts]
     return AttentionProbe(rows=rows, skipped=tuple(skipped.items()), verdict=_judge(rows, max(limits, default=0.0)))
 
 
-def sequences(
-    capture: Capture, padding: Tensor | None, skipped: dict[str, str]
-) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
+Heard = tuple[Tensor, Tensor, dict[str, Any]]
+"""Queries and keys of one sequence, and the shape of their mask."""
+
+
+def described(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    inputs: Mapping[str, Any],
+    describe: Callable[[Capture, Iterable[Heard]], None],
+) -> dict[str, str]:
+    """Run a model once and pass on every call of attention, sequence by sequence; where that cannot be, and why."""
+    padding = inputs.get("attention_mask")
+    padding = padding if isinstance(padding, Tensor) and padding.ndim == 2 else None
+    skipped: dict[str, str] = {}
+    calls = 0
+
+    def hear(capture: Capture) -> None:
+        nonlocal calls
+        calls += 1
+        if capture.problem:
+            skipped[capture.path] = capture.problem
+        else:
+            describe(capture, sequences(capture, padding, skipped))
+
+    core = getattr(model, "_orig_mod", model)
+    with torch.no_grad(), listening(core, hear):
+        core(*args, **inputs)
+    if not calls:
+        raise Unheard(
+            f"{type(core).__name__} ran without a call of attention that could be heard. It must call transformers' "
+            "attention interface, torch.nn.MultiheadAttention, conserved.blocks.Attention or "
+            "torch.nn.functional.scaled_dot_product_attention (in timm: fused_attn)."
+        )
+    return skipped
+
+
+def sequences(capture: Capture, padding: Tensor | None, skipped: dict[str, str]) -> Iterator[Heard]:
     """Queries and keys of one sequence at a time, without what padding hides, and the shape of their mask."""
     queries, keys = capture.q.shape[-2], capture.k.shape[-2]
     for number, (q, k) in enumerate(zip(capture.q, capture.k, strict=True)):
@@ -171,7 +191,8 @@ def sequences(
             if bool(asks.all()):
                 yield q, k, {"causal": capture.causal, "window": capture.window}
                 continue
-            allowed = _visible(queries, keys, capture, q.device)
+            band = Band.of(queries, keys, causal=capture.causal, window=capture.window)
+            allowed = band.visible(queries, keys, q.device)
         else:
             mask = capture.mask[number if len(capture.mask) > 1 else 0]
             if len(mask) > 1 and not bool((mask == mask[:1]).all()):
@@ -184,10 +205,6 @@ def sequences(
             skipped[capture.path] = "its mask is neither full nor causal nor a window"
         elif int(columns.sum()) > 1 and bool(rows.any()):
             yield q[:, rows], k[:, columns], options
-
-
-def _visible(queries: int, keys: int, capture: Capture, device: torch.device) -> Tensor:
-    return Band.of(queries, keys, causal=capture.causal, window=capture.window).visible(queries, keys, device)
 
 
 def shape_of(allowed: Tensor) -> dict[str, Any] | None:

@@ -83,19 +83,14 @@ def _rows(
     z, w, seen = (q.new_zeros(q.shape[:-1]) for _ in range(3))
     start = 0 if band.lower is None else max(0, first + band.lower)
     stop = keys if band.upper is None else min(keys, first + rows - 1 + band.upper)
-    places = torch.arange(first, first + rows, device=q.device)[:, None]
     for j in range(start, stop, TILE):
         end = min(j + TILE, stop)
         logits = q @ k[..., j:end, :].to(work).mT
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        gap = torch.arange(j, end, device=q.device) - places
-        open_ = torch.ones_like(gap, dtype=torch.bool)
-        if band.lower is not None:
-            open_ &= gap >= band.lower
-        if band.upper is not None:
-            open_ &= gap < band.upper
-        visible = open_ if mask is None else open_ & mask[..., None, j:end]
+        lower, upper = (None if limit is None else limit + first - j for limit in (band.lower, band.upper))
+        visible = Band(lower=lower, upper=upper).visible(rows, end - j, q.device)
+        visible = visible if mask is None else visible & mask[..., None, j:end]
         logits = logits.masked_fill(~visible, -torch.inf)
         seen = seen + visible.sum(-1)
         fresh = torch.maximum(top, logits.amax(-1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -280,17 +280,12 @@ class Audit:
             lines.append(f"  {row.name}: residual {row.residual:.2g}, rounding explains {row.tolerance:.1g}")
             lines.append(f"    between {_listed(row.where or row.parameters)}")
             lines += [f"    {text}" for text in row.suggests]
-        if len(self.failures) > _SHOWN:
-            lines.append(f"  … and {len(self.failures) - _SHOWN:,} more")
+        lines += _more(self.failures)
         for row in self.left_open[:_SHOWN]:
             why = "; ε may explain it" if "up to" in self.verdict.message else ""
             lines.append(f"  {row.name}: residual {row.residual:.2g}, over {row.tolerance:.1g}{why}")
-        if len(self.left_open) > _SHOWN:
-            lines.append(f"  … and {len(self.left_open) - _SHOWN:,} more that ε may explain")
-        troubles = [str(item) for item in self.findings]
-        lines += [f"  {text}" for text in troubles[:_SHOWN]]
-        if len(troubles) > _SHOWN:
-            lines.append(f"  … and {len(troubles) - _SHOWN:,} more")
+        lines += _more(self.left_open, " that ε may explain")
+        lines += [*(f"  {item}" for item in self.findings[:_SHOWN]), *_more(self.findings)]
         if self.dropped:
             first = f"{self.dropped[0].name}: {self.dropped[0].reason}"
             lines.append(f"Not tested, because this model does not keep them: {len(self.dropped)} laws ({first}).")
@@ -331,3 +326,8 @@ def _named(precision: torch.dtype) -> str:
 
 def _listed(names: tuple[str, ...]) -> str:
     return " and ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
+
+
+def _more(items: Sequence[object], what: str = "") -> list[str]:
+    """How many items a summary leaves out."""
+    return [f"  … and {len(items) - _SHOWN:,} more{what}"] if len(items) > _SHOWN else []

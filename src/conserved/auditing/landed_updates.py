@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from conserved.plain_data import record_of
+from conserved.symmetry.view import local
 from conserved.verdict import Evidence, Status, Verdict
 
 LEAST = 0.5
@@ -101,26 +102,17 @@ def landing(model: nn.Module, *, least: float = LEAST) -> Iterator[Landing]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"landing takes a torch.nn.Module; got {type(model).__name__}.")
     found = Landing(least=least)
+    # Which entries have a gradient is noted before the step, which may clear it.
     watched = {
-        name: (p, _local(p).clone(), driven)
+        name: (p, local(p.detach()).clone(), local(p.grad.detach()) != 0)
         for name, p in model.named_parameters()
-        if p.requires_grad and p.grad is not None and (driven := _driven(p.grad)) is not None
+        if p.requires_grad and p.grad is not None
     }
     yield found
     counts = [
-        torch.stack((driven.sum(), (driven & (_local(p) != before)).sum())) for p, before, driven in watched.values()
+        torch.stack((driven.sum(), (driven & (local(p.detach()) != before)).sum()))
+        for p, before, driven in watched.values()
     ]
     numbers = [count.tolist() for count in counts]
     rows = [Landed(name=n, driven=driven, moved=moved) for n, (driven, moved) in zip(watched, numbers, strict=True)]
     found.rows = tuple(sorted(rows, key=lambda row: row.share))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    detached: Any = tensor.detach()
-    return detached.to_local() if hasattr(detached, "to_local") else detached
-
-
-def _driven(slope: Tensor) -> Tensor:
-    """Which entries have a gradient, noted before the step, which may clear it."""
-    local = _local(slope)
-    return (local.to_dense() if local.is_sparse else local) != 0

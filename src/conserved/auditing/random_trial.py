@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from conserved.auditing.audit_result import Audit
 from conserved.auditing.model_audit import audit
 from conserved.auditing.softmax_gauge import Gauge, watch_norms
 from conserved.inference import laws_of_model
+from conserved.laws import LawSet
 from conserved.laws.verification import precision_of
 from conserved.plain_data import record_of
 
@@ -60,17 +61,37 @@ def trial(
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     drawn = torch.randn(inputs.shape, generator=generator) if isinstance(inputs, Tensor) else inputs(generator)
     gauge = Gauge()
+
+    def objective() -> Tensor:
+        with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
+            return _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
+
+    with keys_seen(model, gauge.see):
+        found = audited_pass(model, objective, gauge, loss=loss)
+    return Trial(audit=found, gauge=gauge if gauge.seen or gauge.excluded else None)
+
+
+def audited_pass(
+    model: nn.Module,
+    objective: Callable[[], Tensor],
+    gauge: Gauge,
+    laws: LawSet | None = None,
+    *,
+    loss: str = "any",
+    precision: torch.dtype | None = None,
+    unused: Sequence[str] = (),
+) -> Audit:
+    """Differentiate `objective()` once, from no gradients, and audit the pass in the precision its graph shows."""
     model.zero_grad(set_to_none=True)
     with ExitStack() as undo:
-        undo.enter_context(keys_seen(model, gauge.see))
-        watch_norms(model, None, gauge, undo, loss=loss)
-        with torch.autocast(place.type, dtype=AUTOCAST.get(autocast or "", torch.bfloat16), enabled=bool(autocast)):
-            value = _loss(_called(model, _moved(drawn, place, kind)), loss, generator)
-        precision = precision_of(value)
+        watch_norms(model, laws, gauge, undo, loss=loss)
+        value = objective()
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise ValueError("loss_fn must return a tensor of one number that depends on the parameters.")
+        precision = precision or precision_of(value)
         value.backward()
-        laws = laws_of_model(model, loss=loss)
-    watched = gauge if gauge.seen or gauge.excluded else None
-    return Trial(audit=audit(model, laws, precision=precision, gauge=gauge), gauge=watched)
+        laws = laws_of_model(model, loss=loss) if laws is None else laws
+    return audit(model, laws, precision=precision, unused=unused, gauge=gauge)
 
 
 def _moved(x: Any, place: torch.device, kind: torch.dtype) -> Any:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conserved.plain_data import record_of
+from conserved.symmetry.view import local
 from conserved.verdict import Evidence, Status, Verdict
 
 
@@ -96,7 +97,7 @@ def replicas(model: nn.Module, group: dist.ProcessGroup | None = None, *, tolera
     alike: dict[Any, list[tuple[str, str, Tensor]]] = {}
     for name, what, tensor in tensors:
         for over in _groups(tensor, group):
-            alike.setdefault(over, []).append((name, what, _local(tensor)))
+            alike.setdefault(over, []).append((name, what, local(tensor)))
     ranks = 1
     for over, members in alike.items():
         ranks = max(ranks, dist.get_world_size(over))
@@ -117,11 +118,6 @@ def _groups(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Any]:
         return [dist.group.WORLD if group is None else group]
     placements: Any = tensor.placements  # type: ignore[attr-defined]
     return [mesh.get_group(axis) for axis, placement in enumerate(placements) if placement.is_replicate()]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.to_dense() if local.is_sparse else local
 
 
 def _print(tensor: Tensor) -> Tensor:

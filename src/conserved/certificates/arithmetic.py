@@ -27,16 +27,28 @@ class Undecided(ArithmeticError):
     """A comparison cannot be decided: a kink or a tie lies inside the balls."""
 
 
-class Numbers(ABC):
+class Elementary(ABC):
+    """What differentiating needs of numbers beyond +, − and ×."""
+
+    @abstractmethod
+    def apply(self, function: str, a: Any) -> Any:
+        """An elementary function, entry by entry."""
+
+    @abstractmethod
+    def full(self, shape: tuple[int, ...], value: int) -> Any:
+        """One whole number everywhere, or in a shape that broadcasts to this one."""
+
+    @abstractmethod
+    def two_over_root_pi(self, shape: tuple[int, ...]) -> Any:
+        """2/√π, the slope of erf at 0, likewise."""
+
+
+class Numbers(Elementary):
     """What a program needs of its numbers beyond +, − and ×, which NumPy takes from the numbers themselves."""
 
     @abstractmethod
     def array(self, values: Sequence[float | int | Fraction], shape: tuple[int, ...]) -> Array:
         """Exact numbers as an array."""
-
-    @abstractmethod
-    def apply(self, function: str, a: Array) -> Array:
-        """An elementary function, entry by entry."""
 
     @abstractmethod
     def matmul(self, a: Array, b: Array) -> Array:
@@ -50,10 +62,6 @@ class Numbers(ABC):
     def order(self, node: Node, a: Array, moving: bool) -> Array:
         """Positions along the last axis, largest first; ties are undecided if they move with θ."""
 
-    @abstractmethod
-    def two_over_root_pi(self, shape: tuple[int, ...]) -> Array:
-        """2/√π, the slope of erf at 0."""
-
     def shortcut(self, node: Node, inputs: Sequence[dict[int, Array]]) -> dict[int, Array] | None:
         """The value of a node, where it can be had without computing it."""
         return None
@@ -62,10 +70,14 @@ class Numbers(ABC):
         """A chance to simplify the value of a node."""
         return parts
 
+    def full(self, shape: tuple[int, ...], value: int) -> Array:
+        """The same number everywhere, since numbers of no kind change in place."""
+        one = self.array([value], ())
+        return np.full(shape, one[()], dtype=one.dtype)
+
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """An array of exact zeros: the same one everywhere, since numbers of no kind change in place."""
-        zero = self.array([0], ())
-        return np.full(shape, zero[()], dtype=zero.dtype)
+        """An array of exact zeros."""
+        return self.full(shape, 0)
 
     def real(self, a: Array) -> Array:
         """Whole numbers as numbers of this kind."""
@@ -170,17 +182,13 @@ def _each(function: Callable[[flint.arb], flint.arb], a: Array) -> Array:
     return found.reshape(a.shape)
 
 
-def _sigmoid(v: flint.arb) -> flint.arb:
-    return 1 / (1 + (-v).exp())
-
-
 BALL_FUNCTIONS: dict[str, Callable[[flint.arb], flint.arb]] = {
     "exp": flint.arb.exp,
     "log": flint.arb.log,
     "sqrt": flint.arb.sqrt,
     "reciprocal": lambda v: 1 / v,
     "tanh": flint.arb.tanh,
-    "sigmoid": _sigmoid,
+    "sigmoid": lambda v: 1 / (1 + (-v).exp()),
     "erf": flint.arb.erf,
     "sin": flint.arb.sin,
     "cos": flint.arb.cos,

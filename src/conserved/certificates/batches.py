@@ -11,20 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import matmul
 from typing import Any
 
 import flint
 import numpy as np
 
-from conserved.certificates.arithmetic import Array, Floats, Undecided
+from conserved.certificates.arithmetic import Array, Elementary, Floats, Undecided
 from conserved.certificates.intervals import Interval
+from conserved.certificates.jets import Jet, apply, slope
 from conserved.certificates.program import UNARY, Node, Program
 
 Numbers = Any
 """An array of floats, or an `Interval`."""
-
-Parts = dict[int, Numbers]
-"""A jet: coefficients by set of directions, written as bits; those that are zero are left out."""
 
 
 class NotBatched(NotImplementedError):
@@ -32,7 +31,7 @@ class NotBatched(NotImplementedError):
 
 
 @dataclass(frozen=True, slots=True)
-class FloatArrays:
+class FloatArrays(Elementary):
     """Plain float64."""
 
     def exact(self, values: Array) -> Numbers:
@@ -40,11 +39,12 @@ class FloatArrays:
         return values
 
     def apply(self, function: str, a: Numbers) -> Numbers:
-        """An elementary function."""
         return Floats().apply(function, a)
 
-    def two_over_root_pi(self) -> Numbers:
-        """2/√π."""
+    def full(self, shape: tuple[int, ...], value: int) -> Numbers:
+        return np.full((1,) * len(shape), float(value))
+
+    def two_over_root_pi(self, shape: tuple[int, ...]) -> Numbers:
         return np.array(2 / math.sqrt(math.pi))
 
     def move(self, change: Callable[[Array], Array], a: Numbers) -> Numbers:
@@ -69,7 +69,7 @@ class FloatArrays:
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalArrays:
+class IntervalArrays(Elementary):
     """Float64 with proved error bounds."""
 
     def exact(self, values: Array) -> Numbers:
@@ -78,7 +78,10 @@ class IntervalArrays:
     def apply(self, function: str, a: Numbers) -> Numbers:
         return a.apply(function)
 
-    def two_over_root_pi(self) -> Numbers:
+    def full(self, shape: tuple[int, ...], value: int) -> Numbers:
+        return Interval.exact(np.full((1,) * len(shape), float(value)))
+
+    def two_over_root_pi(self, shape: tuple[int, ...]) -> Numbers:
         exact = 2 / flint.arb.const_sqrt_pi()
         middle = float(exact.mid())
         return Interval(np.array(middle), np.array(2 * float(abs(exact - middle).abs_upper()) + 2.0**-60))
@@ -104,44 +107,6 @@ class IntervalArrays:
 Arrays = FloatArrays | IntervalArrays
 
 
-def _plus(a: Parts, b: Parts) -> Parts:
-    found = dict(a)
-    for key, part in b.items():
-        found[key] = found[key] + part if key in found else part
-    return found
-
-
-def _minus(a: Parts) -> Parts:
-    return {key: -part for key, part in a.items()}
-
-
-def _product(a: Parts, b: Parts, times: Callable[[Numbers, Numbers], Numbers] = lambda x, y: x * y) -> Parts:
-    found: Parts = {}
-    for left, x in a.items():
-        for right, y in b.items():
-            if not left & right:
-                term = times(x, y)
-                key = left | right
-                found[key] = found[key] + term if key in found else term
-    return found
-
-
-def _top(a: Parts) -> int:
-    return 1 << max(a).bit_length() - 1 if max(a, default=0) else 0
-
-
-def _without(a: Parts, bit: int) -> Parts:
-    return {key: part for key, part in a.items() if not key & bit}
-
-
-def _along(a: Parts, bit: int) -> Parts:
-    return {key ^ bit: part for key, part in a.items() if key & bit}
-
-
-def _times_direction(a: Parts, bit: int) -> Parts:
-    return {key | bit: part for key, part in a.items()}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
     """Inputs, one array for each tensor with the samples along its first axis, and output directions likewise."""
@@ -159,31 +124,31 @@ class SampleBatch:
         self.program, self.arrays = program, arrays
         self._orders: dict[int, tuple[Array, Array, int]] = {}
 
-    def point(self, theta: Sequence[float]) -> Parts:
+    def point(self, theta: Sequence[float]) -> Jet:
         """θ, the same for all samples."""
-        return {0: self.arrays.exact(np.array([theta], dtype=np.float64))}
+        return Jet({0: self.arrays.exact(np.array([theta], dtype=np.float64))})
 
-    def bracket(self, theta: Parts, word: Sequence[Samples]) -> Parts:
+    def bracket(self, theta: Jet, word: Sequence[Samples]) -> Jet:
         """[…[[X_0, X_1], X_2]…, X_k] at θ."""
         *inner, last = word
         if not inner:
             return self.gradient(theta, last)
         forward, backward = self.terms(theta, inner, last)
-        return _plus(forward, _minus(backward))
+        return forward - backward
 
-    def terms(self, theta: Parts, inner: Sequence[Samples], last: Samples) -> tuple[Parts, Parts]:
+    def terms(self, theta: Jet, inner: Sequence[Samples], last: Samples) -> tuple[Jet, Jet]:
         """DX·A and DA·X for A the bracket of the inner samples and X the field of the last."""
-        bit = _top(theta) << 1 or 1
+        bit = theta.bit << 1 or 1
         a = self.bracket(theta, inner)
-        both = self.gradient(_plus(theta, _times_direction(a, bit)), last)
-        back = self.bracket(_plus(theta, _times_direction(_without(both, bit), bit)), inner)
-        return _along(both, bit), _along(back, bit)
+        both = self.gradient(theta + a.times_direction(bit), last)
+        back = self.bracket(theta + both.without(bit).times_direction(bit), inner)
+        return both.along(bit), back.along(bit)
 
-    def gradient(self, theta: Parts, samples: Samples) -> Parts:
+    def gradient(self, theta: Jet, samples: Samples) -> Jet:
         """∇_θ ⟨f(x; θ), v⟩, one row for each sample."""
         program = self.program
         values = self._run(theta, samples)
-        adjoints: dict[int, Parts] = {program.output: {0: self.arrays.exact(samples.v)}}
+        adjoints: dict[int, Jet] = {program.output: Jet({0: self.arrays.exact(samples.v)})}
         for place in range(program.output, -1, -1):
             if not program.moving[place] or place not in adjoints or program.nodes[place].op == "parameters":
                 continue
@@ -191,33 +156,33 @@ class SampleBatch:
             passed = self._backward(node, adjoints.pop(place), [values[i] for i in node.inputs], values[place])
             for source, term in zip(node.inputs, passed, strict=True):
                 if term is not None and program.moving[source]:
-                    adjoints[source] = _plus(adjoints[source], term) if source in adjoints else term
+                    adjoints[source] = adjoints[source] + term if source in adjoints else term
         found = [adjoints[p] for p, node in enumerate(program.nodes) if node.op == "parameters" and p in adjoints]
-        return found[0] if found else {}
+        return found[0] if found else Jet({})
 
-    def _run(self, theta: Parts, samples: Samples) -> list[Any]:
+    def _run(self, theta: Jet, samples: Samples) -> list[Any]:
         values: list[Any] = []
         for place, node in enumerate(self.program.nodes):
             value = self._forward(node, [values[i] for i in node.inputs], theta, samples.x)
-            values.append({**value, 0: samples.known[place]} if place in samples.known else value)
+            values.append(Jet({**value.parts, 0: samples.known[place]}) if place in samples.known else value)
         return values
 
-    def _forward(self, node: Node, inputs: list[Any], theta: Parts, x: Sequence[Array]) -> Any:
+    def _forward(self, node: Node, inputs: list[Any], theta: Jet, x: Sequence[Array]) -> Any:
         op, arrays = node.op, self.arrays
         if op == "parameters":
             return theta
         if op == "input":
             given = x[node.which]
-            return given if node.discrete else {0: arrays.exact(given)}
+            return given if node.discrete else Jet({0: arrays.exact(given)})
         if op == "constant":
             values = np.array(node.values, dtype=np.int64 if node.discrete else np.float64).reshape(1, *node.shape)
-            return values if node.discrete else {0: arrays.exact(values)}
+            return values if node.discrete else Jet({0: arrays.exact(values)})
         if op == "real":
             if inputs[0].size and np.abs(inputs[0]).max() > 2**53:
                 raise NotBatched("Whole numbers beyond 2⁵³ are no floating-point numbers.")
-            return {0: arrays.exact(inputs[0].astype(np.float64))}
+            return Jet({0: arrays.exact(inputs[0].astype(np.float64))})
         if op in UNARY:
-            return self._function(op, inputs[0])
+            return apply(arrays, op, inputs[0])
         if op == "stop":
             return inputs[0]
         if op in ("greater", "order", "equal"):
@@ -226,34 +191,37 @@ class SampleBatch:
         if node.discrete:
             return self._whole(node, inputs)
         if op == "matmul":
-            return _product(inputs[0], inputs[1], lambda a, b: a @ b)
+            return inputs[0].product(inputs[1], matmul)
         if op == "sum":
-            return {key: arrays.sum_last(part) for key, part in inputs[0].items()}
-        if op in ("add", "subtract"):
-            return _plus(inputs[0], inputs[1] if op == "add" else _minus(inputs[1]))
-        if op == "multiply":
-            return _product(inputs[0], inputs[1])
+            return inputs[0].map(arrays.sum_last)
+        if op in ("add", "subtract", "multiply"):
+            a, b = inputs
+            return a + b if op == "add" else a - b if op == "subtract" else a * b
         if op == "choose":
             return self._joined(lambda a, b: np.asarray(np.where(inputs[0], a, b)), inputs[1:])
         if op == "take":
             return self._joined(lambda *parts: _taken(node, parts), inputs)
         if op == "gather":
             index = _flat_index(inputs[1], math.prod(self.program.nodes[node.inputs[0]].shape))
-            return {k: arrays.move(lambda p: _picked(p, index, node.shape), part) for k, part in inputs[0].items()}
+            return self._moved(lambda p: _picked(p, index, node.shape), inputs[0])
         if op == "scatter":
             index = _flat_index(inputs[1], math.prod(node.shape))
             return self._joined(lambda a, b: _replaced(a, index, b), (inputs[0], inputs[2]))
         raise NotBatched(f"{op} is computed sample by sample.")
 
-    def _joined(self, change: Callable[..., Array], inputs: Sequence[Parts]) -> Parts:
+    def _moved(self, change: Callable[[Array], Array], a: Jet) -> Jet:
+        """A rearrangement of entries, of every coefficient."""
+        return a.map(lambda part: self.arrays.move(change, part))
+
+    def _joined(self, change: Callable[..., Array], inputs: Sequence[Jet]) -> Jet:
         """A linear map of several operands together; a coefficient that one of them lacks is zero."""
-        found: Parts = {}
-        for key in {key for item in inputs for key in item}:
-            zeros = (self.arrays.exact(np.zeros((1, *item[0].shape[1:]))) for item in inputs)
+        found: dict[int, Numbers] = {}
+        for key in {key for item in inputs for key in item.parts}:
+            zeros = (self.arrays.exact(np.zeros((1, *item.value.shape[1:]))) for item in inputs)
             found[key] = self.arrays.together(
-                change, *(item.get(key, zero) for item, zero in zip(inputs, zeros, strict=True))
+                change, *(item.parts.get(key, zero) for item, zero in zip(inputs, zeros, strict=True))
             )
-        return found
+        return Jet(found)
 
     def _whole(self, node: Node, inputs: list[Array]) -> Array:
         """Whole numbers, where machine integers hold them exactly."""
@@ -278,15 +246,15 @@ class SampleBatch:
         raise NotBatched(f"{node.op} of whole numbers is computed sample by sample.")
 
     def _compared(self, op: str, inputs: list[Any], moving: bool) -> Array:
-        if not isinstance(inputs[0], dict):
+        if not isinstance(inputs[0], Jet):
             first, *rest = inputs
             if op == "order":
                 return np.argsort(-first, axis=-1, kind="stable")
             return np.asarray(first > rest[0] if op == "greater" else first == rest[0]).astype(np.int64)
-        low, high = self.arrays.bounds(inputs[0][0])
+        low, high = self.arrays.bounds(inputs[0].value)
         if op == "order":
             return _ordered(low, high, moving and isinstance(self.arrays, IntervalArrays))
-        other_low, other_high = self.arrays.bounds(inputs[1][0])
+        other_low, other_high = self.arrays.bounds(inputs[1].value)
         above, below = low > other_high, high < other_low
         if not isinstance(self.arrays, IntervalArrays):
             return above.astype(np.int64)
@@ -295,73 +263,42 @@ class SampleBatch:
             raise Undecided("A kink lies inside an interval.")
         return above.astype(np.int64)
 
-    def _function(self, function: str, a: Parts) -> Parts:
-        bit = _top(a)
-        if not bit:
-            return {0: self.arrays.apply(function, a[0])}
-        low = _without(a, bit)
-        value = self._function(function, low)
-        return _plus(value, _times_direction(_product(self._slope(function, low, value), _along(a, bit)), bit))
-
-    def _slope(self, function: str, a: Parts, value: Parts) -> Parts:
-        """φ'(a), given φ(a)."""
-        one: Parts = {0: self.arrays.exact(np.ones((1,) * len(a[0].shape)))}
-        if function == "exp":
-            return value
-        if function in ("log", "sqrt"):
-            return self._function("reciprocal", a if function == "log" else _plus(value, value))
-        if function == "reciprocal":
-            return _minus(_product(value, value))
-        if function == "tanh":
-            return _plus(one, _minus(_product(value, value)))
-        if function == "sigmoid":
-            return _plus(value, _minus(_product(value, value)))
-        if function == "erf":
-            return _product(self._function("exp", _minus(_product(a, a))), {0: self.arrays.two_over_root_pi()})
-        return self._function("cos", a) if function == "sin" else _minus(self._function("sin", a))
-
-    def _backward(self, node: Node, g: Parts, inputs: list[Any], value: Any) -> list[Parts | None]:
+    def _backward(self, node: Node, g: Jet, inputs: list[Any], value: Any) -> list[Jet | None]:
         """What an adjoint passes on to the inputs of its node: the transposed derivative."""
-        op, arrays = node.op, self.arrays
+        op = node.op
         if op == "add":
             return [g, g]
         if op == "subtract":
-            return [g, _minus(g)]
+            return [g, -g]
         if op == "stop":
             return [None]
         if op == "sum":
-            length = inputs[0][0].shape[-1]
-            return [{k: arrays.move(lambda p: np.repeat(p[..., None], length, -1), part) for k, part in g.items()}]
+            length = inputs[0].value.shape[-1]
+            return [self._moved(lambda p: np.repeat(p[..., None], length, -1), g)]
         if op in UNARY:
-            return [_product(g, self._slope(op, inputs[0], value))]
+            return [g * slope(self.arrays, op, inputs[0], value)]
         if op == "multiply":
-            return [_product(g, inputs[1]), _product(g, inputs[0])]
+            return [g * inputs[1], g * inputs[0]]
         if op == "matmul":
-            a, b = ({k: arrays.move(_swapped, part) for k, part in item.items()} for item in inputs)
-            return [_product(g, b, lambda x, y: x @ y), _product(a, g, lambda x, y: x @ y)]
+            a, b = (self._moved(lambda p: np.swapaxes(p, -1, -2), item) for item in inputs)
+            return [g.product(b, matmul), a.product(g, matmul)]
         if op == "choose":
             chosen = inputs[0]
-            return [
-                None,
-                {k: arrays.move(lambda p: np.where(chosen, p, 0.0), part) for k, part in g.items()},
-                {k: arrays.move(lambda p: np.where(chosen, 0.0, p), part) for k, part in g.items()},
-            ]
+            first = self._moved(lambda p: np.where(chosen, p, 0.0), g)
+            return [None, first, self._moved(lambda p: np.where(chosen, 0.0, p), g)]
         if op == "gather":
             return [self._gathered_back(node, g, inputs), None]
         if op == "scatter":
             index = _flat_index(inputs[1], math.prod(node.shape))
-            shape = inputs[2][0].shape[1:]
-            return [
-                {k: arrays.move(lambda p: _replaced(p, index, np.zeros((1, *shape))), part) for k, part in g.items()},
-                None,
-                {k: arrays.move(lambda p: _picked(p, index, shape), part) for k, part in g.items()},
-            ]
+            shape = inputs[2].value.shape[1:]
+            kept = self._moved(lambda p: _replaced(p, index, np.zeros((1, *shape))), g)
+            return [kept, None, self._moved(lambda p: _picked(p, index, shape), g)]
         if op == "take":
-            return self._taken_back(node, g, [item[0].shape[1:] for item in inputs])
+            return self._taken_back(node, g, [item.value.shape[1:] for item in inputs])
         raise NotBatched(f"{op} is differentiated sample by sample.")
 
-    def _gathered_back(self, node: Node, g: Parts, inputs: list[Any]) -> Parts:
-        shape = inputs[0][0].shape[1:]
+    def _gathered_back(self, node: Node, g: Jet, inputs: list[Any]) -> Jet:
+        shape = inputs[0].value.shape[1:]
         size = math.prod(shape)
         index = _flat_index(inputs[1], size)
 
@@ -372,9 +309,9 @@ class SampleBatch:
             np.add.at(found, (rows, np.broadcast_to(index, flat.shape)), flat)
             return found.reshape(len(p), *shape)
 
-        return {k: self.arrays.gathered(add, part, index.shape[1]) for k, part in g.items()}
+        return g.map(lambda part: self.arrays.gathered(add, part, index.shape[1]))
 
-    def _taken_back(self, node: Node, g: Parts, shapes: Sequence[tuple[int, ...]]) -> list[Parts | None]:
+    def _taken_back(self, node: Node, g: Jet, shapes: Sequence[tuple[int, ...]]) -> list[Jet | None]:
         assert node.places is not None
         ends = np.cumsum([0, *map(math.prod, shapes)]).tolist()
         if id(node) not in self._orders:
@@ -391,19 +328,12 @@ class SampleBatch:
                 found[:, targets] = flat[:, order] if longest == 1 else np.add.reduceat(flat[:, order], starts, axis=1)
             return found
 
-        joined = {k: self.arrays.gathered(add, part, longest) for k, part in g.items()}
+        joined = g.map(lambda part: self.arrays.gathered(add, part, longest))
 
-        def piece(low: int, high: int, shape: tuple[int, ...]) -> Parts:
-            return {
-                k: self.arrays.move(lambda p: p[:, low:high].reshape(len(p), *shape), part)
-                for k, part in joined.items()
-            }
+        def piece(low: int, high: int, shape: tuple[int, ...]) -> Jet:
+            return self._moved(lambda p: p[:, low:high].reshape(len(p), *shape), joined)
 
         return [piece(low, high, shape) for low, high, shape in zip(ends[:-1], ends[1:], shapes, strict=True)]
-
-
-def _swapped(part: Array) -> Array:
-    return np.swapaxes(part, -1, -2)
 
 
 def _taken(node: Node, parts: Sequence[Array]) -> Array:

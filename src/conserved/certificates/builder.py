@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,10 @@ class Builder:
         """A node, made of a constant if need be."""
         return item if isinstance(item, NodeRef) else self.constant(item)
 
+    def full(self, shape: Sequence[int], value: float | int, discrete: bool) -> NodeRef:
+        """One number everywhere."""
+        return self.constant(torch.full(tuple(shape), value, dtype=torch.int64 if discrete else torch.float64))
+
     def truth(self, item: NodeRef | Tensor | float | int | bool) -> NodeRef:
         """1 where a number is not zero."""
         found = self.ref(item)
@@ -72,9 +77,7 @@ class Builder:
             raise NoRule("Whether a real is zero has no rule in ball arithmetic.")
         if found.boolean:
             return found
-        return self.opposite(
-            self.node("equal", found, self.constant(torch.zeros(found.shape).long()), shape=found.shape)
-        )
+        return self.opposite(self.node("equal", found, self.full(found.shape, 0, True), shape=found.shape))
 
     def real(self, a: NodeRef) -> NodeRef:
         """As reals."""
@@ -93,7 +96,7 @@ class Builder:
 
     def together(self, *items: Any) -> list[NodeRef]:
         """Operands broadcast to one shape and one kind."""
-        refs = [item if isinstance(item, NodeRef) else self.constant(item) for item in items]
+        refs = [self.ref(item) for item in items]
         shape = torch.broadcast_shapes(*(ref.shape for ref in refs))
         if any(not ref.discrete for ref in refs):
             refs = [self.real(ref) for ref in refs]
@@ -104,19 +107,14 @@ class Builder:
         left, right = self.together(a, b)
         return self.node(op, left, right, shape=left.shape)
 
-    def add(self, a: Any, b: Any) -> NodeRef:
-        return self.binary("add", a, b)
-
-    def subtract(self, a: Any, b: Any) -> NodeRef:
-        return self.binary("subtract", a, b)
-
-    def multiply(self, a: Any, b: Any) -> NodeRef:
-        return self.binary("multiply", a, b)
+    add = partialmethod(binary, "add")
+    subtract = partialmethod(binary, "subtract")
+    multiply = partialmethod(binary, "multiply")
+    greater = partialmethod(binary, "greater")
 
     def divide(self, a: Any, b: Any) -> NodeRef:
         """a/b, with the reciprocal taken before broadcasting."""
-        refs = [item if isinstance(item, NodeRef) else self.constant(item) for item in (a, b)]
-        return self.multiply(self.real(refs[0]), self.unary("reciprocal", self.real(refs[1])))
+        return self.multiply(self.real(self.ref(a)), self.unary("reciprocal", self.ref(b)))
 
     def unary(self, op: str, a: NodeRef) -> NodeRef:
         """An elementary function."""
@@ -126,15 +124,13 @@ class Builder:
     def negative(self, a: NodeRef) -> NodeRef:
         return self.subtract(self.constant(0 if a.discrete else 0.0), a)
 
-    def greater(self, a: Any, b: Any) -> NodeRef:
-        return self.binary("greater", a, b)
-
     def opposite(self, a: NodeRef) -> NodeRef:
         """Not, of a mask."""
         return self.subtract(self.constant(1), a)
 
-    def choose(self, condition: NodeRef, a: Any, b: Any) -> NodeRef:
+    def choose(self, condition: Any, a: Any, b: Any) -> NodeRef:
         """a where the condition holds, else b."""
+        condition = self.ref(condition)
         left, right = self.together(a, b)
         shape = torch.broadcast_shapes(condition.shape, left.shape)
         parts = [self.expand(item, shape) for item in (condition, left, right)]
@@ -153,7 +149,7 @@ class Builder:
             rows = positions(a.shape).permute(*kept, *over).reshape(*shape, count)
             total = self.node("sum", self.take([a], rows), shape=shape)
         else:
-            total = self.constant(torch.zeros(shape, dtype=torch.int64 if a.discrete else torch.float64))
+            total = self.full(shape, 0, a.discrete)
         return self.reshape(total, [1 if i in over else a.shape[i] for i in range(n)]) if keepdim else total
 
     def mean(self, a: NodeRef, axes: Sequence[int] | None, keepdim: bool = False) -> NodeRef:
@@ -164,8 +160,8 @@ class Builder:
     def reshape(self, a: NodeRef, shape: Sequence[int]) -> NodeRef:
         return self.take([a], positions(a.shape).reshape(tuple(shape)))
 
-    def matmul(self, a: NodeRef, b: NodeRef) -> NodeRef:
-        a, b = self.real(a), self.real(b)
+    def matmul(self, a: Any, b: Any) -> NodeRef:
+        a, b = self.real(self.ref(a)), self.real(self.ref(b))
         return self.node("matmul", a, b, shape=(*a.shape[:-1], b.shape[-1]))
 
     def gather(self, a: NodeRef, index: NodeRef) -> NodeRef:

@@ -146,11 +146,13 @@ class Certificate:
 
     def record(self) -> dict[str, Any]:
         """The file as plain data."""
-        body = {"format": FORMAT, "version": VERSION, **self.contents.record(), "claim": self._claim()}
+        body = {
+            "format": FORMAT,
+            "version": VERSION,
+            **self.contents.record(),
+            "claim": claim(self.contents, self.tiers),
+        }
         return body | {"digest": digest(body)}
-
-    def _claim(self) -> dict[str, Any]:
-        return claim(self.contents, self.tiers)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained JSON file."""
@@ -200,7 +202,7 @@ class Certificate:
 
     def outcome(self) -> dict[str, Any]:
         """What the certificate says and how well that is known, without the proof's data."""
-        return self._claim() | {
+        return claim(self.contents, self.tiers) | {
             "complete": self.complete,
             "verdict": self.verdict.status.value,
             "message": self.verdict.message,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,9 @@ from conserved.certificates.trace import trace_with_limits
 from conserved.certificates.words import choose
 from conserved.discovery import find_laws
 from conserved.discovery.function import Inputs, ParameterFunction, Unsuitable, function_of, to_device, written_out
+from conserved.discovery.listed import upright
 from conserved.inference import recognize
 from conserved.laws import LawSet
-from conserved.symmetry import Leg, Symmetry
 from conserved.verdict import Verdict
 from conserved.version import __version__
 
@@ -77,37 +77,13 @@ def certify(
             f"The function has {function.size:,} parameters; a certificate is made for at most {LARGEST:,}. "
             "Certify a narrower model of the same architecture, or freeze what is not of interest."
         )
-    generator = torch.Generator().manual_seed(seed)
-    theta = (function.generic_point(generator) * _GRID).round() / _GRID
-    first = to_device(_one(function, generator), function.device)
-    if isinstance(f, nn.Module):
-        refuse_hooks(dict(f.named_parameters()))
-    refuse_own_backwards(function, theta, first)
-    program, limits = trace_with_limits(function, theta, first)
-    say(f"traced to {len(program.nodes)} elementary operations")
-    pool = [first, *(to_device(_one(function, generator), function.device) for _ in range(_inputs(program) - 1))]
-    refuse_wraparound(program, limits, [_arrays(x) for x in pool])
-    _faithful(function, program, theta, pool[:_COMPARED], generator)
-    point = tuple(theta.tolist())
-    arrays = [_arrays(x) for x in pool]
+    traced = _traced(function, f, seed, say)
+    options: dict[str, Any] = {"loss": loss, "seed": seed, "params": params, "class_axis": class_axis}
 
-    def kept(chosen: LawSet) -> tuple[list[list[Form]], int]:
-        groups = listed(chosen, function, program, point, [Input(x) for x in arrays], seed)
-        return groups, program.size - sum(map(len, groups))
+    def search() -> LawSet:
+        return find_laws(f, inputs, device="cpu", progress=say, **options)
 
-    found, origin = (laws, GIVEN) if laws is not None else read_off(function, first)
-    say(f"{len(found)} laws, {origin}")
-    groups, target = kept(found)
-    samples, words = choose(program, point, arrays, target, seed, say)
-    if laws is None and len(words) < target:
-        # Fewer directions than the laws leave room for: some laws are missing, and are searched for.
-        options: dict[str, Any] = {"loss": loss, "seed": seed, "params": params, "class_axis": class_axis}
-        searched = find_laws(f, inputs, device="cpu", progress=say, **options)
-        groups, target = kept(together(found, searched))
-        origin += SEARCHED if len(found) else ""
-        origin = origin if len(found) else "searched for in gradients"
-        if len(words) > target:
-            samples, words = choose(program, point, arrays, target, seed, say)
+    groups, words, samples, origin = _laws_and_words(function, traced, laws, search, seed, say)
     used = sorted({which for which, _ in samples})
     contents = CertificateContents(
         about={
@@ -118,9 +94,9 @@ def certify(
             "torch": str(torch.__version__),
         },
         parameters={name: tuple(tensor.shape) for name, tensor in function.start.items()},
-        program=program,
-        theta=point,
-        inputs=tuple(Input(arrays[i]) for i in used),
+        program=traced.program,
+        theta=traced.theta,
+        inputs=tuple(Input(traced.inputs[i]) for i in used),
         samples=tuple((used.index(which), tuple(v)) for which, v in samples),
         words=tuple(map(tuple, words)),
         laws=tuple(map(tuple, groups)),
@@ -128,6 +104,62 @@ def certify(
         seed=seed,
     )
     return issue(contents, say)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traced:
+    """A function as a program that was compared with it, at a point, with inputs to choose from."""
+
+    program: Program
+    theta: tuple[float, ...]
+    inputs: list[tuple[Array, ...]]
+    first: Any
+    """The first input, as the function takes it."""
+
+
+def _traced(function: ParameterFunction, f: Any, seed: int, say: Progress) -> _Traced:
+    """The program of a function, unless its gradient is not that of what it computes."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = (function.generic_point(generator) * _GRID).round() / _GRID
+    first = to_device(_one(function, generator), function.device)
+    if isinstance(f, nn.Module):
+        refuse_hooks(dict(f.named_parameters()))
+    refuse_own_backwards(function, theta, first)
+    program, limits = trace_with_limits(function, theta, first)
+    say(f"traced to {len(program.nodes)} elementary operations")
+    pool = [first, *(to_device(_one(function, generator), function.device) for _ in range(_inputs(program) - 1))]
+    inputs = [_arrays(x) for x in pool]
+    refuse_wraparound(program, limits, inputs)
+    _faithful(function, program, theta, pool[:_COMPARED], generator)
+    return _Traced(program=program, theta=tuple(theta.tolist()), inputs=inputs, first=first)
+
+
+def _laws_and_words(
+    function: ParameterFunction,
+    traced: _Traced,
+    given: LawSet | None,
+    search: Callable[[], LawSet],
+    seed: int,
+    say: Progress,
+) -> tuple[list[list[Form]], list[list[int]], list[tuple[int, list[int]]], str]:
+    """Laws to list and words that leave room for no others, with their samples, and in words where laws are from."""
+    program, theta, inputs = traced.program, traced.theta, traced.inputs
+
+    def kept(chosen: LawSet) -> tuple[list[list[Form]], int]:
+        groups = listed(chosen, function, program, theta, [Input(x) for x in inputs], seed)
+        return groups, program.size - sum(map(len, groups))
+
+    found, origin = (given, GIVEN) if given is not None else read_off(function, traced.first)
+    say(f"{len(found)} laws, {origin}")
+    groups, target = kept(found)
+    samples, words = choose(program, theta, inputs, target, seed, say)
+    if given is None and len(words) < target:
+        # Fewer directions than the laws leave room for: some laws are missing, and are searched for.
+        groups, target = kept(together(found, search()))
+        origin = origin + SEARCHED if len(found) else "searched for in gradients"
+        if len(words) > target:
+            samples, words = choose(program, theta, inputs, target, seed, say)
+    return groups, words, samples, origin
 
 
 GIVEN = "given"
@@ -147,16 +179,8 @@ def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
     exact = found.select(lambda symmetry: symmetry.exact)
     proved = sum(found.proof(symmetry.name) == Verdict.PROVED for symmetry in exact)
     order = list(function.start)
-    exact = LawSet(symmetries=tuple(_upright(symmetry, order) for symmetry in exact))
+    exact = LawSet(symmetries=tuple(upright(symmetry, order) for symmetry in exact))
     return exact, f"inferred from the program, {proved} of {len(exact)} by a checked derivation"
-
-
-def _upright(symmetry: Symmetry, order: Sequence[str]) -> Symmetry:
-    """The same law with a plus before the parameter that comes first."""
-    first = min(symmetry.legs, key=lambda leg: order.index(leg.view.parameter))
-    if first.degree > 0:
-        return symmetry
-    return replace(symmetry, legs=tuple(Leg(leg.view, -leg.degree) for leg in symmetry.legs))
 
 
 def together(inferred: LawSet, searched: LawSet) -> LawSet:

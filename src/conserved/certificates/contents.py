@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from conserved.certificates.arithmetic import Array
 from conserved.certificates.form import Form
 from conserved.certificates.program import Malformed, Program
 from conserved.certificates.proof import MOST_BITS, Input
@@ -76,7 +76,10 @@ class CertificateContents:
             "program": self.program.record(),
             "theta": [value.hex() for value in self.theta],
             "inputs": [
-                [[v if node.discrete else float(v).hex() for v in t.ravel().tolist()] for t, node in self._tensors(x)]
+                [
+                    [v if node.discrete else float(v).hex() for v in t.ravel().tolist()]
+                    for t, node in zip(x.tensors, self.program.input_nodes, strict=True)
+                ]
                 for x in self.inputs
             ],
             "samples": [{"input": which, "v": list(v)} for which, v in self.samples],
@@ -85,9 +88,6 @@ class CertificateContents:
             "bits": self.bits,
             "seed": self.seed,
         }
-
-    def _tensors(self, x: Input) -> list[tuple[Array, Any]]:
-        return list(zip(x.tensors, self.program.input_nodes, strict=True))
 
 
 def parse(text: str | bytes) -> Any:
@@ -131,12 +131,13 @@ def read(record: Mapping[str, Any]) -> CertificateContents:
     program = read_program(record.get("program"))
     theta = tuple(_each(record.get("theta"), "theta", real_number, program.size))
     parameters: dict[str, tuple[int, ...]] = {}
-    for item in _each(record.get("parameters"), "parameters", lambda value, name: _mapping(value, name)):
+    for item in _each(record.get("parameters"), "parameters", _mapping):
         only(item, {"name", "shape"}, "A parameter")
         name = item.get("name")
         if not isinstance(name, str) or name in parameters:
             raise Malformed(f"The parameter {shown(name)} has no name of its own.")
-        parameters[name] = tuple(_each(item.get("shape"), f"shape of {shown(name)}", _whole))
+        sizes = _each(item.get("shape"), f"shape of {shown(name)}", partial(whole_number, most=LARGEST))
+        parameters[name] = tuple(sizes)
     if sum(math.prod(shape) for shape in parameters.values()) != program.size:
         raise Malformed("The shapes of the parameters do not add up to the size of θ.")
     inputs = tuple(_each(record.get("inputs"), "inputs", lambda value, name: _input(value, name, program)))
@@ -211,12 +212,12 @@ def _law(value: Any, name: str, size: int) -> Form:
 
 
 def _term(entry: Any, where: str, places: int, size: int) -> tuple[Any, ...]:
-    *indices, coefficient = _each(entry, where, _anything, places + 1)
+    *indices, coefficient = _each(entry, where, lambda value, name: value, places + 1)
     return (*(whole_number(p, where, most=size - 1) for p in indices), real_number(coefficient, where))
 
 
 def _input(value: Any, name: str, program: Program) -> Input:
-    tensors = _each(value, name, _anything, len(program.input_nodes))
+    tensors = _each(value, name, lambda entries, name: entries, len(program.input_nodes))
     found = []
     for entries, node in zip(tensors, program.input_nodes, strict=True):
         numbers = _each(entries, name, _integer if node.discrete else real_number, math.prod(node.shape))
@@ -235,14 +236,6 @@ def _each(value: Any, name: str, read_one: Callable[[Any, str], T], count: int |
         length = f"a list of {count}" if count is not None else "a list"
         raise Malformed(f"{name} is not {length}.")
     return [read_one(item, f"{name}[{i}]") for i, item in enumerate(value)]
-
-
-def _anything(value: Any, name: str) -> Any:
-    return value
-
-
-def _whole(value: Any, name: str) -> int:
-    return whole_number(value, name, most=LARGEST)
 
 
 def _integer(value: Any, name: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from conserved.certificates.arithmetic import Array, Numbers
 from conserved.certificates.jets import Jet, apply, slope
 from conserved.certificates.program import UNARY, Malformed, Node, Program
 
-Value = Jet | Array
-"""A real value is a jet, a discrete one an array of whole numbers."""
+Value = Any
+"""A real value is a `Jet`, a discrete one an array of whole numbers; programs are checked to mix the two rightly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,19 +42,9 @@ def run(program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array], *, s
         parts = None if node.discrete or not jets else numbers.shortcut(node, jets)
         value = Jet(parts) if parts is not None else _forward(program, numbers, place, inputs, theta, x)
         if stopped and node.op == "stop":
-            value = Jet({0: _real(value).value})
+            value = Jet({0: value.value})
         values.append(Jet(numbers.settle(value.parts, node)) if isinstance(value, Jet) else value)
     return values
-
-
-def _real(value: Value) -> Jet:
-    assert isinstance(value, Jet)
-    return value
-
-
-def _whole(value: Value) -> Array:
-    assert not isinstance(value, Jet)
-    return value
 
 
 def _forward(
@@ -70,22 +61,22 @@ def _forward(
             return np.array(node.values, dtype=np.int64).reshape(node.shape)
         return Jet({0: numbers.array(node.values, node.shape)})
     if op == "real":
-        return Jet({0: numbers.real(_whole(inputs[0]))})
+        return Jet({0: numbers.real(inputs[0])})
     if op in UNARY:
-        return apply(numbers, op, _real(inputs[0]))
+        return apply(numbers, op, inputs[0])
     if op == "stop":
         return inputs[0]
     if op == "matmul":
-        return _real(inputs[0]).product(_real(inputs[1]), numbers.matmul)
+        return inputs[0].product(inputs[1], numbers.matmul)
     if op in ("greater", "order", "equal"):
         moving = any(program.moving[i] for i in node.inputs)
         return _compared(numbers, node, inputs, moving)
     if op == "choose":
-        return _together(numbers, lambda a, b: np.where(_whole(inputs[0]), a, b), inputs[1], inputs[2])
+        return _together(numbers, lambda a, b: np.asarray(np.where(inputs[0], a, b)), inputs[1:])
     if op == "scatter":
-        return _together(numbers, lambda a, b: _replace(_whole(inputs[1]), a, b), inputs[0], inputs[2])
+        return _together(numbers, lambda a, b: _replace(inputs[1], a, b), inputs[::2])
     if op == "gather":
-        index = _inside(_whole(inputs[1]), prod(program.nodes[node.inputs[0]].shape))
+        index = _inside(inputs[1], prod(program.nodes[node.inputs[0]].shape))
         return _linear(lambda part: part.ravel()[index], inputs[0])
     if op == "sum":
         return _linear(lambda part: part.sum(-1), inputs[0]) if isinstance(inputs[0], Jet) else _total(inputs[0])
@@ -93,9 +84,8 @@ def _forward(
         return _taken(numbers, node, inputs)
     a, b = inputs
     if isinstance(a, Jet):
-        b = _real(b)
         return a + b if op == "add" else a - b if op == "subtract" else a * b
-    return _exact(op, a, _whole(b))
+    return _exact(op, a, b)
 
 
 _WHOLE = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
@@ -137,8 +127,8 @@ def _compared(numbers: Numbers, node: Node, inputs: list[Value], moving: bool) -
         a = inputs[0].value
         if node.op == "order":
             return numbers.order(node, a, moving)
-        return numbers.greater(node, a, _real(inputs[1]).value, moving)
-    first, *rest = map(_whole, inputs)
+        return numbers.greater(node, a, inputs[1].value, moving)
+    first, *rest = inputs
     if node.op == "order":
         return np.argsort(-first, axis=-1, kind="stable")
     return np.asarray(first > rest[0] if node.op == "greater" else first == rest[0]).astype(np.int64)
@@ -149,32 +139,28 @@ def _linear(move: Callable[[Array], Array], a: Value) -> Value:
     return a.map(move) if isinstance(a, Jet) else np.asarray(move(a))
 
 
-def _together(numbers: Numbers, move: Callable[[Array, Array], Array], a: Value, b: Value) -> Value:
-    """A map that is linear in two operands together; a coefficient that one of them lacks is zero."""
-    if not isinstance(a, Jet):
-        return move(a, _whole(b))
-    b = _real(b)
-    none = numbers.zeros(a.value.shape), numbers.zeros(b.value.shape)
-    keys = a.parts.keys() | b.parts.keys()
-    return Jet({key: move(a.parts.get(key, none[0]), b.parts.get(key, none[1])) for key in keys})
+def _together(numbers: Numbers, move: Callable[..., Array], items: Sequence[Value]) -> Value:
+    """A map that is linear in several operands together; a coefficient that one of them lacks is zero."""
+    if not isinstance(items[0], Jet):
+        return move(*items)
+    none = [numbers.zeros(item.value.shape) for item in items]
+    keys = {key for item in items for key in item.parts}
+    pairs = list(zip(items, none, strict=True))
+    return Jet({key: move(*(item.parts.get(key, zero) for item, zero in pairs)) for key in keys})
 
 
 def _taken(numbers: Numbers, node: Node, inputs: list[Value]) -> Value:
     """Entries of the inputs, joined; the place −1 is the zero put at the end."""
     places = node.places
     assert places is not None
-    if not isinstance(inputs[0], Jet):
-        flat = np.concatenate([*(_whole(item).ravel() for item in inputs), np.zeros(1, np.int64)])
-        return flat[places].reshape(node.shape)
-    jets = [_real(item) for item in inputs]
-    if len(jets) == 1 and (places.size == 0 or int(places.min()) >= 0):
-        return jets[0].map(lambda part: part.ravel()[places].reshape(node.shape))
-    zero = numbers.zeros((1,))
-    parts = {}
-    for key in {key for jet in jets for key in jet.parts}:
-        pieces = [j.parts[key].ravel() if key in j.parts else numbers.zeros((j.value.size,)) for j in jets]
-        parts[key] = np.concatenate([*pieces, zero])[places].reshape(node.shape)
-    return Jet(parts)
+    if len(inputs) == 1 and (places.size == 0 or int(places.min()) >= 0):
+        return _linear(lambda part: part.ravel()[places].reshape(node.shape), inputs[0])
+    zero = np.zeros(1, np.int64) if node.discrete else numbers.zeros((1,))
+
+    def taken(*parts: Array) -> Array:
+        return np.concatenate([*(part.ravel() for part in parts), zero])[places].reshape(node.shape)
+
+    return _together(numbers, taken, inputs)
 
 
 def _replace(index: Array, a: Array, b: Array) -> Array:
@@ -191,19 +177,15 @@ def gradient(program: Program, numbers: Numbers, theta: Jet, sample: Sample) -> 
     values = run(program, numbers, theta, sample.x)
     adjoints: dict[int, Jet] = {program.output: Jet({0: sample.v})}
     for place in range(program.output, -1, -1):
-        if not program.moving[place] or place not in adjoints:
-            continue
         node = program.nodes[place]
-        if node.op == "parameters":
+        if not program.moving[place] or place not in adjoints or node.op == "parameters":
             continue
         passed = _backward(numbers, node, adjoints.pop(place), values, place)
         for source, term in zip(node.inputs, passed, strict=True):
             if term is not None and program.moving[source]:
                 adjoints[source] = adjoints[source] + term if source in adjoints else term
-    for place, node in enumerate(program.nodes):
-        if node.op == "parameters" and place in adjoints:
-            return adjoints[place]
-    return Jet({0: numbers.zeros((program.size,))})
+    (theta_place,) = (place for place, node in enumerate(program.nodes) if node.op == "parameters")
+    return adjoints[theta_place] if theta_place in adjoints else Jet({0: numbers.zeros((program.size,))})
 
 
 def _backward(numbers: Numbers, node: Node, g: Jet, values: list[Value], place: int) -> list[Jet | None]:
@@ -215,16 +197,16 @@ def _backward(numbers: Numbers, node: Node, g: Jet, values: list[Value], place: 
     if op == "subtract":
         return [g, -g]
     if op == "sum":
-        shape = _real(inputs[0]).value.shape
+        shape = inputs[0].value.shape
         return [g.map(lambda part: np.broadcast_to(part[..., None], shape))]
     if op == "stop":
         return [None]
     if op in UNARY:
-        return [g * slope(numbers, op, _real(inputs[0]), _real(values[place]))]
+        return [g * slope(numbers, op, inputs[0], values[place])]
     if op == "multiply":
-        return [g * _real(inputs[1]), g * _real(inputs[0])]
+        return [g * inputs[1], g * inputs[0]]
     if op == "matmul":
-        a, b = (_real(item).map(lambda part: np.swapaxes(part, -1, -2)) for item in inputs)
+        a, b = (item.map(lambda part: np.swapaxes(part, -1, -2)) for item in inputs)
         return [g.product(b, numbers.matmul), a.product(g, numbers.matmul)]
     return _moved_back(numbers, node, g, inputs)
 
@@ -233,23 +215,20 @@ def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[Value]) -> li
     """The transposes of operators that move entries."""
     shapes = [item.value.shape if isinstance(item, Jet) else item.shape for item in inputs]
     if node.op == "choose":
-        chosen, none = _whole(inputs[0]), numbers.zeros(node.shape)
+        chosen, none = inputs[0], numbers.zeros(node.shape)
         return [None, g.map(lambda p: np.where(chosen, p, none)), g.map(lambda p: np.where(chosen, none, p))]
     if node.op == "scatter":
-        index, none = _whole(inputs[1]), numbers.zeros(shapes[2])
+        index, none = inputs[1], numbers.zeros(shapes[2])
         return [g.map(lambda p: _replace(index, p, none)), None, g.map(lambda p: p.ravel()[index])]
     if node.op == "gather":
-        index = _whole(inputs[1]).ravel()
+        index = inputs[1].ravel()
         return [g.map(lambda p: _added(numbers, index, p, prod(shapes[0])).reshape(shapes[0])), None]
     places = node.places
     assert places is not None
     ends = np.cumsum([0, *map(prod, shapes)]).tolist()
     joined = g.map(lambda p: _added(numbers, places, p, ends[-1] + 1))
-    return [joined.map(_piece(*span)) for span in zip(ends[:-1], ends[1:], shapes, strict=True)]
-
-
-def _piece(low: int, high: int, shape: tuple[int, ...]) -> Callable[[Array], Array]:
-    return lambda part: part[low:high].reshape(shape)
+    spans = zip(ends[:-1], ends[1:], shapes, strict=True)
+    return [Jet({k: p[low:high].reshape(shape) for k, p in joined.parts.items()}) for low, high, shape in spans]
 
 
 def _added(numbers: Numbers, places: Array, part: Array, size: int) -> Array:

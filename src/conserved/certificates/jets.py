@@ -10,22 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from conserved.certificates.arithmetic import Array, Numbers
+from conserved.certificates.arithmetic import Elementary
+from conserved.certificates.intervals import Interval
+
+Part = Any
+"""An array of numbers, or an `Interval`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Jet:
     """Σ_S c_S ε_S over sets S of directions; coefficients that are zero are left out."""
 
-    parts: dict[int, Array]
+    parts: dict[int, Part]
 
     def __add__(self, other: Jet) -> Jet:
         parts = dict(self.parts)
         for key, part in other.parts.items():
-            parts[key] = np.asarray(parts[key] + part) if key in parts else part
+            parts[key] = _array(parts[key] + part) if key in parts else part
         return Jet(parts)
 
     def __neg__(self) -> Jet:
@@ -37,29 +42,30 @@ class Jet:
     def __mul__(self, other: Jet) -> Jet:
         return self.product(other, lambda a, b: a * b)
 
-    def product(self, other: Jet, times: Callable[[Array, Array], Array]) -> Jet:
+    def product(self, other: Jet, times: Callable[[Part, Part], Part]) -> Jet:
         """A bilinear product of two jets: directions that meet themselves vanish."""
-        parts: dict[int, Array] = {}
+        parts: dict[int, Part] = {}
         for left, a in self.parts.items():
             for right, b in other.parts.items():
                 if not left & right:
-                    term = np.asarray(times(a, b))
-                    parts[left | right] = np.asarray(parts[left | right] + term) if left | right in parts else term
+                    term = _array(times(a, b))
+                    parts[left | right] = _array(parts[left | right] + term) if left | right in parts else term
         return Jet(parts)
 
-    def map(self, linear: Callable[[Array], Array]) -> Jet:
+    def map(self, linear: Callable[[Part], Part]) -> Jet:
         """A linear map of every coefficient."""
-        return Jet({key: np.asarray(linear(part)) for key, part in self.parts.items()})
+        return Jet({key: _array(linear(part)) for key, part in self.parts.items()})
 
     @property
-    def value(self) -> Array:
+    def value(self) -> Part:
         """The part without any direction."""
         return self.parts[0]
 
     @property
     def bit(self) -> int:
         """The highest direction, or 0."""
-        return 1 << max(self.parts).bit_length() - 1 if max(self.parts) else 0
+        highest = max(self.parts, default=0)
+        return 1 << highest.bit_length() - 1 if highest else 0
 
     def along(self, bit: int) -> Jet:
         """The coefficient of one direction, itself a jet in the others."""
@@ -74,13 +80,12 @@ class Jet:
         return Jet({key | bit: part for key, part in self.parts.items()})
 
 
-def constant(numbers: Numbers, like: Jet, value: int) -> Jet:
-    """One whole number everywhere."""
-    shape = like.value.shape
-    return Jet({0: numbers.array([value] * like.value.size, shape)})
+def _array(part: Part) -> Part:
+    """Numbers that NumPy made of an array without axes, as an array again."""
+    return part if isinstance(part, Interval) else np.asarray(part)
 
 
-def apply(numbers: Numbers, function: str, a: Jet) -> Jet:
+def apply(numbers: Elementary, function: str, a: Jet) -> Jet:
     """φ of a jet."""
     bit = a.bit
     if not bit:
@@ -90,23 +95,19 @@ def apply(numbers: Numbers, function: str, a: Jet) -> Jet:
     return value + (slope(numbers, function, low, value) * a.along(bit)).times_direction(bit)
 
 
-def slope(numbers: Numbers, function: str, a: Jet, value: Jet) -> Jet:
+def slope(numbers: Elementary, function: str, a: Jet, value: Jet) -> Jet:
     """φ'(a), given φ(a)."""
     return _SLOPES[function](numbers, a, value)
 
 
-def _erf_slope(numbers: Numbers, a: Jet, value: Jet) -> Jet:
-    return apply(numbers, "exp", -(a * a)) * Jet({0: numbers.two_over_root_pi(a.value.shape)})
-
-
-_SLOPES: dict[str, Callable[[Numbers, Jet, Jet], Jet]] = {
+_SLOPES: dict[str, Callable[[Elementary, Jet, Jet], Jet]] = {
     "exp": lambda numbers, a, value: value,
     "log": lambda numbers, a, value: apply(numbers, "reciprocal", a),
     "sqrt": lambda numbers, a, value: apply(numbers, "reciprocal", value + value),
     "reciprocal": lambda numbers, a, value: -(value * value),
-    "tanh": lambda numbers, a, value: constant(numbers, a, 1) - value * value,
+    "tanh": lambda numbers, a, value: Jet({0: numbers.full(a.value.shape, 1)}) - value * value,
     "sigmoid": lambda numbers, a, value: value - value * value,
-    "erf": _erf_slope,
+    "erf": lambda numbers, a, _: apply(numbers, "exp", -(a * a)) * Jet({0: numbers.two_over_root_pi(a.value.shape)}),
     "sin": lambda numbers, a, value: apply(numbers, "cos", a),
     "cos": lambda numbers, a, value: -apply(numbers, "sin", a),
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,7 +29,7 @@ def listed(
     missing = {name for symmetry in exact for name in symmetry.parameters} - function.start.keys()
     if missing:
         raise Unsuitable(f"The laws given are about parameters the function does not have: {sorted(missing)[:3]}.")
-    groups = forms_of(exact, function)
+    groups = [_forms(symmetry, function) for symmetry in exact]
     places = [(g, k) for g, group in enumerate(groups) for k in range(len(group))]
     if not places:
         return []
@@ -56,13 +54,9 @@ def _gradient(form: Form, theta: tuple[float, ...]) -> Array:
     return found
 
 
-def forms_of(symmetries: Sequence[Symmetry], function: ParameterFunction) -> list[list[Form]]:
-    """The conserved numbers of each symmetry. Gradients of laws are affine in θ, so their values at 0 and at the unit
-    vectors are all there is to know of them."""
-    return [_forms(symmetry, function) for symmetry in symmetries]
-
-
 def _forms(symmetry: Symmetry, function: ParameterFunction) -> list[Form]:
+    """The conserved numbers of a symmetry. Gradients of laws are affine in θ, so their values at 0 and at the unit
+    vectors are all there is to know of them."""
     names = set(symmetry.parameters)
     shapes = {name: tensor.shape for name, tensor in function.start.items()}
     places, start = [], 0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from conserved.certificates.builder import Builder, NodeRef, NoRule, positions
+from conserved.certificates.program import UNARY
 
 Number = int | float
 
@@ -45,10 +46,6 @@ def _add(b: Builder, x: Any, y: Any, *, alpha: Number = 1) -> NodeRef:
     return b.add(x, y if alpha == 1 else b.multiply(y, alpha))
 
 
-def _sub(b: Builder, x: Any, y: Any, *, alpha: Number = 1) -> NodeRef:
-    return b.subtract(x, y if alpha == 1 else b.multiply(y, alpha))
-
-
 def _div(b: Builder, x: Any, y: Any, *, rounding_mode: str | None = None) -> NodeRef:
     if rounding_mode is not None:
         raise NoRule(f"Division with rounding_mode={rounding_mode!r} has no rule in ball arithmetic.")
@@ -71,27 +68,13 @@ def _pow(b: Builder, x: Any, exponent: Any) -> NodeRef:
     found: NodeRef | None = None
     for _ in range(int(exponent)):
         found = x if found is None else b.multiply(found, x)
-    return (
-        b.constant(torch.ones(x.shape, dtype=torch.int64 if x.discrete else torch.float64)) if found is None else found
-    )
-
-
-def _mm(b: Builder, x: Any, y: Any) -> NodeRef:
-    return b.matmul(*(item if isinstance(item, NodeRef) else b.constant(item) for item in (x, y)))
+    return b.full(x.shape, 1, x.discrete) if found is None else found
 
 
 def _addmm(b: Builder, bias: Any, x: Any, y: Any, *, beta: Number = 1, alpha: Number = 1) -> NodeRef:
-    product = _mm(b, x, y)
+    product = b.matmul(x, y)
     product = product if alpha == 1 else b.multiply(product, alpha)
     return b.add(bias if beta == 1 else b.multiply(bias, beta), product)
-
-
-def _sum(b: Builder, x: NodeRef, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> NodeRef:
-    return b.sum(x, axes, keepdim)
-
-
-def _mean(b: Builder, x: NodeRef, axes: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> NodeRef:
-    return b.mean(x, axes, keepdim)
 
 
 def _var(b: Builder, x: NodeRef, axes: Any = None, *, correction: Number = 1, keepdim: bool = False) -> NodeRef:
@@ -101,15 +84,11 @@ def _var(b: Builder, x: NodeRef, axes: Any = None, *, correction: Number = 1, ke
     return b.divide(total, b.constant(count - correction))
 
 
-def _softmax(b: Builder, x: NodeRef, axis: int, half_to_float: bool = False) -> NodeRef:
-    # Balls do not overflow, so nothing is subtracted before the exponential.
+def _softmax(b: Builder, x: NodeRef, axis: int, *_: Any, **__: Any) -> NodeRef:
+    # Balls do not overflow, so nothing is subtracted before the exponential. A row that is masked altogether gives 0/0
+    # here, also of a softmax that PyTorch calls safe; no proof accepts that.
     powers = b.unary("exp", x)
     return b.divide(powers, b.sum(powers, [axis], True))
-
-
-def _safe_softmax(b: Builder, x: NodeRef, axis: int, dtype: torch.dtype | None = None) -> NodeRef:
-    # A row that is masked altogether gives 0/0 here, which no proof accepts.
-    return _softmax(b, x, axis)
 
 
 def _vector_norm(
@@ -132,10 +111,6 @@ def _group_norm(
     return (found if bias is None else b.add(found, b.reshape(bias, along))), None, None
 
 
-def _log_softmax(b: Builder, x: NodeRef, axis: int, half_to_float: bool = False) -> NodeRef:
-    return b.subtract(x, b.unary("log", b.sum(b.unary("exp", x), [axis], True)))
-
-
 def _gelu(b: Builder, x: NodeRef, *, approximate: str = "none") -> NodeRef:
     if approximate == "tanh":
         cubic = b.add(x, b.multiply(b.multiply(x, b.multiply(x, x)), 0.044715))
@@ -143,14 +118,6 @@ def _gelu(b: Builder, x: NodeRef, *, approximate: str = "none") -> NodeRef:
     else:
         inner = b.unary("erf", b.multiply(x, math.sqrt(0.5)))
     return b.multiply(b.multiply(x, 0.5), b.add(inner, 1.0))
-
-
-def _relu(b: Builder, x: NodeRef) -> NodeRef:
-    return b.choose(b.greater(x, 0.0), x, 0.0)
-
-
-def _leaky_relu(b: Builder, x: NodeRef, slope: Number = 0.01) -> NodeRef:
-    return b.choose(b.greater(x, 0.0), x, b.multiply(x, slope))
 
 
 def _elu(b: Builder, x: NodeRef, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> NodeRef:
@@ -168,17 +135,9 @@ def _abs(b: Builder, x: NodeRef) -> NodeRef:
     return b.choose(b.greater(x, 0.0 if not x.discrete else 0), x, b.negative(x))
 
 
-def _maximum(b: Builder, x: Any, y: Any) -> NodeRef:
-    return b.choose(b.greater(x, y), x, y)
-
-
-def _minimum(b: Builder, x: Any, y: Any) -> NodeRef:
-    return b.choose(b.greater(x, y), y, x)
-
-
 def _clamp(b: Builder, x: NodeRef, low: Any = None, high: Any = None) -> NodeRef:
-    x = x if low is None else _maximum(b, x, low)
-    return x if high is None else _minimum(b, x, high)
+    x = x if low is None else b.choose(b.greater(x, low), x, low)
+    return x if high is None else b.choose(b.greater(x, high), high, x)
 
 
 def _sorted(b: Builder, x: NodeRef, axis: int, descending: bool) -> tuple[NodeRef, NodeRef]:
@@ -212,41 +171,35 @@ def _first(b: Builder, x: NodeRef, count: int, axis: int) -> NodeRef:
     return b.take([x], positions(x.shape).narrow(axis, 0, count))
 
 
-def _argmax(b: Builder, x: NodeRef, dim: int | None = None, keepdim: bool = False) -> NodeRef:
-    flat = x if dim is not None else b.reshape(x, [-1])
-    index = _first(b, _sorted(b, flat, -1 if dim is None else dim, True)[1], 1, -1 if dim is None else dim)
-    return index if keepdim and dim is not None else _squeezed(b, index, -1 if dim is None else dim)
-
-
-def _squeezed(b: Builder, x: NodeRef, axis: int) -> NodeRef:
-    return b.take([x], positions(x.shape).squeeze(axis))
-
-
-def _amax(b: Builder, x: NodeRef, dim: Sequence[int] = (), keepdim: bool = False) -> NodeRef:
-    axes = list(dim) or list(range(len(x.shape)))
-    for axis in sorted((a % len(x.shape) for a in axes), reverse=True):
-        x = _first(b, _sorted(b, x, axis, True)[0], 1, axis)
-        x = x if keepdim else _squeezed(b, x, axis)
-    return x
-
-
 def _max_along(b: Builder, x: NodeRef, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None:
         return _amax(b, x)
-    found = tuple(_first(b, item, 1, dim) for item in _sorted(b, x, dim, True))
-    return found if keepdim else tuple(_squeezed(b, item, dim) for item in found)
+    found = [_first(b, item, 1, dim) for item in _sorted(b, x, dim, True)]
+    return tuple(found if keepdim else (b.take([item], positions(item.shape).squeeze(dim)) for item in found))
+
+
+def _argmax(b: Builder, x: NodeRef, dim: int | None = None, keepdim: bool = False) -> NodeRef:
+    flat = x if dim is not None else b.reshape(x, [-1])
+    index: NodeRef = _max_along(b, flat, -1 if dim is None else dim, keepdim and dim is not None)[1]
+    return index
+
+
+def _amax(b: Builder, x: NodeRef, dim: Sequence[int] = (), keepdim: bool = False) -> NodeRef:
+    for axis in sorted((a % len(x.shape) for a in dim or range(len(x.shape))), reverse=True):
+        x = _max_along(b, x, axis, keepdim)[0]
+    return x
 
 
 def _gather(b: Builder, x: Any, axis: int, index: Any, *, sparse_grad: bool = False) -> NodeRef:
-    x, index = (item if isinstance(item, NodeRef) else b.constant(item) for item in (x, index))
+    x, index = b.ref(x), b.ref(index)
     return b.gather(x, b.along(index, x.shape, axis))
 
 
 def _scatter(b: Builder, x: Any, axis: int, index: Any, source: Any) -> NodeRef:
-    x, index = (item if isinstance(item, NodeRef) else b.constant(item) for item in (x, index))
+    x, index = b.ref(x), b.ref(index)
     if not isinstance(source, NodeRef | Tensor):
-        source = torch.full(index.shape, source, dtype=torch.int64 if x.discrete else torch.float64)
-    source = source if isinstance(source, NodeRef) else b.constant(source)
+        source = b.full(index.shape, source, x.discrete)
+    source = b.ref(source)
     if source.shape != index.shape:
         source = b.take([source], positions(source.shape)[tuple(slice(0, n) for n in index.shape)])
     if x.discrete != source.discrete:
@@ -330,10 +283,6 @@ def _bitwise(rule: Callable[..., NodeRef]) -> Callable[..., NodeRef]:
     return of_truths
 
 
-def _where(b: Builder, condition: Any, x: Any, y: Any) -> NodeRef:
-    return b.choose(condition if isinstance(condition, NodeRef) else b.constant(condition), x, y)
-
-
 def _equal(b: Builder, x: Any, y: Any) -> NodeRef:
     left, right = b.together(x, y)
     if not left.discrete:
@@ -414,40 +363,36 @@ def _convolution(
     return out if bias is None else b.add(out, b.reshape(bias, [-1, *(1 for _ in space)]))
 
 
-def _unary(name: str) -> Callable[[Builder, NodeRef], NodeRef]:
-    return lambda b, x: b.unary(name, x)
-
-
 RULES: dict[str, Callable[..., Any]] = {
-    **{name: _unary(name) for name in ("exp", "log", "sqrt", "reciprocal", "tanh", "sigmoid", "erf", "sin", "cos")},
+    **{name: lambda b, x, name=name: b.unary(name, x) for name in UNARY},
     "rsqrt": lambda b, x: b.unary("reciprocal", b.unary("sqrt", x)),
     "log1p": lambda b, x: b.unary("log", b.add(x, 1.0)),
     "expm1": lambda b, x: b.subtract(b.unary("exp", x), 1.0),
-    "neg": lambda b, x: b.negative(x),
+    "neg": Builder.negative,
     "add": _add,
-    "sub": _sub,
-    "mul": lambda b, x, y: b.multiply(x, y),
+    "sub": lambda b, x, y, *, alpha=1: b.subtract(x, y if alpha == 1 else b.multiply(y, alpha)),
+    "mul": Builder.multiply,
     "div": _div,
     "pow": _pow,
-    "mm": _mm,
-    "bmm": _mm,
+    "mm": Builder.matmul,
+    "bmm": Builder.matmul,
     "addmm": _addmm,
-    "sum": _sum,
-    "mean": _mean,
+    "sum": lambda b, x, axes=None, keepdim=False, **_: b.sum(x, axes, keepdim),
+    "mean": lambda b, x, axes=None, keepdim=False, **_: b.mean(x, axes, keepdim),
     "var": _var,
     "_softmax": _softmax,
     "native_group_norm": _group_norm,
-    "_safe_softmax": _safe_softmax,
-    "_log_softmax": _log_softmax,
+    "_safe_softmax": _softmax,
+    "_log_softmax": lambda b, x, axis, *_: b.subtract(x, b.unary("log", b.sum(b.unary("exp", x), [axis], True))),
     "linalg_vector_norm": _vector_norm,
     "gelu": _gelu,
-    "relu": _relu,
-    "leaky_relu": _leaky_relu,
+    "relu": lambda b, x: b.choose(b.greater(x, 0.0), x, 0.0),
+    "leaky_relu": lambda b, x, slope=0.01: b.choose(b.greater(x, 0.0), x, b.multiply(x, slope)),
     "elu": _elu,
     "softplus": _softplus,
     "abs": _abs,
-    "maximum": _maximum,
-    "minimum": _minimum,
+    "maximum": lambda b, x, y: b.choose(b.greater(x, y), x, y),
+    "minimum": lambda b, x, y: b.choose(b.greater(x, y), y, x),
     "clamp": _clamp,
     "sort": _sort,
     "topk": _topk,
@@ -459,8 +404,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "embedding": _embedding,
     "index": _index,
     "index_select": _index_select,
-    "where": _where,
-    "gt": lambda b, x, y: b.greater(x, y),
+    "where": Builder.choose,
+    "gt": Builder.greater,
     "lt": lambda b, x, y: b.greater(y, x),
     "ge": lambda b, x, y: b.opposite(b.greater(y, x)),
     "le": lambda b, x, y: b.opposite(b.greater(x, y)),

@@ -142,7 +142,7 @@ def field_intervals(
     for places in _batches(program, words):
         with np.errstate(all="ignore"):
             word = [letters([words[p][k] for p in places]) for k in range(len(words[places[0]]))]
-            found = batch.bracket(point, word).get(0)
+            found = batch.bracket(point, word).parts.get(0)
         if found is not None:
             middle[places], radius[places] = found.middle, found.radius
     return Interval(middle, radius)
@@ -262,7 +262,7 @@ def decisions_at(program: Program, theta: Sequence[float], x: Input, bits: int) 
             numbers = Balls()
             try:
                 values = run(program, numbers, Jet({0: numbers.array(theta, (len(theta),))}), x.in_balls(program))
-                return {program.nodes[place]: values[place] for place in compared}  # type: ignore[misc]
+                return {program.nodes[place]: values[place] for place in compared}
             except Undecided:
                 if 2 * bits > MOST_BITS:
                     raise
@@ -345,31 +345,29 @@ def enclosure(form: Form, sampled: RandomFields) -> float:
     if sampled.undecided:
         return float("inf")
     worst = 0.0
-    with precision(ENCLOSURE_BITS):
-        numbers = Balls()
-        for point, field in zip(sampled.points, sampled.fields, strict=True):
-            slope = numbers.array(form.gradient(point), (len(point),))
-            size = float(np.abs(slope).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
-            moved = (slope * field).sum()
-            if not moved.contains(0):
-                return float("inf")
-            total = float(moved.abs_upper())
-            ratio = total / size if size > 0 else total
-            worst = ratio if ratio > worst or ratio != ratio else worst
+    for moved, size in _moved(form, sampled):
+        if not moved.contains(0):
+            return float("inf")
+        total = float(moved.abs_upper())
+        ratio = total / size if size > 0 else total
+        worst = ratio if ratio > worst or ratio != ratio else worst
     return worst if worst == worst else float("inf")
 
 
 def departure(form: Form, sampled: RandomFields) -> float:
     """The largest |⟨∇h, X⟩| / (‖∇h‖₁ ‖X‖_∞) that the balls at random points prove; above zero h is no law."""
-    largest = 0.0
+    return max((float(moved.abs_lower()) / size for moved, size in _moved(form, sampled) if size > 0), default=0.0)
+
+
+def _moved(form: Form, sampled: RandomFields) -> list[tuple[flint.arb, float]]:
+    """At every random point ⟨∇h, X⟩, and the largest ‖∇h‖₁ ‖X‖_∞ can be."""
+    found = []
     with precision(ENCLOSURE_BITS):
-        numbers = Balls()
         for point, field in zip(sampled.points, sampled.fields, strict=True):
-            slope = numbers.array(form.gradient(point), (len(point),))
+            slope = Balls().array(form.gradient(point), (len(point),))
             size = float(np.abs(slope).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
-            total = float((slope * field).sum().abs_lower())
-            largest = max(largest, total / size if size > 0 else 0.0)
-    return largest
+            found.append(((slope * field).sum(), size))
+    return found
 
 
 def encloses_zero(value: float) -> bool:

@@ -15,7 +15,8 @@ independent letters is zero for all values of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -48,11 +49,14 @@ class Budget:
 
     left: int
 
-    def spend(self, amount: int) -> None:
-        """Count, and stop when there is nothing left."""
-        self.left -= amount
+    def product(self, a: Polynomial, b: Polynomial) -> Polynomial:
+        """The product of two polynomials; stops when there is nothing left."""
+        if a is _ONE or b is _ONE:
+            return b if a is _ONE else a
+        self.left -= len(a) * len(b)
         if self.left < 0:
             raise TooLarge("The symbolic argument needs too many terms.")
+        return _product(a, b)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,12 +88,7 @@ class Symbol:
     @property
     def plain(self) -> bool:
         """Whether it is a number or a letter."""
-        if not self.above:
-            return True
-        if self.below is not _ONE or len(self.above) != 1:
-            return False
-        ((monomial, coefficient),) = self.above.items()
-        return not monomial or (len(monomial) == 1 and coefficient == 1)
+        return self.number is not None or self.letter is not None
 
     def __add__(self, other: Symbol) -> Symbol:
         if not self.above:
@@ -98,8 +97,9 @@ class Symbol:
             return self
         if self.below is other.below or self.below == other.below:
             return Symbol(_plus(self.above, other.above), self.below, self.budget)
-        above = _plus(self._times(self.above, other.below), self._times(other.above, self.below))
-        return Symbol(above, self._times(self.below, other.below), self.budget)
+        times = self.budget.product
+        above = _plus(times(self.above, other.below), times(other.above, self.below))
+        return Symbol(above, times(self.below, other.below), self.budget)
 
     def __neg__(self) -> Symbol:
         return Symbol({key: -value for key, value in self.above.items()}, self.below, self.budget)
@@ -110,43 +110,29 @@ class Symbol:
     def __mul__(self, other: Symbol) -> Symbol:
         if not self.above or not other.above:
             return Symbol({}, _ONE, self.budget)
-        return Symbol(self._times(self.above, other.above), self._times(self.below, other.below), self.budget)
+        times = self.budget.product
+        return Symbol(times(self.above, other.above), times(self.below, other.below), self.budget)
 
     def inverse(self) -> Symbol:
         """1 over it."""
         return Symbol(self.below, self.above, self.budget)
 
-    def _times(self, a: Polynomial, b: Polynomial) -> Polynomial:
-        if a is _ONE:
-            return b
-        if b is _ONE:
-            return a
-        self.budget.spend(len(a) * len(b))
-        return _product(a, b)
-
 
 def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
-    found = dict(a)
-    for key, value in b.items():
-        total = found.get(key, 0) + value
-        if total:
-            found[key] = total
-        else:
-            found.pop(key, None)
-    return found
+    return _collected(itertools.chain(a.items(), b.items()))
 
 
 def _product(a: Polynomial, b: Polynomial) -> Polynomial:
+    pairs = itertools.product(a.items(), b.items())
+    return _collected((tuple(sorted(left + right)), x * y) for (left, x), (right, y) in pairs)
+
+
+def _collected(terms: Iterable[tuple[tuple[int, ...], flint.fmpq]]) -> Polynomial:
+    """Terms of equal monomials added up; those that cancel are left out."""
     found: Polynomial = {}
-    for left, x in a.items():
-        for right, y in b.items():
-            key = tuple(sorted(left + right))
-            total = found.get(key, 0) + x * y
-            if total:
-                found[key] = total
-            else:
-                found.pop(key, None)
-    return found
+    for key, value in terms:
+        found[key] = found[key] + value if key in found else value
+    return {key: value for key, value in found.items() if value}
 
 
 @dataclass(slots=True, eq=False)
@@ -155,8 +141,6 @@ class Symbols(Numbers):
 
     decided: Mapping[Node, Array]
     budget: Budget
-    coarse: bool = True
-    """Whether a value that moves in proportion to itself is replaced by a letter too."""
     letters: int = 2
     roots: dict[int, Symbol] = field(default_factory=dict)
     """Letters that are square roots, and of what."""
@@ -244,7 +228,7 @@ class Symbols(Numbers):
             if not v.plain:
                 if still:
                     v = self.fresh()
-                elif self.coarse and (factor := _ratio(rate, v)) is not None:
+                elif (factor := _ratio(rate, v)) is not None:
                     v = self.fresh()
                     rate = factor * v
             settled.append(v)
@@ -267,23 +251,19 @@ class Symbols(Numbers):
 
     def _squares_replaced(self, above: Polynomial, root: int) -> Polynomial:
         """ρ^(2k) → (a/b)^k everywhere, multiplied by the power of b that leaves a polynomial."""
-        inside = self.roots[root]
+        inside, times = self.roots[root], self.budget.product
         highest = max(key.count(root) // 2 for key in above)
         powers = [(_ONE, _ONE)]
         for _ in range(highest):
             a, b = powers[-1]
-            powers.append((self._times(a, inside.above), self._times(b, inside.below)))
+            powers.append((times(a, inside.above), times(b, inside.below)))
         found: Polynomial = {}
         for key, value in above.items():
             count = key.count(root)
             rest = tuple(letter for letter in key if letter != root) + (root,) * (count % 2)
-            factor = self._times(powers[count // 2][0], powers[highest - count // 2][1])
-            found = _plus(found, self._times({tuple(sorted(rest)): value}, factor))
+            factor = times(powers[count // 2][0], powers[highest - count // 2][1])
+            found = _plus(found, times({tuple(sorted(rest)): value}, factor))
         return found
-
-    def _times(self, a: Polynomial, b: Polynomial) -> Polynomial:
-        self.budget.spend(len(a) * len(b))
-        return _product(a, b)
 
 
 def _is_minus_infinity(u: Symbol) -> bool:

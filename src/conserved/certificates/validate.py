@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from conserved.certificates.program import UNARY, Malformed, Node, Places, Program
+from conserved.certificates.program import UNARY, Malformed, Node, Program
 
 LARGEST = 10_000_000
 """Entries of the largest tensor a program may have."""
@@ -127,28 +127,20 @@ def _read(item: Any, before: Sequence[Node], name: str, size: int) -> Node:
     if not isinstance(discrete, bool):
         raise Malformed(f"discrete of {name} is {shown(discrete)}; expected true or false.")
     _check_size(shape, name)
-    places: Places | None = None
-    values: tuple[float, ...] | tuple[int, ...] = ()
+    own: dict[str, Any] = {}
     if op == "take":
-        listed = [
-            whole_number(p, f"a place of {name}", least=-1, most=LARGEST) for p in sequence(item.get("places"), name)
-        ]
-        places = np.array(listed, dtype=np.int64)
+        places = sequence(item.get("places"), name)
+        listed = [whole_number(place, f"a place of {name}", least=-1, most=LARGEST) for place in places]
+        own["places"] = np.array(listed, dtype=np.int64)
     elif op == "constant":
         entries, what = sequence(item.get("values"), name), f"a value of {name}"
         if discrete:
-            values = tuple(whole_number(v, what, least=-WHOLE, most=WHOLE) for v in entries)
+            own["values"] = tuple(whole_number(v, what, least=-WHOLE, most=WHOLE) for v in entries)
         else:
-            values = tuple(real_number(v, what, masked=True) for v in entries)
-    node = Node(
-        op=op,
-        inputs=inputs,
-        shape=shape,
-        discrete=discrete,
-        places=places,
-        values=values,
-        which=whole_number(item.get("which", 0), f"which of {name}"),
-    )
+            own["values"] = tuple(real_number(v, what, masked=True) for v in entries)
+    elif op == "input":
+        own["which"] = whole_number(item.get("which", 0), f"which of {name}")
+    node = Node(op=op, inputs=inputs, shape=shape, discrete=discrete, **own)
     return fitting(node, [before[i] for i in inputs], name, size)
 
 

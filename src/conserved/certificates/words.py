@@ -140,9 +140,9 @@ def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Word]
     batch = SampleBatch(program, FloatArrays())
     point = batch.point(theta)
     *inner, last = (stacked([word[k] for word in words]) for k in range(len(words[0])))
-    terms = batch.terms(point, inner, last) if inner else (batch.gradient(point, last), {})
+    terms = batch.terms(point, inner, last) if inner else (batch.gradient(point, last), Jet({}))
     shape = len(words), program.size
-    first, second = (np.broadcast_to(part.get(0, np.zeros((1, program.size))), shape) for part in terms)
+    first, second = (np.broadcast_to(part.parts.get(0, np.zeros((1, program.size))), shape) for part in terms)
     return first, second
 
 

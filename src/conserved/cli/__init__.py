@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from conserved.cli import attention, audit, certify, check, claims, demo, discover, laws, report, reproduce, transform
-from conserved.cli.app import BAD_USAGE, INTERNAL, Usage, app
+from conserved.cli.app import BAD_USAGE, INTERNAL, Usage, app, say
 from conserved.optional import Missing
 
 __all__ = ["COMMANDS", "main"]
@@ -24,7 +24,7 @@ def main() -> None:
 
         errors = Console(stderr=True)
         if _refusal(problem):
-            errors.print(f"conserved: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+            say(f"conserved: {problem}", errors, "red")
             sys.exit(BAD_USAGE)
         # Neither "holds" nor "does not hold" nor the user's mistake: the exit code must not say any of them.
         errors.print_exception()
@@ -40,7 +40,14 @@ def _refusal(problem: Exception) -> bool:
     from conserved.certificates import Malformed
     from conserved.discovery import Unsuitable
     from conserved.integrations.configured_models import BadConfig
+    from conserved.papers.claims import NoSuchClaim
+    from conserved.papers.lab.data import Unusable
+    from conserved.papers.lab.sweep import NoRoom
+    from conserved.report import NoSuchRun, NotAStore, Unwritable
     from conserved.tracking import BrokenStore, RunTaken
     from conserved.transform import Unmovable
 
-    return isinstance(problem, Unheard | Malformed | BadConfig | Unsuitable | BrokenStore | RunTaken | Unmovable)
+    of_stores = (BrokenStore, RunTaken, NotAStore, NoSuchRun, NoRoom, Unwritable)
+    return isinstance(
+        problem, (Unheard, Malformed, BadConfig, Unsuitable, Unmovable, Unusable, NoSuchClaim, *of_stores)
+    )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from typer.core import TyperGroup
 
 from conserved.output.printable import printable
@@ -42,23 +45,52 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 LOSSES = ("any", "regression", "cross_entropy")
 """Those of `conserved.recognize`, said here so that `--help` need not load it; a test holds the two equal."""
 
-Loss = Annotated[
-    str,
-    typer.Option(
-        help=f"what the model is trained with: {' or '.join(LOSSES)}",
-        autocompletion=lambda incomplete: [name for name in LOSSES if name.startswith(incomplete)],
-    ),
-]
-
-Device = Annotated[
-    str | None,
-    typer.Option(
-        help="where to compute, such as cuda",
-        autocompletion=lambda incomplete: [name for name in DEVICES if name.startswith(incomplete)],
-    ),
-]
-
 DEVICES = ("cpu", "cuda", "cuda:0", "mps")
+
+
+class Usage(Exception):
+    """The command was called with something it cannot use; the message says what to do."""
+
+
+def among(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completion for the shell, from known words."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def known_loss(loss: str) -> str:
+    """Refuse a loss that has no name here."""
+    if loss not in LOSSES:
+        raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
+    return loss
+
+
+def in_a_folder(path: Path | None) -> Path | None:
+    """Refuse to write into a folder that is not there: it is more often a slip of the finger than a wish."""
+    if path is not None and not path.parent.is_dir():
+        raise Usage(f"There is no folder {path.parent} to write {path.name} into; make it first, or name another.")
+    return path
+
+
+def on_device(name: str | None) -> str | None:
+    """Refuse a device that cannot be used here, in one line."""
+    if name is not None:
+        import torch
+
+        try:
+            torch.empty(1, device=name)
+        except (RuntimeError, AssertionError, NotImplementedError) as problem:
+            first = str(problem).partition("\n")[0]
+            raise Usage(f"The device {name!r} cannot be used here: {first}") from None
+    return name
+
+
+_LOSS = f"what the model is trained with: {' or '.join(LOSSES)}"
+Loss = Annotated[str, typer.Option(help=_LOSS, autocompletion=among(LOSSES), callback=known_loss)]
+
+_DEVICE = "where to compute, such as cuda"
+Device = Annotated[str | None, typer.Option(help=_DEVICE, autocompletion=among(DEVICES), callback=on_device)]
+
+ClassAxis = Annotated[int, typer.Option(help="axis of the outputs that cross_entropy runs over")]
 
 DOES_NOT_HOLD = 1
 BAD_USAGE = 2
@@ -66,16 +98,6 @@ INCONCLUSIVE = 3
 INTERNAL = 70
 INTERRUPTED = 130
 """Exit codes; what holds, or is answered, is 0. The last is a command stopped from the keyboard, as shells have it."""
-
-
-class Usage(Exception):
-    """The command was called with something it cannot use; the message says what to do."""
-
-
-def known_loss(loss: str) -> None:
-    """Refuse a loss that has no name here."""
-    if loss not in LOSSES:
-        raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
 
 
 def ended(status: Status) -> None:
@@ -88,27 +110,13 @@ def ended(status: Status) -> None:
 
 def interrupted(kept: str) -> typer.Exit:
     """Say what is left of a command that was stopped from the keyboard; to be raised."""
-    Console(stderr=True).print(f"Stopped. {kept}", markup=False, highlight=False, soft_wrap=True)
+    say(f"Stopped. {kept}", Console(stderr=True))
     return typer.Exit(INTERRUPTED)
 
 
-def in_a_folder(path: Path) -> None:
-    """Refuse to write into a folder that is not there: it is more often a slip of the finger than a wish."""
-    if not path.parent.is_dir():
-        raise Usage(f"There is no folder {path.parent} to write {path.name} into; make it first, or name another.")
-
-
-def on_device(name: str | None) -> None:
-    """Refuse a device that cannot be used here, in one line."""
-    if name is None:
-        return
-    import torch
-
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as problem:
-        first = str(problem).partition("\n")[0]
-        raise Usage(f"The device {name!r} cannot be used here: {first}") from None
+def say(text: str, console: Console | None = None, style: str = "") -> None:
+    """Text as it is, in lines that the terminal wraps."""
+    (console or Console()).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_json(record: dict[str, Any]) -> None:
@@ -120,6 +128,15 @@ def progress() -> Callable[[str], None]:
     """Lines on standard error, so that what is printed stays the result."""
     errors = Console(stderr=True)
     return lambda message: errors.print(message, style="dim", highlight=False)
+
+
+@contextmanager
+def counted(what: str, total: int) -> Iterator[tuple[Console, Callable[..., None]]]:
+    """On standard error a bar, if it is a terminal: the console to print on beside it, and what moves the bar."""
+    errors = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        yield errors, partial(bar.update, bar.add_task(what, total=total))
 
 
 def _version(asked: bool | None) -> None:

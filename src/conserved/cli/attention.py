@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from conserved.cli.app import AsJson, Usage, app, ended, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
-from conserved.cli.storing import Store, can_store, store_record
+from conserved.cli.storing import Store, store_record
 from conserved.output.terminal import Console
 
 
@@ -25,27 +26,24 @@ def attention(
     as_json: AsJson = False,
 ) -> None:
     """Describe the attention of a model on an input: the energy field of every head, key coherence, entropy."""
-    can_store(store)
     import torch
 
     from conserved.attention import low_rank_table, probe
     from conserved.integrations import configured_models
 
-    if text and not configured_models.has_weights(target):
-        raise Usage(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
-    if configured_models.has_weights(target):
-        model, given = configured_models.pretrained(target, text or [])
-    else:
-        model, given = load_model(target, options or []).eval(), None
     positional: tuple[Any, ...] = ()
-    named: dict[str, Any] = dict(given or {})
-    if given is None:
-        drawn = inputs_of(target, inputs)
-        generator = torch.Generator().manual_seed(seed)
+    named: Mapping[str, Any] | None = None
+    if configured_models.has_weights(target):
+        model, named = configured_models.pretrained(target, text or [])
+    elif text:
+        raise Usage(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
+    else:
+        model = load_model(target, options or []).eval()
+    if named is None:
+        drawn, generator = inputs_of(target, inputs), torch.Generator().manual_seed(seed)
         x = drawn(generator) if callable(drawn) else torch.randn(drawn.shape, generator=generator)
-        positional = (x,)
-    say = progress()
-    found = probe(model, *positional, baselines=baselines, seed=seed, progress=say, **named)
+        positional, named = (x,), {}
+    found = probe(model, *positional, baselines=baselines, seed=seed, progress=progress(), **named)
     table = low_rank_table(model, *positional, **named) if low_rank else None
     store_record(store, "attention", target, options or [], found.record())
     if as_json:

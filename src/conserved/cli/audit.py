@@ -6,22 +6,12 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import (
-    DOES_NOT_HOLD,
-    INCONCLUSIVE,
-    AsJson,
-    Device,
-    Loss,
-    Usage,
-    app,
-    known_loss,
-    on_device,
-    print_json,
-)
+from conserved.cli.app import DOES_NOT_HOLD, INCONCLUSIVE, AsJson, Device, Loss, Usage, among, app, print_json, say
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
-from conserved.cli.storing import Store, can_store, store_record
-from conserved.output.terminal import Console
+from conserved.cli.storing import Store, store_record
 from conserved.verdict import Status
+
+HALVES = ("bfloat16", "float16")
 
 
 @app.command()
@@ -32,10 +22,7 @@ def audit(
     loss: Loss = "any",
     autocast: Annotated[
         str | None,
-        typer.Option(
-            help="compute under autocast in bfloat16 or float16",
-            autocompletion=lambda incomplete: [n for n in ("bfloat16", "float16") if n.startswith(incomplete)],
-        ),
+        typer.Option(help=f"compute under autocast in {' or '.join(HALVES)}", autocompletion=among(HALVES)),
     ] = None,
     device: Device = None,
     seed: Annotated[int, typer.Option(help="seed of inputs and targets", min=0)] = 0,
@@ -43,11 +30,8 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Run one backward pass of a model on random data and check it: gradient identities and the softmax gauge."""
-    can_store(store)
     from conserved.auditing.random_trial import AUTOCAST, trial
 
-    on_device(device)
-    known_loss(loss)
     if autocast is not None and autocast not in AUTOCAST:
         raise Usage(f"Unknown precision {autocast!r}; expected {' or '.join(AUTOCAST)}.")
     model = load_model(target, options or [])
@@ -59,7 +43,7 @@ def audit(
     if as_json:
         print_json(found.record())
     else:
-        Console().print(found.summary(), markup=False, highlight=False, soft_wrap=True)
+        say(found.summary())
     if not found.ok:
         parts = (found.audit.verdict, *(() if found.gauge is None else (found.gauge.verdict,)))
         refuted = any(part.status is Status.REFUTED for part in parts)

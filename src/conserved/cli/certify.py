@@ -11,14 +11,15 @@ import conserved
 from conserved.cli.app import (
     DOES_NOT_HOLD,
     AsJson,
+    ClassAxis,
     Loss,
     Usage,
     app,
     ended,
     in_a_folder,
-    known_loss,
     print_json,
     progress,
+    say,
 )
 from conserved.cli.models import InputShape, Options, inputs_of, load_model
 from conserved.output.terminal import Console
@@ -30,10 +31,12 @@ def certify(
     options: Options = None,
     inputs: InputShape = None,
     loss: Loss = "any",
-    class_axis: Annotated[int, typer.Option(help="axis of the outputs that cross_entropy runs over")] = -1,
+    class_axis: ClassAxis = -1,
     bits: Annotated[int, typer.Option(min=2, max=4096, help="precision to begin with")] = 128,
     seed: Annotated[int, typer.Option(help="seed of all samples", min=0)] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the certificate to this file")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="write the certificate to this file", callback=in_a_folder)
+    ] = None,
     check: Annotated[Path | None, typer.Option("--check", help="check this certificate; no model is needed")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,24 +45,20 @@ def certify(
 
     if (check is None) == (target is None):
         raise Usage("Name a model to certify, or a file with --check FILE.")
-    known_loss(loss)
-    if output is not None:
-        in_a_folder(output)
-    say = progress()
     if check is not None:
         try:
             certificate = Certificate.load(check)
         except OSError as problem:
             raise Usage(f"{check} cannot be read: {problem.strerror}.") from None
         try:
-            certificate = certificate.checked(say)
+            certificate = certificate.checked(progress())
         except Malformed as problem:
             raise Usage(f"{check} cannot be used: {problem}") from None
     else:
         assert target is not None
-        model = load_model(target, options or [])
+        model, x = load_model(target, options or []), inputs_of(target, inputs)
         certificate = conserved.certify(
-            model, inputs_of(target, inputs), loss=loss, class_axis=class_axis, bits=bits, seed=seed, progress=say
+            model, x, loss=loss, class_axis=class_axis, bits=bits, seed=seed, progress=progress()
         )
         if output is not None:
             certificate.save(output)
@@ -68,8 +67,7 @@ def certify(
     else:
         Console().print(certificate.summary(), markup=False, highlight=False)
         if output is not None:
-            message = f"Written to {output}; check it with: conserved certify --check {output}"
-            Console().print(message, markup=False, highlight=False, soft_wrap=True)
+            say(f"Written to {output}; check it with: conserved certify --check {output}")
     ended(certificate.verdict.status)
     if not certificate.complete:
         raise typer.Exit(DOES_NOT_HOLD)

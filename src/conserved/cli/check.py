@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from conserved.cli.app import DOES_NOT_HOLD, INCONCLUSIVE, AsJson, Device, Usage, app, on_device, print_json, progress
-from conserved.cli.models import load_named, options_of
+from conserved.cli.app import DOES_NOT_HOLD, INCONCLUSIVE, AsJson, Device, Usage, app, print_json, progress, say
+from conserved.cli.models import load_named, options_of, shape_of
 
 _DTYPES = {
     **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
@@ -55,7 +54,6 @@ def check(
     given = options_of([word for word in words if not _is_input(word)])
     if not shapes:
         raise Usage("Say what the function takes: --inputs q:bf16:2,8,512,64 k:bf16:2,8,512,64 and so on.")
-    on_device(device)
     function = load_named(target, "function")
     if not callable(function):
         raise Usage(f"{target} is a {type(function).__name__}, not a function.")
@@ -75,7 +73,7 @@ def check(
     if as_json:
         print_json(found.record())
     else:
-        Console().print(str(found), markup=False, highlight=False, soft_wrap=True)
+        say(str(found))
     if found.failures:
         raise typer.Exit(DOES_NOT_HOLD)
     if not found.conclusive:
@@ -110,14 +108,9 @@ def _drawn(text: str, generator: Any, device: str | None) -> tuple[str, Any]:
     if kind == "int":
         if len(rest) != 2 or not rest[0].isdigit() or int(rest[0]) < 1:
             raise Usage(f"{text!r} is not of the form NAME:int:BOUND:SHAPE, such as labels:int:1000:64.")
-        return name, torch.randint(int(rest[0]), _shape(rest[1]), generator=generator).to(device)
-    if kind not in _DTYPES or len(rest) != 1:
+    elif kind not in _DTYPES or len(rest) != 1:
         raise Usage(f"{text!r} has no precision; write NAME:PRECISION:SHAPE with bf16, fp16, fp32 or fp64.")
-    return name, torch.randn(_shape(rest[0]), generator=generator).to(device, getattr(torch, _DTYPES[kind]))
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    sizes = text.split(",") if text else []
-    if not all(size.isdigit() and int(size) > 0 for size in sizes):
-        raise Usage(f"{text!r} is not a shape; write sizes with commas, such as 2,8,512,64.")
-    return tuple(map(int, sizes))
+    size = shape_of(rest[-1]) if rest[-1] else ()
+    if kind == "int":
+        return name, torch.randint(int(rest[0]), size, generator=generator).to(device)
+    return name, torch.randn(size, generator=generator).to(device, getattr(torch, _DTYPES[kind]))

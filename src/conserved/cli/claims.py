@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from conserved.cli.app import DOES_NOT_HOLD, INTERRUPTED, AsJson, Usage, app, in_a_folder, print_json
+from conserved.cli.app import DOES_NOT_HOLD, INTERRUPTED, AsJson, app, counted, in_a_folder, print_json, say
 from conserved.output.terminal import Console
+from conserved.plain_data import record_of
 from conserved.verdict import Status
 
 STYLES = {
@@ -48,24 +46,27 @@ def claims(
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the claims without running them.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a verdict is not the recorded one.")] = False,
-    store: Annotated[Path | None, typer.Option(help="keep the outcomes in this run store")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="keep the outcomes in this run store", callback=in_a_folder)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the claims of the papers, the blog post and the notes, and say which hold."""
-    from conserved.papers.claims.registry import NoSuchClaim, claims, outcomes
+    from conserved.papers.claims.registry import claims, outcomes
 
-    try:
-        chosen = claims(pattern)
-    except NoSuchClaim as problem:
-        raise Usage(str(problem)) from None
+    chosen = claims(pattern)
     if listing:
         _list(chosen, as_json)
         return
-    if store is not None:
-        in_a_folder(store)
     found: list[Any] = []
     interrupted = False
-    with _progress(len(chosen)) as tell:
+    with counted("claims", len(chosen)) as (errors, moved):
+
+        def tell(claim: Any, place: int, count: int) -> None:
+            moved(completed=place, description=claim.code)
+            if not errors.is_terminal:
+                say(f"{place + 1}/{count} {claim.code} {claim.title}", errors)
+
         try:
             for outcome in outcomes(chosen, progress=tell):
                 found.append(outcome)
@@ -98,13 +99,12 @@ def claims(
         if interrupted:
             line = f"Interrupted: {len(chosen) - len(found)} of {len(chosen)} claims were not run."
             line += f" The others are in {store}." if store is not None and found else ""
-            console.print(Text(line, style="yellow"), soft_wrap=True)
+            say(line, style="yellow")
         for outcome in broken:
             console.print(Text(f"{outcome.claim.code} did not come to an end: {outcome.failure}", style="red"))
         for outcome in changed if strict else ():
             was = outcome.recorded or "not recorded"
-            line = f"{outcome.claim.code} is {outcome.verdict.status.value}; it was {was}"
-            console.print(Text(line, style="red"), soft_wrap=True)
+            say(f"{outcome.claim.code} is {outcome.verdict.status.value}; it was {was}", style="red")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if broken or (strict and changed):
@@ -124,9 +124,8 @@ def _severities(found: list[Any]) -> dict[str, int]:
 
 def _list(chosen: list[Any], as_json: bool) -> None:
     if as_json:
-        fields = ("code", "title", "statement", "conditions", "hypotheses", "source", "whose", "place", "lines",
-                  "severity", "under", "corrected_by", "corrects", "slow")  # fmt: skip
-        print_json({"claims": [{field: getattr(claim, field) for field in fields} for claim in chosen]})
+        told = "code title statement conditions hypotheses source whose place lines severity under"
+        print_json({"claims": [record_of(claim, f"{told} corrected_by corrects slow") for claim in chosen]})
         return
     console = Console()
     for source, group in itertools.groupby(chosen, key=lambda claim: claim.source):
@@ -139,10 +138,8 @@ def _list(chosen: list[Any], as_json: bool) -> None:
 def _table(found: list[Any]) -> RenderableType:
     parts: list[RenderableType] = []
     for source, group in itertools.groupby(found, key=lambda outcome: outcome.claim.source):
-        table = Table(box=None, pad_edge=False, show_header=False, title=source, title_justify="left")
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column()
+        columns = (Column(no_wrap=True), Column(no_wrap=True), Column())
+        table = Table(*columns, box=None, pad_edge=False, show_header=False, title=source, title_justify="left")
         for outcome in group:
             status = outcome.verdict.status
             title = Text(outcome.claim.title)
@@ -199,18 +196,3 @@ def _detail(outcome: Any) -> RenderableType:
     if claim.corrects:
         parts.append(Text(f"\nReplaces {claim.corrects}"))
     return Group(*parts)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """A bar on a terminal, a line for each claim elsewhere; both on standard error."""
-    errors = Console(stderr=True)
-    if not errors.is_terminal:
-        yield lambda claim, place, count: errors.print(
-            f"{place + 1}/{count} {claim.code} {claim.title}", markup=False, highlight=False, soft_wrap=True
-        )
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("claims", total=total)
-        yield lambda claim, place, count: bar.update(task, completed=place, description=claim.code)

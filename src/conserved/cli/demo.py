@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import AsJson, Usage, app, ended, interrupted, print_json
+from conserved.cli.app import AsJson, Usage, app, ended, interrupted, print_json, say
 from conserved.output.terminal import Console
 
 
@@ -49,5 +49,5 @@ def demo(
             "  conserved reproduce                                          the papers' figures",
         )
         for line in lines:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(line, console)
     ended(found.status)

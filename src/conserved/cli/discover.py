@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import conserved
-from conserved.cli.app import AsJson, Device, Loss, app, ended, known_loss, on_device, print_json, progress
+from conserved.cli.app import AsJson, ClassAxis, Device, Loss, app, ended, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
 from conserved.output.terminal import Console
 
@@ -19,7 +19,7 @@ def discover(
     options: Options = None,
     inputs: InputShape = None,
     loss: Loss = "any",
-    class_axis: Annotated[int, typer.Option(help="axis of the outputs that cross_entropy runs over")] = -1,
+    class_axis: ClassAxis = -1,
     depth: Annotated[int | None, typer.Option(min=0, help="how deep brackets are nested")] = None,
     seed: Annotated[int, typer.Option(help="seed of all samples")] = 0,
     device: Device = None,
@@ -28,8 +28,6 @@ def discover(
     as_json: AsJson = False,
 ) -> None:
     """Count the conservation laws of any model, and find them, knowing nothing of its architecture."""
-    known_loss(loss)
-    on_device(device)
     model = load_model(target, options or [])
     found = conserved.discover(
         model,

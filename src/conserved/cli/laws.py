@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import AsJson, Loss, Usage, app, known_loss, print_json
+from conserved.cli.app import AsJson, Loss, Usage, app, print_json
 from conserved.cli.models import InputShape, Options, Target, call_of, load_model
-from conserved.cli.storing import Store, can_store, store_record
+from conserved.cli.storing import Store, store_record
 from conserved.output.terminal import Console
 
 
@@ -24,12 +24,10 @@ def laws(
     as_json: AsJson = False,
 ) -> None:
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
-    can_store(store)
     from conserved.inference import NoExample, recognize
     from conserved.laws.law_table import renderable
     from conserved.plain_data import record_of
 
-    known_loss(loss)
     model = load_model(target, options or [], weights=False)
     args, kwargs = call_of(model, target, inputs) if inputs is not None else ((), {})
     try:

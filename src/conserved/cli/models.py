@@ -24,7 +24,6 @@ _WHY = "A model of that package"
 def _installed(target: str) -> str:
     """Refuse a model of an optional package that is not there, before a command loads what takes seconds."""
     package = target.rpartition(":")[0].partition(".")[0]
-    _importable(Path.cwd())
     if package in EXTRAS and package not in sys.modules and importlib.util.find_spec(package) is None:
         require(package, _WHY)
     return target
@@ -90,7 +89,7 @@ def load_named(target: str, what: str, otherwise: str = "") -> Any:
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
         raise Usage(f"{target!r} does not name a {what}. Write path/to/file.py:name or package.module:name{otherwise}.")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    module = _module(place)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
         raise Usage(f"{place} has no {name!r}. It has: {', '.join(public) or 'nothing public'}.")
@@ -102,36 +101,32 @@ def options_of(words: list[str]) -> dict[str, Any]:
     return dict(map(_option, words))
 
 
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
+def _module(place: str) -> ModuleType:
+    """A Python file or a module by its name; its neighbours can be imported, as they can when it is run."""
+    path = Path(place)
+    is_file = place.endswith(".py")
+    if is_file and not path.is_file():
         raise Usage(f"There is no file {path}.")
+    folder = str(path.resolve().parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    if not is_file and place.partition(".")[0] in EXTRAS:
+        return require(place, _WHY)
+    try:
+        return _run(path) if is_file else importlib.import_module(place)
+    except (Exception, SystemExit) as problem:
+        could = "run" if is_file else "imported"
+        raise Usage(f"{place} could not be {could}: {type(problem).__name__}: {problem}") from problem
+
+
+def _run(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    _importable(path.resolve().parent)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as problem:
-        raise Usage(f"{path} could not be run: {type(problem).__name__}: {problem}") from problem
+    spec.loader.exec_module(module)
     return module
-
-
-def _importable(folder: Path) -> None:
-    """Let a model's file import its neighbours, as it can when it is run."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
-def _load_module(name: str) -> ModuleType:
-    _importable(Path.cwd())
-    if name.partition(".")[0] in EXTRAS:
-        return require(name, _WHY)
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as problem:
-        raise Usage(f"{name} could not be imported: {type(problem).__name__}: {problem}") from problem
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -155,15 +150,15 @@ def inputs_of(target: str, text: str | None) -> Any:
         vocab, _, shape = rest.partition(":")
         if not vocab.isdigit():
             raise Usage(f"--inputs {text} is not of the form tokens:VOCAB:SHAPE, such as tokens:50:2,8.")
-        size = _shape(shape)
+        size = shape_of(shape)
         return lambda generator: torch.randint(int(vocab), size, generator=generator)
     if text.isidentifier():
         place = target.rpartition(":")[0]
-        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-        if not callable(getattr(module, text, None)):
+        found = getattr(_module(place), text, None)
+        if not callable(found):
             raise Usage(f"{place} has no function {text!r} to draw inputs with.")
-        return getattr(module, text)
-    return torch.zeros(_shape(text))
+        return found
+    return torch.zeros(shape_of(text))
 
 
 def call_of(model: nn.Module, target: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -180,7 +175,8 @@ def call_of(model: nn.Module, target: str, text: str) -> tuple[tuple[Any, ...], 
     return ((), x) if isinstance(x, dict) else (tuple(x) if isinstance(x, tuple | list) else (x,), {})
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def shape_of(text: str) -> tuple[int, ...]:
+    """Sizes with commas between them."""
     if not text or not all(size.isdigit() and int(size) > 0 for size in text.split(",")):
         raise Usage(f"{text!r} is not a shape; write sizes with commas, such as 5,4.")
     return tuple(map(int, text.split(",")))

@@ -9,16 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from conserved.cli.app import DOES_NOT_HOLD, INTERRUPTED, AsJson, Usage, app, in_a_folder, on_device, print_json
+from conserved.cli.app import (
+    DOES_NOT_HOLD,
+    AsJson,
+    Usage,
+    among,
+    app,
+    counted,
+    in_a_folder,
+    interrupted,
+    on_device,
+    print_json,
+    say,
+)
 from conserved.output.terminal import Console
 from conserved.papers.lab import CODES
 
 if TYPE_CHECKING:
     from conserved.papers.lab.places import Place
-    from conserved.papers.lab.reproduction import Reproduction
+    from conserved.papers.lab.reproduction import Reproduction, Scale
     from conserved.papers.lab.sweep import Say
 
 
@@ -27,9 +38,7 @@ def reproduce(
     figures: Annotated[
         list[str] | None,
         typer.Argument(
-            help="figure1 … figure5, ledger, …; all if none is named",
-            metavar="FIGURE",
-            autocompletion=lambda incomplete: [name for name in CODES if name.startswith(incomplete)],
+            help="figure1 … figure5, ledger, …; all if none is named", metavar="FIGURE", autocompletion=among(CODES)
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full/--small", help="the paper's sizes, or versions for two cores")] = False,
@@ -39,42 +48,28 @@ def reproduce(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="seeds per experiment, instead of the recipe's")] = None,
     seconds: Annotated[float | None, typer.Option(min=1.0, help="stop each training run after so many seconds")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", callback=on_device)] = "cpu",
     workers: Annotated[int | None, typer.Option(min=1, help="processes; as many as there are cores if on cpu")] = None,
     ray: Annotated[str | None, typer.Option(help="address of a Ray cluster, or local for two workers here")] = None,
-    store: Annotated[Path, typer.Option(help="where results are kept, and looked for")] = Path("store.db"),
+    store: Annotated[Path, typer.Option(help="where results are kept, and looked for", callback=in_a_folder)] = Path(
+        "store.db"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Re-run the papers' experiments and make their figures, with fitted exponents; what is stored is not run again."""
-    from conserved.papers.lab.data import Unusable
     from conserved.papers.lab.reproduction import plan, reproduce
-    from conserved.papers.lab.sweep import NoRoom
     from conserved.tracking import BrokenStore
 
-    on_device(device)
-    in_a_folder(store)
     try:
-        tasks = plan(
-            figures or CODES,
-            scale="full" if full else "small",
-            seeds=seeds,
-            data=data or (),
-            device=device,
-            seconds=seconds,
-        )
-        with _shown(len(tasks)) as say:
-            found = reproduce(tasks, store, _place(device, workers, ray), codes=figures or CODES, say=say)
-    except Unusable as problem:
-        raise Usage(str(problem)) from None
-    except NoRoom as problem:
-        raise Usage(str(problem)) from None
+        scale: Scale = "full" if full else "small"
+        tasks = plan(figures or CODES, scale=scale, seeds=seeds, data=data or (), device=device, seconds=seconds)
+        with _shown(len(tasks)) as tell:
+            found = reproduce(tasks, store, _place(device, workers, ray), codes=figures or CODES, say=tell)
     except BrokenStore as problem:
         raise Usage(f"{problem} Name another with --store.") from None
     except KeyboardInterrupt:
         done = f"What was finished is in {store}" if store.exists() else "No result was finished"
-        message = f"Stopped. {done}; run the same command again to go on from there."
-        Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise interrupted(f"{done}; run the same command again to go on from there.") from None
     if as_json:
         print_json({"store": str(store), **found.record()})
     else:
@@ -95,20 +90,14 @@ def _place(device: str, workers: int | None, ray: str | None) -> Place:
 @contextmanager
 def _shown(total: int) -> Iterator[Say]:
     """A bar on a terminal, plain lines elsewhere; both on standard error."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda message: console.print(message, markup=False, highlight=False, soft_wrap=True)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("experiments", total=total)
+    with counted("experiments", total) as (errors, moved):
 
-        def say(message: str) -> None:
-            bar.console.print(message, style="dim", markup=False, highlight=False)
+        def tell(message: str) -> None:
+            say(message, errors, "dim" if errors.is_terminal else "")
             if message.startswith("["):
-                bar.advance(task)
+                moved(advance=1)
 
-        yield say
+        yield tell
 
 
 def _show(found: Reproduction, store: Path) -> None:
@@ -125,7 +114,4 @@ def _show(found: Reproduction, store: Path) -> None:
     for failure in found.sweep.failures:
         console.print(f"failed: {failure.task}: {failure.reason}", style="red", markup=False, highlight=False)
     results = found.sweep.stored + found.sweep.present
-    message = (
-        f"{results} results and {len(found.figures)} figures are in {store}; see them with: conserved report {store}"
-    )
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
+    say(f"{results} results and {len(found.figures)} figures are in {store}; see them with: conserved report {store}")

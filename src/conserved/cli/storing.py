@@ -10,13 +10,9 @@ import typer
 
 from conserved.cli.app import Usage, in_a_folder
 
-Store = Annotated[Path | None, typer.Option("--store", help="keep the result in this run store as well")]
-
-
-def can_store(store: Path | None) -> None:
-    """Refuse a store in a folder that is not there before anything is computed for it."""
-    if store is not None:
-        in_a_folder(store)
+Store = Annotated[
+    Path | None, typer.Option("--store", help="keep the result in this run store as well", callback=in_a_folder)
+]
 
 
 def store_record(store: Path | None, kind: str, target: str, options: Sequence[str], record: Mapping[str, Any]) -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conserved.cli.app import AsJson, Usage, app, print_json, progress
+from conserved.cli.app import AsJson, Usage, app, print_json, progress, say
 from conserved.cli.models import load_model
-from conserved.output.terminal import Console
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -213,11 +212,6 @@ def _told(moved: MovedWeights, weights: Checkpoint, record: dict[str, Any], *, d
             }
         )
         return
-    console = Console()
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     say(f"{len(moved.moved)} symmetries {'would move' if dry else 'moved'} {len(changed)} of {len(weights)} tensors")
     for name in changed[:10]:
         say(f"  {name}")

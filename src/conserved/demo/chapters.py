@@ -34,7 +34,7 @@ class Settings:
     workers: int = 1
 
 
-def read_laws(store: Path, settings: Settings) -> None:
+def read_laws(store: Path, settings: Settings, _: Tell) -> None:
     """The laws of a model nobody wrote a line about."""
     task = DemoTask.of(store.parent, settings.seed, fused=False)
     laws = task.laws()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,16 +57,8 @@ class Chapter:
 
 
 CHAPTERS = (
-    Chapter(
-        title="reading the laws off a GPT in one file",
-        seconds=2,
-        run=lambda store, settings, _: chapters.read_laws(store, settings),
-    ),
-    Chapter(
-        title="training it twice, with a right and with a wrong norm kernel",
-        seconds=12,
-        run=chapters.train_twice,
-    ),
+    Chapter(title="reading the laws off a GPT in one file", seconds=2, run=chapters.read_laws),
+    Chapter(title="training it twice, with a right and with a wrong norm kernel", seconds=12, run=chapters.train_twice),
     Chapter(title="running a theorem of the paper", seconds=4, run=chapters.judge_theorem),
     Chapter(title="repeating the paper's experiment at three step sizes", seconds=12, run=chapters.repeat_experiment),
 )
@@ -83,7 +75,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
     chosen = settings or Settings()
     place = Path(folder)
     store = place / "store.db"
-    _prepare(store, chosen)
+    done = _prepare(store, chosen)
     source, kernel = copied(place)
     said: list[str] = []
     with threads(1):
@@ -92,44 +84,32 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
         for number, chapter in enumerate(CHAPTERS, 1):
             label = f"{number}/{len(CHAPTERS)} {chapter.title} (about {chapter.seconds} s)"
             with _working(console, label) as tell:
-                if _done(store, number):
+                if f"chapter {number}" in done:
                     tell("found in the store")
                 else:
                     chapter.run(store, chosen, tell)
                     store_document(store, "demo", f"chapter {number}", {"title": chapter.title})
-            said = _tell_new(store, said, console)
+            with RunStore(store) as opened, opened.snapshot():
+                lines = found_lines(opened)
+            for line in (line for line in lines if line not in said):
+                _say(console, f"  ▸ {line}", style="bold")
+            said = lines
         with _working(console, "writing the report (about 1 s)"):
-            return _finished(store, place / "report.html", time.monotonic() - began)
+            return _finished(store, place / "report.html", said, time.monotonic() - began)
 
 
-def _tell_new(store: Path, said: list[str], console: Console | None) -> list[str]:
-    """Print the sentences that have been added since."""
-    with RunStore(store) as opened, opened.snapshot():
-        lines = found_lines(opened)
-    for line in lines:
-        if line not in said:
-            _say(console, f"  ▸ {line}", style="bold")
-    return lines
-
-
-def _done(store: Path, number: int) -> bool:
-    with RunStore(store) as opened, opened.snapshot():
-        return f"chapter {number}" in opened.documents("demo")
-
-
-def _finished(store: Path, report: Path, seconds: float) -> Demo:
-    with RunStore(store) as opened, opened.snapshot():
-        lines = found_lines(opened)
+def _finished(store: Path, report: Path, lines: list[str], seconds: float) -> Demo:
     status = overall(*(item.status for item in headlines(read(store)) if item.status is not None))
     store_document(store, "demo", "summary", {"headline": lines, "verdict": status.value})
     write_report(store, report, title="Two minutes with conserved", command="conserved demo")
     return Demo(store=store, report=report, found=tuple(lines), status=status, seconds=seconds)
 
 
-def _prepare(store: Path, settings: Settings) -> None:
-    """Begin anew unless an interrupted run of these settings can go on."""
+def _prepare(store: Path, settings: Settings) -> set[str]:
+    """Begin anew unless an interrupted run of these settings can go on; what is there of it already."""
     # How many processes share the work makes no difference to what comes out.
     asked = {key: value for key, value in asdict(settings).items() if key != "workers"} | {"version": __version__}
+    kept: Mapping[str, Any] = {}
     if store.exists():
         check(store)
         with RunStore(store) as opened, opened.snapshot():
@@ -140,7 +120,9 @@ def _prepare(store: Path, settings: Settings) -> None:
         if "summary" in kept or kept.get("settings") != json.loads(json.dumps(asked)):
             for suffix in ("", "-wal", "-shm"):
                 store.with_name(store.name + suffix).unlink(missing_ok=True)
+            kept = {}
     store_document(store, "demo", "settings", asked)
+    return set(kept)
 
 
 def _say(console: Console | None, text: str, style: str = "") -> None:

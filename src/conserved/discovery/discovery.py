@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.discovery.function import Inputs, Loss, ParameterFunction, function_of
+from conserved.discovery.listed import Listed, listed
 from conserved.discovery.rank import LEAST_GAP, Closure, Progress, announcement, closure, refuse_too_large
 from conserved.discovery.search import search
 from conserved.laws import LawSet
@@ -30,7 +31,8 @@ class Discovery:
 
     `count` is the number of independent laws; `laws` those that were found as formulas, at random parameters.
     `unexplained` laws exist that no found form explains. `approximate` laws hold up to something small and are not
-    part of the count.
+    part of the count. `inferred` names those of the laws that were read off the program; the others were searched for
+    in gradients. Both kinds were tried on gradients at two points, and against the brackets there.
     """
 
     parameters: int
@@ -42,6 +44,15 @@ class Discovery:
     explained: int
     approximate: int
     verdict: Verdict
+    inferred: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """Where the formulas came from, in words; empty if there is none."""
+        searched = len(self.laws) - len(self.inferred)
+        if not self.inferred or not searched:
+            return "" if not len(self.laws) else "searched for in gradients" if searched else "read off the program"
+        return f"{len(self.inferred)} read off the program, {searched} searched for in gradients"
 
     @property
     def count(self) -> int:
@@ -64,8 +75,9 @@ class Discovery:
 
     def summary(self) -> str:
         """The laws as a table, and what is known about their number."""
-        lines = [self.laws.summary(), "", str(self.verdict)] if len(self.laws) else [str(self.verdict)]
-        return "\n".join(lines)
+        if not len(self.laws):
+            return str(self.verdict)
+        return "\n".join([self.laws.summary(), f"Formulas: {self.origin}.", "", str(self.verdict)])
 
     def _repr_html_(self) -> str:
         """The verdict, the ranks it rests on and the laws, for notebooks."""
@@ -83,7 +95,9 @@ class Discovery:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = record_of(self, "parameters rank ranks count depth gap explained unexplained approximate complete")
+        found = record_of(
+            self, "parameters rank ranks count depth gap explained unexplained approximate complete origin"
+        )
         found |= {"verdict": self.verdict.status.value, "message": self.verdict.message}
         return found | {"laws": [law.record() for law in self.laws.laws]}
 
@@ -100,6 +114,7 @@ def discover(
     params: Mapping[str, Tensor] | None = ...,
     count: Literal[True] = ...,
     forms: bool = ...,
+    infer: bool = ...,
     progress: Progress | None = ...,
     class_axis: int = ...,
 ) -> Discovery: ...
@@ -131,6 +146,7 @@ def discover(
     params: Mapping[str, Tensor] | None = None,
     count: bool = True,
     forms: bool = True,
+    infer: bool = True,
     progress: Progress | None = None,
     class_axis: int = -1,
 ) -> Discovery | LawSet:
@@ -147,6 +163,8 @@ def discover(
         count: False looks for formulas only, which needs a few gradients instead of a square matrix of the size of the
             parameters, so that layers of real width can be studied too.
         forms: False only counts.
+        infer: where formulas come from first. True reads them off the program, tries them on gradients, and searches
+            only for laws that are missing; False searches for all of them in gradients, knowing nothing of the program.
         progress: is told in words what is being done.
         class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch: the last for
             (tokens, classes), 0 for (classes, positions).
@@ -167,21 +185,20 @@ def discover(
     first = closure(function, depth=depth, generator=generator, progress=say, point="first point: ")
     reached = len(first.ranks) - 1
     second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
-    free = function.size - first.rank
-    found = search(function, generator, say) if forms and free > 0 else ()
-    laws = LawSet(symmetries=found, parameters=function.split(first.theta))
-    explained = laws.independent(exact=True)
-    everything = laws.independent()
+    found = Listed()
+    if forms and first.rank < function.size:
+        found = listed(function, (first, second), lambda: search(function, generator, say), say, infer=infer)
     return Discovery(
         parameters=function.size,
         rank=first.rank,
         ranks=first.ranks,
         depth=first.depth,
         gap=min(first.gap, second.gap),
-        laws=laws,
-        explained=explained,
-        approximate=everything - explained,
-        verdict=_verdict(function, first, second, explained, _overlap(laws, function, first), searched=forms),
+        laws=LawSet(symmetries=found.laws, parameters=function.split(first.theta)),
+        explained=found.explained,
+        approximate=found.approximate,
+        verdict=_verdict(function, first, second, found.explained, found.overlap, searched=forms),
+        inferred=found.inferred,
     )
 
 
@@ -205,32 +222,6 @@ def find_laws(
     generator = torch.Generator().manual_seed(seed)
     found = search(function, generator, progress or (lambda message: None))
     return LawSet(symmetries=found, parameters=function.split(function.generic_point(generator)))
-
-
-def _overlap(laws: LawSet, function: ParameterFunction, span: Closure) -> float:
-    """The largest part that gradients of exact laws have along the directions counted; rounding if both are right.
-
-    The laws were found from gradients alone, the span from brackets: a wrong derivative or an error of the basis shows.
-    """
-    exact = [symmetry for symmetry in laws if symmetry.exact]
-    if not exact or not len(span.basis):
-        return 0.0
-    generator = torch.Generator().manual_seed(0)
-
-    def combination(theta: Tensor) -> Tensor:
-        values = function.split(theta)
-        numbers = torch.cat([symmetry.kind.coordinates(symmetry.law(values)).flatten() for symmetry in exact])
-        return numbers @ torch.randn(len(numbers), generator=generator, dtype=torch.float64).to(numbers.device)
-
-    worst = 0.0
-    for _ in range(4):
-        slope = torch.func.grad(combination)(span.theta)
-        # Entries of fields were multiplied by the scale before they were added to the span.
-        slope = slope if span.sizes.scale is None else slope / span.sizes.scale
-        size = float(torch.linalg.vector_norm(slope))
-        part = float(torch.linalg.vector_norm(span.basis @ slope))
-        worst = max(worst, part / size if size > 0 else 0.0)
-    return worst
 
 
 def _verdict(

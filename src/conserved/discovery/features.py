@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.discovery.fields import gradient_field, one_of
-from conserved.discovery.function import ParameterFunction, written_out
+from conserved.discovery.fields import gradient_rows
+from conserved.discovery.function import ParameterFunction
 
 Sort = Literal["length", "sum"]
 
@@ -106,16 +106,11 @@ def _pairs(
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Random parameters with a gradient field at each, in chunks that fit into memory, fields of unit length."""
     chunk = max(1, min(samples, (1 << 28) // (64 * function.size)))
-    field = gradient_field(function)
     for start in range(0, samples, chunk):
         count = min(chunk, samples - start)
         points = torch.stack([function.generic_point(generator) for _ in range(count)])
         words = function.draw_many(points[0], count, generator)
-        with written_out():
-            try:
-                slopes = torch.func.vmap(field)(points, words)
-            except (RuntimeError, NotImplementedError):
-                slopes = torch.stack([field(theta, one_of(words, i)) for i, theta in enumerate(points)])
+        slopes = gradient_rows(function, points, words, count)
         length = torch.linalg.vector_norm(slopes, dim=1, keepdim=True)
         slopes = slopes / torch.where(length > 0, length, 1)
         yield _named(function, points), _named(function, slopes)

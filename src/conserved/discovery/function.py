@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class ParameterFunction:
     """How many numbers f returns."""
     classes: str = ""
     """Over which axis of which outputs cross-entropy was taken, where that is not plain."""
+    imitated: bool = False
+    """Whether inputs are made after an example, so that they can be drawn on any device."""
 
     @property
     def size(self) -> int:
@@ -77,18 +80,42 @@ class ParameterFunction:
         return torch.cat(parts)
 
     def draw_many(self, theta: Float[Tensor, " D"], count: int, generator: torch.Generator) -> Any:
-        """Random inputs, and random output directions v in the span of the loss's gradients, stacked."""
-        x = self.sample(generator, count)
-        noise = torch.randn(count, self.outputs, generator=generator, dtype=torch.float64)
+        """Random inputs, and random output directions v in the span of the loss's gradients, stacked.
+
+        A GPU draws its own numbers, seeded by the generator: millions of them are slow to draw and to bring there.
+        """
+        near = generator
         loss = self.loss
-        x = to_device(x, self.device)
+        if self.device.type == "cuda" and self.imitated and not callable(loss):
+            seed = int(torch.randint(2**62, (), generator=generator))
+            near = torch.Generator(self.device).manual_seed(seed)
+        x = to_device(self.sample(near, count), self.device)
+        noise = torch.randn(count, self.outputs, generator=near, dtype=torch.float64, device=near.device)
         if not callable(loss):
             return x, noise.to(self.device)
         each = [tree_map(lambda part, i=i: part[i] if isinstance(part, Tensor) else part, x) for i in range(count)]
         with torch.no_grad(), written_out():
             z = torch.stack([self(theta, one) for one in each]).cpu()
-        slopes = [torch.func.grad(lambda out, y=y: loss(out, y).sum())(one) for one, y in zip(z, noise, strict=True)]
+        slopes = [_slope(partial(_total, loss, y), one) for one, y in zip(z, noise, strict=True)]
         return x, torch.stack(slopes).to(self.device)
+
+
+def _total(loss: Callable[[Tensor, Tensor], Tensor], target: Tensor, output: Tensor) -> Tensor:
+    return loss(output, target).sum()
+
+
+_NO_HOOKS = (
+    "it uses saved tensor hooks, as checkpointing does; they run once, and derivatives of derivatives are needed."
+)
+
+
+def _slope(f: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    """The gradient of a number at a point."""
+    with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS):
+        point = point.detach().requires_grad_()
+        value = f(point)
+        found = torch.autograd.grad(value, point, allow_unused=True)[0] if value.requires_grad else None
+    return torch.zeros_like(point) if found is None else found
 
 
 def function_of(
@@ -132,7 +159,8 @@ def function_of(
             shapes.append(tuple(logits_of(output).shape))
         return flat_output(output, class_axis=axis)
 
-    function = ParameterFunction(evaluate, start, sample, loss, 0)
+    imitated = not callable(inputs) or isinstance(inputs, Tensor)
+    function = ParameterFunction(evaluate, start, sample, loss, 0, imitated=imitated)
     outputs = _checked(function, f)
     classes = ""
     if shapes and len(shapes[0]) > 1:
@@ -261,16 +289,17 @@ def imitating(inputs: Inputs) -> Callable[[torch.Generator, int], Any]:
     def like(value: Any, generator: torch.Generator, count: int) -> Any:
         if isinstance(value, Tensor):
             shape = (count, *value.shape)
+            where: dict[str, Any] = {"generator": generator, "device": generator.device}
             if value.is_floating_point():
                 # Inputs of all sizes: they reach both sides of a kink that lies far from the origin.
-                sizes = torch.randn(count, *(1 for _ in value.shape), generator=generator, dtype=torch.float64).exp()
-                return sizes * torch.randn(shape, generator=generator, dtype=torch.float64)
+                sizes = torch.randn((count, *(1 for _ in value.shape)), dtype=torch.float64, **where).exp()
+                return sizes * torch.randn(shape, dtype=torch.float64, **where)
             if value.is_complex():
                 raise Unsuitable("An input is complex; pass torch.view_as_real of it, and draw pairs of reals.")
             if value.dtype == torch.bool:
-                return torch.rand(shape, generator=generator) < 0.5
+                return torch.rand(shape, **where) < 0.5
             low, high = int(value.min()), int(value.max())
-            return torch.randint(low, high + 1, shape, generator=generator, dtype=value.dtype)
+            return torch.randint(low, high + 1, shape, dtype=value.dtype, **where)
         if isinstance(value, tuple):
             return tuple(like(item, generator, count) for item in value)
         if isinstance(value, Mapping):
@@ -330,6 +359,10 @@ def written_out() -> Iterator[None]:
         yield
 
 
+def _squares(function: ParameterFunction, x: Any, theta: Tensor) -> Tensor:
+    return function(theta, x).square().sum()
+
+
 _TRIES = 8
 """Inputs after which a zero gradient is believed; one input may leave every ReLU of a layer dead."""
 
@@ -363,9 +396,9 @@ def _checked(function: ParameterFunction, f: Any) -> int:
             )
         _refuse_batch_statistics(f)
         try:
-            slope = torch.func.grad(lambda t: function(t, x).square().sum())(theta)
+            slope = _slope(partial(_squares, function, x), theta)
             for other in others if not bool(slope.any()) else ():
-                slope = slope + torch.func.grad(lambda t, other=other: function(t, other).square().sum())(theta)
+                slope = slope + _slope(partial(_squares, function, other), theta)
         except Exception as problem:
             raise Unsuitable(f"The function is not differentiable: {type(problem).__name__}: {problem}") from problem
     if not bool(torch.isfinite(slope).all()):

@@ -1,21 +1,8 @@
-r"""The dimension of the Lie closure at a generic point, by a numerical rule that is stated and reported.
+"""The dimension of the Lie closure at a generic point: fields and brackets are added until they bring nothing new.
 
-Vectors are added in blocks. What is left of a block after projecting the basis out has singular values that are of the
-size of clear new directions, of faint ones, or of rounding:
-
-    clear     above 1e-4 of the unit vectors that were added: a unit vector joins the orthonormal basis,
-    faint     above 1e-13: kept at its own length, beside the basis,
-    counted   clear, or faint and above 1e-10,
-    gap       smallest counted over largest not counted.
-
-A faint direction must not join the basis. A remainder of length 1e-9 is known to rounding, 1e-16, so the unit vector
-made of it points wrong by 1e-7, and later vectors that have a large part along it would all leave a remainder of that
-size, which looks like a new direction. At its own length it stays as accurate as it is, and when a later vector shows
-the same direction clearly, that vector takes its place.
-
-A gap below 1e3, ranks that differ between two random points, or a smallest kept value within 1e3 of the rounding of the
-whole program (a cast to float32 inside it) leave the count INCONCLUSIVE. Entries of very different sizes are brought to
-one size first (`sizes`).
+What counts as a direction is the rule of `span`. A gap below 1e3, ranks that differ between two random points, or a
+smallest kept value within 1e3 of the rounding of the whole program (a cast to float32 inside it) leave the count
+INCONCLUSIVE. Entries of very different sizes are brought to one size first (`sizes`).
 """
 
 from __future__ import annotations
@@ -23,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -33,18 +20,7 @@ from torch import Tensor
 from conserved.discovery.fields import derivative_error, draw_words, gradient_rows, vectors
 from conserved.discovery.function import ParameterFunction, Unsuitable
 from conserved.discovery.sizes import Sizes, sizes_of
-
-CUT = 1e-10
-"""Singular values below this, relative to unit vectors, are rounding."""
-
-CLEAR = 1e-4
-"""Remainders above this become unit vectors of the basis: their direction is known to 1e-12."""
-
-ROUNDING = 1e-13
-"""Remainders below this are forgotten."""
-
-_LARGEST_SVD = 512
-"""Larger blocks are halved before their singular values are computed."""
+from conserved.discovery.span import Span
 
 LEAST_GAP = 1e3
 """Kept and dropped singular values closer than this decide nothing."""
@@ -53,108 +29,6 @@ DEEPEST = 5
 """Brackets are nested at most this deep unless a depth is given."""
 
 Progress = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class Span:
-    """The span of all vectors added: a basis for its clear directions, faint ones beside it."""
-
-    size: int
-    device: torch.device
-    _rows: Tensor = field(init=False)
-    _clear: int = 0
-    _faint: Tensor = field(init=False)
-    """Orthogonal to the basis and to each other, each as long as its singular value."""
-    _smallest_clear: float = float("inf")
-    _largest_forgotten: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._rows = torch.empty(0, self.size, dtype=torch.float64, device=self.device)
-        self._faint = torch.empty(0, self.size, dtype=torch.float64, device=self.device)
-
-    @property
-    def basis(self) -> Float[Tensor, "clear D"]:
-        """Orthonormal rows along the clear directions."""
-        return self._rows[: self._clear]
-
-    @property
-    def rank(self) -> int:
-        """Directions counted: all clear ones, and the faint ones above the cut."""
-        return self._clear + sum(value > CUT for value in self._faint_values())
-
-    @property
-    def smallest_kept(self) -> float:
-        """The smallest singular value that counts as a direction."""
-        return min([value for value in self._faint_values() if value > CUT], default=self._smallest_clear)
-
-    @property
-    def gap(self) -> float:
-        """Smallest counted over largest uncounted singular value."""
-        faint = self._faint_values()
-        counted = self.smallest_kept
-        dropped = max([value for value in faint if value <= CUT], default=self._largest_forgotten)
-        return counted / dropped if dropped > 0 else float("inf")
-
-    def add(self, block: Float[Tensor, "count D"]) -> int:
-        """Add the span of a block of vectors of at most unit length; returns how many new directions there were."""
-        before = self.rank
-        self._absorb(block)
-        return max(self.rank - before, 0)
-
-    def _faint_values(self) -> list[float]:
-        return [float(value) for value in torch.linalg.vector_norm(self._faint, dim=1)]
-
-    def _absorb(self, block: Tensor) -> None:
-        left = self._project_out(self._project_out(block))
-        size = float(torch.linalg.matrix_norm(left))
-        if size < ROUNDING:
-            self._largest_forgotten = max(self._largest_forgotten, size)
-            return
-        q, r = torch.linalg.qr(left.mT)
-        square = r.shape[0] == r.shape[1]
-        least = 1 / float(torch.linalg.matrix_norm(torch.linalg.inv_ex(r).inverse)) if square else 0.0
-        if least > CLEAR:
-            # ‖R⁻¹‖_F bounds the smallest singular value from below: every vector is clearly a new direction.
-            self._smallest_clear = min(self._smallest_clear, least)
-            self._append(q.mT if least > 1e-2 else self._orthonormal(q.mT))
-            self._sort(self._project_out(self._faint))
-        elif len(block) > _LARGEST_SVD:
-            half = len(block) // 2
-            self._absorb(block[:half])
-            self._absorb(block[half:])
-        else:
-            self._sort(torch.cat((r.mT @ q.mT, self._faint)))
-
-    def _sort(self, rows: Tensor) -> None:
-        """Sort rows orthogonal to the basis into clear and faint directions; these replace the faint ones so far."""
-        if not len(rows):
-            return
-        _, values, right = torch.linalg.svd(rows, full_matrices=False)
-        clear, faint = int((values > CLEAR).sum()), int((values > ROUNDING).sum())
-        self._faint = values[clear:faint, None] * right[clear:faint]
-        if clear:
-            self._smallest_clear = min(self._smallest_clear, float(values[clear - 1]))
-            self._append(self._orthonormal(right[:clear]))
-        if faint < len(values):
-            self._largest_forgotten = max(self._largest_forgotten, float(values[faint]))
-
-    def _orthonormal(self, fresh: Tensor) -> Tensor:
-        """Unit vectors made from small remainders have kept a part along the basis; take it out before they join."""
-        fresh = self._project_out(fresh)
-        return fresh / torch.linalg.vector_norm(fresh, dim=1, keepdim=True)
-
-    def _project_out(self, block: Tensor) -> Tensor:
-        return block - (block @ self.basis.mT) @ self.basis
-
-    def _append(self, rows: Tensor) -> None:
-        needed = self._clear + len(rows)
-        if needed > len(self._rows):
-            room = min(self.size, max(needed, 2 * len(self._rows)))
-            grown = torch.empty(room, self.size, dtype=torch.float64, device=self.device)
-            grown[: self._clear] = self.basis
-            self._rows = grown
-        self._rows[self._clear : needed] = rows
-        self._clear = needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +43,7 @@ class Closure:
     smallest_kept: float
     """The smallest singular value that counted as a direction."""
     sizes: Sizes
-    basis: Float[Tensor, "rank D"]
+    span: Span
 
     @property
     def rank(self) -> int:
@@ -211,7 +85,7 @@ def closure(
         derivative_error=error,
         smallest_kept=span.smallest_kept,
         sizes=sizes,
-        basis=span.basis,
+        span=span,
     )
 
 
@@ -244,16 +118,16 @@ def block_size(size: int, device: torch.device, level: int) -> int:
     return min(largest, wanted)
 
 
-def memory_needed(size: int) -> int:
-    """Bytes for the basis and one block of vectors."""
-    return 8 * size * size + 3 * 8 * size * 512
+def memory_needed(size: int, device: torch.device) -> int:
+    """Bytes for the directions of two points, which take half a square each, and for a few blocks of vectors."""
+    return 8 * size * size + 4 * 8 * size * block_size(size, device, 0)
 
 
 _LARGE = 2000
 """Parameters from which a count says beforehand how large it is."""
 
-_PRODUCTS = 25
-"""Products of square matrices of the size of the parameters that a count takes the time of; measured at 1,000 to 2,300
+_PRODUCTS = 6
+"""Products of square matrices of the size of the parameters that a count takes the time of; measured at 2,300 and 4,100
 parameters, with brackets of depth 2 at two points."""
 
 
@@ -265,7 +139,8 @@ def announcement(size: int, device: torch.device) -> str:
     seconds = min(_timed(lambda: float((sample @ sample)[0, 0])) for _ in range(3))
     estimate = _PRODUCTS * seconds * (size / 512) ** 3
     said = f"{estimate:,.0f} s" if estimate < 120 else f"{estimate / 60:,.0f} minutes"
-    return f"counting the laws of {size:,} parameters: {memory_needed(size) / 1e9:,.1f} GB and about {said} on {device}"
+    memory = f"{memory_needed(size, device) / 1e9:,.1f} GB"
+    return f"counting the laws of {size:,} parameters: {memory} and about {said} on {device}"
 
 
 def _timed(work: Callable[[], float]) -> float:
@@ -280,10 +155,10 @@ def refuse_too_large(size: int, device: torch.device) -> None:
         available = torch.cuda.mem_get_info(device)[0]
     else:
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    needed = memory_needed(size)
+    needed = memory_needed(size, device)
     if needed > available:
         raise Unsuitable(
-            f"Counting the laws of {size:,} parameters needs about {needed / 1e9:,.1f} GB for an orthonormal basis; "
+            f"Counting the laws of {size:,} parameters needs about {needed / 1e9:,.1f} GB for the directions it keeps; "
             f"{available / 1e9:,.1f} GB are free on {device}. Study a narrower model of the same architecture, "
             "freeze what is not of interest, or pass a device= with more memory."
         )

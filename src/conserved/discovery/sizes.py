@@ -16,14 +16,18 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from conserved.discovery.function import ParameterFunction, written_out
 from conserved.laws.verification import precision_of
 
 Rows = Callable[[Tensor, Any, int], Tensor]
-"""Gradient fields at a point, for that many stacked samples."""
+"""Gradient fields at points, one for each of that many stacked samples."""
 
 _SAMPLES = 12
+
+_MULTIPLE = 1.2345678
+"""Of v, for which fields are computed again: not a power of two, so that rounding differs."""
 
 _SMALL = 1e-6
 """Entries this far below the largest are looked at closely."""
@@ -51,11 +55,17 @@ def sizes_of(function: ParameterFunction, theta: Float[Tensor, " D"], rows: Rows
     """Measure them on a few fields."""
     x, v = function.draw_many(theta, _SAMPLES, generator)
     nearby = torch.randn(theta.shape, generator=generator, dtype=torch.float64).to(theta.device)
-    fields = rows(theta, (x, v), _SAMPLES)
-    again = rows(theta + 1e-9 * theta.abs() * nearby, (x, 1.2345678 * v), _SAMPLES) / 1.2345678
+    # At θ, for another multiple of v very near to it, and on either side: all in one go.
+    step = 3e-7 * theta.abs() * nearby
+    points = torch.stack((theta, theta + 1e-9 * theta.abs() * nearby, theta + step, theta - step))
+    samples = tree_map(lambda part: torch.cat((part,) * 4) if isinstance(part, Tensor) else part, (x, v))
+    factors = torch.tensor((1, _MULTIPLE, 1, 1), dtype=v.dtype, device=v.device).repeat_interleave(_SAMPLES)[:, None]
+    found = rows(points.repeat_interleave(_SAMPLES, 0), (samples[0], samples[1] * factors), 4 * _SAMPLES)
+    fields, again, ahead, behind = found.split(_SAMPLES)
+    again = again / _MULTIPLE
     largest = fields.abs().amax(0)
     reach = float(largest.max())
-    noise = max(_precision(function, theta, x, v), _roughness(theta, (x, v), rows, nearby))
+    noise = max(_precision(function, theta, x, v), _roughness(ahead, fields, behind))
     small = (largest > 0) & (largest < _SMALL * reach)
     if not bool(small.any()):
         return Sizes(None, 0, noise)
@@ -78,10 +88,10 @@ def _precision(function: ParameterFunction, theta: Tensor, x: Any, v: Tensor) ->
     return torch.finfo(precision_of(value)).eps if value.requires_grad else torch.finfo(torch.float64).eps
 
 
-def _roughness(theta: Tensor, samples: Any, rows: Rows, direction: Tensor) -> float:
+def _roughness(
+    ahead: Float[Tensor, "samples D"], here: Float[Tensor, "samples D"], behind: Float[Tensor, "samples D"]
+) -> float:
     """Second differences over a tiny step, against the fields: what a smooth program leaves is its rounding."""
-    step = 3e-7 * theta.abs() * direction
-    ahead, here, behind = (rows(theta + sign * step, samples, _SAMPLES) for sign in (1, 0, -1))
     norms = torch.linalg.vector_norm(here, dim=1)
     left = torch.linalg.vector_norm(ahead + behind - 2 * here, dim=1)
     alive = norms > 0

@@ -45,7 +45,7 @@ def from_file(place: str, options: Mapping[str, Any], *, empty: bool = True) -> 
         config = library.AutoConfig.from_pretrained(str(path), local_files_only=True)
     except (ValueError, OSError, KeyError) as problem:
         raise BadConfig(f"{path} is not a config that transformers {library.__version__} knows: {problem}") from problem
-    return _built(library, _changed(config, options), empty=empty)
+    return _built(library, _changed(config, options, config.to_diff_dict()), empty=empty)
 
 
 def pretrained(place: str, texts: Sequence[str]) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
@@ -92,26 +92,19 @@ def from_class(found: Any, options: Mapping[str, Any], *, empty: bool = True) ->
     if not isinstance(found, type):
         return None
     if issubclass(found, library.PreTrainedConfig):
-        return _built(library, _configured(found, options), empty=empty)
+        return _built(library, _changed(found(), options, {}), empty=empty)
     config_class = getattr(found, "config_class", None)
     if issubclass(found, library.PreTrainedModel) and isinstance(config_class, type):
-        return _made(found, _configured(config_class, options), empty=empty)
+        return _made(found, _changed(config_class(), options, {}), empty=empty)
     return None
 
 
-def _configured(cls: Any, options: Mapping[str, Any]) -> Any:
-    unknown = [name for name in options if not hasattr(cls(), name)]
-    if unknown:
-        raise BadConfig(f"{cls.__name__} has no option {unknown[0]!r}.")
-    return cls(**options)
-
-
-def _changed(config: Any, options: Mapping[str, Any]) -> Any:
-    """A config with some entries replaced, built anew so that what depends on them follows."""
+def _changed(config: Any, options: Mapping[str, Any], rest: Mapping[str, Any]) -> Any:
+    """A config with some entries replaced, built anew with the rest so that what depends on them follows."""
     unknown = [name for name in options if not hasattr(config, name)]
     if unknown:
         raise BadConfig(f"{type(config).__name__} has no option {unknown[0]!r}.")
-    return type(config)(**(config.to_diff_dict() | dict(options))) if options else config
+    return type(config)(**{**rest, **options}) if options else config
 
 
 def _built(library: Any, config: Any, *, empty: bool) -> nn.Module:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from conserved.symmetry import Symmetry, Tensors, whole
+
+T = TypeVar("T")
 
 _LARGEST = 100_000_000
 """Entries of the largest Jacobian that is formed: 0.8 GB of float64."""
@@ -20,23 +23,22 @@ _RELATIVE_RANK = 1e-10
 
 def rank_of_gradients(symmetries: Sequence[Symmetry], theta: Tensors) -> int:
     """Rank of the stacked ∇h of all laws; symmetries that share no parameter are treated apart."""
-    parts = _components(symmetries)
+    parts = connected(symmetries, lambda symmetry: set(symmetry.parameters))
     for part in parts:
         _refuse_too_large(part, theta)
     return sum(_rank(part, theta) for part in parts)
 
 
-def _components(symmetries: Sequence[Symmetry]) -> list[list[Symmetry]]:
-    """Symmetries connected through the parameters they move."""
-    parts: list[tuple[set[str], list[Symmetry]]] = []
-    for symmetry in symmetries:
-        names, members = set(symmetry.parameters), [symmetry]
-        touching = [part for part in parts if part[0] & names]
-        for part in touching:
-            names |= part[0]
-            members = part[1] + members
-        parts = [part for part in parts if not any(part is other for other in touching)] + [(names, members)]
-    return [members for _, members in parts]
+def connected(items: Iterable[T], keys: Callable[[T], set[str]]) -> list[list[T]]:
+    """Items in groups that are connected through keys they share."""
+    groups: list[tuple[set[str], list[T]]] = []
+    for item in items:
+        mine, members = keys(item), [item]
+        for group in [group for group in groups if group[0] & mine]:
+            groups.remove(group)
+            mine, members = mine | group[0], group[1] + members
+        groups.append((mine, members))
+    return [members for _, members in groups]
 
 
 def _refuse_too_large(symmetries: list[Symmetry], theta: Tensors) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -141,26 +141,20 @@ class LawSet(Recorded):
 
     def select(self, keep: Callable[[Symmetry], bool]) -> LawSet:
         """The laws for which `keep` says yes."""
-        return LawSet(
-            symmetries=tuple(filter(keep, self.symmetries)),
-            parameters=self.parameters,
-            unclaimed=self.unclaimed,
-            dropped=self.dropped,
-            unknown=self.unknown,
-            derivation=self.derivation,
-        )
+        return replace(self, symmetries=tuple(filter(keep, self.symmetries)))
 
     def explain(self, name: str) -> str:
         """Why a law is one: which operations its space passes through, in which modules and lines."""
-        if self.derivation is None:
-            raise ValueError("These laws were not inferred from a program, so there is no derivation to print.")
-        return self.derivation.explain(self[name])
+        return self._derived().explain(self[name])
 
     def proof(self, name: str) -> Verdict:
         """How well a law is known by its derivation: PROVED if a checker of its own follows every step of it."""
+        return self._derived().proof(self[name])
+
+    def _derived(self) -> Explains:
         if self.derivation is None:
-            raise ValueError("These laws were not inferred from a program, so there is no derivation to check.")
-        return self.derivation.proof(self[name])
+            raise ValueError("These laws were not inferred from a program, so there is no derivation of them.")
+        return self.derivation
 
     @property
     def coverage(self) -> Coverage:
@@ -239,11 +233,10 @@ class LawSet(Recorded):
                 f'by is "block", "family" or "law" and relative_to "value" or "scale"; got {by!r}, {relative_to!r}.'
             )
         groups: dict[str, list[Tensor]] = defaultdict(list)
-        for symmetry, change in zip(
-            self.symmetries, self.changes(reference, parameters, dtype=dtype).values(), strict=True
-        ):
+        changes = self.changes(reference, parameters, dtype=dtype)
+        for symmetry in self.symmetries:
             key = symmetry.name if by == "law" else getattr(symmetry, by)
-            groups[key].append(change.relative(to=relative_to))
+            groups[key].append(changes[symmetry.name].relative(to=relative_to))
         return {key: float(torch.cat(parts).mean()) for key, parts in groups.items()}
 
     def changes(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conserved.report.lawtables import share
-from conserved.report.plot import Plot, PlotAxis
+from conserved.report.plot import Plot, axes, trace
 from conserved.report.table import ReportTable
 from conserved.verdict import Status
 
@@ -82,39 +82,23 @@ def audit_section(name: str, content: Mapping[str, Any]) -> AuditSection:
 
 
 def _failures(failed: Sequence[Mapping[str, Any]]) -> ReportTable:
-    return ReportTable.of(
-        ("identity", "between", "residual", "rounding explains", "this suggests"),
-        [
-            (
-                row["name"],
-                ", ".join(row.get("where") or row.get("parameters") or ()),
-                row["residual"],
-                row["tolerance"],
-                " ".join(row.get("suggests") or ()),
-            )
-            for row in failed
-        ],
-        100,
-    )
+    rows = []
+    for row in failed:
+        where, suggests = row.get("where") or row.get("parameters") or (), row.get("suggests") or ()
+        rows.append((row["name"], ", ".join(where), row["residual"], row["tolerance"], " ".join(suggests)))
+    return ReportTable.of(("identity", "between", "residual", "rounding explains", "this suggests"), rows, 100)
 
 
 def _families(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     grouped: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         grouped.setdefault(str(row["family"]), []).append(row)
-    return ReportTable.of(
-        ("law", "identities", "fail", "largest residual", "rounding explains"),
-        [
-            (
-                family,
-                len(members),
-                sum(not row["ok"] for row in members),
-                max((_magnitude(row["residual"]) for row in members), default=None),
-                max((float(row["tolerance"]) for row in members), default=None),
-            )
-            for family, members in grouped.items()
-        ],
-    )
+    listed = []
+    for family, members in grouped.items():
+        worst = max(_magnitude(row["residual"]) for row in members)
+        limit = max(float(row["tolerance"]) for row in members)
+        listed.append((family, len(members), sum(not row["ok"] for row in members), worst, limit))
+    return ReportTable.of(("law", "identities", "fail", "largest residual", "rounding explains"), listed)
 
 
 def _magnitude(residual: Any) -> float:
@@ -138,29 +122,17 @@ def _residuals(name: str, rows: Sequence[Mapping[str, Any]]) -> Plot:
     for label, symbol, shade, ok in _MARKS:
         chosen = [(place, row) for place, row in enumerate(drawn, 1) if bool(row["ok"]) is ok]
         if chosen:
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": label,
-                    "x": [place for place, _ in chosen],
-                    # An exact zero has no place on a logarithmic axis; it is drawn where no float64 residual is.
-                    "y": [max(_drawable(row["residual"]), 1e-18) for _, row in chosen],
-                    "text": [str(row["name"]) for _, row in chosen],
-                    "hovertemplate": "%{text}<br>residual %{y:.2e}<extra></extra>",
-                    "marker": {"symbol": symbol, "color": shade, "size": 7 if ok else 10},
-                }
-            )
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "what rounding explains",
-            "x": list(range(1, len(drawn) + 1)),
-            "y": [float(row["tolerance"]) for row in drawn],
-            "line": {"dash": "dot", "shape": "hvh", "color": "var(--muted)"},
-        }
-    )
+            places, names = [place for place, _ in chosen], [str(row["name"]) for _, row in chosen]
+            sizes = [_magnitude(row["residual"]) for _, row in chosen]
+            # What is not finite is drawn at the largest residual there can be; an exact zero, which has no place on a
+            # logarithmic axis, where no float64 residual is.
+            heights = [1.0 if math.isinf(size) else max(size, 1e-18) for size in sizes]
+            marker = {"symbol": symbol, "color": shade, "size": 7 if ok else 10}
+            traces.append(trace("markers", label, places, heights, text=names, marker=marker))
+    limits = [float(row["tolerance"]) for row in drawn]
+    style = {"dash": "dot", "shape": "hvh", "color": "var(--muted)"}
+    everywhere = range(1, len(drawn) + 1)
+    traces.append(trace("lines", "what rounding explains", everywhere, limits, line=style))
     failed = sum(not row["ok"] for row in rows)
     cut = f" The first {len(drawn):,} of {len(rows):,} are drawn." if len(drawn) < len(rows) else ""
     return Plot(
@@ -169,14 +141,5 @@ def _residuals(name: str, rows: Sequence[Mapping[str, Any]]) -> Plot:
         alt=f"Residuals of {len(rows):,} identities, worst first, with what rounding explains; {failed:,} lie above.",
         caption=f"One mark for each identity μ(θ, G) = 0, failures and worst first.{cut}",
         data=traces,
-        layout={
-            "xaxis": PlotAxis("identity").layout(),
-            "yaxis": PlotAxis("relative residual", log=True).layout(),
-        },
+        layout=axes("identity", "relative residual", log=True),
     )
-
-
-def _drawable(residual: Any) -> float:
-    """What is not finite is drawn at the largest residual there can be."""
-    value = _magnitude(residual)
-    return 1.0 if math.isinf(value) else value

@@ -67,37 +67,30 @@ def _column(card: ClaimCard) -> str:
     return card.severity or card.status.value
 
 
+_TEXTS = ("statement", "source", "scope", "severity", "under", "message", "proof", "corrects", "corrected_by")
+
+
 def claim_card(name: str, content: Mapping[str, Any]) -> ClaimCard:
     """A card from an outcome's record."""
     evidence = [(item.get("what", ""), item.get("value"), item.get("limit")) for item in content.get("evidence") or ()]
     witness = content.get("witness") or {}
-    values = witness.get("values") or {}
-    latex = content.get("latex") or ()
+    values = [(str(name), shown(value)) for name, value in (witness.get("values") or {}).items()]
     seconds = content.get("seconds")
+    texts: dict[str, Any] = {name: str(content.get(name) or "") for name in _TEXTS}
     return ClaimCard(
+        **texts,
         code=str(content.get("code") or name),
         title=str(content.get("title") or name),
-        statement=str(content.get("statement") or ""),
-        formulas=tuple(typeset(str(text)) for text in ([latex] if isinstance(latex, str) else latex)),
+        formulas=tuple(typeset(text) for text in _lines(content.get("latex"))),
         hypotheses=_lines(content.get("hypotheses")),
         conditions=_lines(content.get("conditions")),
-        source=str(content.get("source") or ""),
         whose=str(content.get("whose") or "source"),
         place=", ".join(str(content[name]) for name in ("place", "lines") if content.get(name)),
         status=Status(str(content["status"]).lower()),
-        scope=str(content.get("scope") or ""),
-        severity=str(content.get("severity") or ""),
-        under=str(content.get("under") or ""),
-        message=str(content.get("message") or ""),
-        proof=str(content.get("proof") or ""),
         evidence=ReportTable.of(("what was computed", "value", "held against"), evidence, 40) if evidence else None,
         witness=str(witness.get("what") or ""),
-        witness_values=ReportTable.of(("in the witness", "value"), [(str(k), shown(v)) for k, v in values.items()], 40)
-        if values
-        else None,
+        witness_values=ReportTable.of(("in the witness", "value"), values, 40) if values else None,
         numpy=str(witness.get("numpy") or ""),
-        corrects=str(content.get("corrects") or ""),
-        corrected_by=str(content.get("corrected_by") or ""),
         recorded=str(content.get("recorded") or "").lower(),
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
     )

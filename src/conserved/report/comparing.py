@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conserved.report.plot import Plot, PlotAxis, line
+from conserved.report.plot import Plot, axes, line
 from conserved.report.table import ReportTable
 from conserved.store.run_digest import Digest
 
@@ -59,6 +59,6 @@ def _plot(runs: Sequence[Digest], family: str) -> Plot:
             for run in runs
             if run.errors.get(family)
         ],
-        layout={"xaxis": PlotAxis("step").layout(), "yaxis": PlotAxis("relative error (10)", log=True).layout()},
+        layout=axes("step", "relative error (10)", log=True),
         small=True,
     )

@@ -7,6 +7,7 @@ import platform
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +32,10 @@ MOST_RUNS = 12
 
 class NotAStore(ValueError):
     """The file named as a run store is not one; the message says what it is."""
+
+
+class NoStore(FileNotFoundError, NotAStore):
+    """There is no file of that name."""
 
 
 class NoSuchRun(Exception):
@@ -84,19 +89,15 @@ def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
     NotAStore or FileNotFoundError where there is no store, BrokenStore where it is damaged.
     """
     path = Path(path)
-    check(path)
+    known = check(path)
     with undamaged(path), RunStore(path) as store, store.snapshot():
-        known = {name for (name,) in store.select("select name from sqlite_master where type = 'table'")}
-        left: list[LeftOut] = []
         known_runs = store.runs() if "run" in known else []
         missing = [name for name in runs if name not in known_runs]
         if missing:
             raise NoSuchRun(f"{path} has no run {missing[0]!r}. It has: {', '.join(known_runs) or 'none'}.")
         chosen = list(dict.fromkeys(runs)) or known_runs
-        left += [
-            LeftOut(kind="run", name=name, reason=f"only the latest {MOST_RUNS} have a section")
-            for name in chosen[:-MOST_RUNS]
-        ]
+        why = f"only the latest {MOST_RUNS} have a section"
+        left = [LeftOut(kind="run", name=name, reason=why) for name in chosen[:-MOST_RUNS]]
         digests = {name: digest(store, name) for name in chosen[-MOST_RUNS:]}
         return Contents(
             store=path.name,
@@ -115,45 +116,42 @@ def read(path: str | Path, runs: Sequence[str] = ()) -> Contents:
         )
 
 
+_LISTING = """\
+select name, started, (select coalesce(max(step), 0) from step where step.run = run.id),
+    (select count(*) from law where law.run = run.id), (select count(*) from alarm where alarm.run = run.id)
+from run order by started, id"""
+
+
 def listing(path: str | Path) -> dict[str, Any]:
     """The runs of a store, oldest first, and how many records of each other kind it holds; plain data."""
     path = Path(path)
-    check(path)
+    known = check(path)
     with undamaged(path), RunStore(path) as store, store.snapshot():
-        known = {name for (name,) in store.select("select name from sqlite_master where type = 'table'")}
-        rows = store.select("select id, name, started from run order by started, id") if "run" in known else []
-        count = "select count(*) from {} where run = ?"
-        runs = [
-            {
-                "name": name,
-                "started": float(started),
-                "steps": store.select("select coalesce(max(step), 0) from step where run = ?", number)[0][0],
-                "laws": store.select(count.format("law"), number)[0][0],
-                "alarms": store.select(count.format("alarm"), number)[0][0],
-            }
-            for number, name, started in rows
-        ]
+        rows = store.select(_LISTING) if "run" in known else []
+        runs = [dict(zip(("name", "started", "steps", "laws", "alarms"), row, strict=True)) for row in rows]
         kinds = "select kind, count(*) from document group by kind order by kind"
         return {"runs": runs, "records": dict(store.select(kinds)) if "document" in known else {}}
 
 
-def check(path: Path) -> None:
-    """Refuse what is not a run store without changing it; a file of no bytes is a store in which nothing is yet."""
+def check(path: Path) -> set[str]:
+    """Refuse what is not a run store without changing it; a file of no bytes is a store in which nothing is yet.
+
+    Returns:
+        The names of its tables.
+    """
     if path.is_dir():
         raise NotAStore(f"{path} is a folder; name the run store in it, such as {path / 'store.db'}.")
     if not path.exists():
-        raise FileNotFoundError(f"There is no run store at {path}.")
+        raise NoStore(f"There is no run store at {path}.")
     try:
-        db = sqlite3.connect(path, timeout=60.0)
-        try:
+        with closing(sqlite3.connect(path, timeout=60.0)) as db:
             tables = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
-        finally:
-            db.close()
     except sqlite3.DatabaseError as problem:
         raise NotAStore(f"{path} is not a run store ({problem}).") from problem
     if tables and not tables & {"run", "document"}:
         listing = ", ".join(sorted(tables)[:5])
         raise NotAStore(f"{path} is an SQLite database, but not a run store: it has the tables {listing}.")
+    return tables
 
 
 def _each(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved.report.plot import Plot, PlotAxis
+from conserved.report.plot import Plot, axes, axis, trace
 from conserved.report.table import ReportTable
 from conserved.verdict import Status
 
@@ -62,27 +62,23 @@ def attention_section(name: str, content: Mapping[str, Any]) -> AttentionSection
     )
 
 
+_MEASURES = (
+    (
+        "participation", "How evenly energy spreads over keys", "participation ratio",
+        "1 is all keys alike, 1/L a single key. The line marks Gaussian keys of the same covariance.",
+    ),
+    (
+        "coherence", "Key coherence", "coherence",
+        "1 is the least there can be; a key that stands alone raises it. The line marks Gaussian keys.",
+    ),
+)  # fmt: skip
+"""Numbers of heads that are drawn beside those of Gaussian keys: the field, a title, the axis and a caption."""
+
+
 def _plots(name: str, heads: Sequence[Mapping[str, Any]]) -> tuple[Plot, ...]:
-    return (
-        _ranks(name, heads),
-        _beside_gaussian(
-            name,
-            heads,
-            "participation",
-            title="How evenly energy spreads over keys",
-            axis="participation ratio",
-            caption="1 is all keys alike, 1/L a single key. The line marks Gaussian keys of the same covariance.",
-        ),
-        _beside_gaussian(
-            name,
-            heads,
-            "coherence",
-            title="Key coherence",
-            axis="coherence",
-            caption="1 is the least there can be; a key that stands alone raises it. The line marks Gaussian keys.",
-        ),
-        *((_evenness(name, heads),) if any(head.get("evenness") is not None for head in heads) else ()),
-    )
+    measured = (_beside_gaussian(name, heads, *measure) for measure in _MEASURES)
+    even = [_evenness(name, heads)] if any(head.get("evenness") is not None for head in heads) else []
+    return (_ranks(name, heads), *measured, *even)
 
 
 def _labels(heads: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -98,87 +94,54 @@ def _by_layer(heads: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str,
 
 def _ranks(name: str, heads: Sequence[Mapping[str, Any]]) -> Plot:
     labels = _labels(heads)
-    places = list(range(1, len(heads) + 1))
-    kinds = (("rank", "rank"), ("effective rank", "effective_rank"), ("stable rank", "stable_rank"))
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": title,
-            "x": places,
-            "y": [head.get(field) for head in heads],
-            "text": labels,
-            "hovertemplate": f"%{{text}}<br>{title} %{{y:.3g}}<extra></extra>",
-            "marker": {"size": 9, "symbol": symbol},
-        }
-        for (title, field), symbol in zip(kinds, ("circle", "diamond", "square"), strict=True)
-    ]
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "bound",
-            "x": places,
-            "y": [head.get("bound") for head in heads],
-            "line": {"dash": "dot", "shape": "hvh", "color": "var(--muted)"},
-        }
-    )
+    places = range(1, len(heads) + 1)
+    data = [
+        trace("markers", kind, places, [head.get(field) for head in heads], text=labels,
+              marker={"size": 9, "symbol": symbol})
+        for kind, field, symbol in (
+            ("rank", "rank", "circle"),
+            ("effective rank", "effective_rank", "diamond"),
+            ("stable rank", "stable_rank", "square"),
+        )
+    ]  # fmt: skip
+    style = {"dash": "dot", "shape": "hvh", "color": "var(--muted)"}
+    data.append(trace("lines", "bound", places, [head.get("bound") for head in heads], line=style))
     return Plot(
         anchor=f"attention-{name}-ranks",
         title="Rank of the energy field",
         alt=f"Rank, effective and stable rank of {len(heads)} heads, beside the bound on the rank.",
         caption="Heads in the order of the model; no rank exceeds the bound min(d_h, L − 1).",
         data=data,
-        layout={
-            "xaxis": PlotAxis("head").layout(),
-            "yaxis": PlotAxis("rank", options={"rangemode": "tozero"}).layout(),
-        },
+        layout={"xaxis": axis("head"), "yaxis": axis("rank", rangemode="tozero")},
         small=True,
     )
 
 
 def _beside_gaussian(
-    name: str, heads: Sequence[Mapping[str, Any]], field: str, *, title: str, axis: str, caption: str
+    name: str, heads: Sequence[Mapping[str, Any]], field: str, title: str, label: str, caption: str
 ) -> Plot:
     data: list[dict[str, Any]] = []
     place = 0
     layers = _by_layer(heads)
     for layer, members in layers.items():
-        data.append(
-            {
-                "type": "bar",
-                "name": layer or "(model)",
-                "x": [place + number + 1 for number in range(len(members))],
-                "y": [head.get(field) for head in members],
-                "text": _labels(members),
-                "textposition": "none",
-                "hovertemplate": f"%{{text}}<br>{axis} %{{y:.3g}}<extra></extra>",
-                "showlegend": len(layers) <= 8,
-            }
-        )
+        places, heights = range(place + 1, place + 1 + len(members)), [head.get(field) for head in members]
+        shown = len(layers) <= 8
+        data.append(trace("bar", layer or "(model)", places, heights, text=_labels(members), showlegend=shown))
         place += len(members)
     gaussian = [head.get(f"gaussian_{field}") for head in heads]
     if any(value is not None for value in gaussian):
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "Gaussian keys",
-                "x": list(range(1, len(heads) + 1)),
-                "y": gaussian,
-                "line": {"dash": "dot", "shape": "hvh", "width": 3, "color": "var(--ink)"},
-                "hovertemplate": "Gaussian keys %{y:.3g}<extra></extra>",
-            }
-        )
+        style = {"dash": "dot", "shape": "hvh", "width": 3, "color": "var(--ink)"}
+        everywhere = range(1, len(heads) + 1)
+        data.append(trace("lines", "Gaussian keys", everywhere, gaussian, line=style))
     known = [float(head[field]) for head in heads if head.get(field) is not None]
     span = f"from {min(known):.3g} to {max(known):.3g}" if known else "unknown"
     return Plot(
         anchor=f"attention-{name}-{field}",
         title=title,
-        alt=f"Bars of {axis} of {len(heads)} heads, {span}, beside that of Gaussian keys.",
+        alt=f"Bars of {label} of {len(heads)} heads, {span}, beside that of Gaussian keys.",
         caption=caption,
         data=data,
-        layout={"xaxis": PlotAxis("head").layout(), "yaxis": PlotAxis(axis).layout(), "bargap": 0.25},
+        layout=axes("head", label, bargap=0.25),
         small=True,
     )
 
@@ -195,20 +158,9 @@ def _evenness(name: str, heads: Sequence[Mapping[str, Any]]) -> Plot:
         title="Entropy of attention",
         alt=f"A map of entropy over log n by layer and head, from {min(known):.2g} to {max(known):.2g}.",
         caption="Entropy of each head's attention over that of even attention: 1 is even, 0 is a single key.",
-        data=[
-            {
-                "type": "heatmap",
-                "z": grid,
-                "x": list(range(widest)),
-                "y": [layer or "(model)" for layer in layers],
-                "zmin": 0,
-                "zmax": 1,
-                "hovertemplate": "%{y}, head %{x}<br>%{z:.2f}<extra></extra>",
-                "colorbar": {"thickness": 12, "outlinewidth": 0},
-            }
-        ],
+        data=[trace("heatmap", "", range(widest), [layer or "(model)" for layer in layers], z=grid, zmin=0, zmax=1)],
         layout={
-            "xaxis": PlotAxis("head", options={"dtick": 1} if widest <= 16 else {}).layout(),
+            "xaxis": axis("head"),
             "yaxis": {"autorange": "reversed", "type": "category"},
             "height": max(220, min(120 + 34 * len(layers), 700)),
         },

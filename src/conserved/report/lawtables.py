@@ -9,7 +9,7 @@ from typing import Any
 
 from conserved.laws import LawSet
 from conserved.laws.law_table import rows, totals
-from conserved.report.plot import Plot, PlotAxis
+from conserved.report.plot import Plot, axis, trace
 from conserved.report.table import ReportTable
 
 
@@ -30,12 +30,14 @@ class LawSection:
     plot: Plot | None
 
 
+_COLUMNS = ("family", "formula", "block", "numbers", "copies", "group")
+
+
 def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
     """A law set from its record; layers and heads that share a law are one row."""
     found = LawSet.from_dict(content)
     counted = content.get("independent")
     independent = int(counted) if isinstance(counted, int) else None
-    folded = rows(found.symmetries)
     return LawSection(
         name=name,
         laws=len(found),
@@ -45,18 +47,7 @@ def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
         sentence=totals(found.symmetries, independent),
         table=ReportTable.of(
             ("law", "what is conserved", "where", "numbers", "copies", "group", "holds"),
-            [
-                (
-                    row.family,
-                    row.formula,
-                    row.block,
-                    row.numbers,
-                    row.copies,
-                    row.group,
-                    "exactly" if row.epsilon == 0 else f"up to ε = {row.epsilon:g}",
-                )
-                for row in folded
-            ],
+            [(*(getattr(row, field) for field in _COLUMNS), _held(row.epsilon)) for row in rows(found.symmetries)],
         ),
         dropped=ReportTable.of(
             ("law", "why it is not kept"), [(item.name, item.reason) for item in found.dropped], 100
@@ -64,6 +55,10 @@ def law_section(name: str, content: Mapping[str, Any]) -> LawSection:
         unclaimed=ReportTable.of(("parameter",), [(item,) for item in found.unclaimed], 100),
         plot=_numbers_by_family(name, found) if len(found) else None,
     )
+
+
+def _held(epsilon: float) -> str:
+    return "exactly" if epsilon == 0 else f"up to ε = {epsilon:g}"
 
 
 def share(value: Any) -> float | None:
@@ -77,25 +72,16 @@ def _numbers_by_family(name: str, found: LawSet) -> Plot:
     for symmetry in found:
         count[symmetry.family] += symmetry.numbers
     ranked = sorted(count.items(), key=lambda item: item[1])[-30:]
-    listing = ", ".join(f"{family} {numbers:,}" for family, numbers in reversed(ranked))
+    families, numbers = [family for family, _ in ranked], [number for _, number in ranked]
+    texts = [f"{number:,}" for number in numbers]
+    listing = ", ".join(f"{family} {number:,}" for family, number in reversed(ranked))
     return Plot(
         anchor=f"laws-{name}",
         title="Conserved numbers by law",
         alt=f"Bars of how many conserved numbers each law of {name} holds: {listing}.",
-        data=[
-            {
-                "type": "bar",
-                "orientation": "h",
-                "x": [numbers for _, numbers in ranked],
-                "y": [family for family, _ in ranked],
-                "text": [f"{numbers:,}" for _, numbers in ranked],
-                "textposition": "outside",
-                "cliponaxis": False,
-                "hovertemplate": "%{y}: %{x:,} numbers<extra></extra>",
-            }
-        ],
+        data=[trace("bar", "", numbers, families, orientation="h", text=texts, textposition="outside")],
         layout={
-            "xaxis": PlotAxis("conserved numbers").layout(),
+            "xaxis": axis("conserved numbers"),
             "yaxis": {"type": "category"},
             "height": 110 + 26 * len(ranked),
         },

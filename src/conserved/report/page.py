@@ -64,32 +64,16 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
         lstrip_blocks=True,
     )
     anchor = Anchors()
-    for name in (
-        "summary",
-        "found",
-        "alarms",
-        "compared",
-        "all-claims",
-        "figures",
-        "runs",
-        "claims",
-        "audits",
-        "attention",
-        "laws",
-        "provenance",
-        "content",
-    ):
+    for name in re.findall(r' id="([a-z-]+)"', _source("page.html.j2")):
         anchor(name)
     environment.filters["numeral"] = numeral
     environment.filters["anchor"] = anchor
     environment.globals["in_numbers"] = in_numbers
     environment.tests["phone_table"] = lambda table: len(table.columns) > 2
     scripts = {"theme": _source("theme.js"), "page": _source("page.js")}
-    figures = {
-        heading: found
-        for section, heading in SECTIONS.items()
-        if (found := [plot for plot in contents.figures if _section(plot) == section])
-    }
+    figures: dict[str, list[Plot]] = {heading: [] for heading in SECTIONS.values()}
+    for plot in contents.figures:
+        figures[SECTIONS.get(plot.section, SECTIONS[""])].append(plot)
     return environment.get_template("page.html.j2").render(
         contents=contents,
         title=title,
@@ -100,25 +84,13 @@ def rendered(contents: Contents, *, title: str, command: str) -> str:
         findings=findings(contents),
         hero=hero(contents),
         alarms=alarms_first(contents),
-        figures=figures,
+        figures={heading: found for heading, found in figures.items() if found},
         codes={card.code for card in contents.claims},
         claims_tally=tally(contents.claims),
         style=Markup(_source("style.css")),
         scripts={name: Markup(text) for name, text in scripts.items()},
         hashes=" ".join(f"'sha256-{_hash(text)}'" for text in scripts.values()),
     )
-
-
-def plots(contents: Contents) -> Iterator[Plot]:
-    """Every plot of a report."""
-    yield from contents.figures
-    yield from (section.plot for section in contents.laws if section.plot)
-    for run in contents.runs:
-        yield from (plot for plot in (run.errors, run.causes, run.residuals, run.readings, *run.ledgers) if plot)
-    yield from contents.compared.plots if contents.compared else ()
-    yield from (section.plot for section in contents.audits if section.plot)
-    for probe in contents.attention:
-        yield from probe.plots
 
 
 def in_numbers(plot: Plot) -> ReportTable:
@@ -149,27 +121,19 @@ def written(text: str, output: str | Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        try:
+            # JSON can say half of a character, which no file can hold.
+            with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
+                file.write(text)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
+            os.replace(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
     except OSError as problem:
         raise Unwritable(f"{path} cannot be written: {problem.strerror or problem}.") from problem
-    try:
-        # JSON can say half of a character, which no file can hold.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except OSError as problem:
-        Path(temporary).unlink(missing_ok=True)
-        raise Unwritable(f"{path} cannot be written: {problem.strerror or problem}.") from problem
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
     return path
-
-
-def _section(plot: Plot) -> str:
-    return plot.section if plot.section in SECTIONS else ""
 
 
 def _source(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -73,20 +73,22 @@ def from_document(name: str, content: Mapping[str, Any]) -> Plot:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PlotAxis:
-    """The title of an axis and whether it is logarithmic."""
+def axis(title: str, **options: Any) -> dict[str, Any]:
+    """An axis as part of a layout."""
+    return {"title": {"text": title}, **options}
 
-    title: str
-    log: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
 
-    def layout(self) -> dict[str, Any]:
-        """As part of a layout."""
-        return {"title": {"text": self.title}, **({"type": "log"} if self.log else {}), **self.options}
+def axes(x: str, y: str, *, log: bool = False, **layout: Any) -> dict[str, Any]:
+    """A layout by the titles of its axes; `log` is for the upright one."""
+    return {"xaxis": axis(x), "yaxis": axis(y, type="log") if log else axis(y), **layout}
+
+
+def trace(kind: str, name: str, x: Sequence[Any], y: Sequence[Any], **options: Any) -> dict[str, Any]:
+    """Lines or markers through points, bars, or a heatmap."""
+    drawn_as = {"type": "scatter", "mode": kind} if kind in ("lines", "markers") else {"type": kind}
+    return {**drawn_as, "name": name, "x": list(x), "y": list(y), **options}
 
 
 def line(name: str, x: Sequence[Any], y: Sequence[Any], **options: Any) -> dict[str, Any]:
     """A line through points; a point alone is drawn as a mark, since a line of one point is nothing."""
-    mode = "lines" if len(x) > 1 else "markers"
-    return {"type": "scatter", "mode": mode, "name": name, "x": list(x), "y": list(y), **options}
+    return trace("lines" if len(x) > 1 else "markers", name, x, y, **options)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
@@ -25,15 +23,17 @@ class Headline:
     figure: str
     sentence: str
     status: Status | None
-    anchor: str
+    anchor: str = ""
     said: str = ""
     """How the status is put, where its own name would mislead."""
 
 
 def headlines(contents: Contents) -> tuple[Headline, ...]:
     """One for every kind of record that is there."""
-    made = (_figures, _runs, _claims, _audits, _attention, _laws)
-    return tuple(found for make in made if (found := make(contents)) is not None)
+    made = {
+        "figures": _figures, "runs": _runs, "claims": _claims, "audits": _audits, "attention": _attention, "laws": _laws
+    }  # fmt: skip
+    return tuple(replace(make(contents), anchor=name) for name, make in made.items() if getattr(contents, name))
 
 
 def verdict_line(contents: Contents) -> tuple[Status, str]:
@@ -104,11 +104,10 @@ def hero(contents: Contents) -> Plot | None:
     heads = [plot for probe in contents.attention for plot in probe.plots]
     numbers = [section.plot for section in contents.laws if section.plot]
     ranked = [*failed, *alarmed, *told, *causes, *audits, *contents.figures, *heads, *numbers]
-    return replace(ranked[0], anchor="the plot", small=True, layout=_compact(ranked[0].layout)) if ranked else None
-
-
-def _compact(layout: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in layout.items() if key != "height"}
+    if not ranked:
+        return None
+    layout = {key: value for key, value in ranked[0].layout.items() if key != "height"}
+    return replace(ranked[0], anchor="the plot", small=True, layout=layout)
 
 
 def alarms_first(contents: Contents) -> tuple[tuple[str, int, str, str], ...]:
@@ -131,9 +130,7 @@ def overall(*statuses: Status) -> Status:
     return Status.PROVED if all(status is Status.PROVED for status in statuses) else Status.VERIFIED
 
 
-def _figures(contents: Contents) -> Headline | None:
-    if not contents.figures:
-        return None
+def _figures(contents: Contents) -> Headline:
     judged = [item.holds for plot in contents.figures for item in plot.findings if item.holds is not None]
     held = sum(judged)
     failed = [item.what for plot in contents.figures for item in plot.findings if item.holds is False]
@@ -146,13 +143,10 @@ def _figures(contents: Contents) -> Headline | None:
         figure=f"{held} of {len(judged)}",
         sentence=sentence + (f"; not so: {failed[0]}" if failed else ""),
         status=status,
-        anchor="figures",
     )
 
 
-def _runs(contents: Contents) -> Headline | None:
-    if not contents.runs:
-        return None
+def _runs(contents: Contents) -> Headline:
     troubles = [run.trouble for run in contents.runs if run.trouble]
     steps = sum(run.steps for run in contents.runs)
     status = overall(*(run.status for run in contents.runs))
@@ -165,13 +159,10 @@ def _runs(contents: Contents) -> Headline | None:
         figure=f"{numeral(steps)} steps",
         sentence=f"in {len(contents.runs)} {_plural('run', len(contents.runs))}: {meaning}",
         status=status,
-        anchor="runs",
     )
 
 
-def _claims(contents: Contents) -> Headline | None:
-    if not contents.claims:
-        return None
+def _claims(contents: Contents) -> Headline:
     count = Counter(card.status for card in contents.claims)
     listing = ", ".join(f"{count[status]} {status.value}" for status in Status if count[status])
     listing += "; each as recorded" if all(card.as_recorded for card in contents.claims) else ""
@@ -182,14 +173,11 @@ def _claims(contents: Contents) -> Headline | None:
         sentence=listing,
         # That claims of others are false is a finding of ours: neither a tick nor a cross says that.
         status=Status.REFUTED if strange else None,
-        anchor="claims",
         said=f"{strange} not as recorded",
     )
 
 
-def _audits(contents: Contents) -> Headline | None:
-    if not contents.audits:
-        return None
+def _audits(contents: Contents) -> Headline:
     total = sum(audit.identities for audit in contents.audits)
     planted = [audit for audit in contents.audits if audit.expected == Status.REFUTED]
     strange = [audit.name for audit in contents.audits if not audit.as_expected]
@@ -206,26 +194,20 @@ def _audits(contents: Contents) -> Headline | None:
         figure=f"{clean} of {len(contents.audits) - len(planted)} clean",
         sentence=sentence,
         status=Status.VERIFIED if not strange else Status.INCONCLUSIVE if unknown else Status.REFUTED,
-        anchor="audits",
     )
 
 
-def _attention(contents: Contents) -> Headline | None:
-    if not contents.attention:
-        return None
+def _attention(contents: Contents) -> Headline:
     heads = sum(probe.heads for probe in contents.attention)
     return Headline(
         label="Attention",
         figure=f"{heads:,} {_plural('head', heads)}",
         sentence="zero row sums and rank bounds of their energy fields",
         status=overall(*(probe.status for probe in contents.attention)),
-        anchor="attention",
     )
 
 
-def _laws(contents: Contents) -> Headline | None:
-    if not contents.laws:
-        return None
+def _laws(contents: Contents) -> Headline:
     numbers = sum(section.numbers for section in contents.laws)
     laws = sum(section.laws for section in contents.laws)
     models = len(contents.laws)
@@ -234,7 +216,6 @@ def _laws(contents: Contents) -> Headline | None:
         figure=f"{numbers:,} numbers",
         sentence=f"conserved by {laws:,} {_plural('law', laws)} of {models} {_plural('model', models)}",
         status=None,
-        anchor="laws",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from conserved.alarm import Alarm
 from conserved.report.numerals import numeral, shown, without_folders
-from conserved.report.plot import Plot, PlotAxis, line
+from conserved.report.plot import Plot, axes, line, trace
 from conserved.report.table import ReportTable
 from conserved.store.run_digest import Digest, FamilyStep
 from conserved.verdict import Status
@@ -52,6 +52,7 @@ def run_section(run: Digest) -> RunSection:
     trouble = _trouble(run)
     status, message = _judged(run, trouble)
     config = [(str(key), shown(value)) for key, value in without_folders(run.config).items()]
+    first = {alarm.code: (alarm.step, alarm.law, alarm.message) for alarm in reversed(_unexplained(run.alarms))}
     drawn = sorted(run.ledger, key=lambda family: -_peak(run.ledger[family]))[:_FAMILIES_DRAWN]
     return RunSection(
         name=run.name,
@@ -73,11 +74,7 @@ def run_section(run: Digest) -> RunSection:
         drifts=_drifts(run) if run.drifts else None,
         alarms=_alarms(run) if run.alarms else None,
         alarm_count=run.alarm_count,
-        first_alarms=tuple(
-            {
-                alarm.code: (alarm.step, alarm.law, alarm.message) for alarm in reversed(_unexplained(run.alarms))
-            }.values()
-        ),
+        first_alarms=tuple(first.values()),
     )
 
 
@@ -138,11 +135,6 @@ def _positive(values: Sequence[float]) -> list[float | None]:
     return [abs(value) if value == value and value != 0 else None for value in values]
 
 
-def _over_steps(title: str, *, log: bool) -> dict[str, Any]:
-    """The layout of a plot of something against the step."""
-    return {"xaxis": PlotAxis("step").layout(), "yaxis": PlotAxis(title, log=log).layout()}
-
-
 def _errors(run: Digest) -> Plot:
     last = {family: values[-1] for family, values in run.errors.items()}
     listing = ", ".join(f"{family} {numeral(value)}" for family, value in last.items())
@@ -152,7 +144,7 @@ def _errors(run: Digest) -> Plot:
         alt=f"Lines of the error of equation (10) over {run.steps:,} steps by law; at the end: {listing}.",
         caption="Equation (10): mean of ‖h(θ_k) − h(θ_0)‖ / ‖h(θ_0)‖ over the laws of a kind.",
         data=[line(family, run.shown, _positive(values)) for family, values in run.errors.items()],
-        layout=_over_steps("error", log=True),
+        layout=axes("step", "error", log=True),
     )
 
 
@@ -179,7 +171,7 @@ def _ledger(run: Digest, family: str) -> Plot:
             f"{numeral(final['second_order'])}, residual {numeral(final['residual'])}."
         ),
         data=data,
-        layout=_over_steps("|change in the step|", log=True),
+        layout=axes("step", "|change in the step|", log=True),
         small=True,
     )
 
@@ -191,7 +183,7 @@ def _causes(run: Digest) -> Plot:
         alt=f"Lines over steps of the first-order change by cause: {', '.join(run.totals)}.",
         caption="Magnitudes added over all laws. Plain gradient descent has none of this; the optimizer puts it there.",
         data=[line(cause, run.shown, _positive(values)) for cause, values in run.totals.items()],
-        layout=_over_steps("Σ |first order|", log=True),
+        layout=axes("step", "Σ |first order|", log=True),
     )
 
 
@@ -210,17 +202,10 @@ def _residuals(run: Digest) -> Plot:
         data.insert(1, line("audited gradients", run.shown, _positive(run.readings["audit/of_rounding"])))
     alarms = [alarm for alarm in run.alarms if alarm.value > 0]
     if alarms:
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "alarm",
-                "x": [alarm.step for alarm in alarms],
-                "y": [alarm.value / alarm.limit if alarm.limit > 0 else None for alarm in alarms],
-                "text": [f"{alarm.code} of {alarm.law}" for alarm in alarms],
-                "marker": {"symbol": "x", "size": 10, "color": "var(--refuted)"},
-            }
-        )
+        heights = [alarm.value / alarm.limit if alarm.limit > 0 else None for alarm in alarms]
+        said = [f"{alarm.code} of {alarm.law}" for alarm in alarms]
+        marker = {"symbol": "x", "size": 10, "color": "var(--refuted)"}
+        data.append(trace("markers", "alarm", [alarm.step for alarm in alarms], heights, text=said, marker=marker))
     return Plot(
         anchor=f"run-{run.name}-residuals",
         title="What audits and the account leave over",
@@ -228,7 +213,7 @@ def _residuals(run: Digest) -> Plot:
         caption="The law whose residual is largest, over what rounding explains. Above 1, audited gradients are not "
         "those of one loss; and of the account, something else than the optimizer changed parameters.",
         data=data,
-        layout={"xaxis": PlotAxis("step").layout(), "yaxis": PlotAxis("residual / rounding", log=True).layout()},
+        layout=axes("step", "residual / rounding", log=True),
     )
 
 
@@ -238,24 +223,21 @@ def _readings(run: Digest) -> Plot:
         title="Readings",
         alt=f"Lines over steps of {', '.join(run.readings)}.",
         data=[line(name, run.shown, list(values)) for name, values in list(run.readings.items())[:40]],
-        layout=_over_steps("value", log=False),
+        layout=axes("step", "value"),
     )
 
 
 def _last(run: Digest) -> ReportTable:
     """The ledger of the last step that was written."""
     causes = list(run.totals)
-    rows: list[list[Any]] = []
-    for family, steps in run.ledger.items():
-        one = steps[-1]
-        fields = ("observed", "first_order", "second_order", "residual", "bound")
-        rows.append(
-            [family, one.law, *(one.numbers[field] for field in fields), *(one.causes.get(cause) for cause in causes)]
-        )
+    fields = ("observed", "first_order", "second_order", "residual", "bound")
+    rows = []
+    for family, (*_, one) in run.ledger.items():
+        numbers = [one.numbers[field] for field in fields]
+        rows.append([family, one.law, *numbers, *(one.causes.get(cause) for cause in causes)])
     parts = ("observed", "= first order", "+ second order", "+ residual", "rounding")
-    return ReportTable.of(
-        ("kind", "law that changed most", *parts, *(f"first order: {cause}" for cause in causes)), rows
-    )
+    named = (f"first order: {cause}" for cause in causes)
+    return ReportTable.of(("kind", "law that changed most", *parts, *named), rows)
 
 
 def _drifts(run: Digest) -> ReportTable:

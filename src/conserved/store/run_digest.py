@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conserved.alarm import Alarm
-from conserved.store.run_store import RunStore, real
+from conserved.store.run_store import ENTRIES, MEAN_ERROR, RunStore, real
 
 NUMBERS = (
     "observed",
@@ -83,25 +83,27 @@ def digest(store: RunStore, run: str, *, steps: int = 300, alarms: int = 200) ->
     written = written or store.steps(run)
     shown = spread(written, steps)
     at = json.dumps(shown)
-    count = store.select("select count(*) from alarm where run = ?", number)[0][0]
-    skipped = store.select("select count(*) from step where run = ? and skipped", number)[0][0]
+
+    def first(query: str) -> Any:
+        return store.select(query, number)[0][0]
+
     return Digest(
         name=run,
         started=float(started),
         config=json.loads(config),
-        laws=store.select("select count(*) from law where run = ?", number)[0][0],
+        laws=first("select count(*) from law where run = ?"),
         steps=len(store.steps(run)),
-        skipped=skipped,
+        skipped=first("select count(*) from step where run = ? and skipped"),
         shown=tuple(shown),
         errors=_errors(store, number, shown, at),
         ledger=_ledger(store, number, at),
         totals=_totals(store, number, shown, at),
         drifts=_drifts(store, number, written[-1]) if written else (),
         readings=_readings(store, number, shown, at),
-        alarms=_alarms(store, number, alarms),
-        alarm_count=int(count),
+        alarms=tuple(store.alarms(run, most=alarms)),
+        alarm_count=int(first("select count(*) from alarm where run = ?")),
         worst=_worst(store, number),
-        not_finite=store.select("select count(*) from entry where run = ? and observed is null", number)[0][0],
+        not_finite=first("select count(*) from entry where run = ? and observed is null"),
     )
 
 
@@ -117,22 +119,13 @@ _AT = "select value from json_each(?)"
 
 
 def _errors(store: RunStore, run: int, shown: list[int], at: str) -> dict[str, tuple[float, ...]]:
-    rows = store.select(
-        "select step, family, sum(error * units) / sum(units) from entry join law on law.run = entry.run and "
-        f"law.number = entry.law where entry.run = ? and step in ({_AT}) group by step, family",
-        run,
-        at,
-    )
-    return _series(rows, shown)
+    query = f"select step, family, {MEAN_ERROR} from {ENTRIES} and step in ({_AT}) group by step, family"
+    return _series(store.select(query, run, at), shown)
 
 
 def _totals(store: RunStore, run: int, shown: list[int], at: str) -> dict[str, tuple[float, ...]]:
-    rows = store.select(
-        f"select step, cause, sum(abs(amount)) from cause where run = ? and step in ({_AT}) group by step, cause",
-        run,
-        at,
-    )
-    return _series(rows, shown)
+    query = f"select step, cause, sum(abs(amount)) from cause where run = ? and step in ({_AT}) group by step, cause"
+    return _series(store.select(query, run, at), shown)
 
 
 def _readings(store: RunStore, run: int, shown: list[int], at: str) -> dict[str, tuple[float, ...]]:
@@ -175,8 +168,8 @@ def _ledger(store: RunStore, run: int, at: str) -> dict[str, tuple[FamilyStep, .
     # Values that are not finite count as the largest: they are what a reader has to see.
     rows = store.select(
         f"select step, family, entry.law, law.name, {', '.join(NUMBERS)}, "
-        "max(case when observed is null then 9e999 else abs(observed) end) from entry join law on law.run = entry.run "
-        f"and law.number = entry.law where entry.run = ? and step in ({_AT}) group by step, family order by step",
+        f"max(case when observed is null then 9e999 else abs(observed) end) from {ENTRIES} and step in ({_AT}) "
+        "group by step, family order by step",
         run,
         at,
     )
@@ -201,42 +194,22 @@ def _ledger(store: RunStore, run: int, at: str) -> dict[str, tuple[FamilyStep, .
 
 def _drifts(store: RunStore, run: int, last: int) -> tuple[FamilyDrift, ...]:
     rows = store.select(
-        "select family, count(*), law.name, sum(error * units) / sum(units), drift, predicted, "
-        "max(case when drift is null then 9e999 else abs(drift) end) from entry join law on law.run = entry.run and "
-        "law.number = entry.law where entry.run = ? and step = ? group by family order by family",
+        f"select family, count(*), law.name, {MEAN_ERROR}, drift, predicted, max(case when drift is null then 9e999 "
+        f"else abs(drift) end) from {ENTRIES} and step = ? group by family order by family",
         run,
         last,
     )
     return tuple(
-        FamilyDrift(
-            family=family,
-            laws=laws,
-            law=law,
-            error=real(error),
-            drift=real(drift),
-            predicted=real(predicted),
-        )
-        for family, laws, law, error, drift, predicted, _ in rows
+        FamilyDrift(family=family, laws=laws, law=law, **dict(zip(_DRIFT, map(real, numbers), strict=True)))
+        for family, laws, law, *numbers, _ in rows
     )
 
 
-def _alarms(store: RunStore, run: int, most: int) -> tuple[Alarm, ...]:
-    rows = store.select(
-        "select step, code, law, value, bound, message from alarm where run = ? order by step limit ?", run, most
-    )
-    return tuple(
-        Alarm(step=step, code=code, law=law, value=real(value), limit=real(bound), message=message)
-        for step, code, law, value, bound, message in rows
-    )
+_DRIFT = ("error", "drift", "predicted")
 
 
 def _worst(store: RunStore, run: int) -> tuple[float, str, int] | None:
-    rows = store.select(
-        "select max(excess), law.name, step from entry join law on law.run = entry.run and law.number = entry.law "
-        "where entry.run = ?",
-        run,
-    )
-    excess, law, step = rows[0]
+    excess, law, step = store.select(f"select max(excess), law.name, step from {ENTRIES}", run)[0]
     total, when = store.select(
         "select max(value), step from reading where run = ? and name = 'total/of_rounding'", run
     )[0]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,20 @@ _SCHEMA = (
 )
 DETAIL = 250
 """Steps whose rows are kept one by one, in every doubling of the number of steps."""
+
+_FORESEEN = (1_000, 10_000, 100_000)
+"""Lengths of runs for which the size of the store is told in advance."""
+
+_LARGE = 1e9
+"""Bytes from which on that is a warning."""
+
+LOGGER = logging.getLogger("conserved")
+
+ENTRIES = "entry join law on law.run = entry.run and law.number = entry.law where entry.run = ?"
+"""The ledger of a run with the names of its laws."""
+
+MEAN_ERROR = "sum(error * units) / sum(units)"
+"""Equation (10) over rows of it."""
 
 _STEPWISE = ("step", "entry", "cause", "reading", "alarm")
 
@@ -148,12 +163,8 @@ class RunStore:
         if by not in ("block", "family", "law"):
             raise ValueError(f'by is "block", "family" or "law"; got {by!r}.')
         column = "name" if by == "law" else by
-        rows = self.select(
-            f"select step, law.{column}, sum(error * units) / sum(units) from entry join law on law.run = entry.run "
-            f"and law.number = entry.law where entry.run = ? group by step, law.{column} order by step",
-            self._id(run),
-        )
-        return self._by_step(rows)
+        query = f"select step, law.{column}, {MEAN_ERROR} from {ENTRIES} group by step, law.{column} order by step"
+        return self._by_step(self.select(query, self._id(run)))
 
     def readings(self, run: str) -> dict[int, dict[str, float]]:
         """What gauges and audits showed, by step."""
@@ -165,11 +176,10 @@ class RunStore:
         query = "select step, name, value from reading where run = ? and name like 'total/%'"
         return self._by_step(self.select(query, self._id(run)))
 
-    def alarms(self, run: str) -> list[Alarm]:
-        """Every alarm of a run."""
-        rows = self.select(
-            "select step, code, law, value, bound, message from alarm where run = ? order by step", self._id(run)
-        )
+    def alarms(self, run: str, *, most: int = -1) -> list[Alarm]:
+        """Every alarm of a run, or the first of them."""
+        query = "select step, code, law, value, bound, message from alarm where run = ? order by step limit ?"
+        rows = self.select(query, self._id(run), most)
         with undamaged(self.path):
             return [
                 Alarm(step=step, code=code, law=law, value=real(value), limit=real(bound), message=message)
@@ -227,7 +237,14 @@ def store_document(path: str | Path, kind: str, name: str, content: Mapping[str,
     with closing(connected_to_write(path)) as db, transaction(db, path):
         for statement in _SCHEMA:
             db.execute(statement)
-        db.execute("insert or replace into document values (?, ?, ?, ?)", (kind, name, time.time(), text))
+        _insert(db, "document", [(kind, name, time.time(), text)])
+
+
+def _insert(db: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Put rows into a table, in place of those with the same key."""
+    rows = list(rows)
+    if rows:
+        db.executemany(f"insert or replace into {table} values ({', '.join('?' * len(rows[0]))})", rows)
 
 
 class SQLite(Sink):
@@ -249,10 +266,6 @@ class SQLite(Sink):
         self._db: sqlite3.Connection | None = None
         self._writer = Writer()
 
-    def bytes_of(self, run: Run, steps: int) -> float:
-        """About how large a run of so many steps will be."""
-        return estimate(len(run.laws), len(run.config.get("optimizer", ())) + 2, steps, self._detail)
-
     def begin(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         db = connected_to_write(self.path)
@@ -265,6 +278,12 @@ class SQLite(Sink):
             db.close()
             raise
         self._db, self._mark = db, FileMark.of(self.path)
+        if run.laws:
+            causes = len(run.config.get("optimizer", ())) + 2
+            bytes_of = {steps: estimate(len(run.laws), causes, steps, self._detail) for steps in _FORESEEN}
+            sizes = ", ".join(f"{size / 1e6:,.0f} MB for {steps:,} steps" for steps, size in bytes_of.items())
+            level = logging.WARNING if max(bytes_of.values()) > _LARGE else logging.INFO
+            LOGGER.log(level, "%s: %d laws, about %s", self.path, len(run.laws), sizes)
 
     def _take(self, db: sqlite3.Connection, run: Run) -> None:
         """Make the run this writer's, with its later steps void, unless another process is at it."""
@@ -283,27 +302,13 @@ class SQLite(Sink):
             for table in _STEPWISE:
                 db.execute(f"delete from {table} where run = ? and step > ?", (self._run, run.step))
         who = self._writer
-        db.execute(
-            "insert or replace into writer values (?, ?, ?, ?, ?, ?)",
-            (self._run, who.machine, who.process, who.began, who.since, who.token),
-        )
+        _insert(db, "writer", [(self._run, who.machine, who.process, who.began, who.since, who.token)])
 
     def _write_laws(self, db: sqlite3.Connection, run: Run) -> None:
-        db.executemany(
-            "insert or replace into law values (?, ?, ?, ?, ?, ?, ?)",
-            [
-                (self._run, number, law.name, law.block, law.family, law.units, formula)
-                for number, (law, formula) in enumerate(zip(run.laws, run.formulas, strict=True))
-            ],
-        )
-        db.executemany(
-            "insert or replace into reference values (?, ?, ?, ?)",
-            [
-                (self._run, number, json.dumps(list(value.shape)), _bytes(value))
-                for number, law in enumerate(run.laws)
-                if (value := run.reference.get(law.name)) is not None
-            ],
-        )
+        for number, (law, formula) in enumerate(zip(run.laws, run.formulas, strict=True)):
+            _insert(db, "law", [(self._run, number, law.name, law.block, law.family, law.units, formula)])
+            if (value := run.reference.get(law.name)) is not None:
+                _insert(db, "reference", [(self._run, number, json.dumps(list(value.shape)), _bytes(value))])
 
     def write(self, record: StepRecord) -> None:
         assert self._db is not None, "begin() opens the store"
@@ -314,36 +319,19 @@ class SQLite(Sink):
         readings = dict(record.readings) if whole else dict(record.readings) | record.totals()
         with transaction(self._db, self.path) as db:
             self._check_own(db)
-            db.execute("insert or replace into step values (?, ?, ?, ?)", (*at, time.time(), int(record.skipped)))
+            _insert(db, "step", [(*at, time.time(), int(record.skipped))])
             if whole:
                 self._write_rows(db, record)
-            db.executemany(
-                "insert or replace into reading values (?, ?, ?, ?)",
-                [(*at, name, value) for name, value in readings.items()],
-            )
-            db.executemany(
-                "insert or replace into alarm values (?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (self._run, alarm.step, alarm.code, alarm.law, alarm.value, alarm.limit, alarm.text)
-                    for alarm in record.alarms
-                ],
-            )
+            _insert(db, "reading", ((*at, name, value) for name, value in readings.items()))
+            alarms = ((one.step, one.code, one.law, one.value, one.limit, one.text) for one in record.alarms)
+            _insert(db, "alarm", ((self._run, *alarm) for alarm in alarms))
 
     def _write_rows(self, db: sqlite3.Connection, record: StepRecord) -> None:
         """A row for every law, and one for each of its causes."""
         at, width, rows = (self._run, record.step), len(FIELDS), record.numbers.tolist()
-        db.executemany(
-            f"insert or replace into entry values ({', '.join('?' * (4 + len(FIELDS)))})",
-            [(*at, number, sum(row[width:]), *row[:width]) for number, row in enumerate(rows)],
-        )
-        db.executemany(
-            "insert or replace into cause values (?, ?, ?, ?, ?)",
-            [
-                (*at, number, cause, amount)
-                for number, row in enumerate(rows)
-                for cause, amount in zip(record.causes, row[width:], strict=True)
-            ],
-        )
+        _insert(db, "entry", ((*at, law, sum(row[width:]), *row[:width]) for law, row in enumerate(rows)))
+        amounts = [zip(record.causes, row[width:], strict=True) for row in rows]
+        _insert(db, "cause", ((*at, law, *amount) for law, parts in enumerate(amounts) for amount in parts))
 
     def close(self) -> None:
         if self._db is None:

@@ -17,8 +17,8 @@ class Run:
     """What is known when a run begins, or goes on at a step."""
 
     name: str
-    laws: Sequence[LawName]
-    formulas: Sequence[str]
+    laws: Sequence[LawName] = ()
+    formulas: Sequence[str] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     step: int = 0
     reference: Mapping[str, Tensor] = field(default_factory=dict)

@@ -90,12 +90,12 @@ def averaged(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecord(Recorded):
-    """One monitored step: a row of numbers for every law."""
+    """One monitored step: a row of numbers for every law; a monitor of attention has readings and no laws."""
 
     step: int
-    laws: Sequence[LawName]
-    causes: tuple[str, ...]
-    numbers: Tensor
+    laws: Sequence[LawName] = ()
+    causes: tuple[str, ...] = ()
+    numbers: Tensor = field(default_factory=lambda: torch.zeros(0, len(FIELDS), dtype=torch.float64))
     """Laws × (FIELDS and causes), on the host."""
     readings: Mapping[str, float] = field(default_factory=dict)
     skipped: bool = False
@@ -163,18 +163,14 @@ class StepRecord(Recorded):
             name if name == "loss" or name.startswith("audit/") else f"reading/{name}": value
             for name, value in self.readings.items()
         }
-        entries = self.entries()
-        for name in ("observed", "first_order", "second_order", "residual"):
-            found[f"largest/{name}"] = max((abs(getattr(entry, name)) for entry in entries), default=0.0)
-        found["largest/excess"] = max((entry.excess for entry in entries), default=0.0)
         found["alarms"] = float(len(self.alarms))
-        if laws:
-            for entry in entries:
-                found |= {
-                    f"{name}/{entry.law}": getattr(entry, name)
-                    for name in ("observed", "first_order", "second_order", "residual")
-                }
-                found[f"drift/{entry.law}"] = entry.error
+        entries, parts = self.entries(), ("observed", "first_order", "second_order", "residual")
+        if entries:
+            found |= {f"largest/{name}": max(abs(getattr(entry, name)) for entry in entries) for name in parts}
+            found["largest/excess"] = max(entry.excess for entry in entries)
+        for entry in entries if laws else ():
+            found |= {f"{name}/{entry.law}": getattr(entry, name) for name in parts}
+            found[f"drift/{entry.law}"] = entry.error
         return found
 
     def record(self) -> dict[str, Any]:

@@ -23,6 +23,9 @@ from conserved.symmetry.products import Products
 Degree = int | float
 """How a leg moves: +1 by g, −1 by g^{-T}, and where a scale acts by any power of it."""
 
+Element = Shaped[Tensor, "*element"]
+"""An element of a group, as a kind of group writes it."""
+
 
 class Kind(ABC):
     """A group that acts on the rows of every leg of a symmetry."""
@@ -44,13 +47,11 @@ class Kind(ABC):
     """Whether the law is linear in the parameters; gradient descent, with momentum or without, does not move it."""
 
     @abstractmethod
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Element, a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         """Move one leg by the group element `g`."""
 
     @abstractmethod
-    def element(
-        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
-    ) -> Shaped[Tensor, "*element"]:
+    def element(self, n: int, m: int, *, spread: float, generator: torch.Generator | None) -> Element:
         """A random float64 group element, about `spread` away from the identity."""
 
     @abstractmethod

@@ -19,7 +19,7 @@ A bias that rides along with a weight is a leg of one column: the moment map of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -36,6 +36,12 @@ def whole(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     if hasattr(tensor, "full_tensor"):
         return tensor.full_tensor()
     return tensor.to_dense() if tensor.is_sparse else tensor
+
+
+def local(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """The values of a tensor that this process holds: its own part of a DTensor, a sparse gradient made dense."""
+    held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+    return held.to_dense() if held.is_sparse else held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +126,11 @@ class View:
     def squeezed(self) -> View:
         """The same view without grid axes of size one that it does not face; views of equal entries compare equal."""
         kept = [axis for axis, size in enumerate(self.grid) if size > 1 or axis in self.axes]
-        return View(
-            parameter=self.parameter,
-            shape=self.shape,
+        return replace(
+            self,
             grid=tuple(self.grid[axis] for axis in kept),
             axes=tuple(kept.index(axis) for axis in self.axes),
             pick=tuple(self.pick[axis] for axis in kept),
-            rows=self.rows,
-            offset=self.offset,
         )
 
     def reading(self, batch: tuple[int, ...] = ()) -> Reading:
@@ -223,8 +226,7 @@ class Reading:
 
     def of(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Carry the steps out on a tensor of the parameter's shape."""
-        view = self.view
-        tensor = whole(tensor)
+        view, tensor = self.view, whole(tensor)
         if tensor.is_meta:
             raise ValueError(
                 f"{view.parameter} is on the meta device and has no values. Laws can be listed for it; "

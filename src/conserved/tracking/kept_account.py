@@ -130,39 +130,21 @@ def settled(
     gradient_norm: Tensor | None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """One step: the numbers of every law, by field and by cause; `running` moves on."""
-    first = dict(account.first)
-    slope = account.slope
-    if unclipped is not None:
-        first["clipping"] = account.rate * (slope - unclipped)
-        slope = unclipped
-    gradient = account.rate * slope
-    for cause, which in scales.loose.items():
-        first[cause] = which * gradient
+    first = _first_order(scales, account, unclipped)
     observed = account.law - running.previous
     explained = sum(first.values(), account.second)
     residual = observed - explained
+    rate = (torch.ones_like(account.law[:, :1]) * account.rate)[:, 0]
     steepness = account.steepness
     if gradient_norm is not None:
         steepness = torch.maximum(steepness, scales.floor * gradient_norm)
-    rate = (
-        account.rate.expand(len(observed), 1)[:, 0]
-        if isinstance(account.rate, Tensor) and account.rate.ndim
-        else (torch.ones_like(account.moved) * account.rate)
-    )
     sizes = torch.maximum(account.sizes, running.sizes)
     bound = scales.rounding * shelf.kind.products.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
-    running.accounted += explained
-    # Copies: what an account holds are views of everything it was computed from.
-    running.previous, running.sizes = account.law.clone(), account.sizes.clone()
     ratios = _ratio(residual.abs(), bound)
     excess = ratios.amax(-1)
     # What has raised an alarm of its own is not a leak as well; twice, so that it alone stays well below one.
     told = torch.where(excess > 1, 2 * residual.abs().amax(-1), torch.zeros_like(excess))
-    running.rounded += torch.maximum(bound.amax(-1), told).square()
-    running.moved += account.moved
-    running.steepest = torch.maximum(
-        running.steepest, torch.where(rate > 0, account.moved / rate.square(), torch.zeros_like(rate))
-    )
+    _move_on(running, account, explained, torch.maximum(bound.amax(-1), told), rate)
     drift = account.law - running.reference
     gone = drift - running.accounted
     # The entry that is shown: where most happened, unless one breaks its limit.
@@ -183,6 +165,27 @@ def settled(
         "rate": rate,
     }
     return fields, {cause: part.gather(-1, where)[:, 0] for cause, part in first.items()}
+
+
+def _first_order(scales: Scales, account: StepAccount, unclipped: Tensor | None) -> dict[str, Tensor]:
+    """What every cause did; the gradient is one where it may move a law, and so is clipping."""
+    first, slope = dict(account.first), account.slope
+    if unclipped is not None:
+        first["clipping"] = account.rate * (slope - unclipped)
+        slope = unclipped
+    gradient = account.rate * slope
+    return first | {cause: which * gradient for cause, which in scales.loose.items()}
+
+
+def _move_on(running: Running, account: StepAccount, explained: Tensor, rounded: Tensor, rate: Tensor) -> None:
+    """The step becomes part of the sums of a run."""
+    running.accounted += explained
+    # Copies: what an account holds are views of everything it was computed from.
+    running.previous, running.sizes = account.law.clone(), account.sizes.clone()
+    running.rounded += rounded.square()
+    running.moved += account.moved
+    steep = torch.where(rate > 0, account.moved / rate.square(), torch.zeros_like(rate))
+    running.steepest = torch.maximum(running.steepest, steep)
 
 
 def _ratio(value: Tensor, limit: Tensor) -> Tensor:

@@ -60,6 +60,10 @@ class StepAccount:
     rate: Scalar | Float[Tensor, "laws 1"]
 
 
+_SUMS = ("law", "sizes", "slope", "second", "moved", "steepness")
+"""What is one tensor of every account, and is added up over legs and joined over batches."""
+
+
 @dataclass(slots=True, eq=False)
 class _Steps:
     """A reader of the steps of parameters: a few tensors each, and coefficients that say what the step made of them."""
@@ -245,16 +249,7 @@ def _mixed(parts: list[StepAccount]) -> StepAccount:
         unequal = {"rates": (part.rate - common) * part.slope} if part.rate is not common else {}
         for cause, value in (*part.first.items(), *unequal.items()):
             first[cause] = first[cause] + value if cause in first else value
-    return StepAccount(
-        law=_added([part.law for part in parts]),
-        sizes=_added([part.sizes for part in parts]),
-        first=first,
-        slope=_added([part.slope for part in parts]),
-        second=_added([part.second for part in parts]),
-        moved=_added([part.moved for part in parts]),
-        steepness=_added([part.steepness for part in parts]),
-        rate=common,
-    )
+    return StepAccount(first=first, rate=common, **{name: _added([getattr(p, name) for p in parts]) for name in _SUMS})
 
 
 def _added(tensors: list[Tensor]) -> Tensor:
@@ -266,17 +261,9 @@ def _stacked(pieces: list[StepAccount]) -> StepAccount:
     causes = dict.fromkeys(cause for piece in pieces for cause in piece.first)
     rates = [torch.ones_like(piece.law[:, :1]) * piece.rate for piece in pieces]
     return StepAccount(
-        law=_cat([piece.law for piece in pieces], 0),
-        sizes=_cat([piece.sizes for piece in pieces], 0),
-        first={
-            cause: _cat([piece.first.get(cause, torch.zeros_like(piece.law)) for piece in pieces], 0)
-            for cause in causes
-        },
-        slope=_cat([piece.slope for piece in pieces], 0),
-        second=_cat([piece.second for piece in pieces], 0),
-        moved=_cat([piece.moved for piece in pieces], 0),
-        steepness=_cat([piece.steepness for piece in pieces], 0),
+        first={c: _cat([piece.first.get(c, torch.zeros_like(piece.law)) for piece in pieces], 0) for c in causes},
         rate=_cat(rates, 0),
+        **{name: _cat([getattr(piece, name) for piece in pieces], 0) for name in _SUMS},
     )
 
 

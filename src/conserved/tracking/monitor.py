@@ -19,62 +19,22 @@ from torch.optim import Optimizer
 from conserved.alarm import Alarm, grouped
 from conserved.auditing import Audit, GradientsDoNotConserve
 from conserved.inference import FirstCall, NoExample, being_followed, run_as_written
-from conserved.laws import LawSet, Reference
-from conserved.output import html
-from conserved.store import Run, Sink, SQLite, opened
-from conserved.store.step_record import FIELDS, By, Entry, LawName, StepRecord, averaged
-from conserved.symmetry import Symmetry, Tensors
+from conserved.laws import Dropped, LawSet, Reference
+from conserved.store import Run, Sink, opened
+from conserved.store.step_record import By, Entry, StepRecord
+from conserved.symmetry import Tensors
+from conserved.tracking import run_summary
 from conserved.tracking.alarm_rules import Growth
-from conserved.tracking.device_transfer import Transfer
-from conserved.tracking.kept_account import Running, Scales, begun, settled
-from conserved.tracking.ledger import Ledger, StepAccount
+from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
-from conserved.tracking.optimizer_watch import OptimizerWatch
 from conserved.tracking.raised_alarms import RaisedAlarms
 from conserved.tracking.run_audits import BUDGET, AuditEntry, Audits, Cadence, alarms_of
-from conserved.tracking.step_expansion import Expansion
-from conserved.tracking.theory import (
-    AngularMomentum,
-    Decay,
-    DriftBound,
-    angular_momenta,
-    decays,
-    drift_bounds,
-    momenta,
-)
-from conserved.tracking.watched_laws import Selection, Where, inner_optimizer, unwrapped
-from conserved.verdict import Status
+from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
+from conserved.tracking.watched_laws import Where, inner_optimizer, unwrapped
 
 LOGGER = logging.getLogger("conserved")
 
 FORMAT = "conserved/monitor/1"
-
-_OF_LAWS = frozenset(
-    [
-        "_audits",
-        "laws",
-        "left_out",
-        "reference",
-        "_impostors",
-        "_lawful",
-        "_theta",
-        "_watch",
-        "_ledger",
-        "_scales",
-        "_running",
-        "_linear",
-        "_momenta",
-        "_names",
-        "_transfer",
-    ]
-)
-"""Attributes of a monitor that are made when its laws are known."""
-
-_FORESEEN = (1_000, 10_000, 100_000)
-"""Lengths of runs for which the size of the store is told in advance."""
-
-_LARGE = 1e9
-"""Bytes from which on that is a warning."""
 
 
 class Monitor:
@@ -125,39 +85,31 @@ class Monitor:
             former: fields of `config` under the names they had as arguments; for one more release.
         """
         config = MonitorConfig.of(config, former)
-        dtype, precision = config.dtype, config.precision
         if every < 1:
             raise ValueError(f"every counts steps and is at least 1; got {every}.")
-        self.model = unwrapped(model)
-        self.every, self.count = every, 0
-        self._causes, self._dtype = config.causes, dtype
+        self.model, self.every, self.count = unwrapped(model), every, 0
+        self.records: deque[StepRecord] = deque(maxlen=config.keep)
         given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self._optimizers = [inner_optimizer(one) for one in given]
-        self._choice: dict[str, Any] = {"where": where, "with_impostors": config.baselines}
-        self._rule, self._precision = config.rule, precision
-        self._gauges = dict(config.gauges)
+        self._called, self._optimizers = model, [inner_optimizer(one) for one in given]
+        self._config, self._where, self._stop = config, where, stop
+        self._audit_options: dict[str, Any] = {"every": audit, "budget": budget, "precision": config.precision}
         self._watchmen = [one.watch() if isinstance(one, Growth) else one for one in config.alarms]
         self._alarms = RaisedAlarms(told=_writes())
-        self._audit_options: dict[str, Any] = {"every": audit, "budget": budget, "precision": precision}
-        self._stop = stop
+        self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
+        self._sinks, self._begun = opened(sinks) if _writes() else (), False
         self._readings: dict[str, Tensor | float] = {}
         self._unstepped: tuple[int, int, int] | None = None
         self._passes = 0
         """Forward passes so far."""
-        self._hooks: list[Any] = []
         self._looked = False
         self._within: Optimizer | None = None
         """Whose step is running, if it began before the laws were known."""
         self._skip = False
         """Whether the laws became known inside the last step, which cannot be accounted for then."""
-        self._called = model
-        self.records: deque[StepRecord] = deque(maxlen=config.keep)
-        self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
-        self._config = dict(config.notes) | {"every": every}
-        self._sinks = opened(sinks) if _writes() else ()
-        self._unclipped: list[Tensor] | None = None
-        self._begun = False
         self._restored: Mapping[str, Any] | None = None
+        self._hooks: list[Any] = []
+        self._known: LawAccount | None = None
+        self._audits: Audits
         self._first: FirstCall | None = None
         if laws is None:
             self._first = FirstCall(model, self.model, loss=loss)
@@ -186,51 +138,49 @@ class Monitor:
         if self._within is not None and self._first is None:
             LOGGER.warning("The laws became known inside the first step, which is not accounted for.")
             self._skip = True
-            self._take_reference()
+            self._account.take_reference()
         self._within = None
 
-    def _take_reference(self) -> None:
-        """The laws as they are now are what drift is counted from."""
-        self.reference = _on_host(self.laws.reference(dtype=self._dtype))
-        accounts = self._laws_now()
-        self._scales = self._measured(accounts)
-        self._running = [begun(account) for account in accounts]
-        self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
-
-    def __getattr__(self, name: str) -> Any:
-        """What depends on the laws is there from the first forward pass on; asked for before, they are inferred now."""
-        if name in _OF_LAWS and vars(self).get("_first") is not None:
+    @property
+    def _account(self) -> LawAccount:
+        """What depends on the laws: there from the first forward pass on; asked for before, they are inferred now."""
+        if self._known is None:
             self._infer()
-            return getattr(self, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        assert self._known is not None
+        return self._known
+
+    @property
+    def laws(self) -> LawSet:
+        """The laws that are watched."""
+        return self._account.laws
+
+    @property
+    def left_out(self) -> tuple[Dropped, ...]:
+        """Laws that are not, and why."""
+        return self._account.left_out
+
+    @property
+    def reference(self) -> Reference:
+        """The laws when watching began."""
+        return self._account.reference
 
     def _watch_laws(self, found: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
-        dtype, optimizers = self._dtype, self._optimizers
-        selection = Selection.of(self.model, optimizers, found, **self._choice)
-        self.laws, self._impostors, self.left_out = selection.laws, selection.impostors, selection.left_out
-        self._lawful = self.laws.select(lambda symmetry: symmetry.name not in self._impostors)
-        names = dict.fromkeys(name for symmetry in self.laws for name in symmetry.parameters)
-        self._theta: Tensors = {name: self.laws.parameters[name] for name in names}
-        self._watch = OptimizerWatch(
-            optimizers,
-            self._theta,
-            rule=self._rule,
-            before=self._before_step,
-            converted=self._go_on_converted,
+        self._known = LawAccount(
+            self.model,
+            self._optimizers,
+            found,
+            where=self._where,
+            config=self._config,
+            every=self.every,
             sampled=self._sampled,
+            converted=self._go_on_converted,
         )
-        self._ledger = Ledger(self.laws.symmetries, self._theta, dtype=dtype)
-        self._take_reference()
-        self._momenta = momenta(self._lawful, self._theta, self._watch, dtype)
-        self._names = tuple(_law_name(symmetry) for symmetry in self.laws)
-        self._transfer = Transfer(self._names, [place for shelf in self._ledger.shelves for place in shelf.places])
-        self._config |= {"optimizer": self._watch.rules}
         if self._within is not None:
-            self._watch.begin(self._within)
+            self._known.watch.begin(self._within)
         compiled = hasattr(self._called, "_orig_mod") or getattr(self._called, "_compiled_call_impl", None) is not None
-        self._audits = Audits(self.model, optimizers, found, compiled=compiled, **self._audit_options)
-        self._hooks += [one.register_step_pre_hook(self._before_optimizer) for one in optimizers]
+        self._audits = Audits(self.model, self._optimizers, found, compiled=compiled, **self._audit_options)
+        self._hooks += [one.register_step_pre_hook(self._before_optimizer) for one in self._optimizers]
         self._hooks.append(self._called.register_forward_pre_hook(self._count_pass))
         self._audits.arm()
 
@@ -270,7 +220,7 @@ class Monitor:
 
     def _gradient_mark(self) -> tuple[int, int, int] | None:
         """Which gradients there are: another pass makes others, maybe in the same place, or writes to them."""
-        first = next((p.grad for p in self._theta.values() if p.grad is not None), None)
+        first = next((p.grad for p in self._account.theta.values() if p.grad is not None), None)
         return None if first is None else (id(first), first._version, self._passes)
 
     def watch(self, laws: LawSet) -> None:
@@ -293,17 +243,20 @@ class Monitor:
         """Account for the step the optimizer has just made; its `loss`, if given, is kept beside the account."""
         if loss is not None:
             self._readings["loss"] = loss.detach() if isinstance(loss, Tensor) else float(loss)
-        self._watch.check()
-        self._unstepped = None if self._watch.stepped else self._gradient_mark()
-        if not self._watch.stepped:
+        account = self._account
+        account.watch.check()
+        self._unstepped = None if account.watch.stepped else self._gradient_mark()
+        if not account.watch.stepped:
             self._audits.forget()
         self.count += 1
         if self.count % self.every == 0 and not self._skip:
-            self._account()
-        self._skip = False
-        self._unclipped = None
-        self._looked = False
-        self._watch.clear()
+            causes, numbers = account.settle()
+            with torch.no_grad():
+                readings = {name: gauge() for name, gauge in self._config.gauges.items()} | self._readings
+            self._readings = {}
+            account.transfer.send(self.count, causes, numbers, readings, not account.watch.stepped)
+        self._skip, self._looked = False, False
+        account.forget_step()
         self._receive(wait=False)
         self._audits.after_step(self.count)
 
@@ -329,7 +282,7 @@ class Monitor:
     @property
     def pending(self) -> bool:
         """Whether an optimizer has made a step that `step()` has not accounted for."""
-        return self._first is None and self._watch.stepped
+        return self._known is not None and self._known.watch.stepped
 
     def before_clipping(self) -> None:
         """Tell clipping by value or by tensor apart from a wrong gradient: call it between backward and clipping.
@@ -337,12 +290,13 @@ class Monitor:
         Clipping all gradients by one factor, as `clip_grad_norm_` does, moves no law to first order and needs no call.
         With a gradient scaler, call it after `unscale_`.
         """
+        account = self._account
         if not self._looked:
             # What is clipped by value satisfies no identity: the audit of this step is now.
             self._looked = True
             self._audit(self.count + 1)
         if self._sampled():
-            self._unclipped = [account.slope for account in self._ledger.account(self._watch.unclipped)]
+            account.note_unclipped()
 
     def ledger(self, *, law: str | None = None, step: int | None = None) -> list[Entry]:
         """The account of the steps in memory, by step and law; of one law or one step if asked."""
@@ -359,16 +313,9 @@ class Monitor:
         """Equation (10) now, against the reference; of an averaged or otherwise copied model if one is given."""
         if by not in get_args(By):
             raise ValueError(f"by is one of {', '.join(get_args(By))}; got {by!r}.")
-        theta: Tensors | None = parameters if not isinstance(parameters, nn.Module) else None
         if isinstance(parameters, nn.Module):
-            theta = dict(unwrapped(parameters).named_parameters())
-        like = next(iter(self._theta.values()))
-        reference = Reference(
-            {name: value.to(like.device) for name, value in self.reference.values.items()},
-            {name: value.to(like.device) for name, value in self.reference.scales.items()},
-        )
-        found = self.laws.errors(reference, theta, by="law", dtype=self._dtype)
-        return averaged(self._names, [found[law.name] for law in self._names], by)
+            parameters = dict(unwrapped(parameters).named_parameters())
+        return self._account.errors(parameters, by)
 
     def plot(self, path: str | Path | None = None) -> Any:
         """The records in memory as a figure: loss, drift, causes and audits, with a mark for every alarm.
@@ -383,25 +330,7 @@ class Monitor:
 
     def summary(self) -> str:
         """Where the run stands: alarms first, then the last audit and the drift."""
-        lines = [f"{len(self.alarms)} alarm{'s' if len(self.alarms) != 1 else ''} in {self.count:,} steps"]
-        lines += [f"  {alarm}" for alarm in self.alarms]
-        if self._first is not None:
-            return "\n".join([*lines, "The laws are not known yet: they are read off the first forward pass."])
-        last = self.last_audit
-        if last is not None:
-            entry = self.audits[-1]
-            refuted = sum(one.status == Status.REFUTED for one in self.audits)
-            left_open = sum(not one.conclusive and one.status != Status.REFUTED for one in self.audits)
-            lines.append(
-                f"{len(self.audits)} audits, {refuted} refuted, {left_open} not conclusive; the last in step "
-                f"{entry.step}: {last.badge}, largest residual {entry.excess:.2g} of what rounding explains"
-            )
-            lines += [f"  {text}" for text in last.coverage.lines()]
-        if self.records:
-            drift = self.records[-1].errors("family")
-            lines.append(f"{len(self.laws)} laws; relative drift since the start (normal under Adam):")
-            lines += [f"  {family}: {value:.2e}" for family, value in drift.items()]
-        return "\n".join(lines)
+        return run_summary.summary(self)
 
     def __str__(self) -> str:
         return self.summary()
@@ -412,37 +341,24 @@ class Monitor:
 
     def _repr_html_(self) -> str:
         """The summary for notebooks, alarms first."""
-        last = self.last_audit
-        parts = [html.paragraph(str(alarm)) for alarm in self.alarms] or [html.paragraph("no alarms", quiet=True)]
-        if last is not None:
-            parts.append(html.badge(last.verdict, last.badge))
-        rest = [line for line in self.summary().splitlines() if not line.startswith("  step")]
-        return html.panel(*parts, *(html.paragraph(line, quiet=True) for line in rest[1:]))
+        return run_summary.panel(self)
 
     def bounds(self) -> list[DriftBound]:
         """Equation (9) for every law, with C_h and C_L from the run, beside what happened and what was predicted."""
-        return drift_bounds(self._ledger, self._running, self._watch, self._impostors)
+        return self._account.bounds()
 
     def decay(self) -> list[Decay]:
         """The decay law e^{−2λt} for every law whose legs decay alike."""
-        return decays(self._ledger, self._running, self._watch)
+        return self._account.decay()
 
     def angular_momenta(self) -> list[AngularMomentum]:
         """The conserved angular momenta of a heavy-ball run, for every law that has rotations among its generators."""
-        now = momenta(self._lawful, self._theta, self._watch, self._dtype)
-        return angular_momenta(self.laws, self._momenta, now, self._watch)
+        return self._account.angular_momenta()
 
     def memory(self) -> dict[str, int]:
         """Bytes held between steps: by the laws, and by copies of parameters that an optimizer's rule asks for."""
-        tensors = [tensor for running in self._running for tensor in running.tensors().values()]
-        tensors += [
-            tensor
-            for scales in self._scales
-            for tensor in (scales.denominators, scales.multiplicities, scales.rounding, scales.tolerance, scales.floor)
-        ]
-        own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         watched = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        return {"laws": sum(own.values()), "copies": self._watch.copied_bytes(), "parameters": watched}
+        return self._account.memory() | {"parameters": watched}
 
     def flush(self) -> None:
         """Wait for everything that is under way, and hand it to the sinks."""
@@ -453,7 +369,7 @@ class Monitor:
         """Flush, close the sinks and take the hooks off the optimizer."""
         self.flush()
         if self._first is None:
-            self._watch.close()
+            self._account.watch.close()
             self._audits.disarm()
             for hook in self._hooks:
                 hook.remove()
@@ -472,22 +388,7 @@ class Monitor:
     def state_dict(self) -> dict[str, Any]:
         """Everything a run needs to go on from a checkpoint: references, sums, the number of the step."""
         self.flush()
-        return {
-            "format": FORMAT,
-            "count": self.count,
-            "run": self._run,
-            "laws": [symmetry.name for symmetry in self.laws],
-            "reference": {"values": dict(self.reference.values), "scales": dict(self.reference.scales)},
-            "running": [
-                {name: tensor.detach().cpu().clone() for name, tensor in running.tensors().items()}
-                for running in self._running
-            ],
-            "momenta": {name: (value.cpu(), size.cpu()) for name, (value, size) in self._momenta.items()},
-            "sums": [
-                [[float(one.time), float(one.squares), float(one.decayed), float(one.damped)] for one in sums]
-                for sums in self._watch.optimizer_sums()
-            ],
-        }
+        return {"format": FORMAT, "count": self.count, "run": self._run} | self._account.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave, after the model and the optimizer have been restored.
@@ -500,111 +401,29 @@ class Monitor:
         if self._first is not None:
             self._restored = state
             return
-        names = [symmetry.name for symmetry in self.laws]
-        if list(state["laws"]) != names:
-            strange = sorted(set(state["laws"]) ^ set(names))
-            raise ValueError(
-                f"The state is of {len(state['laws'])} laws and this monitor watches {len(names)}; "
-                f"they differ in {strange[0] if strange else 'their order'}."
-            )
+        self._account.check_state(state)
         if self._begun:
             raise RuntimeError("Load a monitor's state before its first step; its sinks have begun another run.")
-        self.count = int(state["count"])
+        self.count, self._run = int(state["count"]), str(state["run"])
         self._audits.expect("the first after a resume")
-        self._run = str(state["run"])
-        self.reference = Reference(dict(state["reference"]["values"]), dict(state["reference"]["scales"]))
-        for number, saved in enumerate(state["running"]):
-            like = self._running[number].reference
-            self._running[number] = Running(**{name: tensor.to(like) for name, tensor in saved.items()})
-        self._scales = [
-            scales.measured_against(shelf, self.laws.symmetries, self.reference)
-            for scales, shelf in zip(self._scales, self._ledger.shelves, strict=True)
-        ]
-        self._momenta = {name: (value, size) for name, (value, size) in state["momenta"].items()}
-        for sums, saved_sums in zip(self._watch.optimizer_sums(), state["sums"], strict=True):
-            for one, values in zip(sums, saved_sums, strict=True):
-                one.time, one.squares, one.decayed, one.damped = values
+        self._account.load(state)
 
     def _sampled(self) -> bool:
         return (self.count + 1) % self.every == 0
 
-    def _measured(self, accounts: Sequence[StepAccount]) -> list[Scales]:
-        """What changes are relative to and what rounding explains of them, with parameters as they are now."""
-        return [
-            Scales.of(
-                shelf,
-                self.laws.symmetries,
-                self._theta,
-                self.reference,
-                impostors=self._impostors,
-                dtype=self._dtype,
-                precision=self._precision,
-                like=account.law,
-            )
-            for shelf, account in zip(self._ledger.shelves, accounts, strict=True)
-        ]
-
     def _go_on_converted(self, names: Sequence[str]) -> None:
         """Parameters were converted to another type between two steps: that is no step, and rounding is another."""
-        kind = str(self._theta[names[0]].dtype).removeprefix("torch.")
+        kind = str(self._account.theta[names[0]].dtype).removeprefix("torch.")
         LOGGER.warning(
             "%s and %d other parameters became %s after step %d. The account goes on from the converted values.",
             *(names[0], len(names) - 1, kind, self.count),
         )
         self._audits.expect("the precision of parameters changed")
-        accounts = self._laws_now()
-        self._scales = [new.no_finer_than(old) for new, old in zip(self._measured(accounts), self._scales, strict=True)]
-        for running, account in zip(self._running, accounts, strict=True):
-            running.accounted += account.law - running.previous
-            running.previous, running.sizes = account.law.clone(), account.sizes.clone()
-
-    def _before_step(self) -> None:
-        """With some steps left out, the laws before a step are not those after the last one that was looked at."""
-        if self.every > 1:
-            for running, account in zip(self._running, self._laws_now(), strict=True):
-                running.previous, running.sizes = account.law.clone(), account.sizes.clone()
-
-    def _laws_now(self) -> list[StepAccount]:
-        return self._ledger.account(lambda names: [Expansion.of(self._theta[name]) for name in names])
-
-    def _account(self) -> None:
-        skipped = not self._watch.stepped
-        if skipped:
-            self._before_step()
-        accounts = self._ledger.account(lambda names: self._watch.expand(names, causes=self._causes))
-        norm = self._watch.gradient_norm() if self._linear and not skipped else None
-        rows: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
-        with torch.no_grad():
-            for number, (shelf, account) in enumerate(zip(self._ledger.shelves, accounts, strict=True)):
-                rows.append(
-                    settled(
-                        shelf,
-                        self._scales[number],
-                        self._running[number],
-                        account,
-                        unclipped=None if self._unclipped is None else self._unclipped[number],
-                        gradient_norm=None if norm is None else norm.to(account.law.dtype),
-                    )
-                )
-            causes = tuple(dict.fromkeys(cause for _, by_cause in rows for cause in by_cause))
-            host = rows[0][0]["moved"].device
-            numbers = torch.cat(
-                [
-                    torch.stack(
-                        [fields[name] for name in FIELDS]
-                        + [by_cause.get(cause, torch.zeros_like(fields["moved"])) for cause in causes],
-                        dim=-1,
-                    ).to(host, non_blocking=True)
-                    for fields, by_cause in rows
-                ]
-            )
-            readings = {name: gauge() for name, gauge in self._gauges.items()} | self._readings
-            self._readings = {}
-        self._transfer.send(self.count, causes, numbers, readings, skipped)
+        self._account.go_on_converted()
 
     def _receive(self, *, wait: bool) -> None:
         """Look at what has arrived, and pass it on."""
-        for record in self._transfer.receive(wait=wait):
+        for record in self._account.transfer.receive(wait=wait):
             seen = grouped(alarm for look in self._watchmen for alarm in look(record))
             raised = tuple(self._alarms.explained(alarm, self._audits) for alarm in seen)
             found = (*self._alarms.until(record.step), *raised)
@@ -621,39 +440,17 @@ class Monitor:
     def _begin(self, step: int) -> None:
         header = Run(
             name=self._run,
-            laws=self._names,
+            laws=self._account.names,
             formulas=tuple(symmetry.formula for symmetry in self.laws),
-            config=self._config,
+            config=dict(self._config.notes) | {"every": self.every, "optimizer": self._account.watch.rules},
             step=step,
             reference=self.reference.values,
         )
         for sink in self._sinks:
             sink.begin(header)
-            if isinstance(sink, SQLite):
-                bytes_of = {steps: sink.bytes_of(header, steps) for steps in _FORESEEN}
-                sizes = ", ".join(f"{size / 1e6:,.0f} MB for {steps:,} steps" for steps, size in bytes_of.items())
-                level = logging.WARNING if max(bytes_of.values()) > _LARGE else logging.INFO
-                LOGGER.log(level, "%s: %d laws, about %s", sink.path, len(self._names), sizes)
         self._begun = True
-
-
-def _law_name(symmetry: Symmetry) -> LawName:
-    numbers = symmetry.kind.numbers(symmetry.n, symmetry.m)
-    return LawName(
-        name=symmetry.name,
-        block=symmetry.block,
-        family=symmetry.family,
-        units=1 if symmetry.kind.together else numbers,
-    )
 
 
 def _writes() -> bool:
     """Whether this process writes to sinks and logs: of several, only the first does."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-
-
-def _on_host(reference: Reference) -> Reference:
-    return Reference(
-        {name: value.cpu() for name, value in reference.values.items()},
-        {name: value.cpu() for name, value in reference.scales.items()},
-    )

@@ -61,21 +61,13 @@ class Update:
         return sum(self.parts.values(), self.rate * self.gradient)
 
 
-def _never(group: Mapping[str, Any]) -> bool:
-    return False
-
-
-def _always(group: Mapping[str, Any]) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """How to read an optimizer's last step, and for which parameter groups it needs a copy of θ from before."""
 
     name: str
     update: Callable[[ParameterStep], Update]
-    keeps: Callable[[Mapping[str, Any]], bool] = _never
+    keeps: Callable[[Mapping[str, Any]], bool] = lambda group: False
     uniform: bool = False
     """Whether every parameter of a group is stepped with the same coefficients as long as step counts are equal."""
     make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None
@@ -99,7 +91,7 @@ def register_rule(
     of their own: it must combine the parameter, its gradient, tensors of its state and what `make` gave with numbers
     that depend on the group and the count only. `make` computes a direction of many parameters in a few operations.
     """
-    condition = keeps if callable(keeps) else (_always if keeps else _never)
+    condition = keeps if callable(keeps) else lambda group: keeps
     _RULES[optimizer] = Rule(name=optimizer.__name__, update=update, keeps=condition, uniform=uniform, make=make)
     return _RULES[optimizer]
 
@@ -122,7 +114,7 @@ def _generic(step: ParameterStep) -> Update:
     return Update(parts={"update": Combination.of(moved)})
 
 
-GENERIC = Rule(name="generic", update=_generic, keeps=_always)
+GENERIC = Rule(name="generic", update=_generic, keeps=lambda group: True)
 
 
 def _sgd(step: ParameterStep) -> Update:
@@ -190,17 +182,15 @@ def _rmsprop(step: ParameterStep) -> Update:
     if group["centered"]:
         square = square - _wide(state["grad_avg"]).square()
     divisor = square.sqrt().add_(group["eps"])
-    slope = step.slope
+    slope, buffer = step.slope, None
     if group["momentum"] > 0:
         buffer = Combination.of(state["momentum_buffer"])
         before = Combination.of(step.parameter) + lr * buffer
-        scaled = Combination.of((slope + decay * before).value() / divisor)
-        parts = {"momentum": lr * (buffer - scaled)}
     else:
         # Without a buffer θ is found by dividing by 1 − lr·λ/(√v + ε), which can be anything; hence the copy.
         before = Combination.of(step.parameter if step.before is None else step.before)
-        scaled = Combination.of((slope + decay * before).value() / divisor)
-        parts = {}
+    scaled = Combination.of((slope + decay * before).value() / divisor)
+    parts = {} if buffer is None else {"momentum": lr * (buffer - scaled)}
     loss = lr * decay * before
     return Update(
         gradient=slope,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,14 +87,15 @@ class OptimizerWatch:
         self._place: dict[str, tuple[_Watched, int]] = {}
         self._find_places()
         self._handles = []
-        self._starts = {id(watched.optimizer): self._starting(watched) for watched in self._watched}
         for watched in self._watched:
-            self._handles.append(watched.optimizer.register_step_pre_hook(self._starts[id(watched.optimizer)]))
-            self._handles.append(watched.optimizer.register_step_post_hook(self._ended(watched)))
+            self._handles.append(watched.optimizer.register_step_pre_hook(partial(self._start, watched)))
+            self._handles.append(watched.optimizer.register_step_post_hook(partial(self._end, watched)))
 
     def begin(self, optimizer: Optimizer) -> None:
         """A step of this optimizer had begun before it was watched."""
-        self._starts[id(optimizer)](optimizer, (), {})
+        for watched in self._watched:
+            if watched.optimizer is optimizer:
+                self._start(watched)
 
     def close(self) -> None:
         """Take the hooks away."""
@@ -127,14 +129,12 @@ class OptimizerWatch:
 
     def descends_plainly(self, name: str) -> bool:
         """Whether a parameter is stepped by gradient descent and nothing else."""
-        watched, group = self._place[name]
-        options = watched.optimizer.param_groups[group]
+        watched, options = self._owner(name)
         return watched.rule.name == "SGD" and not options["momentum"] and not options["weight_decay"]
 
     def buffer_of(self, name: str) -> Tensor | None:
         """The momentum buffer of a parameter under heavy-ball SGD, None where there is none."""
-        watched, group = self._place[name]
-        options = watched.optimizer.param_groups[group]
+        watched, options = self._owner(name)
         if watched.rule.name != "SGD" or not options["momentum"] or options["nesterov"]:
             return None
         buffer = watched.optimizer.state[self._theta[name]].get("momentum_buffer")
@@ -178,12 +178,11 @@ class OptimizerWatch:
         return [self._unclipped(name) for name in names]
 
     def _unclipped(self, name: str) -> Expansion:
-        watched, group = self._place[name]
         parameter = self._theta[name]
         if parameter.grad is None:
             return Expansion.of(parameter)
         gradient = Combination.of(parameter.grad)
-        uphill = bool(watched.optimizer.param_groups[group].get("maximize", False))
+        uphill = bool(self._owner(name)[1].get("maximize", False))
         return Expansion.of(parameter, Update(gradient=-gradient if uphill else gradient, rate=0.0))
 
     def gradient_norm(self) -> Tensor:
@@ -261,8 +260,13 @@ class OptimizerWatch:
         return watched.counts[name]
 
     def _keeps(self, name: str) -> bool:
+        watched, options = self._owner(name)
+        return watched.rule.keeps(options)
+
+    def _owner(self, name: str) -> tuple[_Watched, dict[str, Any]]:
+        """The optimizer that steps a parameter, and its options for it."""
         watched, group = self._place[name]
-        return watched.rule.keeps(watched.optimizer.param_groups[group])
+        return watched, watched.optimizer.param_groups[group]
 
     def _find_places(self) -> None:
         for watched in self._watched:
@@ -292,51 +296,46 @@ class OptimizerWatch:
             self._types |= {name: self._theta[name].dtype for name in changed}
             self._converted(changed)
 
-    def _starting(self, watched: _Watched) -> Callable[..., None]:
-        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if watched.depth == 0:
-                self._notice_conversion()
-            watched.depth += 1
-            if watched.depth > 1 or not self._sampled():
-                return
-            if not self.stepped:
-                self._before_step()
-            for name, (owner, _) in self._place.items():
-                if owner is watched and self._keeps(name):
-                    self._copies[name] = self._theta[name].detach().clone()
+    def _start(self, watched: _Watched, *hooked: Any) -> None:
+        """A step is about to be made."""
+        if watched.depth == 0:
+            self._notice_conversion()
+        watched.depth += 1
+        if watched.depth > 1 or not self._sampled():
+            return
+        if not self.stepped:
+            self._before_step()
+        for name, (owner, _) in self._place.items():
+            if owner is watched and self._keeps(name):
+                self._copies[name] = self._theta[name].detach().clone()
 
-        return hook
-
-    def _ended(self, watched: _Watched) -> Callable[..., None]:
-        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            watched.depth -= 1
-            if watched.depth > 0:
-                return
-            if len(watched.sums) != len(optimizer.param_groups):
-                self._find_places()
-            watched.steps += 1
-            watched.groups = [
-                {key: _kept(value) for key, value in group.items() if key != "params"}
-                for group in optimizer.param_groups
-            ]
-            watched.skipped = getattr(optimizer, "found_inf", None)
-            watched.moved = {
-                name
-                for name, (owner, _) in self._place.items()
-                if owner is watched and (self._theta[name].grad is not None or name in self._copies)
-            }
-            if watched.skipped is not None or watched.counted != id(optimizer.state):
-                watched.counts, watched.counted = {}, id(optimizer.state)
-            for name in watched.moved & watched.counts.keys():
-                watched.counts[name] += 1
-            for sums, group in zip(watched.sums, watched.groups, strict=True):
-                lr = group["lr"]
-                sums.time = sums.time + lr
-                sums.squares = sums.squares + lr * lr
-                sums.decayed = sums.decayed + lr * group.get("weight_decay", 0.0)
-                sums.damped = sums.damped * group.get("momentum", 0.0)
-
-        return hook
+    def _end(self, watched: _Watched, optimizer: Optimizer, *hooked: Any) -> None:
+        """A step was made: remember what with."""
+        watched.depth -= 1
+        if watched.depth > 0:
+            return
+        if len(watched.sums) != len(optimizer.param_groups):
+            self._find_places()
+        watched.steps += 1
+        watched.groups = [
+            {key: _kept(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+        ]
+        watched.skipped = getattr(optimizer, "found_inf", None)
+        watched.moved = {
+            name
+            for name, (owner, _) in self._place.items()
+            if owner is watched and (self._theta[name].grad is not None or name in self._copies)
+        }
+        if watched.skipped is not None or watched.counted != id(optimizer.state):
+            watched.counts, watched.counted = {}, id(optimizer.state)
+        for name in watched.moved & watched.counts.keys():
+            watched.counts[name] += 1
+        for sums, group in zip(watched.sums, watched.groups, strict=True):
+            lr = group["lr"]
+            sums.time = sums.time + lr
+            sums.squares = sums.squares + lr * lr
+            sums.decayed = sums.decayed + lr * group.get("weight_decay", 0.0)
+            sums.damped = sums.damped * group.get("momentum", 0.0)
 
 
 def remote(tensor: Tensor) -> bool:

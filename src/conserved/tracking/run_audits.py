@@ -24,6 +24,7 @@ from conserved.auditing.audit_result import Row
 from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
+from conserved.laws.independence import connected
 
 LOGGER = logging.getLogger("conserved")
 
@@ -298,15 +299,8 @@ def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
 
 def _connected(rows: Sequence[Row]) -> list[list[Row]]:
     """Broken identities in groups that have a family or a parameter in common, worst first."""
-    groups: list[tuple[set[str], list[Row]]] = []
-    for row in rows:
-        keys = {f"family {row.family}", *row.parameters}
-        mine, members = keys, [row]
-        for group in [group for group in groups if group[0] & keys]:
-            groups.remove(group)
-            mine, members = mine | group[0], group[1] + members
-        groups.append((mine, members))
-    return [sorted(members, key=lambda row: -row.excess) for _, members in groups]
+    groups = connected(rows, lambda row: {f"family {row.family}", *row.parameters})
+    return [sorted(members, key=lambda row: -row.excess) for members in groups]
 
 
 def _alarm(step: int, code: str, family: str, rows: Sequence[Row], message: str) -> Alarm:

@@ -61,13 +61,16 @@ class Coefficients:
 
     def weights(self, *, linear: bool) -> StepWeights:
         """What each quantity of the account weighs every slot with."""
-        first, square = (_linear_first, _linear_second) if linear else (_first, _second)
-        slope = first(self.before, self.gradient) if self.gradient is not None else {}
+        point = [-2 * a for a in self.before]
+
+        def first(direction: Sequence[Scalar]) -> Weights:
+            return _nonzero({(0, j): -1 * b for j, b in enumerate(direction)}) if linear else _paired(point, direction)
+
         return StepWeights(
-            first={cause: first(self.before, part) for cause, part in self.parts.items()},
-            slope=slope,
-            second=square(self.total),
-            steepness={} if self.gradient is None or linear else _second(self.gradient),
+            first={cause: first(part) for cause, part in self.parts.items()},
+            slope={} if self.gradient is None else first(self.gradient),
+            second={} if linear else _paired(self.total, self.total),
+            steepness={} if self.gradient is None or linear else _paired(self.gradient, self.gradient),
         )
 
 
@@ -146,27 +149,11 @@ def _nonzero(weights: Mapping[Slot, Scalar]) -> Weights:
     return {slot: w for slot, w in weights.items() if isinstance(w, Tensor) or w != 0}
 
 
-def _first(point: Sequence[Scalar], direction: Sequence[Scalar]) -> Weights:
+def _paired(left: Sequence[Scalar], right: Sequence[Scalar]) -> Weights:
+    """Σ_ij a_i b_j p(B_i, B_j)."""
     found: Weights = {}
-    for i, a in enumerate(point):
-        for j, b in enumerate(direction):
-            slot = (min(i, j), max(i, j))
-            found[slot] = found.get(slot, 0.0) + -2 * a * b
-    return _nonzero(found)
-
-
-def _second(direction: Sequence[Scalar]) -> Weights:
-    found: Weights = {}
-    for i, a in enumerate(direction):
-        for j, b in enumerate(direction):
+    for i, a in enumerate(left):
+        for j, b in enumerate(right):
             slot = (min(i, j), max(i, j))
             found[slot] = found.get(slot, 0.0) + a * b
     return _nonzero(found)
-
-
-def _linear_first(point: Sequence[Scalar], direction: Sequence[Scalar]) -> Weights:
-    return _nonzero({(0, j): -1 * b for j, b in enumerate(direction)})
-
-
-def _linear_second(direction: Sequence[Scalar]) -> Weights:
-    return {}

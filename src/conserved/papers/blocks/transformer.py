@@ -71,33 +71,15 @@ class TransformerBlock(nn.Module):
         return x + self.feedforward(self.norm2(x))
 
 
-def _block(
-    dim: int,
-    heads: int,
-    hidden: int,
-    *,
-    kv_heads: int | None,
-    positions: Positions,
-    causal: bool,
-    bias: bool,
-    qk_norm: bool,
-    norm: Norm,
-    feedforward: Hidden,
-    experts: int,
-    gate: Gate,
-    top_k: int | None,
-) -> TransformerBlock:
-    pairing: dict[str, Pairing] = {"rotary": "interleaved", "rotary-half": "half"}
-    attention = Attention(
-        dim, heads, kv_heads=kv_heads, rotary=pairing.get(positions, False), causal=causal, bias=bias, qk_norm=qk_norm
-    )
-    if experts:
-        return TransformerBlock(attention, MixtureOfExperts(dim, hidden, experts, gate, top_k), norm, bias=bias)
-    if feedforward == "swiglu":
-        return TransformerBlock(attention, SwiGLU(dim, hidden, bias=bias), norm, bias=bias)
-    if feedforward not in ACTIVATIONS:
-        raise ValueError(f"Unknown feedforward {feedforward!r}; expected swiglu or one of {', '.join(ACTIVATIONS)}.")
-    return TransformerBlock(attention, FeedForward(dim, hidden, feedforward, bias=bias), norm, bias=bias)
+_PAIRINGS: dict[str, Pairing] = {"rotary": "interleaved", "rotary-half": "half"}
+
+
+def _feedforward(dim: int, hidden: int, kind: Hidden, bias: bool) -> FeedForward | SwiGLU:
+    if kind == "swiglu":
+        return SwiGLU(dim, hidden, bias=bias)
+    if kind not in ACTIVATIONS:
+        raise ValueError(f"Unknown feedforward {kind!r}; expected swiglu or one of {', '.join(ACTIVATIONS)}.")
+    return FeedForward(dim, hidden, kind, bias=bias)
 
 
 def _positions(kind: Positions, length: int, dim: int) -> nn.Module:
@@ -142,21 +124,15 @@ class DecoderLM(nn.Module):
         self.embedding = nn.Embedding(vocab, dim)
         nn.init.normal_(self.embedding.weight, std=dim**-0.5)
         self.positions = _positions(positions, max_length, dim)
+        rotary = _PAIRINGS.get(positions, False)
         self.layers = nn.ModuleList(
-            _block(
-                dim,
-                heads,
-                hidden,
-                kv_heads=kv_heads,
-                positions=positions,
-                causal=True,
+            TransformerBlock(
+                Attention(dim, heads, kv_heads=kv_heads, rotary=rotary, causal=True, bias=bias, qk_norm=qk_norm),
+                MixtureOfExperts(dim, hidden, experts, gate, top_k)
+                if experts
+                else _feedforward(dim, hidden, feedforward, bias),
+                norm,
                 bias=bias,
-                qk_norm=qk_norm,
-                norm=norm,
-                feedforward=feedforward,
-                experts=experts,
-                gate=gate,
-                top_k=top_k,
             )
             for _ in range(depth)
         )
@@ -198,21 +174,13 @@ class VisionTransformer(nn.Module):
         self.patch, self.image, self.channels = patch, image, channels
         self.embedding = nn.Linear(channels * patch * patch, dim)
         self.positions = _positions(positions, (image // patch) ** 2, dim)
+        rotary = _PAIRINGS.get(positions, False)
         self.layers = nn.ModuleList(
-            _block(
-                dim,
-                heads,
-                hidden,
-                kv_heads=None,
-                positions=positions,
-                causal=False,
+            TransformerBlock(
+                Attention(dim, heads, rotary=rotary, bias=bias, qk_norm=qk_norm),
+                _feedforward(dim, hidden, feedforward, bias),
+                norm,
                 bias=bias,
-                qk_norm=qk_norm,
-                norm=norm,
-                feedforward=feedforward,
-                experts=0,
-                gate="softmax",
-                top_k=None,
             )
             for _ in range(depth)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,8 @@ from conserved.papers.claims.registry import claim
 from conserved.papers.lab.data.embedded import VOCABULARY, sequences
 from conserved.verdict import Evidence, Verdict, Witness
 
-
-def relu_attention() -> nn.Module:
-    return ReluAttention(3)
-
-
-def wide_relu_attention() -> nn.Module:
-    return ReluAttention(3, out=2)
-
-
+relu_attention: Build = partial(ReluAttention, 3)
+wide_relu_attention: Build = partial(ReluAttention, 3, out=2)
 SIZE = "d = 3 and sequences of five"
 
 
@@ -42,8 +36,7 @@ def euler(relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) 
     """The two lines that prove the law for every size, width and loss."""
     points = [Fraction(n, 3) for n in range(-6, 7)]
     scales = all(relu(s * z) == s * relu(z) for z in points for s in (Fraction(1, 2), Fraction(2), Fraction(7)))
-    letters = Letters(s=(), r=(), v=())
-    s, r, v = (letters.scalar(name) for name in "srv")
+    s, r, v = Letters(s=(), r=(), v=())
     return [
         ("relu(sz) = s relu(z) for s > 0, so f(sW, V) = relu(XsWXᵀ)XV = f(W, sV)", scales),
         ("d/ds at s = 1 of L(f(sW, V)) = L(f(W, sV)) is ⟨∇_W L, W⟩ = ⟨∇_V L, V⟩, for every loss (polynomials, entry by "
@@ -102,7 +95,7 @@ def activations() -> Iterator[tuple[Letters, Matrix, Matrix, Any]]:
     """For two tokens and d = 2, every pattern of active scores: letters, the pattern, relu(S) and the error."""
     for pattern in itertools.product((0, 1), repeat=4):
         letters = Letters(X=(2, 2), W=(2, 2), V=(2, 1), y=(2, 1))
-        x, w, v, y = (letters[name] for name in "XWVy")
+        x, w, v, y = letters
         mask = np.array(pattern, dtype=object).reshape(2, 2)
         active = mask * (x @ w @ x.T)
         yield letters, mask, active, active @ x @ v - y
@@ -195,20 +188,16 @@ def initialisation(*, build: Callable[[], nn.Module] = relu_attention) -> Verdic
     generator = torch.Generator().manual_seed(3)
     x = 0.5 * torch.randn(6, 5, 3, generator=generator, dtype=torch.float64)
     y = torch.randn(6, 5, 1, generator=generator, dtype=torch.float64)
+
+    def norms(theta: dict[str, Tensor]) -> Tensor:
+        return torch.stack((theta["qk"].square().sum(), theta["v"].square().sum()))
+
     for size in (0.3, 1.0, 2.0):
         torch.manual_seed(1)
         model = build().double()
         with torch.no_grad():
             dict(model.named_parameters())["qk"].mul_(size)
-        seen = torch.stack(
-            flow(
-                model,
-                lambda net: (net(x) - y).square().mean(),
-                lambda theta: torch.stack((theta["qk"].square().sum(), theta["v"].square().sum())),
-                time=2.0,
-                steps=60,
-            )
-        )
+        seen = torch.stack(flow(model, lambda net: (net(x) - y).square().mean(), norms, time=2.0, steps=60))
         difference = seen[:, 0] - seen[:, 1]
         worst = max(worst, float((difference - difference[0]).abs().max() / seen[0].sum()))
         slack = min(slack, float((seen[:, 0] - difference[0]).min()))
@@ -221,27 +210,18 @@ def initialisation(*, build: Callable[[], nn.Module] = relu_attention) -> Verdic
     )
 
 
-class Penalised(nn.Module):
-    """One ReLU layer on one token x = 1: relu(w) v."""
-
-    def __init__(self, w: float, v: float) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([w]))
-        self.v = nn.Parameter(torch.tensor([v]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.w * x * x) * x * self.v
-
-
 @claim("blog.regularisation")
 def regularisation(*, penalty: float = 1.0) -> Verdict:
     x = y = torch.ones(1, 1, dtype=torch.float64)
     least, shown = float("inf"), []
     for w in (0.5, 1.0, 2.0):
-        model = Penalised(w, 1 / w).double()
+        model = ReluAttention(1).double()
+        with torch.no_grad():
+            model.qk.fill_(w)
+            model.v.fill_(1 / w)
         seen = flow(
             model,
-            lambda net: (net(x) - y).square().sum() / 2 + penalty / 2 * net.w.square().sum(),  # type: ignore[operator]
+            lambda net: (net(x) - y).square().sum() / 2 + penalty / 2 * net.qk.square().sum(),  # type: ignore[operator]
             lambda theta: theta["v"],
             time=10.0,
             steps=200,
@@ -260,9 +240,7 @@ def regularisation(*, penalty: float = 1.0) -> Verdict:
 
 @claim("blog.regularisation.mechanism")
 def penalty_breaks(*, both: bool = False) -> Verdict:
-    letters = Letters(w=(2,), v=(2,), g=(), l=())
-    w, v = letters["w"], letters["v"]
-    g, rate = letters.scalar("g"), letters.scalar("l")
+    w, v, g, rate = Letters(w=(2,), v=(2,), g=(), l=())
     # ⟨∇_W L, W⟩ = ⟨∇_V L, V⟩ = g by the law's own identity; the penalty adds λ‖W‖² (and λ‖V‖²).
     change = -(g + rate * (w @ w)) + (g + (rate * (v @ v) if both else 0 * g))
     return argued(
@@ -297,7 +275,7 @@ def factored(*, quantities: Quantities = factored_law) -> Verdict:
     if not law.holds:
         return law
     letters = Letters(q=(), k=(), v=(), d=())
-    q, k, v, d = (letters.scalar(name) for name in "qkvd")
+    q, k, v, d = letters
     value = (q * k) ** 2 - v * v
     moves = {"q": -d * k * v, "k": -d * q * v, "v": -d * q * k}
     rate = sum(letters.gradient(value, name)[()] * move for name, move in moves.items())

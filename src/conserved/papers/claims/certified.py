@@ -64,11 +64,15 @@ def named(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Te
 
 
 def forms_of(quantities: Quantities, shapes: Mapping[str, tuple[int, ...]]) -> list[Form]:
-    """Quantities as explicit polynomials: their gradients are affine, so values at zero and at unit vectors suffice."""
-    size = sum(math.prod(shape) for shape in shapes.values())
-    slope = torch.func.jacrev(lambda vector: quantities(named(vector, shapes)).flatten())
-    constant = slope(torch.zeros(size, dtype=torch.float64))
-    columns = torch.func.vmap(slope)(torch.eye(size, dtype=torch.float64)) - constant
+    """Quantities as explicit polynomials, from their gradients."""
+    return affine_forms(torch.func.jacrev(lambda vector: quantities(named(vector, shapes)).flatten()), shapes)
+
+
+def affine_forms(slope: Callable[[Tensor], Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[Form]:
+    """Forms by their gradients, which are affine, so values at zero and at unit vectors suffice."""
+    units = torch.eye(sum(math.prod(shape) for shape in shapes.values()), dtype=torch.float64)
+    constant = slope(torch.zeros_like(units[0]))
+    columns = torch.func.vmap(slope)(units) - constant
     return [
         Form(
             quadratic=tuple((i, j, float(columns[j, k, i])) for j, i in columns[:, k].nonzero().tolist()),
@@ -129,8 +133,8 @@ def all_laws(
     if not found.verdict.holds or (independent < found.at_most and not found.complete):
         return Verdict(status=Verdict.INCONCLUSIVE, message=f"The certificate decides nothing. {found.verdict.message}")
     if independent == found.at_most:
-        if forms and not proved(contents, forms):
-            return laws_hold(build, shape, quantities or _nothing, size=size, witness=witness)
+        if quantities is not None and not proved(contents, forms):
+            return laws_hold(build, shape, quantities, size=size, witness=witness)
         plural = "" if independent == 1 else "s"
         exactly = f"Exactly {independent} independent law{plural} of" if independent else "No law of"
         typed = typed_laws(build, shape, forms, contents, loss) if forms else None
@@ -159,10 +163,6 @@ def typed_laws(
         return None
     what = "independent laws read off the block's operations, by rules that name no size; those listed are among them"
     return Evidence(what=what, value=spanned, proof=True)
-
-
-def _nothing(theta: Parameters) -> Tensor:
-    return torch.zeros(0, dtype=torch.float64)
 
 
 def constraints_characterise(
@@ -206,20 +206,10 @@ def _symmetry_moves(build: Build, shapes: Mapping[str, tuple[int, ...]]) -> list
     laws = recognize(build().double())
     if not len(laws):
         return []
-    size = sum(math.prod(shape) for shape in shapes.values())
 
     def pairing(theta: Tensor, gradient: Tensor) -> Tensor:
         a, b = named(theta, shapes), named(gradient, shapes)
         return torch.cat([symmetry.identity(a, b).flatten() for symmetry in laws])
 
     slope = torch.func.jacrev(pairing, argnums=1)
-    zero = torch.zeros(size, dtype=torch.float64)
-    constant = slope(zero, zero)
-    columns = torch.func.vmap(slope, in_dims=(0, None))(torch.eye(size, dtype=torch.float64), zero) - constant
-    return [
-        Form(
-            quadratic=tuple((i, j, float(columns[j, k, i])) for j, i in columns[:, k].nonzero().tolist()),
-            linear=tuple((i, float(constant[k, i])) for (i,) in constant[k].nonzero().tolist()),
-        )
-        for k in range(len(constant))
-    ]
+    return affine_forms(lambda theta: slope(theta, torch.zeros_like(theta)), shapes)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from conserved.papers.claims.passages import Passage, passage, shown
+from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict, Witness
 
 Check = Callable[..., Verdict]
@@ -117,32 +118,19 @@ class Outcome:
         """Plain data, for JSON."""
         claim, verdict, where = self.claim, self.verdict, self.claim.passage
         return {
-            "code": claim.code,
-            "title": claim.title,
-            "statement": claim.statement,
+            **record_of(claim, "code title statement"),
             "latex": [*claim.latex, *claim.own_latex],
-            "conditions": list(claim.conditions),
-            "hypotheses": claim.hypotheses,
-            "source": claim.source,
-            "whose": claim.whose,
-            "place": claim.place,
+            **record_of(claim, "conditions hypotheses source whose place"),
             "lines": shown(where.lines) if where.lines else "",
             "fingerprint": where.fingerprint,
-            "status": verdict.status.value,
-            "scope": verdict.scope,
+            **record_of(verdict, "status scope"),
             "severity": self.severity.value if self.severity else "",
             "under": claim.under,
             "message": verdict.message,
-            "proof": self.proof,
-            "evidence": [
-                {name: getattr(item, name) for name in ("what", "value", "limit", "samples", "proof")}
-                for item in verdict.evidence
-            ],
+            **record_of(self, "proof evidence"),
             "witness": None if verdict.witness is None else _witness(verdict.witness),
-            "corrected_by": claim.corrected_by,
-            "corrects": claim.corrects,
-            "recorded": self.recorded,
-            "failure": self.failure,
+            **record_of(claim, "corrected_by corrects"),
+            **record_of(self, "recorded failure"),
             "seconds": round(self.seconds, 3),
         }
 

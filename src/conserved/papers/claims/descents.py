@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved.papers.lab import fits
 from conserved.tracking import Monitor
 
 Watch = Callable[[dict[str, Tensor]], Tensor]
@@ -95,14 +96,9 @@ def _watched(model: nn.Module, watch: Watch) -> Tensor:
         return watch(dict(model.named_parameters())).clone()
 
 
-def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+def exponent(x: Sequence[float | int], y: Sequence[float]) -> float:
     """The p of y ∝ x^p, by least squares; NaN if some y is zero."""
-    if min(y) <= 0:
-        return math.nan
-    a = torch.tensor(x, dtype=torch.float64).log()
-    b = torch.tensor(y, dtype=torch.float64).log()
-    a = a - a.mean()
-    return float((a * (b - b.mean())).sum() / (a * a).sum())
+    return math.nan if min(y) <= 0 else fits.exponent(x, y)
 
 
 def flow(

@@ -69,8 +69,7 @@ def lagrange_identity(most: int = 5) -> bool:
     """Σa² Σb² − (Σab)² = Σ_{k<l}(a_k b_l − a_l b_k)², as polynomials for vectors of up to five entries."""
     good = True
     for size in range(1, most + 1):
-        letters = Letters(a=(size,), b=(size,))
-        a, b = letters["a"], letters["b"]
+        a, b = Letters(a=(size,), b=(size,))
         squares = sum(((a[k] * b[m] - a[m] * b[k]) ** 2 for k in range(size) for m in range(k + 1, size)), 0 * a[0])
         good &= identical((a * a).sum() * (b * b).sum() - (a * b).sum() ** 2, squares)
     return good
@@ -78,8 +77,7 @@ def lagrange_identity(most: int = 5) -> bool:
 
 @claim("note.T3")
 def energy_bound(*, bound: Callable[[Any, Any], Any] = lambda d, size: d * size**2) -> Verdict:
-    letters = Letters(d=(), s=())
-    d, s = letters.scalar("d"), letters.scalar("s")
+    d, s = Letters(d=(), s=())
     return argued(
         "The bound follows from ‖AB‖_F ≤ ‖A‖_F ‖B‖_F, applied three times to each head and added up.",
         "The bound does not follow from submultiplicativity.",
@@ -119,7 +117,7 @@ def sharper_energy_bound(
 @claim("note.T3.title")
 def energy_moves(*, quantity: Callable[[Any, Any], Any] = lambda q, k: (q * k) ** 2) -> Verdict:
     letters = Letters(q=(), k=(), s=())
-    q, k, s = (letters.scalar(name) for name in "qks")
+    q, k, s = letters
     value = quantity(q, k)
     rate = letters.gradient(value, "q")[()] * (-s * k) + letters.gradient(value, "k")[()] * (-s * q)
     return argued(

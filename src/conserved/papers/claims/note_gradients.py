@@ -53,8 +53,7 @@ def natural_convergence(*, allowed: Callable[[Fraction, Fraction], bool] = lambd
 
 @claim("note.C5.corrected")
 def bounded_step_convergence(*, rate: Callable[[Any, Any], Any] = lambda eta, mu: 1 - eta * mu) -> Verdict:
-    letters = Letters(n=(), m=(), c=())
-    eta, mu, c = (letters.scalar(name) for name in "nmc")
+    eta, mu, c = Letters(n=(), m=(), c=())
     u = eta * c
     return argued(
         "A quadratic contracts by (1 − ηc)² ≤ 1 − ηc ≤ 1 − ημ in every direction.",
@@ -218,8 +217,7 @@ def lipschitz_step(*, power: int = 2) -> Verdict:
 
 @claim("note.T12.last")
 def last_step(*, power: int = 2) -> Verdict:
-    letters = Letters(n=())
-    eta = letters.scalar("n")
+    (eta,) = Letters(n=())
     same = identical((2 * eta - eta**power) - eta, eta * (1 - eta))
     return argued("It is η(1 − η) ≥ 0.", "It does not follow.", ("L times the gap is η(1 − η) ≥ 0 on [0, 1]", same))
 

@@ -155,8 +155,7 @@ def strong_information_bound(
 
 @claim("note.T14.penalty")
 def penalty_bounds(*, sign: int = 1) -> Verdict:
-    letters = Letters(l=(), n=(), r=())
-    rate, norm, rest = (letters.scalar(name) for name in "lnr")
+    rate, norm, rest = Letters(l=(), n=(), r=())
     gap = (rate * norm + rest) - sign * rate * norm
     return argued(
         "The rest is what is left over.",

@@ -7,7 +7,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -138,13 +138,12 @@ def section(outcome: Outcome) -> str:
 
 
 def _links(claim: Claim) -> list[str]:
-    found = []
-    if claim.under:
-        found.append(f"Falls with {link(claim.under)}, and is not counted again.")
-    if claim.corrected_by:
-        found.append(f"What holds instead: {link(claim.corrected_by)}.")
-    if claim.corrects:
-        found.append(f"Replaces {link(claim.corrects)}.")
+    said = (
+        (claim.under, "Falls with {}, and is not counted again."),
+        (claim.corrected_by, "What holds instead: {}."),
+        (claim.corrects, "Replaces {}."),
+    )
+    found = [text.format(link(code)) for code, text in said if code]
     below = [other.code for other in claims() if other.under == claim.code]
     if below:
         found.append(f"With it fall {', '.join(map(link, below))}.")
@@ -158,18 +157,11 @@ def heading(claim: Claim) -> str:
 
 def evidence(item: Evidence) -> str:
     """One piece of evidence, with two digits and the limit."""
-    text = item.what
-    if item.value is not None:
-        text += f": {_number(item.value)}"
-    if item.limit is not None:
-        text += f" (limit {_number(item.limit)})"
-    if item.samples is not None:
-        text += f", {item.samples} cases"
-    return text
+    return str(replace(item, value=_rounded(item.value), limit=_rounded(item.limit)))
 
 
-def _number(value: float | int | str) -> str:
-    return f"{value:.2g}" if isinstance(value, float) else str(value)
+def _rounded(value: float | int | str | None) -> int | str | None:
+    return f"{value:.2g}" if isinstance(value, float) else value
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -3,64 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from conserved.papers.blocks import Attention, FeedForward, MixtureOfExperts, SwiGLU
 from conserved.papers.blocks.transformer import SinusoidalPositions
-from conserved.papers.claims.certified import Parameters
+from conserved.papers.claims.certified import Build, Parameters
 
-
-def gelu_network() -> nn.Module:
-    return FeedForward(3, 4, "gelu")
-
-
-def silu_network() -> nn.Module:
-    return FeedForward(3, 4, "silu")
-
-
-def swiglu_network() -> nn.Module:
-    return SwiGLU(3, 4)
-
-
-def attention() -> nn.Module:
-    """Equation (5) as printed: no scale."""
-    return Attention(4, 2, scale=1.0)
+gelu_network: Build = partial(FeedForward, 3, 4, "gelu")
+silu_network: Build = partial(FeedForward, 3, 4, "silu")
+swiglu_network: Build = partial(SwiGLU, 3, 4)
+attention: Build = partial(Attention, 4, 2, scale=1.0)
+"""Equation (5) as printed: no scale."""
+rotary_attention: Build = partial(Attention, 4, 1, rotary=True, scale=1.0)
+"""Equation (7): one head with two planes."""
+two_rotary_heads: Build = partial(Attention, 4, 2, rotary=True, scale=1.0)
+"""Equation (7): two heads of one plane each."""
+mixture: Build = partial(MixtureOfExperts, 3, 2, 3)
+sparse_mixture: Build = partial(MixtureOfExperts, 3, 2, 3, top_k=2)
+switch_mixture: Build = partial(MixtureOfExperts, 3, 2, 3, top_k=1)
+sigmoid_mixture: Build = partial(MixtureOfExperts, 3, 2, 3, "sigmoid")
+sparse_sigmoid_mixture: Build = partial(MixtureOfExperts, 3, 2, 3, "sigmoid", top_k=2)
+narrow_sparse_mixture: Build = partial(MixtureOfExperts, 1, 1, 4, top_k=2)
+"""Four experts on inputs of one number, two of them active."""
 
 
 def sinusoidal_attention() -> nn.Module:
-    return nn.Sequential(SinusoidalPositions(), Attention(4, 2, scale=1.0))
-
-
-def rotary_attention() -> nn.Module:
-    """Equation (7): one head with two planes."""
-    return Attention(4, 1, rotary=True, scale=1.0)
-
-
-def two_rotary_heads() -> nn.Module:
-    """Equation (7): two heads of one plane each."""
-    return Attention(4, 2, rotary=True, scale=1.0)
-
-
-def mixture() -> nn.Module:
-    return MixtureOfExperts(3, 2, 3)
-
-
-def sparse_mixture() -> nn.Module:
-    return MixtureOfExperts(3, 2, 3, top_k=2)
-
-
-def switch_mixture() -> nn.Module:
-    return MixtureOfExperts(3, 2, 3, top_k=1)
-
-
-def sigmoid_mixture() -> nn.Module:
-    return MixtureOfExperts(3, 2, 3, "sigmoid")
-
-
-def sparse_sigmoid_mixture() -> nn.Module:
-    return MixtureOfExperts(3, 2, 3, "sigmoid", top_k=2)
+    return nn.Sequential(SinusoidalPositions(), attention())
 
 
 FFN = "d = 3 and 4 neurons"
@@ -107,13 +78,13 @@ def neuron_differences(theta: Parameters, *, prefix: str = "", sign: float = -1.
     return down.square().sum(0) + sign * up.square().sum(1)
 
 
-def expert_differences(theta: Parameters) -> Tensor:
-    return torch.cat([neuron_differences(theta, prefix=f"experts.{i}.") for i in range(3)])
+def expert_differences(theta: Parameters, *, count: int = 3) -> Tensor:
+    return torch.cat([neuron_differences(theta, prefix=f"experts.{i}.") for i in range(count)])
 
 
-def mixture_invariants(theta: Parameters) -> Tensor:
+def mixture_invariants(theta: Parameters, *, count: int = 3) -> Tensor:
     """The neurons of every expert, and Σ_i W_i."""
-    return torch.cat([expert_differences(theta), theta["router.weight"].sum(0)])
+    return torch.cat([expert_differences(theta, count=count), theta["router.weight"].sum(0)])
 
 
 def swiglu_constraints(theta: Parameters, gradient: Parameters, *, prefix: str = "", sign: float = 1.0) -> Tensor:
@@ -162,14 +133,3 @@ def still_router_constraints(theta: Parameters, gradient: Parameters) -> Tensor:
 def still_router_invariants(theta: Parameters) -> Tensor:
     """The neurons of every expert and every entry of the router."""
     return torch.cat([expert_differences(theta), theta["router.weight"].flatten()])
-
-
-def narrow_sparse_mixture() -> nn.Module:
-    """Four experts on inputs of one number, two of them active."""
-    return MixtureOfExperts(1, 1, 4, top_k=2)
-
-
-def narrow_invariants(theta: Parameters) -> Tensor:
-    """The same as `mixture_invariants`, for four experts."""
-    neurons = [neuron_differences(theta, prefix=f"experts.{i}.") for i in range(4)]
-    return torch.cat([*neurons, theta["router.weight"].sum(0)])

@@ -15,7 +15,7 @@ from conserved.papers.blocks import Attention, FeedForward, SwiGLU
 from conserved.papers.claims import full_size
 from conserved.papers.claims import paper_blocks as block
 from conserved.papers.claims.certified import Build
-from conserved.papers.claims.descents import Schedule, Watch, constant, drifts, exponent, monitored, scattered
+from conserved.papers.claims.descents import Watch, constant, drifts, exponent, monitored, scattered
 from conserved.papers.claims.judging import argued, held, judged, refuted
 from conserved.papers.claims.polynomials import Letters, identical
 from conserved.papers.claims.registry import claim
@@ -57,21 +57,22 @@ def exact_drift(*, power: int = 2) -> Verdict:
     return argued("The terms of first order cancel.", "The two sides differ.", (what, good))
 
 
-def _mean_drifts(schedule: Schedule, counts: Sequence[int], seeds: Sequence[int] = (0, 1)) -> list[float]:
-    """The drift of the matrix laws of attention under fresh noise after so many steps, averaged over runs."""
-    found = [
-        drifts(block.attention, (5, 4), block.gram_differences, schedule, counts, stochastic=True, seed=seed)
-        for seed in seeds
-    ]
-    return [sum(column) / len(found) for column in zip(*found, strict=True)]
+def _exponents(
+    build: Build, shape: tuple[int, ...], watch: Watch, counts: Sequence[int], *, stochastic: bool
+) -> tuple[float, float]:
+    """How the drift of laws, averaged over two runs, grows with the number of steps and with their size."""
+    runs = []
+    for size in TINY:
+        seeds = [
+            drifts(build, shape, watch, constant(size), counts, stochastic=stochastic, seed=seed) for seed in (0, 1)
+        ]
+        runs.append([sum(column) / len(seeds) for column in zip(*seeds, strict=True)])
+    return exponent(counts, runs[1]), exponent(TINY, [found[-1] for found in runs])
 
 
 @claim("paper.S6.constant")
 def constant_steps(*, growth: float = 1.0, order: float = 2.0) -> Verdict:
-    counts = (10, 20, 40, 80)
-    runs = {size: _mean_drifts(constant(size), counts) for size in TINY}
-    in_steps = exponent(counts, runs[TINY[1]])
-    in_size = exponent(TINY, [runs[size][-1] for size in TINY])
+    in_steps, in_size = _exponents(block.attention, (5, 4), block.gram_differences, (10, 20, 40, 80), stochastic=True)
     return judged(
         abs(in_steps - growth) < 0.2 and abs(in_size - order) < 0.2,
         "The fitted exponents are those of the bound.",
@@ -98,15 +99,12 @@ def settling(*, stochastic: bool = False) -> Verdict:
 
 @claim("paper.S6.decaying")
 def decaying_steps(*, falls: Callable[[int], float] = lambda k: 1 / (k + 1)) -> Verdict:
-    sizes, ways = (0.005, 0.01, 0.02), []
-    for size in sizes:
+    sizes, laws = (0.005, 0.01, 0.02), block.gram_differences
 
-        def schedule(k: int, size: float = size) -> float:
-            return size * falls(k)
+    def way(size: float) -> list[float]:
+        return drifts(block.attention, (5, 4), laws, lambda k: size * falls(k), (80, 160), stochastic=True, path=True)
 
-        ways.append(
-            drifts(block.attention, (5, 4), block.gram_differences, schedule, (80, 160), stochastic=True, path=True)
-        )
+    ways = [way(size) for size in sizes]
     growth = max(late / early - 1 for early, late in ways)
     order = exponent(sizes, [late for _, late in ways])
     return judged(
@@ -137,22 +135,7 @@ def scaling(panel: Panel) -> Callable[..., Verdict]:
     build, shape, laws, stochastic, recipe, measured = panel
 
     def check(*, watch: Watch = laws) -> Verdict:
-        counts, seeds = (10, 20, 40), (0, 1)
-        runs = {
-            size: [
-                sum(column) / len(seeds)
-                for column in zip(
-                    *(
-                        drifts(build, shape, watch, constant(size), counts, stochastic=stochastic, seed=s)
-                        for s in seeds
-                    ),
-                    strict=True,
-                )
-            ]
-            for size in TINY
-        }
-        order = exponent(TINY, [found[-1] for found in runs.values()])
-        growth = exponent(counts, runs[TINY[1]])
+        growth, order = _exponents(build, shape, watch, (10, 20, 40), stochastic=stochastic)
         return judged(
             abs(order - 2) < 0.3 and growth < 1.3 and full_size.within_bound(recipe, measured),
             "The deviation is quadratic in the step size, and at most linear in the number of steps.",

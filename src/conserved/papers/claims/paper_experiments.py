@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -99,11 +100,7 @@ def gating_drift(*, watch: Watch = router_sum, stochastic: bool = True) -> Verdi
 
 
 claim("paper.Fig2d")(gating_drift)
-
-
-@claim("paper.Fig3d")
-def gating_drift_full_batch(*, watch: Watch = router_sum) -> Verdict:
-    return gating_drift(watch=watch, stochastic=False)
+claim("paper.Fig3d")(partial(gating_drift, stochastic=False))
 
 
 @claim("paper.Fig2d.corrected")
@@ -229,9 +226,7 @@ for _code, _other in OTHERS.items():
 
 @claim("paper.E2.linear")
 def combinations(*, sign: int = 1) -> Verdict:
-    letters = Letters(a=(), b=(), g=(3,), h=(3,), f=(3,))
-    a, b = letters.scalar("a"), letters.scalar("b")
-    g, h, f = (letters[name] for name in "ghf")
+    a, b, g, h, f = Letters(a=(), b=(), g=(3,), h=(3,), f=(3,))
     left = sum((a * x + b * y) * z for x, y, z in zip(g, h, f, strict=True))
     right = a * sum(g * f) + sign * b * sum(h * f)
     what = "⟨a∇g + b∇h, ∇f⟩ = a⟨∇g, ∇f⟩ + b⟨∇h, ∇f⟩, as polynomials, so it vanishes where both do"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import flint
 import numpy as np
@@ -14,6 +14,7 @@ from conserved.inference import recognize
 from conserved.papers.blocks import Attention, FeedForward, TransformerBlock
 from conserved.papers.claims.certified import Build, Parameters, Quantities, all_laws
 from conserved.papers.claims.judging import answered, argued, judged
+from conserved.papers.claims.paper_blocks import gram_differences
 from conserved.papers.claims.polynomials import Letters, Matrix, arranged, determinant, identical
 from conserved.papers.claims.registry import claim
 from conserved.papers.claims.words import matrices
@@ -21,23 +22,17 @@ from conserved.verdict import Evidence, Verdict
 
 Quantity = Callable[[Tensor], Tensor]
 
-
-class LinearMap(nn.Module):
-    """f(x) = W x with two outputs; nothing of W is conserved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(2, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w @ x
+PRODUCT: Build = partial(FeedForward, 1, 1, "linear")
+"""f(x) = a b x, the toy example."""
+HEAD: Build = partial(nn.Linear, 2, 3, bias=False)
+"""A classifier's last layer."""
 
 
 @claim("paper.eq2")
 def orthogonality(*, outputs: Sequence[int] = (0, 1)) -> Verdict:
     cases: list[tuple[nn.Module, Quantity]] = [
-        (LinearMap(), lambda t: t[3]),
-        (LinearMap(), lambda t: t[0] * t[3] - t[1] * t[2]),
+        (nn.Linear(2, 2, bias=False), lambda t: t[3]),
+        (nn.Linear(2, 2, bias=False), lambda t: t[0] * t[3] - t[1] * t[2]),
         (FeedForward(2, 1, "linear"), lambda t: t[:2].square().sum() - t[2:].square().sum()),
         (FeedForward(2, 1, "linear"), lambda t: t[:2].square().sum() + t[2:].square().sum()),
     ]
@@ -68,27 +63,18 @@ def _gradient(model: nn.Module, output: Tensor) -> Tensor:
     return torch.cat([part.flatten() for part in found])
 
 
-class Product(nn.Module):
-    """f(x) = a b x, the toy example."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Parameter(torch.ones(1))
-        self.b = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a * self.b * x
-
-
 @claim("paper.toy")
 def toy(*, quantity: Callable[[Tensor, Tensor], Tensor] = lambda a, b: a * a - b * b) -> Verdict:
-    return all_laws(Product, (3, 1), lambda theta: quantity(theta["a"], theta["b"]), size="two parameters")
+    def quantities(theta: Parameters) -> Tensor:
+        return quantity(theta["down.weight"], theta["up.weight"])
+
+    return all_laws(PRODUCT, (3, 1), quantities, size="two parameters")
 
 
 @claim("paper.R3.1")
 def level_sets(*, power: int = 2) -> Verdict:
     letters = Letters(a=(), b=())
-    a, b = letters.scalar("a"), letters.scalar("b")
+    a, b = letters
     base = a * a - b * b
     h = base**power
     slopes = [letters.gradient(h, name)[()] for name in "ab"]
@@ -129,14 +115,9 @@ def squared_error_spans(*, gradient: Callable[[Matrix, Matrix], Matrix] = lambda
     return argued("The span is everything.", "The span is smaller, or depends on the output.", (what, good))
 
 
-def head() -> nn.Module:
-    """A classifier's last layer: three classes of two features."""
-    return nn.Linear(2, 3, bias=False)
-
-
 @claim("paper.loss.crossentropy")
 def cross_entropy_head(*, loss: str = "cross_entropy") -> Verdict:
-    return all_laws(head, (4, 2), lambda theta: theta["weight"].sum(0), size="three classes of two features", loss=loss)
+    return all_laws(HEAD, (4, 2), lambda theta: theta["weight"].sum(0), size="three classes of two features", loss=loss)
 
 
 @claim("paper.S5.singular")
@@ -193,13 +174,7 @@ class Stack(nn.Module):
 
 def stack_invariants(theta: Parameters) -> Tensor:
     """QᵀQ − KᵀK and VᵀV − OᵀO of both layers."""
-    parts = []
-    for layer, (plus, minus) in itertools.product(("first", "second"), (("q", "k"), ("v", "o"))):
-        a, b = theta[f"{layer}.{plus}.weight"], theta[f"{layer}.{minus}.weight"]
-        difference = a @ a.mT - (b @ b.mT if minus == "k" else b.mT @ b)
-        rows, columns = torch.triu_indices(2, 2)
-        parts.append(difference[rows, columns])
-    return torch.cat(parts)
+    return torch.cat([gram_differences(theta, count=1, prefix=f"{layer}.") for layer in ("first", "second")])
 
 
 @claim("paper.open.stack")

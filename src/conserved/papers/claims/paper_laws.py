@@ -138,8 +138,7 @@ def through_a_product() -> list[tuple[str, bool]]:
 
 def swiglu_argument() -> list[tuple[str, bool]]:
     step = "f = Σ_i SiLU(B_i x) A_:,i C_i,: x sees the column A_:,i and the row C_i,: through their product alone"
-    letters = Letters(A=(2, 3), C=(3, 2), s=(3,), x=(2,))
-    a, c, s, x = (letters[name] for name in "ACsx")
+    a, c, s, x = Letters(A=(2, 3), C=(3, 2), s=(3,), x=(2,))
     terms = [[a[o, i] * c[i, p] * s[i] * x[p] for i in range(3) for p in range(2)] for o in range(2)]
     same = all(identical(sum(a[o, i] * (s[i] * (c[i] @ x)) for i in range(3)), sum(terms[o])) for o in range(2))
     return [(f"{step} (as polynomials, d = 2, three neurons)", same), *through_a_product()]
@@ -160,8 +159,7 @@ def rotary_argument() -> list[tuple[str, bool]]:
 
 
 def mixture_argument() -> list[tuple[str, bool]]:
-    p = Letters(p=(4,), c=())
-    weights, factor = p["p"], p.scalar("c")
+    weights, factor = Letters(p=(4,), c=())
     total, moved = sum(weights), sum(times(factor, weights))
     same = all(identical(factor * weights[i] * total, weights[i] * moved) for i in range(4))
     step = "e^c cancels in softmax(z + c·1), so ΣW_i moves nothing: Σ_i ∇_{W_i}L = 0 (four experts, as polynomials)"
@@ -220,7 +218,7 @@ def narrow(*, after: Sequence[tuple[int, int]] = ((0, 2), (1, 3))) -> Verdict:
     pair = here["router.weight"][:, 0].topk(2).indices
 
     def local(theta: Parameters) -> Tensor:
-        return torch.cat([block.narrow_invariants(theta), theta["router.weight"][pair].sum(0)])
+        return torch.cat([block.mixture_invariants(theta, count=4), theta["router.weight"][pair].sum(0)])
 
     list_found = all_laws(build, shape, local, size="d = 1, four experts, k = 2")
     # Slopes F_s, F_t before the tie w_2 = w_3 and F'_s, F'_t after; ∂h/∂w_i must be the same on both sides.
@@ -230,8 +228,7 @@ def narrow(*, after: Sequence[tuple[int, int]] = ((0, 2), (1, 3))) -> Verdict:
         row[next(i for i, block_ in enumerate(before) if expert in block_)] += 1
         row[2 + next(i for i, block_ in enumerate(after) if expert in block_)] -= 1
     forced = rank(np.array(rows, dtype=object)) == 3
-    letters = Letters(s=(), t=())
-    s, t = letters.scalar("s"), letters.scalar("t")
+    s, t = Letters(s=(), t=())
     c = (s + t) / 4
     reached = identical((s - c) - c, (s - t) / 2) and identical(c - (t - c), (s - t) / 2)
     return argued(

@@ -46,8 +46,7 @@ def separates(nodes: Nodes, most: int = 3) -> bool:
 
 def shifts_annihilate() -> bool:
     """(E − γ)(u + mw)γ^m = wγ·γ^m, (E − γ)wγ·γ^m = 0, and (E − δ)² multiplies γ^m by (γ − δ)², over the factor γ^m."""
-    letters = Letters(u=(), w=(), g=(), d=(), m=())
-    u, w, g, d, m = (letters.scalar(name) for name in "uwgdm")
+    u, w, g, d, m = Letters(u=(), w=(), g=(), d=(), m=())
     once = (u + (m + 1) * w) * g - g * (u + m * w)
     other = g * g - 2 * d * g + d * d
     return identical(once, w * g) and identical(w * g * g - g * (w * g), 0 * g) and identical(other, (g - d) ** 2)
@@ -132,8 +131,7 @@ def attention_fractions(*, second: Callable[[Any], tuple[Any, Any]] = lambda a: 
 
 @claim("paper.LB.2")
 def rotary_fractions(*, second: Callable[[Any, Any], tuple[Any, Any]] = lambda a, b: (a * b, b)) -> Verdict:
-    letters = Letters(a=(), b=())
-    a, b = letters.scalar("a"), letters.scalar("b")
+    a, b = Letters(a=(), b=())
     one = a * 0 + 1
     found = double_pole([(a * b, 0 * a), second(a, b)], (-(a + b), one), one)
     what = f"{POLES}: at t = −(α + β) the two of one i have the determinant −αβ² ≠ 0"
@@ -169,8 +167,7 @@ def rotations_span(*, exponent: Callable[[int, int], Fraction] = lambda i, m: Fr
 
 @claim("paper.LC.1")
 def cocountable(*, multiple: Callable[[int], int] = lambda k: 2 * k + 1) -> Verdict:
-    letters = Letters(c=())
-    c = letters.scalar("c")
+    (c,) = Letters(c=())
     # With c = cos(θ/2): 1 + cos θ = 2c² and sin²θ = 4c²(1 − c²).
     modulus = identical((2 * c**2) ** 2 + 4 * c**2 * (1 - c**2), 4 * c**2)
     zeros = [flint.acb(0, multiple(k) * flint.arb.pi()) for k in range(-6, 7)]
@@ -244,8 +241,7 @@ def _squares_differ(*, difference: Callable[[Any, Any], Any] = lambda b, c: b**2
 
 
 def _heads_differ(*, tied: bool = False) -> bool:
-    letters = Letters(Q=(2, 1), K=(2, 1), R=(2, 1), L=(2, 1))
-    q, k, r, m = (letters[name] for name in "QKRL")
+    q, k, r, m = Letters(Q=(2, 1), K=(2, 1), R=(2, 1), L=(2, 1))
     return ((q @ k.T) - (q @ k.T if tied else r @ m.T))[0, 1] != 0
 
 
@@ -284,8 +280,7 @@ def _powers_independent(*, zeros: Sequence[int] = (1, 2, 3, 4, 5, 6)) -> bool:
 
 
 def _outputs_together(*, sign: int = 1) -> bool:
-    letters = Letters(A=(3,), C=(2,), G=(3,), H=(2,))
-    a, c, g, h = (letters[name] for name in "ACGH")
+    a, c, g, h = Letters(A=(3,), C=(2,), G=(3,), H=(2,))
     matrix = g[:, None] @ c[None, :] + a[:, None] @ h[None, :]
     return all(identical(matrix[k, j], g[k] * c[j] + sign * a[k] * h[j]) for k in range(3) for j in range(2))
 

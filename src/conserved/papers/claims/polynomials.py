@@ -5,7 +5,7 @@ An identity of polynomials with rational coefficients that holds term by term ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -30,11 +30,11 @@ class Letters:
         self._letters = self._ring.gens()
 
     def __getitem__(self, name: str) -> Matrix:
-        start, shape = self._where[name]
-        found = np.empty(shape, dtype=object)
-        for offset, place in enumerate(np.ndindex(*shape)):
-            found[place] = self._letters[start + offset]
-        return found
+        return self._arranged(name, self._letters.__getitem__)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The matrices in their order, to be unpacked, and letters that are not in one."""
+        return (self[name] if shape else self.scalar(name) for name, (_, shape) in self._where.items())
 
     def scalar(self, name: str) -> Any:
         """A letter that is not in a matrix."""
@@ -42,10 +42,13 @@ class Letters:
 
     def gradient(self, polynomial: Any, name: str) -> Matrix:
         """The derivatives of a polynomial in the letters of a matrix."""
+        return self._arranged(name, polynomial.derivative)
+
+    def _arranged(self, name: str, entry: Callable[[int], Any]) -> Matrix:
         start, shape = self._where[name]
         found = np.empty(shape, dtype=object)
         for offset, place in enumerate(np.ndindex(*shape)):
-            found[place] = polynomial.derivative(start + offset)
+            found[place] = entry(start + offset)
         return found
 
 
@@ -68,11 +71,6 @@ def times(factor: Any, matrix: Matrix) -> Matrix:
     """A polynomial times a matrix of them; numpy would take the polynomial for a sequence."""
     found: Matrix = np.frompyfunc(lambda entry: factor * entry, 1, 1)(matrix)
     return found
-
-
-def trace(matrix: Matrix) -> Any:
-    """The sum of the diagonal."""
-    return sum(matrix[i, i] for i in range(len(matrix)))
 
 
 def squares(matrix: Matrix) -> Any:
@@ -101,19 +99,20 @@ def written(array: Matrix) -> str:
     return f"({', '.join(parts)})"
 
 
+def _rational(matrix: Matrix) -> flint.fmpq_mat:
+    entries = [flint.fmpq(e.numerator, e.denominator) for e in fractions(matrix).ravel().tolist()]
+    rows, columns = matrix.shape
+    return flint.fmpq_mat(rows, columns, entries)
+
+
 def rank(matrix: Matrix) -> int:
     """The rank of a matrix of fractions, exactly."""
-    rows, columns = matrix.shape
-    if not rows or not columns:
-        return 0
-    entries = [flint.fmpq(e.numerator, e.denominator) for e in fractions(matrix).ravel().tolist()]
-    return int(flint.fmpq_mat(rows, columns, entries).rank())
+    return int(_rational(matrix).rank()) if matrix.size else 0
 
 
 def exact_determinant(matrix: Matrix) -> Fraction:
     """The determinant of a matrix of fractions, exactly."""
-    entries = [flint.fmpq(e.numerator, e.denominator) for e in fractions(matrix).ravel().tolist()]
-    found = flint.fmpq_mat(len(matrix), len(matrix), entries).det()
+    found = _rational(matrix).det()
     return Fraction(int(found.p), int(found.q))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import json
+import pkgutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -14,27 +15,13 @@ from typing import Any
 
 import torch
 
+import conserved.papers.claims
 from conserved.papers.claims.claim_record import Check, Claim, Outcome, Severity
 from conserved.papers.claims.passages import DOCUMENTS, spans
 from conserved.verdict import Verdict
 
 SOURCES = {name: document.title for name, document in DOCUMENTS.items()}
 """The titles of the documents whose claims come with this package, in the order they are shown."""
-
-_MODULES = (
-    "paper_framework",
-    "paper_laws",
-    "paper_lemmas",
-    "paper_gradients",
-    "paper_discrete",
-    "paper_experiments",
-    "summary",
-    "blog",
-    "softmax_invariants",
-    "note",
-    "note_gradients",
-    "note_information",
-)
 
 ENTRY_POINT = "conserved.claims"
 """Packages that name a module in this group have it imported, to register their claims."""
@@ -193,7 +180,9 @@ def recorded() -> dict[str, str]:
 
 @cache
 def _load() -> None:
-    for name in _MODULES:
-        importlib.import_module(f"conserved.papers.claims.{name}")
+    """Import what registers claims: modules here that are named after a source, and those of other packages."""
+    for module in pkgutil.iter_modules(conserved.papers.claims.__path__, "conserved.papers.claims."):
+        if module.name.split(".")[-1].partition("_")[0] in SOURCES:
+            importlib.import_module(module.name)
     for plugin in entry_points(group=ENTRY_POINT):
         plugin.load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +25,9 @@ def gate_makes_laws(*, gated: Build = block.swiglu_network) -> Verdict:
     return together(without, all_laws(gated, (5, 3), block.neuron_differences, size=FFN))
 
 
-def relu_law(theta: Parameters) -> Tensor:
-    """‖out column‖² − ‖in row‖² of every neuron."""
-    return theta["down.weight"].square().sum(0) - theta["up.weight"].square().sum(1)
-
-
 @claim("summary.gating.other")
 def relu_has_laws(*, activation: str = "relu") -> Verdict:
-    found = all_laws(lambda: FeedForward(3, 4, activation), (5, 3), relu_law, size=FFN)  # type: ignore[arg-type]
+    found = all_laws(lambda: FeedForward(3, 4, activation), (5, 3), block.neuron_differences, size=FFN)  # type: ignore[arg-type]
     return found
 
 
@@ -49,20 +45,10 @@ class Gated(nn.Module):
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
-def gelu_gated() -> nn.Module:
-    return Gated(F.gelu)
-
-
-def sigmoid_gated() -> nn.Module:
-    return Gated(torch.sigmoid)
-
-
-def relu_gated() -> nn.Module:
-    return Gated(torch.relu)
-
-
-def square_gated() -> nn.Module:
-    return Gated(torch.square)
+gelu_gated: Build = partial(Gated, F.gelu)
+sigmoid_gated: Build = partial(Gated, torch.sigmoid)
+relu_gated: Build = partial(Gated, torch.relu)
+square_gated: Build = partial(Gated, torch.square)
 
 
 @claim("summary.gating.corrected")
@@ -105,33 +91,19 @@ def four_mixtures(
     return refuted(found.message, count, *found.evidence)
 
 
-class Deep(nn.Module):
+def deep(activation: Callable[[], nn.Module] = nn.GELU) -> nn.Module:
     """Two hidden layers: W₃ act(W₂ act(W₁ x))."""
-
-    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        sizes = ((2, 3), (3, 3), (3, 2))
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in sizes)
-        self.activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second, third = self.layers
-        found: Tensor = third(self.activation(second(self.activation(first(x)))))
-        return found
-
-
-def deep_gelu() -> nn.Module:
-    return Deep(F.gelu)
+    first, second, third = (nn.Linear(a, b, bias=False) for a, b in ((2, 3), (3, 3), (3, 2)))
+    return nn.Sequential(first, activation(), second, activation(), third)
 
 
 @claim("summary.deep")
-def deep_complete(*, build: Build = deep_gelu) -> Verdict:
+def deep_complete(*, build: Build = deep) -> Verdict:
     found = all_laws(build, (4, 2), None, size="two hidden layers of 3")
     return answered("It is empty: two hidden layers conserve nothing, as one does.", found)
 
 
-def one_plane() -> nn.Module:
-    return Attention(3, 1, head_dim=2, rotary=True)
+one_plane: Build = partial(Attention, 3, 1, head_dim=2, rotary=True)
 
 
 @claim("summary.rope")

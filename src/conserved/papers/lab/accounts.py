@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from conserved.papers.lab.recipes import build, examples_of, small_text
-from conserved.papers.lab.task import Documents, Progress, Task
+from conserved.papers.lab.task import Documents, Task
 from conserved.papers.lab.train import loss_of
 from conserved.store.step_record import Entry
 from conserved.tracking import Monitor, MonitorConfig
@@ -49,7 +49,7 @@ class Account(Task):
     def results(self) -> tuple[str, ...]:
         return (f"{self.optimizer}/{self.seed}",)
 
-    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+    def perform(self, checkpoint: Path | None = None) -> Documents:
         recipe = small_text()
         examples = examples_of(recipe).to(torch.device("cpu"), torch.float64)
         model = build(recipe, self.seed).double()
@@ -58,7 +58,7 @@ class Account(Task):
         monitor = Monitor(model, optimizer, loss="cross_entropy", config=MonitorConfig(dtype=torch.float64))
         losses: list[float] = []
         errors: dict[str, list[float]] = defaultdict(list)
-        for done in range(_STEPS):
+        for _ in range(_STEPS):
             optimizer.zero_grad()
             value = loss_of(model(examples.inputs), examples.targets, examples.loss)
             value.backward()
@@ -67,8 +67,6 @@ class Account(Task):
             losses.append(value.item())
             for family, error in monitor.errors(by="family").items():
                 errors[family].append(error)
-            if progress is not None:
-                progress(done + 1, _STEPS)
         content: dict[str, Any] = {
             "optimizer": self.optimizer,
             "title": title,

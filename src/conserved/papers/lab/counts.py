@@ -13,7 +13,7 @@ from torch import nn
 from conserved.discovery import discover
 from conserved.inference import recognize
 from conserved.papers.blocks import Attention, FeedForward, MixtureOfExperts, ReluAttention, SwiGLU
-from conserved.papers.lab.task import Documents, Progress, Task
+from conserved.papers.lab.task import Documents, Task
 
 KIND = "count"
 
@@ -45,7 +45,7 @@ class Count(Task):
     def results(self) -> tuple[str, ...]:
         return (self.component,)
 
-    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+    def perform(self, checkpoint: Path | None = None) -> Documents:
         title, make, shape, claimed = COMPONENTS[self.component]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

@@ -29,37 +29,31 @@ def by_rate(trajectories: Sequence[Trajectory]) -> dict[float, list[Trajectory]]
 
 def growth(trajectories: Sequence[Trajectory], family: str) -> FittedInterval:
     """p of drift ∝ (Σ τ_i²)^p over seeds; at a constant step Σ τ_i² = τ² k, so this is the exponent in k."""
-    found = []
-    for run in trajectories:
-        kept = [place for place, step in enumerate(run.at) if step >= min(_FIRST, run.steps / 4)]
-        error = run.quantity(family).drift
-        found.append(exponent([run.squares[place] for place in kept], [error[place] for place in kept]))
-    return interval(found)
+    return interval([_growth(run, run.squares, family, min(_FIRST, run.steps / 4)) for run in trajectories])
 
 
 def growth_after(trajectories: Sequence[Trajectory], family: str, share: float) -> FittedInterval:
     """p of drift ∝ k^p from a share of the steps on, over seeds: whether the drift still grows."""
-    found = []
-    for run in trajectories:
-        kept = [place for place, step in enumerate(run.at) if step >= share * run.steps]
-        error = run.quantity(family).drift
-        found.append(exponent([run.at[place] for place in kept], [error[place] for place in kept]))
-    return interval(found)
+    return interval([_growth(run, run.at, family, share * run.steps) for run in trajectories])
+
+
+def _growth(run: Trajectory, across: Sequence[float | int], family: str, first: float) -> float:
+    """p of drift ∝ across^p from a step on."""
+    kept, drift = [place for place, step in enumerate(run.at) if step >= first], run.quantity(family).drift
+    return exponent([across[place] for place in kept], [drift[place] for place in kept])
 
 
 def in_step_size(runs: Runs, family: str) -> FittedInterval:
     """p of drift ∝ τ^p at the same number of steps, over seeds."""
     last = min(run.steps for group in runs.values() for run in group)
-    common = [step for step in _common(runs) if step <= last]
-    if not common:
-        return FittedInterval(math.nan, None, None)
-    return _over_seeds(runs, family, dict.fromkeys(runs, common[-1]))
+    recorded = [set(run.at) for group in runs.values() for run in group]
+    common = max((step for step in set.intersection(*recorded) if step <= last), default=None)
+    return _over_seeds(runs, family, None if common is None else dict.fromkeys(runs, common))
 
 
 def at_flow_time(runs: Runs, family: str) -> FittedInterval:
     """p of drift ∝ τ^p at the same flow time τk, over seeds: 1 for a quadratic law, 0 for what is not conserved."""
-    steps = steps_at_flow_time(runs)
-    return FittedInterval(math.nan, None, None) if steps is None else _over_seeds(runs, family, steps)
+    return _over_seeds(runs, family, steps_at_flow_time(runs))
 
 
 def steps_at_flow_time(runs: Runs) -> dict[float, int] | None:
@@ -79,13 +73,10 @@ def _step_at(run: Trajectory, time: float) -> int | None:
     return run.at[place] if abs(run.time[place] - time) < _SAME_TIME * time else None
 
 
-def _common(runs: Runs) -> list[int]:
-    """Steps that all runs recorded."""
-    recorded = [set(run.at) for group in runs.values() for run in group]
-    return sorted(set.intersection(*recorded)) if recorded else []
-
-
-def _over_seeds(runs: Runs, family: str, steps: Mapping[float, int]) -> FittedInterval:
+def _over_seeds(runs: Runs, family: str, steps: Mapping[float, int] | None) -> FittedInterval:
+    """p of drift ∝ τ^p at such steps; nothing is known where runs have none in common."""
+    if steps is None:
+        return FittedInterval(math.nan, None, None)
     seeds = sorted(set.intersection(*({run.seed for run in group} for group in runs.values())))
     found = []
     for seed in seeds:

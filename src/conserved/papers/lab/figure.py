@@ -99,19 +99,9 @@ def line(
     marks: bool = False,
 ) -> dict[str, Any]:
     """One curve in a panel."""
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if marks else "lines",
-        "x": list(x),
-        "y": list(y),
-        "name": name,
-        "legendgroup": name,
-        "showlegend": legend,
-        "line": {"color": color, "width": width, "dash": dash},
-        "opacity": opacity,
-        "xaxis": _axis("x", panel),
-        "yaxis": _axis("y", panel),
-    }
+    drawn_as = {"color": color, "width": width, "dash": dash}
+    mode = "lines+markers" if marks else "lines"
+    return _curve(name, panel, x=list(x), y=list(y), mode=mode, showlegend=legend, line=drawn_as, opacity=opacity)
 
 
 def band(
@@ -119,21 +109,14 @@ def band(
 ) -> dict[str, Any]:
     """A filled region between two curves: the spread over seeds."""
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [*x, *reversed(x)],
-        "y": [*high, *reversed(low)],
-        "fill": "toself",
-        "fillcolor": f"rgba({red},{green},{blue},0.18)",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "name": name,
-        "legendgroup": name,
-        "showlegend": False,
-        "xaxis": _axis("x", panel),
-        "yaxis": _axis("y", panel),
-    }
+    filled = {"fill": "toself", "fillcolor": f"rgba({red},{green},{blue},0.18)", "line": {"width": 0}}
+    outline = {"x": [*x, *reversed(x)], "y": [*high, *reversed(low)]}
+    return _curve(name, panel, **outline, mode="lines", showlegend=False, **filled, hoverinfo="skip")
+
+
+def _curve(name: str, panel: int, **options: Any) -> dict[str, Any]:
+    axes = {"xaxis": _axis("x", panel), "yaxis": _axis("y", panel)}
+    return {"type": "scatter", "name": name, "legendgroup": name, **options, **axes}
 
 
 def panels(
@@ -166,18 +149,8 @@ def panels(
             if logarithmic:
                 axis |= {"type": "log", "exponentformat": "power", "dtick": 1} if which == "y" else {"type": "log"}
             layout[_axis(which, place + 1).replace(which, f"{which}axis")] = axis
-        layout["annotations"].append(
-            {
-                "text": title,
-                "x": left + wide / 2,
-                "y": bottom + high,
-                "xref": "paper",
-                "yref": "paper",
-                "xanchor": "center",
-                "yanchor": "bottom",
-                "showarrow": False,
-            }
-        )
+        above = {"xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "bottom", "showarrow": False}
+        layout["annotations"].append({"text": title, "x": left + wide / 2, "y": bottom + high, **above})
     return layout
 
 

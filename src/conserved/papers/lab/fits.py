@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import torch
+from jaxtyping import Float
 from scipy.special import stdtrit
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +33,33 @@ class FittedInterval:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+def exponent(x: Sequence[float | int], y: Sequence[float]) -> float:
     """p of y ∝ x^p, by least squares; not a number where fewer than two points are positive and finite."""
-    points = [(a, b) for a, b in zip(x, y, strict=True) if a > 0 and b > 0 and math.isfinite(a) and math.isfinite(b)]
-    if len({a for a, _ in points}) < 2:
+    logs = _logarithms(x, y)
+    if len(logs[:, 0].unique()) < 2:
         return math.nan
-    logs = torch.tensor(points, dtype=torch.float64).log()
     across, up = (logs - logs.mean(0)).unbind(1)
     return float((across * up).sum() / across.square().sum())
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> FittedInterval:
+def _logarithms(x: Sequence[float | int], y: Sequence[float]) -> Float[Tensor, "points 2"]:
+    """Of the points that are positive and finite."""
+    points = torch.tensor([x, y], dtype=torch.float64).T
+    return points[((points > 0) & points.isfinite()).all(1)].log()
+
+
+def slope(x: Sequence[float | int], y: Sequence[float]) -> FittedInterval:
     """p of y ∝ x^p with Student's 95 % interval of the fit, as if what it leaves were independent.
 
     Points of one run are not quite, so the interval says how straight the curve is and not where another seed lies.
     """
-    points = [(math.log(a), math.log(b)) for a, b in zip(x, y, strict=True) if a > 0 and b > 0 and math.isfinite(b)]
-    value = exponent(x, y)
-    freedom = len(points) - 2
+    value, logs = exponent(x, y), _logarithms(x, y)
+    freedom = len(logs) - 2
     if freedom < 1 or not math.isfinite(value):
         return FittedInterval(value, None, None)
-    across, up = (sum(column) / len(points) for column in zip(*points, strict=True))
-    spread = sum((a - across) ** 2 for a, _ in points)
-    left = sum((b - up - value * (a - across)) ** 2 for a, b in points)
-    return FittedInterval.around(value, math.sqrt(left / freedom / spread), freedom)
+    across, up = (logs - logs.mean(0)).unbind(1)
+    left = (up - value * across).square().sum() / across.square().sum()
+    return FittedInterval.around(value, math.sqrt(left / freedom), freedom)
 
 
 def interval(values: Sequence[float]) -> FittedInterval:
@@ -61,9 +67,6 @@ def interval(values: Sequence[float]) -> FittedInterval:
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return FittedInterval(math.nan, None, None)
-    mean = sum(known) / len(known)
     if len(known) == 1:
-        return FittedInterval(mean, None, None)
-    freedom = len(known) - 1
-    spread = math.sqrt(sum((value - mean) ** 2 for value in known) / freedom)
-    return FittedInterval.around(mean, spread / math.sqrt(len(known)), freedom)
+        return FittedInterval(known[0], None, None)
+    return FittedInterval.around(fmean(known), stdev(known) / math.sqrt(len(known)), len(known) - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ import torch
 
 from conserved.inference import recognize
 from conserved.papers.blocks import FeedForward
-from conserved.papers.lab.task import Documents, Progress, Task
+from conserved.papers.lab.task import Documents, Task
 
 KIND = "levels"
 
@@ -32,7 +33,7 @@ class Levels(Task):
     def results(self) -> tuple[str, ...]:
         return (f"{self.rate:g}",)
 
-    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+    def perform(self, checkpoint: Path | None = None) -> Documents:
         paths = [_path(start, self.rate) for start in _STARTS]
         return {self.results[0]: {"rate": self.rate, "time": _TIME, "paths": paths}}
 
@@ -43,16 +44,17 @@ def _path(start: tuple[float, float], rate: float) -> dict[str, Any]:
     with torch.no_grad():
         a.fill_(start[0])
         b.fill_(start[1])
-    laws = recognize(model, torch.ones(1, 1, dtype=torch.float64))
+    one = torch.ones(1, 1, dtype=torch.float64)
+    laws = recognize(model, one)
     law = laws.laws[0].name
-    sign = 1.0 if float(laws.values()[law]) * (start[0] ** 2 - start[1] ** 2) > 0 else -1.0
-    points, values = [list(start)], [sign * float(laws.values()[law])]
-    for _ in range(round(_TIME / rate)):
-        loss = 0.5 * (model(torch.ones(1, 1, dtype=torch.float64)) - 1).square().sum()
-        slopes = torch.autograd.grad(loss, (a, b))
+    points, values = [], []
+    for _ in range(round(_TIME / rate) + 1):
+        points.append([a.item(), b.item()])
+        values.append(float(laws.values()[law]))
+        slopes = torch.autograd.grad(0.5 * (model(one) - 1).square().sum(), (a, b))
         with torch.no_grad():
             for weight, slope in zip((a, b), slopes, strict=True):
                 weight -= rate * slope
-        points.append([a.item(), b.item()])
-        values.append(sign * float(laws.values()[law]))
-    return {"points": points, "law": values}
+    # The law is known up to its sign.
+    sign = math.copysign(1.0, values[0] * (start[0] ** 2 - start[1] ** 2))
+    return {"points": points, "law": [sign * value for value in values]}

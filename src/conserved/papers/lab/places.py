@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -39,21 +39,14 @@ class Place(ABC):
 class Here(Place):
     """One task after another in this process."""
 
-    def __init__(self, progress: Callable[[str, int, int], None] | None = None) -> None:
-        self.progress = progress
-
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Iterator[tuple[Task, Result]]:
         for task in tasks:
-            yield task, self._one(task, folder)
+            try:
+                found: Result = task.perform(checkpoint_of(folder, task))
+            except Exception as problem:
+                found = problem
+            yield task, found
         _tidy(folder)
-
-    def _one(self, task: Task, folder: Path) -> Result:
-        progress = self.progress
-        told = None if progress is None else (lambda done, planned: progress(task.name, done, planned))
-        try:
-            return task.perform(checkpoint_of(folder, task), told)
-        except Exception as problem:
-            return problem
 
 
 class Processes(Place):

@@ -88,17 +88,14 @@ def examples_of(recipe: Recipe, source: str | None = None, *, device: str = "cpu
     if kind_of(given) not in (recipe.wants, "either"):
         raise Unusable(f"{recipe.name} is trained on {recipe.wants}; {given} holds {kind_of(given)}.")
     if recipe.architecture == "decoder":
-        text = open_text(given, vocabulary=int(recipe.sizes["vocab"]))
-        return text.examples(recipe.examples, length=recipe.length)
+        return open_text(given, vocabulary=recipe.sizes["vocab"]).examples(recipe.examples, length=recipe.length)
     if recipe.architecture == "relu_attention":
-        side = int(recipe.sizes["dim"])
+        side = recipe.sizes["dim"]
         rows = open_images(given, size=side, limit=recipe.examples)
         return rows.rows(min(recipe.examples, len(rows)), side=side)
-    size, channels = int(recipe.sizes["image"]), int(recipe.sizes["channels"])
+    size, channels, classes = (recipe.sizes[name] for name in ("image", "channels", "classes"))
     images = open_images(given, size=size, limit=recipe.examples).to(device)
-    return images.examples(
-        min(recipe.examples, len(images)), size=size, channels=channels, classes=int(recipe.sizes["classes"])
-    )
+    return images.examples(min(recipe.examples, len(images)), size=size, channels=channels, classes=classes)
 
 
 def cifar() -> Recipe:
@@ -137,20 +134,17 @@ def imagenet() -> Recipe:
 
 def penn(gate: Gate = "softmax", top_k: int | None = None) -> Recipe:
     """Appendix D, Penn Treebank: 18 batches of 192 sequences accumulated to nearly the whole text, 300 epochs."""
-    return Recipe(
+    return replace(
+        cifar(),
         name=_variant("penn", gate, top_k),
         title=f"decoder with {_gating(gate, top_k)} on Penn Treebank, full batch",
-        scale="full",
         architecture="decoder",
         sizes=_decoder(gate, top_k, vocab=_WORDS, dim=192, depth=12, heads=3, hidden=768, max_length=256),
         data="Penn Treebank",
         examples=192 * 18,
         length=256,
-        batch=None,
-        steps=300,
         rates=(5e-6, 1e-5, 5e-5) if gate == "softmax" else (0.01, 0.02, 0.05),
-        seeds=tuple(range(10)),
-        schedule=Schedule(kind="linear"),
+        precision="float64",
     )
 
 
@@ -205,38 +199,28 @@ def small_images(batch: int | None = None) -> Recipe:
 
 def small_text(batch: int | None = None, gate: Gate = "softmax", top_k: int | None = None) -> Recipe:
     """The language experiments for two cores: the bytes of the standard library, all at once or in batches."""
-    return Recipe(
+    return replace(
+        small_images(batch),
         name=_variant("bytes" if batch is None else "bytes-sgd", gate, top_k),
         title=f"small decoder with {_gating(gate, top_k)}, {'full batch' if batch is None else 'mini-batches'}",
-        scale="small",
         architecture="decoder",
         sizes=_decoder(gate, top_k, vocab=256, dim=16, depth=2, heads=2, hidden=16, max_length=24),
         data=LIBRARY,
         examples=8 if batch is None else 512,
         length=24,
-        batch=batch,
-        steps=64,
-        rates=(0.0001, 0.0002, 0.0004),
-        seeds=tuple(range(5)),
-        schedule=Schedule(kind="constant"),
     )
 
 
 def relu_attention() -> Recipe:
     """The blog's layer, relu(x W_QK xᵀ) x W_V, on digits read as sequences of rows, with the square loss."""
-    return Recipe(
+    return replace(
+        small_images(),
         name="relu-attention",
         title="ReLU attention of the blog on rows of digits",
-        scale="small",
         architecture="relu_attention",
         sizes={"dim": 8, "out": 1},
-        data=DIGITS,
         examples=256,
-        batch=None,
-        steps=64,
         rates=(1e-6, 2e-6, 4e-6),
-        seeds=tuple(range(5)),
-        schedule=Schedule(kind="constant"),
     )
 
 
@@ -282,7 +266,7 @@ FULL: tuple[Recipe, ...] = (
 
 def named(name: str) -> Recipe:
     """A recipe by its name."""
-    for recipe in (*SMALL, *FULL):
-        if recipe.name == name:
-            return recipe
-    raise KeyError(f"There is no recipe {name!r}. There are: {', '.join(r.name for r in (*SMALL, *FULL))}.")
+    known = {recipe.name: recipe for recipe in (*SMALL, *FULL)}
+    if name not in known:
+        raise KeyError(f"There is no recipe {name!r}. There are: {', '.join(known)}.")
+    return known[name]

@@ -12,7 +12,7 @@ from conserved.papers.lab.counts import COMPONENTS, Count
 from conserved.papers.lab.data import Unusable
 from conserved.papers.lab.data.sources import kind_of
 from conserved.papers.lab.figure import Figure
-from conserved.papers.lab.figures import CODES, all_figures
+from conserved.papers.lab.figures import CODES, all_figures, drift, gating
 from conserved.papers.lab.levels import RATES, Levels
 from conserved.papers.lab.places import Place
 from conserved.papers.lab.recipes import Recipe, examples_of, named
@@ -25,14 +25,10 @@ FIGURES = "figure"
 
 Scale = Literal["small", "full"]
 
-_RECIPES: dict[str, dict[Scale, tuple[str, ...]]] = {
-    "figure2": {"small": ("digits-sgd", "bytes-sgd"), "full": ("imagenet", "wikitext")},
-    "figure3": {"small": ("digits", "bytes"), "full": ("cifar", "penn")},
-    "figure4": {
-        "small": ("bytes", "bytes-sparse", "bytes-sigmoid", "bytes-sgd-sigmoid", "bytes-sparse-sigmoid"),
-        "full": ("penn", "penn-sparse", "penn-sigmoid", "wikitext-sigmoid", "penn-sparse-sigmoid"),
-    },
-    "figure5": {"small": ("digits-sgd", "bytes-sgd"), "full": ("imagenet", "wikitext")},
+_RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
+    **drift.RECIPES,
+    "figure4": {scale: (*gating.SOFTMAX[scale], *dict(gating.SIGMOID[scale])) for scale in ("small", "full")},
+    "figure5": drift.RECIPES["figure2"],
     "relu-attention": {"small": ("relu-attention",), "full": ("relu-attention",)},
     "schedules": {"small": ("digits", "digits-decaying"), "full": ("digits", "digits-decaying")},
 }

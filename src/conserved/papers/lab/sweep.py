@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from conserved.papers.lab.places import Place
 from conserved.papers.lab.recipes import Recipe, examples_of
-from conserved.papers.lab.task import Documents, Progress, Task
+from conserved.papers.lab.task import Documents, Task
 from conserved.papers.lab.train import Limits, train
 from conserved.papers.lab.trajectory import Trajectory, trajectory_name
 from conserved.store.run_store import RunStore, store_document
@@ -56,7 +56,7 @@ class Training(Task):
     def accelerated(self) -> bool:
         return self.device.startswith("cuda")
 
-    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+    def perform(self, checkpoint: Path | None = None) -> Documents:
         found = train(
             self.recipe,
             examples_of(self.recipe, self.source),
@@ -64,7 +64,6 @@ class Training(Task):
             seeds=self.seeds,
             device=self.device,
             limits=Limits(seconds=math.inf if self.seconds is None else self.seconds, checkpoint=checkpoint),
-            progress=progress,
         )
         return {trajectory.name: trajectory.record() for trajectory in found}
 

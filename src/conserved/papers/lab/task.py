@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
-
-Progress = Callable[[int, int], None]
-"""Told the steps done and planned."""
 
 Documents = Mapping[str, dict[str, Any]]
 """Plain data by name."""
@@ -36,5 +33,5 @@ class Task(ABC):
         return False
 
     @abstractmethod
-    def perform(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Documents:
+    def perform(self, checkpoint: Path | None = None) -> Documents:
         """Do it, going on from the checkpoint if there is one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from conserved.papers.lab.data.examples import Loss
 from conserved.papers.lab.graphed import Slopes, graphed
 from conserved.papers.lab.memory import micro_batch
 from conserved.papers.lab.recipes import Recipe, build
-from conserved.papers.lab.task import Progress
 from conserved.papers.lab.trajectory import Trajectory
 from conserved.papers.lab.watched import Recording, Stacked, watch_recipe
+
+Progress = Callable[[int, int], None]
+"""Told the steps done and planned."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -72,14 +74,13 @@ def train(
     chosen = list(recipe.seeds if seeds is None else seeds)
     if not chosen or len(set(chosen)) != len(chosen):
         raise ValueError(f"Seeds must be given and differ from each other; got {chosen}.")
-    run = _Run.of(recipe, examples, rate, chosen, torch.device(device), limits)
-    started = time.perf_counter()
-    spent = run.spent
-    last_saved = started
+    run = _Run(recipe, examples, rate, chosen, torch.device(device), limits)
+    last_saved = time.perf_counter()
+    began = last_saved - run.spent
     recorded = set(marks(recipe.steps))
     try:
         while True:
-            run.spent = spent + time.perf_counter() - started
+            run.spent = time.perf_counter() - began
             final = run.done == recipe.steps or (run.done > 0 and run.spent > limits.seconds)
             run.advance(record=final or run.done in recorded, final=final)
             if progress is not None:
@@ -87,13 +88,13 @@ def train(
             if final:
                 break
             if limits.checkpoint is not None and time.perf_counter() - last_saved > limits.every:
-                run.save(limits.checkpoint)
+                saved(run.state(), limits.checkpoint)
                 last_saved = time.perf_counter()
     except KeyboardInterrupt:
         if limits.checkpoint is not None:
-            run.save(limits.checkpoint)
+            saved(run.state(), limits.checkpoint)
         raise
-    run.spent = spent + time.perf_counter() - started
+    run.spent = time.perf_counter() - began
     found = run.trajectories()
     if limits.checkpoint is not None:
         limits.checkpoint.unlink(missing_ok=True)
@@ -134,32 +135,22 @@ class _Run:
     """Weights, gradients and records of all seeds in the middle of training."""
 
     def __init__(
-        self, recipe: Recipe, examples: Examples, rate: float, seeds: list[int], theta: dict[str, Tensor], micro: int
+        self, recipe: Recipe, examples: Examples, rate: float, seeds: list[int], device: torch.device, limits: Limits
     ) -> None:
-        self.recipe, self.rate, self.seeds, self.theta, self.micro = recipe, rate, seeds, theta, micro
-        device = next(iter(theta.values())).device
-        self.examples = examples.to(device, DTYPES[recipe.precision])
-        model = build(recipe, seeds[0])
-        watched = watch_recipe(recipe, seeds[0], model, examples)
-        self.recording = Recording(watched=watched, reference=watched.reference(theta))
-        self.done = 0
-        self.spent = 0.0
-        self.time = self.squares = 0.0
-        own = recipe.batch is not None
-        slopes = slopes_of(model, examples.loss, DTYPES[recipe.precision], own_batches=own)
-        self.slopes = graphed(slopes, own_batches=own)
-
-    @staticmethod
-    def of(
-        recipe: Recipe, examples: Examples, rate: float, seeds: list[int], device: torch.device, limits: Limits
-    ) -> _Run:
         """A new run, or the one a checkpoint was made of."""
-        models = [build(recipe, seed) for seed in seeds]
-        micro = micro_batch(models[0], examples, DTYPES[recipe.precision], len(seeds), device, limits.memory)
-        run = _Run(recipe, examples, rate, seeds, stacked(models, DTYPES[recipe.weights], device), micro)
+        self.recipe, self.rate, self.seeds = recipe, rate, seeds
+        models, precision = [build(recipe, seed) for seed in seeds], DTYPES[recipe.precision]
+        self.micro = micro_batch(models[0], examples, precision, len(seeds), device, limits.memory)
+        self.theta = stacked(models, DTYPES[recipe.weights], device)
+        self.examples = examples.to(device, precision)
+        watched = watch_recipe(recipe, seeds[0], models[0], examples)
+        self.recording = Recording(watched=watched, reference=watched.reference(self.theta))
+        self.done = 0
+        self.spent = self.time = self.squares = 0.0
+        own = recipe.batch is not None
+        self.slopes = graphed(slopes_of(models[0], examples.loss, precision, own_batches=own), own_batches=own)
         if limits.checkpoint is not None and limits.checkpoint.exists():
-            run.load(limits.checkpoint)
-        return run
+            self.load(limits.checkpoint)
 
     def advance(self, *, record: bool, final: bool) -> None:
         """Take the gradient, record if asked, and make the step unless it is the end."""
@@ -230,10 +221,6 @@ class _Run:
             "measured": recording.measured,
             "steepest": recording.steepest,
         }
-
-    def save(self, path: Path) -> None:
-        """Write the state to a file, whole or not at all."""
-        saved(self.state(), path)
 
     def load(self, path: Path) -> None:
         """Go on from a state that was saved by a run of the same recipe, step size, seeds and data."""

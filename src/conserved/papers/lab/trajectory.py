@@ -101,26 +101,23 @@ class Trajectory:
     @staticmethod
     def of(record: Mapping[str, Any]) -> Trajectory:
         """The inverse of `record`, also after a passage through JSON."""
-        known = {field.name for field in fields(Trajectory)}
-        missing = known - set(record)
+        known = [field.name for field in fields(Trajectory)]
+        missing = [name for name in known if name not in record]
         if missing:
             raise ValueError(f"Not the record of a trajectory: {min(missing)} is missing.")
-        quantities = tuple(
-            Quantity(
-                **{key: item[key] for key in ("family", "role", "formula", "laws", "numbers", "linear")},
-                errors={block: tuple(values) for block, values in item["errors"].items()},
-                mean=tuple(item["mean"]),
-                drift=tuple(item["drift"]),
-                bound=None if item["bound"] is None else tuple(item["bound"]),
-                ledger=None
-                if item.get("ledger") is None
-                else {part: tuple(values) for part, values in item["ledger"].items()},
-            )
-            for item in record["quantities"]
+        plain: dict[str, Any] = {name: _tuples(record[name]) for name in known}
+        names = [field.name for field in fields(Quantity)]
+        items = [{"ledger": None} | item for item in plain["quantities"]]
+        return Trajectory(
+            **plain | {"quantities": tuple(Quantity(**{name: item[name] for name in names}) for item in items)}
         )
-        plain: dict[str, Any] = {key: record[key] for key in known - {"quantities"}}
-        plain |= {key: tuple(record[key]) for key in ("at", "time", "squares", "loss")}
-        return Trajectory(**plain, quantities=quantities)
+
+
+def _tuples(value: Any) -> Any:
+    """Plain data with tuples for its lists."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def trajectory_name(recipe: str, step: float, seed: int) -> str:

@@ -18,7 +18,6 @@ from conserved.papers.blocks import MixtureOfExperts
 from conserved.papers.lab.data.examples import Examples, Loss
 from conserved.papers.lab.recipes import Recipe
 from conserved.papers.lab.trajectory import Quantity, Role
-from conserved.store.step_record import LawName
 from conserved.symmetry import Leg, Symmetry, Translation, View
 
 Stacked = Mapping[str, Tensor]
@@ -168,40 +167,33 @@ class Recording:
         units = {name: change.unit() for name, change in self.watched.changes(self.reference, theta).items()}
         # The mean over h_i of C/‖h_i(θ_0)‖: times Σ τ², equation (9) in units of equation (10).
         slopes = {name: (value / units[name]).mean(-1).tolist() for name, value in self.steepest.items()}
-        names = [
-            LawName(name=s.name, block=s.block, family=s.family, units=_units(self.reference, s))
-            for s in self.watched.laws
-        ]
         families: dict[str, list[int]] = {}
-        for place, law in enumerate(names):
-            families.setdefault(law.family, []).append(place)
+        for place, symmetry in enumerate(self.watched.laws):
+            families.setdefault(symmetry.family, []).append(place)
         found = []
         for seed in range(len(self.losses[0])):
             table = torch.stack([step[seed] for step in self.measured])
             of_seed = {name: each[seed] for name, each in slopes.items()}
-            found.append(
-                tuple(self._quantity(family, places, names, table, of_seed) for family, places in families.items())
-            )
+            found.append(tuple(self._quantity(family, table[:, at], at, of_seed) for family, at in families.items()))
         return found
 
-    def _quantity(
-        self, family: str, places: list[int], names: list[LawName], table: Tensor, slopes: Mapping[str, float]
-    ) -> Quantity:
+    def _quantity(self, family: str, table: Tensor, places: list[int], slopes: Mapping[str, float]) -> Quantity:
         symmetries = [self.watched.laws.symmetries[place] for place in places]
         role = self.watched.roles[family]
-        linear = symmetries[0].kind.linear
-        weights = torch.tensor([float(names[place].units) for place in places], dtype=torch.float64)
+        # How many h_i of equation (10) each symmetry holds.
+        counts = [len(s.kind.units(self.reference.values[s.name][0])) for s in symmetries]
+        weights = torch.tensor(counts, dtype=torch.float64)
         blocks: dict[str, list[int]] = {}
-        for inner, place in enumerate(places):
-            blocks.setdefault(names[place].block, []).append(inner)
-        errors = table[:, places, 0]
+        for inner, symmetry in enumerate(symmetries):
+            blocks.setdefault(symmetry.block, []).append(inner)
+        errors, distance, terms = table.unbind(-1)
 
         def averaged(chosen: list[int]) -> tuple[float, ...]:
             share = weights[chosen] / weights[chosen].sum()
             return tuple((errors[:, chosen] @ share).tolist())
 
-        terms = table[:, places, 2].sum(-1)
-        drift = (table[:, places, 1].sum(-1) / torch.where(terms > 0, terms, torch.ones_like(terms))).sqrt()
+        size = terms.sum(-1)
+        drift = (distance.sum(-1) / torch.where(size > 0, size, torch.ones_like(size))).sqrt()
         bound = None
         if role == "law":
             each = torch.tensor([slopes.get(s.name, 0.0) for s in symmetries], dtype=torch.float64)
@@ -211,16 +203,11 @@ class Recording:
             family=family,
             role=role,
             formula=symmetries[0].formula,
-            laws=int(weights.sum()),
+            laws=sum(counts),
             numbers=sum(symmetry.numbers for symmetry in symmetries),
-            linear=linear,
+            linear=symmetries[0].kind.linear,
             errors={block: averaged(chosen) for block, chosen in blocks.items()},
             mean=averaged(list(range(len(places)))),
             drift=tuple(drift.tolist()),
             bound=bound,
         )
-
-
-def _units(reference: Reference, symmetry: Symmetry) -> int:
-    """How many h_i of equation (10) a symmetry holds."""
-    return int(symmetry.kind.units(reference.values[symmetry.name][0]).shape[0])

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.symmetry.kind import Degree, Kind
+from conserved.symmetry.kind import Degree, Element, Kind
 from conserved.symmetry.products import RowProducts, Term
 
 
@@ -23,15 +23,13 @@ class ComplexScaling(Kind):
     title = "complex scaling"
     products = RowProducts((Term(0, 0), Term(1, 1), Term(0, 1, number=1), Term(1, 0, number=1, sign=-1)), unit=2)
 
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Element, a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         pairs = a.unflatten(0, (-1, 2))
         factor = g if degree > 0 else 1 / g.conj()
         moved = factor[:, None] * torch.complex(pairs[:, 0], pairs[:, 1])
         return torch.stack((moved.real, moved.imag), 1).flatten(0, 1)
 
-    def element(
-        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
-    ) -> Shaped[Tensor, "*element"]:
+    def element(self, n: int, m: int, *, spread: float, generator: torch.Generator | None) -> Element:
         logarithm = spread * torch.randn(n // 2, 2, generator=generator, dtype=torch.float64)
         return torch.exp(torch.complex(logarithm[:, 0], logarithm[:, 1]))
 

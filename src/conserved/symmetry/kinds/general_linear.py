@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.symmetry.kind import Degree, Kind
+from conserved.symmetry.kind import Degree, Element, Kind
 from conserved.symmetry.products import OuterProduct
 
 
@@ -19,12 +19,10 @@ class GeneralLinear(Kind):
     products = OuterProduct()
     together = True
 
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Element, a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g @ a if degree > 0 else torch.linalg.solve(g.mT, a)
 
-    def element(
-        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
-    ) -> Shaped[Tensor, "*element"]:
+    def element(self, n: int, m: int, *, spread: float, generator: torch.Generator | None) -> Element:
         noise = torch.randn(n, n, generator=generator, dtype=torch.float64)
         return torch.linalg.matrix_exp(spread * noise / max(n, 1) ** 0.5)
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.symmetry.kind import Degree, Kind
+from conserved.symmetry.kind import Degree, Element, Kind
 from conserved.symmetry.products import RowProducts
 
 
@@ -20,12 +20,10 @@ class OneScale(Kind):
     weighted = True
     shared = "nothing"
 
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Element, a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g**degree * a
 
-    def element(
-        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
-    ) -> Shaped[Tensor, "*element"]:
+    def element(self, n: int, m: int, *, spread: float, generator: torch.Generator | None) -> Element:
         return torch.exp(spread * torch.randn((), generator=generator, dtype=torch.float64))
 
     def group(self, n: int, m: int) -> str:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.symmetry.kind import Degree, Kind
+from conserved.symmetry.kind import Degree, Element, Kind
 from conserved.symmetry.products import RowProducts
 
 
@@ -27,12 +27,10 @@ class Translation(Kind):
     shared = "columns"
     linear = True
 
-    def act(self, g: Shaped[Tensor, "*element"], a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
+    def act(self, g: Element, a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return a + degree * g
 
-    def element(
-        self, n: int, m: int, *, spread: float, generator: torch.Generator | None
-    ) -> Shaped[Tensor, "*element"]:
+    def element(self, n: int, m: int, *, spread: float, generator: torch.Generator | None) -> Element:
         return spread * torch.randn(m, generator=generator, dtype=torch.float64)
 
     def group(self, n: int, m: int) -> str:

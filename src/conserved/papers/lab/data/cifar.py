@@ -21,18 +21,14 @@ def folder_of(folder: Path) -> Path | None:
     return next((folder / inner for inner in _FOLDERS if (folder / inner / FILES[0]).is_file()), None)
 
 
-def is_pickled(folder: Path) -> bool:
-    """Whether a folder holds the version for Python, which is pickled."""
-    return any((folder / inner / "data_batch_1").is_file() for inner in _PICKLED)
-
-
 def refuse_pickled(folder: Path) -> None:
-    """Unpickling a file runs whatever its author wrote into it."""
-    raise Unusable(
-        f"{folder} holds the Python version of CIFAR-10, whose files are pickles; unpickling a file can run any code, "
-        "so they are not opened. Take the binary version (cifar-10-binary.tar.gz), whose folder "
-        f"cifar-10-batches-bin holds {FILES[0]} to {FILES[-1]}."
-    )
+    """Refuse the version for Python: unpickling a file runs whatever its author wrote into it."""
+    if any((folder / inner / "data_batch_1").is_file() for inner in _PICKLED):
+        raise Unusable(
+            f"{folder} holds the Python version of CIFAR-10, whose files are pickles; unpickling a file can run any "
+            "code, so they are not opened. Take the binary version (cifar-10-binary.tar.gz), whose folder "
+            f"cifar-10-batches-bin holds {FILES[0]} to {FILES[-1]}."
+        )
 
 
 def cifar10(folder: Path) -> Images:

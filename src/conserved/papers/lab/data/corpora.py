@@ -12,22 +12,20 @@ END = "<eos>"
 """The end of a line, as is customary for both corpora."""
 
 PENN, WIKI = "ptb.train.txt", "wiki.train.tokens"
-_WIKI_FOLDERS = ("", "wikitext-103", "wikitext-103-v1")
-_PENN_FOLDERS = ("", "data", "simple-examples/data")
+_CORPORA = {
+    "Penn Treebank": (PENN, ("", "data", "simple-examples/data")),
+    "WikiText-103": (WIKI, ("", "wikitext-103", "wikitext-103-v1")),
+}
+"""By title, the training text (of Penn Treebank Mikolov's preprocessed one) and the folders it may be in."""
 
 
-def penn_file(folder: Path) -> Path | None:
-    """Mikolov's preprocessed training text."""
-    return _first(folder, _PENN_FOLDERS, PENN)
-
-
-def wiki_file(folder: Path) -> Path | None:
-    """WikiText's training text."""
-    return _first(folder, _WIKI_FOLDERS, WIKI)
-
-
-def _first(folder: Path, inner: tuple[str, ...], name: str) -> Path | None:
-    return next((folder / place / name for place in inner if (folder / place / name).is_file()), None)
+def corpus_in(path: Path) -> tuple[str, Path] | None:
+    """The title and the file of a corpus in a folder; or of a file that has the name of one."""
+    for title, (name, folders) in _CORPORA.items():
+        for file in (path, *(path / inner / name for inner in folders)):
+            if file.name == name and file.is_file():
+                return title, file
+    return None
 
 
 def tokenised(path: Path, name: str, vocabulary: int) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,12 +132,8 @@ def as_words(name: str, words: Iterable[str], vocabulary: int) -> Text:
         raise Unusable(f"{name} is empty.")
     number = {word: place for place, (word, _) in enumerate(Counter(listed).most_common(vocabulary))}
     if len(set(listed)) > vocabulary and UNKNOWN not in number:
-        number = _with_unknown(list(number))
+        # The rarest word makes room for the one that stands for all others.
+        number[UNKNOWN] = number.popitem()[1]
     rest = number.get(UNKNOWN, 0)
     tokens = torch.tensor([number.get(word, rest) for word in listed], dtype=torch.int32)
     return Text(name=name, tokens=tokens, vocabulary=vocabulary)
-
-
-def _with_unknown(words: Sequence[str]) -> dict[str, int]:
-    """The rarest word makes room for the one that stands for all others."""
-    return {word: place for place, word in enumerate([*words[:-1], UNKNOWN])}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,11 +28,9 @@ def kind_of(source: str) -> Literal["images", "text", "either"]:
     if source in (DIGITS, LIBRARY):
         return "images" if source == DIGITS else "text"
     path = _existing(source)
-    if path.is_file() or corpora.penn_file(path) or corpora.wiki_file(path):
+    if path.is_file() or corpora.corpus_in(path):
         return "text"
-    if cifar.is_pickled(path) and cifar.folder_of(path) is None:
-        cifar.refuse_pickled(path)
-    if idx.is_fashion_mnist(path) or cifar.folder_of(path) or folders.root_of(path):
+    if _images_in(path) is not None:
         return "images"
     raise Unusable(f"{path} holds nothing that is known. Images: {_IMAGES_EXPECTED}. Texts: {_TEXT_EXPECTED}.")
 
@@ -42,16 +42,22 @@ def open_images(source: str, *, size: int, limit: int) -> Images:
     if source.startswith(hub.PREFIX):
         return hub.hub_images(source.removeprefix(hub.PREFIX), size=size, limit=limit)
     path = _existing(source)
-    if path.is_dir():
-        if idx.is_fashion_mnist(path):
-            return idx.fashion_mnist(path)
-        if (inner := cifar.folder_of(path)) is not None:
-            return cifar.cifar10(inner)
-        if cifar.is_pickled(path):
-            cifar.refuse_pickled(path)
-        if (root := folders.root_of(path)) is not None:
-            return folders.class_folders(root, size=size, limit=limit)
-    raise Unusable(f"{path} holds no images that are known. Expected is a folder with {_IMAGES_EXPECTED}.")
+    if (opened := _images_in(path)) is None:
+        raise Unusable(f"{path} holds no images that are known. Expected is a folder with {_IMAGES_EXPECTED}.")
+    return opened(size=size, limit=limit)
+
+
+def _images_in(path: Path) -> Callable[..., Images] | None:
+    """How to open the images of a folder, if it holds any."""
+    if not path.is_dir():
+        return None
+    if idx.is_fashion_mnist(path):
+        return lambda **_: idx.fashion_mnist(path)
+    if (inner := cifar.folder_of(path)) is not None:
+        return lambda **_: cifar.cifar10(inner)
+    cifar.refuse_pickled(path)
+    root = folders.root_of(path)
+    return None if root is None else partial(folders.class_folders, root)
 
 
 def open_text(source: str, *, vocabulary: int) -> Text:
@@ -61,12 +67,8 @@ def open_text(source: str, *, vocabulary: int) -> Text:
     if source.startswith(hub.PREFIX):
         return hub.hub_text(source.removeprefix(hub.PREFIX), vocabulary)
     path = _existing(source)
-    for name, file, expected in (
-        ("Penn Treebank", corpora.penn_file(path), corpora.PENN),
-        ("WikiText-103", corpora.wiki_file(path), corpora.WIKI),
-    ):
-        if file is not None or path.name == expected:
-            return corpora.tokenised(file or path, name, vocabulary)
+    if (corpus := corpora.corpus_in(path)) is not None:
+        return corpora.tokenised(corpus[1], corpus[0], vocabulary)
     if path.is_file():
         return corpora.plain_text(path, vocabulary)
     raise Unusable(f"{path} holds no text that is known. Expected is {_TEXT_EXPECTED}.")

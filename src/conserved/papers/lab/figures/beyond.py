@@ -18,6 +18,7 @@ Documents = Mapping[str, dict[str, Any]]
 _ROUNDING = 1e-13
 _FAMILIES = (("query_key", "rotary attention"), ("gated_neurons", "SwiGLU neurons"), ("shift", "softmax gate Σ Wᵢ"))
 _PARTS = (("first_order", "first order"), ("second_order", "second order"), ("residual", "residual"))
+_COUNTED = ("title", "parameters", "counted", "recognised", "claimed", "gap")
 
 
 def ledger(accounts: Documents) -> Figure | None:
@@ -89,14 +90,9 @@ def optimizers(accounts: Documents) -> Figure | None:
         for name in ("momentum", "adam"):
             if (family, name) in final and (family, "sgd") in final:
                 ratio = final[family, name] / final[family, "sgd"]
-                findings.append(
-                    Finding(
-                        what=f"{label}: drift under {OPTIMIZERS[name][0]} over that under SGD",
-                        value=ratio,
-                        expected="above 1: a first-order part",
-                        holds=ratio > 1,
-                    )
-                )
+                what = f"{label}: drift under {OPTIMIZERS[name][0]} over that under SGD"
+                expected = "above 1: a first-order part"
+                findings.append(Finding(what=what, value=ratio, expected=expected, holds=ratio > 1))
     if ("shift", "momentum") in final:
         what = "softmax gate under momentum: drift of a linear law"
         findings.append(Finding.rounding(what, final["shift", "momentum"], 1e-12))
@@ -118,18 +114,12 @@ def optimizers(accounts: Documents) -> Figure | None:
 
 def counts(found: Documents) -> Figure | None:
     """Laws that exist, counted by the Lie closure, beside those recognised and those the sources claim."""
-    known = [name for name in COMPONENTS if name in found]
+    known = [found[name] for name in COMPONENTS if name in found]
     if not known:
         return None
-    titles = [found[name]["title"] for name in known]
+    titles = [f["title"] for f in known]
     data = [
-        {
-            "type": "bar",
-            "name": label,
-            "x": titles,
-            "y": [found[name][key] for name in known],
-            "marker": {"color": color},
-        }
+        {"type": "bar", "name": label, "x": titles, "y": [f[key] for f in known], "marker": {"color": color}}
         for label, key, color in (
             ("counted", "counted", PALETTE[0]),
             ("recognised", "recognised", PALETTE[2]),
@@ -138,18 +128,15 @@ def counts(found: Documents) -> Figure | None:
     ]
     findings = [
         Finding(
-            what=f"{found[name]['title']}: independent laws",
-            value=found[name]["counted"],
-            expected=f"{found[name]['recognised']} recognised",
-            holds=found[name]["counted"] == found[name]["recognised"],
+            what=f"{f['title']}: independent laws",
+            value=f["counted"],
+            expected=f"{f['recognised']} recognised",
+            holds=f["counted"] == f["recognised"],
         )
-        for name in known
+        for f in known
     ]
-    wrong = [found[name]["title"] for name in known if found[name]["counted"] != found[name]["claimed"]]
-    rows = tuple(
-        (f["title"], f["parameters"], f["counted"], f["recognised"], f["claimed"], f["gap"])
-        for f in (found[name] for name in known)
-    )
+    wrong = [f["title"] for f in known if f["counted"] != f["claimed"]]
+    rows = tuple(tuple(f[key] for key in _COUNTED) for f in known)
     layout = panels(["laws of one small component"], x="component", y="independent laws", log=(False, False))
     return Figure(
         code="counts",
@@ -162,9 +149,7 @@ def counts(found: Documents) -> Figure | None:
         data=tuple(data),
         layout=layout | {"barmode": "group"},
         findings=tuple(findings),
-        table=Table(
-            columns=("component", "parameters", "counted", "recognised", "claimed", "gap of singular values"), rows=rows
-        ),
+        table=Table(columns=("component", *_COUNTED[1:5], "gap of singular values"), rows=rows),
         section="beyond",
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from conserved.papers.lab.figure import PALETTE, Figure, Finding, Table, in_words, line, panels
 from conserved.papers.lab.figures.curves import common_steps, spread
-from conserved.papers.lab.figures.drift import PANELS, runs_of
+from conserved.papers.lab.figures.drift import panels_of
 from conserved.papers.lab.trajectory import Trajectory
 
 _TIMES = 100.0
@@ -22,13 +22,8 @@ _SPOILED = {
 
 def figure5(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure | None:
     """Laws beside the quantities of Appendix E.2, at the middle step size."""
-    images, text = ("imagenet", "wikitext") if scale == "full" else ("digits-sgd", "bytes-sgd")
-    runs = {"images": runs_of(trajectories, images), "text": runs_of(trajectories, text)}
-    shown = [
-        (title, group, family)
-        for title, kind, family in PANELS
-        if runs[kind] and (group := runs[kind][sorted(runs[kind])[len(runs[kind]) // 2]])
-    ]
+    found = panels_of(trajectories, "figure2", scale)
+    shown = [(title, runs[sorted(runs)[len(runs) // 2]], family) for title, runs, family in found]
     if not shown:
         return None
     data: list[dict[str, Any]] = []

@@ -23,17 +23,22 @@ PANELS = (
     ("(d) softmax gate Σ Wᵢ", "text", "shift"),
 )
 
+KINDS = ("images", "text")
+RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
+    "figure2": {"small": ("digits-sgd", "bytes-sgd"), "full": ("imagenet", "wikitext")},
+    "figure3": {"small": ("digits", "bytes"), "full": ("cifar", "penn")},
+}
+"""What is trained for a figure, on images and on text; Figure 5 shows the runs of Figure 2."""
+
 
 def figure2(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure | None:
     """Mini-batch gradient descent, the paper's ImageNet-1K and WikiText-103."""
-    images, text = ("imagenet", "wikitext") if scale == "full" else ("digits-sgd", "bytes-sgd")
-    return _figure(trajectories, "figure2", "mini-batches", images, text, scale)
+    return _figure(trajectories, "figure2", "mini-batches", scale)
 
 
 def figure3(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure | None:
     """Full-batch gradient descent, the paper's CIFAR-10 and Penn Treebank."""
-    images, text = ("cifar", "penn") if scale == "full" else ("digits", "bytes")
-    return _figure(trajectories, "figure3", "full batches", images, text, scale)
+    return _figure(trajectories, "figure3", "full batches", scale)
 
 
 def runs_of(trajectories: Sequence[Trajectory], recipe: str) -> dict[float, list[Trajectory]]:
@@ -77,11 +82,14 @@ def rounding_finding(runs: Runs, family: str, label: str) -> Finding:
     return Finding.rounding(f"{label}: largest drift at any step size", worst, limit)
 
 
-def _figure(
-    trajectories: Sequence[Trajectory], code: str, regime: str, images: str, text: str, scale: str
-) -> Figure | None:
-    runs = {"images": runs_of(trajectories, images), "text": runs_of(trajectories, text)}
-    shown = [(title, runs[kind], family) for title, kind, family in PANELS if runs[kind]]
+def panels_of(trajectories: Sequence[Trajectory], code: str, scale: str) -> list[tuple[str, Runs, str]]:
+    """The panels of a figure that there are runs for: title, runs by step size, and family."""
+    runs = {kind: runs_of(trajectories, recipe) for kind, recipe in zip(KINDS, RECIPES[code][scale], strict=True)}
+    return [(title, runs[kind], family) for title, kind, family in PANELS if runs[kind]]
+
+
+def _figure(trajectories: Sequence[Trajectory], code: str, regime: str, scale: str) -> Figure | None:
+    shown = panels_of(trajectories, code, scale)
     if not shown:
         return None
     data: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ from conserved.papers.lab.figures.drift import rounding_finding, runs_of
 from conserved.papers.lab.trajectory import Trajectory
 
 _ORDER = 0.15
-_VARIANTS = {
+SIGMOID = {
     "small": (
         ("bytes-sigmoid", "full batch"),
         ("bytes-sgd-sigmoid", "mini-batches"),
@@ -20,13 +20,14 @@ _VARIANTS = {
     ),
     "full": (("penn-sigmoid", "full batch"), ("wikitext-sigmoid", "mini-batches"), ("penn-sparse-sigmoid", "top-2")),
 }
-_SOFTMAX = {"small": ("bytes", "bytes-sparse"), "full": ("penn", "penn-sparse")}
+SOFTMAX = {"small": ("bytes", "bytes-sparse"), "full": ("penn", "penn-sparse")}
+"""Recipes of both kinds of gate; of the sigmoid with what tells them apart."""
 
 
 def figure4(trajectories: Sequence[Trajectory], scale: str = "small") -> Figure | None:
     """Σ Wᵢ of a normalised-sigmoid router drifts like anything that is not conserved; softmax keeps it to rounding."""
-    sigmoid = [(label, runs) for name, label in _VARIANTS[scale] if (runs := runs_of(trajectories, name))]
-    softmax = [(name, runs) for name in _SOFTMAX[scale] if (runs := runs_of(trajectories, name))]
+    sigmoid = [(label, runs) for name, label in SIGMOID[scale] if (runs := runs_of(trajectories, name))]
+    softmax = [(name, runs) for name in SOFTMAX[scale] if (runs := runs_of(trajectories, name))]
     if not sigmoid:
         return None
     titles: list[str] = []

@@ -1,0 +1,230 @@
+"""The laws of a model bound to its optimizers: where they began, what every step did to them, what it adds up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from conserved.laws import LawSet, Reference
+from conserved.store.step_record import FIELDS, By, LawName, averaged
+from conserved.symmetry import Symmetry, Tensors
+from conserved.tracking.device_transfer import Transfer
+from conserved.tracking.kept_account import Running, Scales, begun, settled
+from conserved.tracking.ledger import Ledger, StepAccount
+from conserved.tracking.monitor_config import MonitorConfig
+from conserved.tracking.optimizer_watch import OptimizerWatch
+from conserved.tracking.step_expansion import Expansion
+from conserved.tracking.theory import (
+    AngularMomentum,
+    Decay,
+    DriftBound,
+    angular_momenta,
+    decays,
+    drift_bounds,
+    momenta,
+)
+from conserved.tracking.watched_laws import Selection, Where
+
+
+class LawAccount:
+    """What a monitor knows once it knows the laws; the laws as they are when it is made are the reference."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        found: LawSet,
+        *,
+        where: Where | None,
+        config: MonitorConfig,
+        every: int,
+        sampled: Callable[[], bool],
+        converted: Callable[[Sequence[str]], None],
+    ) -> None:
+        """`sampled` says whether the coming step is accounted for; `converted` is told of parameters of a new type."""
+        selection = Selection.of(model, optimizers, found, where, with_impostors=config.baselines)
+        self.laws, self.left_out = selection.laws, selection.left_out
+        self._config, self._every, self._impostors = config, every, selection.impostors
+        names = dict.fromkeys(name for symmetry in self.laws for name in symmetry.parameters)
+        self.theta: Tensors = {name: self.laws.parameters[name] for name in names}
+        self.watch = OptimizerWatch(
+            optimizers, self.theta, rule=config.rule, before=self._catch_up, converted=converted, sampled=sampled
+        )
+        self._ledger = Ledger(self.laws.symmetries, self.theta, dtype=config.dtype)
+        self.names = tuple(map(_law_name, self.laws))
+        self.transfer = Transfer(self.names, [place for shelf in self._ledger.shelves for place in shelf.places])
+        self._unclipped: list[Tensor] | None = None
+        self.take_reference()
+        self._momenta = self._momenta_now()
+
+    def take_reference(self) -> None:
+        """The laws as they are now are what drift is counted from."""
+        now = self.laws.reference(dtype=self._config.dtype)
+        self.reference = _moved_to("cpu", now)
+        accounts = self._laws_now()
+        self._scales = self._measured(accounts)
+        self._running = [begun(account) for account in accounts]
+        self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
+
+    def _laws_now(self) -> list[StepAccount]:
+        return self._ledger.account(lambda names: [Expansion.of(self.theta[name]) for name in names])
+
+    def _measured(self, accounts: Sequence[StepAccount]) -> list[Scales]:
+        """What changes are relative to and what rounding explains of them, with parameters as they are now."""
+        return [
+            Scales.of(
+                shelf,
+                self.laws.symmetries,
+                self.theta,
+                self.reference,
+                impostors=self._impostors,
+                dtype=self._config.dtype,
+                precision=self._config.precision,
+                like=account.law,
+            )
+            for shelf, account in zip(self._ledger.shelves, accounts, strict=True)
+        ]
+
+    def _catch_up(self) -> None:
+        """With some steps left out, the laws before a step are not those after the last one that was looked at."""
+        if self._every > 1:
+            for running, account in zip(self._running, self._laws_now(), strict=True):
+                running.previous, running.sizes = account.law.clone(), account.sizes.clone()
+
+    def go_on_converted(self) -> None:
+        """Parameters were converted to another type between two steps: that is no step, and rounding is another."""
+        accounts = self._laws_now()
+        self._scales = [new.no_finer_than(old) for new, old in zip(self._measured(accounts), self._scales, strict=True)]
+        for running, account in zip(self._running, accounts, strict=True):
+            running.accounted += account.law - running.previous
+            running.previous, running.sizes = account.law.clone(), account.sizes.clone()
+
+    def note_unclipped(self) -> None:
+        """Gradients as they are now are those that backpropagation gave; clipping comes between them and the step."""
+        self._unclipped = [account.slope for account in self._ledger.account(self.watch.unclipped)]
+
+    def forget_step(self) -> None:
+        """The last step is dealt with."""
+        self._unclipped = None
+        self.watch.clear()
+
+    def settle(self) -> tuple[tuple[str, ...], Tensor]:
+        """The causes of the last step, and a row for every law: `FIELDS`, then what each cause did."""
+        if not self.watch.stepped:
+            self._catch_up()
+        accounts = self._ledger.account(lambda names: self.watch.expand(names, causes=self._config.causes))
+        norm = self.watch.gradient_norm() if self._linear and self.watch.stepped else None
+        before: Sequence[Tensor | None] = self._unclipped or [None] * len(accounts)
+        shelves = zip(self._ledger.shelves, self._scales, self._running, accounts, before, strict=True)
+        with torch.no_grad():
+            rows = [
+                settled(
+                    shelf,
+                    scales,
+                    running,
+                    account,
+                    unclipped=slope,
+                    gradient_norm=None if norm is None else norm.to(account.law.dtype),
+                )
+                for shelf, scales, running, account, slope in shelves
+            ]
+            causes = tuple(dict.fromkeys(cause for _, by_cause in rows for cause in by_cause))
+            host = rows[0][0]["moved"].device
+            rows_of = [
+                [
+                    *(fields[name] for name in FIELDS),
+                    *(by_cause.get(c, torch.zeros_like(fields["moved"])) for c in causes),
+                ]
+                for fields, by_cause in rows
+            ]
+            return causes, torch.cat([torch.stack(part, -1).to(host, non_blocking=True) for part in rows_of])
+
+    def errors(self, theta: Tensors | None, by: By) -> dict[str, float]:
+        """Equation (10) of these parameters, or of the model's own, against the reference."""
+        reference = _moved_to(next(iter(self.theta.values())).device, self.reference)
+        found = self.laws.errors(reference, theta, by="law", dtype=self._config.dtype)
+        return averaged(self.names, [found[law.name] for law in self.names], by)
+
+    def bounds(self) -> list[DriftBound]:
+        """Equation (9) for every law."""
+        return drift_bounds(self._ledger, self._running, self.watch, self._impostors)
+
+    def decay(self) -> list[Decay]:
+        """The decay law for every law whose legs decay alike."""
+        return decays(self._ledger, self._running, self.watch)
+
+    def angular_momenta(self) -> list[AngularMomentum]:
+        """The angular momenta now, against those at the start."""
+        return angular_momenta(self.laws, self._momenta, self._momenta_now(), self.watch)
+
+    def _momenta_now(self) -> dict[str, tuple[Tensor, Tensor]]:
+        lawful = self.laws.select(lambda symmetry: symmetry.name not in self._impostors)
+        return momenta(lawful, self.theta, self.watch, self._config.dtype)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held between steps: by the laws, and by copies of parameters that an optimizer's rule asks for."""
+        tensors = [tensor for running in self._running for tensor in running.tensors().values()]
+        tensors += [
+            tensor
+            for scales in self._scales
+            for tensor in (scales.denominators, scales.multiplicities, scales.rounding, scales.tolerance, scales.floor)
+        ]
+        own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        return {"laws": sum(own.values()), "copies": self.watch.copied_bytes()}
+
+    def state(self) -> dict[str, Any]:
+        """References and sums, for a checkpoint."""
+        return {
+            "laws": list(self.laws.names),
+            "reference": {"values": dict(self.reference.values), "scales": dict(self.reference.scales)},
+            "running": [
+                {name: tensor.detach().cpu().clone() for name, tensor in running.tensors().items()}
+                for running in self._running
+            ],
+            "momenta": {name: (value.cpu(), size.cpu()) for name, (value, size) in self._momenta.items()},
+            "sums": [
+                [[float(one.time), float(one.squares), float(one.decayed), float(one.damped)] for one in sums]
+                for sums in self.watch.optimizer_sums()
+            ],
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of other laws."""
+        if list(state["laws"]) != list(self.laws.names):
+            strange = sorted(set(state["laws"]) ^ set(self.laws.names))
+            raise ValueError(
+                f"The state is of {len(state['laws'])} laws and this monitor watches {len(self.laws)}; "
+                f"they differ in {strange[0] if strange else 'their order'}."
+            )
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.reference = Reference(dict(state["reference"]["values"]), dict(state["reference"]["scales"]))
+        self._running = [
+            Running(**{name: tensor.to(running.reference) for name, tensor in saved.items()})
+            for running, saved in zip(self._running, state["running"], strict=True)
+        ]
+        self._scales = [
+            scales.measured_against(shelf, self.laws.symmetries, self.reference)
+            for scales, shelf in zip(self._scales, self._ledger.shelves, strict=True)
+        ]
+        self._momenta = {name: (value, size) for name, (value, size) in state["momenta"].items()}
+        for sums, saved_sums in zip(self.watch.optimizer_sums(), state["sums"], strict=True):
+            for one, values in zip(sums, saved_sums, strict=True):
+                one.time, one.squares, one.decayed, one.damped = values
+
+
+def _law_name(symmetry: Symmetry) -> LawName:
+    units = 1 if symmetry.kind.together else symmetry.numbers
+    return LawName(name=symmetry.name, block=symmetry.block, family=symmetry.family, units=units)
+
+
+def _moved_to(device: str | torch.device, reference: Reference) -> Reference:
+    values, scales = (
+        {name: value.to(device) for name, value in part.items()} for part in (reference.values, reference.scales)
+    )
+    return Reference(values, scales)
