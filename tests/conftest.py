@@ -86,6 +86,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+def pytest_unconfigure() -> None:
+    """What was imported is taken down in order when the process ends; extensions complain otherwise."""
+    gc.unfreeze()
+
+
 def processor_seconds() -> float:
     """Of this process and of those it has started that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -102,6 +102,20 @@ def test_help_waits_for_neither_pytorch_nor_extras(core: Environment, tmp_path: 
     assert all(len(line) <= 80 for line in shown.stdout.splitlines())
 
 
+@pytest.mark.parametrize("words", [("laws", "timm:create_model"), ("laws", "x:y", "--store", "no/x.db")], ids=" ".join)
+def test_what_can_be_refused_at_once_waits_for_no_pytorch(
+    core: Environment, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    code = (
+        "import sys; sys.argv = ['conserved', *sys.argv[1:]]\nfrom conserved.cli import main\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    shown = core.run(core.python, "-c", code, *words, at=tmp_path)
+    assert shown.returncode == 2, shown.stderr
+    assert shown.stdout == "False\n"
+
+
 def test_the_shell_completes_commands(core: Environment, tmp_path: Path) -> None:
     shown = core.run(
         "conserved", at=tmp_path, _CONSERVED_COMPLETE="complete_bash", COMP_WORDS="conserved dis", COMP_CWORD="1"

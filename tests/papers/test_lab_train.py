@@ -30,6 +30,7 @@ from conserved.papers.lab.recipes import (
 from conserved.papers.lab.schedule import Schedule
 from conserved.papers.lab.train import Diverged, Limits, batch_indices, loss_of, marks, train
 from conserved.papers.lab.trajectory import Trajectory
+from conserved.papers.lab.watched import watch, watch_recipe
 from reference.descent import descend
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -45,6 +46,19 @@ def tiny_text(gate: str = "softmax", steps: int = 8) -> Recipe:
     recipe = small_text()
     sizes = {**recipe.sizes, "dim": 8, "depth": 1, "hidden": 4, "experts": 3, "gate": gate, "top_k": 2}
     return replace(recipe, sizes=sizes, examples=4, length=8, steps=steps, seeds=(0, 1))
+
+
+def test_the_laws_of_a_recipe_are_read_once_for_all_step_sizes_and_again_for_another_model() -> None:
+    recipe, slower = tiny_text(), replace(tiny_text(), rates=(1e-6,), steps=3)
+    other = tiny_text("sigmoid")
+    examples = examples_of(recipe)
+    first = watch_recipe(recipe, 0, build(recipe, 0), examples)
+    assert watch_recipe(slower, 0, build(slower, 0), examples) is first
+    found = watch_recipe(other, 0, build(other, 0), examples)
+    plain = watch(build(other, 0), examples.loss, examples.inputs[:2])
+    assert [symmetry.name for symmetry in found.laws] == [symmetry.name for symmetry in plain.laws]
+    assert found.roles == plain.roles != first.roles
+    assert watch_recipe(recipe, 1, build(recipe, 1), examples) is not first
 
 
 def watched(loss: str, examples: Examples) -> Callable[[nn.Module], LawSet]:
