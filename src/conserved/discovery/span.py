@@ -3,7 +3,7 @@ r"""The span of many vectors, and its dimension by a numerical rule that is stat
 Vectors are added in blocks. What is left of a block outside the span so far has singular values that are of the size of
 clear new directions, of faint ones, or of rounding:
 
-    clear     above 1e-4 of the unit vectors that were added: the direction joins the span,
+    clear     above 1e-2 of the unit vectors that were added: the direction joins the span,
     faint     above 1e-13: kept at its own length, beside it,
     counted   clear, or faint and above 1e-10,
     gap       smallest counted over largest not counted.
@@ -30,18 +30,15 @@ from torch import Tensor
 CUT = 1e-10
 """Singular values below this, relative to unit vectors, are rounding."""
 
-CLEAR = 1e-4
-"""Remainders above this join the span: their direction is known to 1e-12."""
+CLEAR = 1e-2
+"""Remainders above this join the span. Rounding of a block of n unit vectors is in proportion to √n: in the largest
+blocks, of thousands, their directions are known to 1e-12."""
 
 ROUNDING = 1e-13
 """Remainders below this are forgotten."""
 
 NOTHING = 1e-11
 """Large blocks whose remainders are all below this, a tenth of the cut, are forgotten without being taken apart."""
-
-REFLECTED = 1e-2
-"""Remainders of a block that all are above this become axes. Rounding of a block is in proportion to its length, √n for
-n unit vectors, so that the directions of a large one are known to 1e-12 too."""
 
 _LARGEST_SVD = 512
 """Larger blocks are halved before their singular values are computed."""
@@ -98,7 +95,7 @@ class Basis:
         least = least_value(r)
         if least > CLEAR:
             self.smallest_clear = min(self.smallest_clear, least)
-            self._append(q.mT if least > 1e-2 else self._orthonormal(q.mT))
+            self._append(q.mT)
             self._sort(self.project_out(self.faint))
         elif len(block) > _LARGEST_SVD:
             half = len(block) // 2
@@ -292,7 +289,7 @@ class Span:
             self._absorb_parts(left, _MOST)
         else:
             reflection, least = Reflection.of(left)
-            if least > REFLECTED:
+            if least > CLEAR:
                 self._smallest_reflected = min(self._smallest_reflected, least)
                 self._reflections.append(reflection)
                 forgotten = self._rest.largest_forgotten

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite, nan
 from typing import Any, overload
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.laws.rescaled_identities import norms, reweighed
-from conserved.moment import Direction, HostCopy, Memory, Norms, Plan, Point, memory_of
+from conserved.moment import Direction, HostCopy, Norms, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status
 
@@ -118,33 +117,6 @@ def balance_of(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtyp
     return Weighing.begun(plan, theta, slopes, dtype=dtype).balance(theta, slopes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Queued:
-    """Numbers on the device, and what they are: see `Weighing`."""
-
-    numbers: Float[Tensor, " numbers"]
-    places: Sequence[int]
-    names: tuple[str, ...]
-    lengths: tuple[str, ...]
-    samples: tuple[int, ...]
-
-
-def _queued(plan: Plan, theta: Tensors, slopes: Tensors, dtype: torch.dtype | None, *, lengths: bool) -> _Queued:
-    """Everything that is read of parameters and gradients, in one row of numbers; see `Weighing.begun`."""
-    moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
-    places, tables = moments.sizes()
-    anywhere = next((slope.device for slope in slopes.values()), torch.device("cpu"))
-    device = tables[0].device if tables else anywhere
-    names, norms = _norms_of_all(slopes, moments.norms, device)
-    needed = {name: theta[name] for name in plan.needs} if lengths else {}
-    long, own = _norms_of_all(needed, moments.lengths, device) if lengths else ((), [])
-    samples = _samples(slopes, device)
-    parts = [*(table.flatten() for table in tables), *norms, *own]
-    parts += [torch.cat(samples)] if samples else []
-    numbers = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
-    return _Queued(numbers, places, names, long, tuple(part.numel() for part in samples))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weighing:
     """A reading of parameters and gradients that is queued on their device; nothing has waited for it."""
@@ -180,24 +152,24 @@ class Weighing:
 
         """
         with torch.no_grad():
-            work = partial(_queued, plan, theta, slopes, dtype, lengths=lengths)
-            first = next(iter(slopes.values()), None)
-            memory: Memory | None = None
-            if first is not None and first.is_cuda and not torch.cuda.is_current_stream_capturing():
-                memory = memory_of([*(theta[name] for name in plan.needs), *slopes.values()])
-            if memory is None:
-                queued = work()
-            else:
-                # The numbers of a recording lie in one place: work of another stream must not write over them.
-                stream = torch.cuda.current_stream(memory.device).cuda_stream
-                queued = plan.replays.run(memory, ((*slopes,), dtype, lengths, stream), work)
+            moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
+            places, tables = moments.sizes()
+            anywhere = next((slope.device for slope in slopes.values()), torch.device("cpu"))
+            device = tables[0].device if tables else anywhere
+            names, norms = _norms_of_all(slopes, moments.norms, device)
+            needed = {name: theta[name] for name in plan.needs} if lengths else {}
+            long, own = _norms_of_all(needed, moments.lengths, device) if lengths else ((), [])
+            samples = _samples(slopes, device)
+            parts = [*(table.flatten() for table in tables), *norms, *own]
+            parts += [torch.cat(samples)] if samples else []
+            queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
             return Weighing(
                 plan=plan,
-                numbers=HostCopy.of(queued.numbers),
-                places=queued.places,
-                names=queued.names,
-                lengths=queued.lengths,
-                samples=queued.samples,
+                numbers=HostCopy.of(queued),
+                places=places,
+                names=names,
+                lengths=long,
+                samples=tuple(part.numel() for part in samples),
                 least={place: _least(parameter, slopes) for place, parameter in plan.linear.items()},
                 single=any(slope.dtype != torch.float64 for slope in slopes.values()),
                 meshes=_meshes(theta),

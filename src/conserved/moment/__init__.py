@@ -2,7 +2,6 @@
 
 from conserved.moment.forms import Pair, Sums, Wanted
 from conserved.moment.plan import HostCopy, Moments, Plan
-from conserved.moment.replays import Memory, memory_of
 from conserved.moment.row_identities import Norms
 from conserved.moment.sources import Direction, Paired, Point, Reader, Source
 from conserved.moment.torch_backend import of_legs
@@ -10,7 +9,6 @@ from conserved.moment.torch_backend import of_legs
 __all__ = [
     "Direction",
     "HostCopy",
-    "Memory",
     "Moments",
     "Norms",
     "Pair",
@@ -21,6 +19,5 @@ __all__ = [
     "Source",
     "Sums",
     "Wanted",
-    "memory_of",
     "of_legs",
 ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -116,10 +114,10 @@ class Addresses:
     aligned: bool
 
     @staticmethod
-    def of(tensors: Sequence[Tensor], table: KeptTable) -> Addresses:
-        """The addresses of tensors on one device, in a table that is kept."""
-        found = np.array([*map(Tensor.data_ptr, tensors)], dtype=np.int64)
-        return Addresses(table.sent(found, tensors[0].device), not bool((found % 16).any()))
+    def of(tensors: Sequence[Tensor]) -> Addresses:
+        """The addresses of tensors on one device."""
+        found = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+        return Addresses(sent(found, tensors[0].device), not bool((found % 16).any()))
 
 
 @dataclass(slots=True)
@@ -169,41 +167,8 @@ def power(size: int, most: int) -> int:
     return min(most, 1 << (size - 1).bit_length())
 
 
-_HELD: ContextVar[list[Tensor] | None] = ContextVar("_HELD", default=None)
-
-
-@contextmanager
-def tables_held() -> Iterator[list[Tensor]]:
-    """Collects the tables that kernels are given meanwhile: who keeps the list keeps them where they are."""
-    found: list[Tensor] = []
-    before = _HELD.set(found)
-    try:
-        yield found
-    finally:
-        _HELD.reset(before)
-
-
-class KeptTable:
-    """Numbers of the host on a device, kept until others are sent: addresses mostly come again."""
-
-    def __init__(self) -> None:
-        self._numbers = np.empty(0, dtype=np.int64)
-        self._there: Tensor | None = None
-
-    def sent(self, numbers: NDArray[np.int64], device: torch.device) -> Shaped[Tensor, " numbers"]:
-        """The numbers on the device; a GPU fetches them when it gets there."""
-        there = self._there
-        known = there is not None and there.device == device and np.array_equal(self._numbers, numbers)
-        if there is None or not known:
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError("a table of addresses would have to be sent while work is recorded")
-            host = torch.from_numpy(numbers)
-            # From memory that may be paged out, a few kilobytes are copied only once the device has caught up.
-            there = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
-            self._numbers, self._there = numbers, there
-        held = _HELD.get()
-        if held is not None:
-            held.append(there)
-        elif device.type == "cuda":
-            there.record_stream(torch.cuda.current_stream(device))
-        return there
+def sent(numbers: NDArray[np.int64], device: torch.device) -> Shaped[Tensor, " numbers"]:
+    """Numbers of the host on a device; a GPU fetches them when it gets there."""
+    host = torch.from_numpy(numbers)
+    # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.forms import Found, Pair, Wanted, finished, multiplied
-from conserved.moment.launches import KeptTable, Tile
+from conserved.moment.launches import Tile, sent
 from conserved.moment.layouts import Layout, PlacedProduct
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
@@ -127,7 +127,6 @@ class LegProgram:
     offsets: Integers
     """Bytes from there on, or the place of a result."""
     size: int
-    kept: KeptTable = field(default_factory=KeptTable)
 
     @staticmethod
     def of(legs: Sequence[tuple[ProgramLeg, Sequence[LegTensors]]]) -> LegProgram:
@@ -137,9 +136,9 @@ class LegProgram:
     def run(self, tensors: Sequence[Tensor]) -> Float[Tensor, " results"]:
         """All products of these tensors, which lie on one device."""
         device = tensors[0].device
-        bases = np.array([*map(Tensor.data_ptr, tensors), 0], dtype=np.int64)
+        bases = np.array([*(tensor.data_ptr() for tensor in tensors), 0], dtype=np.int64)
         numbers = bases[self.tensors] + self.offsets
-        table = self.kept.sent(numbers, device)
+        table = sent(numbers, device)
         results = torch.empty(self.size, device=device, dtype=torch.float32)
         for launch in self.launches:
             launch.run(table, numbers, results)

@@ -13,7 +13,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, alike
 from conserved.moment.forms import Pair, Sums, Wanted, forms, full_precision, working_dtype
 from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions
-from conserved.moment.replays import Replays
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
 from conserved.moment.sources import Gathered, Present, Reader, Source
 from conserved.moment.torch_backend import TORCH
@@ -184,11 +182,6 @@ class Plan:
     def outlines(self) -> dict[Hashable, tuple[Stretch, ...]]:
         """How the results of portions are put together, kept as well."""
         return {}
-
-    @cached_property
-    def replays(self) -> Replays[Any]:
-        """What is queued for every step on a GPU, recorded when it comes again."""
-        return Replays()
 
     @cached_property
     def row_identities(self) -> RowIdentities:

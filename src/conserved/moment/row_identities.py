@@ -33,7 +33,7 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
-from conserved.moment.launches import Addresses, Draft, KeptTable, Launch, Tile
+from conserved.moment.launches import Addresses, Draft, Launch, Tile
 from conserved.moment.layouts import Axes, Layout, PlacedProduct, placed, plain
 from conserved.symmetry.symmetry import Symmetry, Tensors
 
@@ -88,11 +88,10 @@ class _Program:
     to_terms: Tensor
     to_moments: Tensor
     to_sizes: Tensor
-    addresses: KeptTable = field(default_factory=KeptTable)
 
     def run(self, points: list[Tensor], directions: list[Tensor]) -> Float[Tensor, " sizes"]:
         """‖μ(θ, G)‖ of every symmetry that is covered, then the scale of each, ‖G‖ of every gradient, and every ‖θ‖."""
-        where = Addresses.of([*points, *directions], self.addresses)
+        where = Addresses.of([*points, *directions])
         sums = torch.empty(self.rows, device=points[0].device, dtype=torch.float64)
         squares = sums.new_empty(3, self.programs)
         for launch in self.launches:
