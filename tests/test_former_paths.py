@@ -56,6 +56,8 @@ def test_names_are_imported_from_former_packages_and_functions_stay_functions() 
         "assert Gauge is conserved.Gauge and Monitor is conserved.Monitor and Sink is conserved.store.Sink\n"
         "assert sinks is conserved.store and conserved.track is conserved.tracking\n"
         "assert check is conserved.check and Discovery is conserved.Discovery\n"
+        "import conserved.attention.probe, conserved.attention.low_rank\n"
+        "assert callable(conserved.attention.probe) and callable(conserved.attention.low_rank)\n"
         "for name in ('audit', 'discover', 'certify', 'impostors', 'check', 'probe', 'gauge'):\n"
         "    assert not hasattr(getattr(conserved, name), '__path__') and callable(getattr(conserved, name)), name\n"
     )

@@ -99,6 +99,9 @@ class _OtherPaths:
         if not any(spec.name == path or spec.name.startswith(f"{path}.") for path in STANDING) or spec.name in MOVED:
             message = f"{spec.name} goes with the next release: import from {now}."
             warnings.warn(message, DeprecationWarning, stacklevel=2)
+        parent = sys.modules[spec.name.rpartition(".")[0]]
+        if type(parent) is ModuleType:
+            parent.__class__ = Package
         module = importlib.import_module(now)
         # The import system is about to write `spec` into it.
         spec.loader_state = module.__spec__
@@ -135,12 +138,14 @@ def _now(path: str) -> str:
 
 
 class Package(ModuleType):
-    """Some paths of the first release have the name of a function of this package (audit, certify, discover,
-    impostors). The import system puts what it imports under such a path into the package, where the function is."""
+    """Some paths of the first release have the name of a function of their package (audit, certify, discover,
+    attention.probe). The import system puts what it imports under such a path into the package, where the function is.
+    """
 
     def __setattr__(self, name: str, value: object) -> None:
         former = isinstance(value, ModuleType) and f"{self.__name__}.{name}" in MOVED
-        if not (former and name in vars(self)["_HOMES"]):
+        known = name in vars(self).get("_HOMES", ()) or not isinstance(vars(self).get(name, value), ModuleType)
+        if not (former and known):
             super().__setattr__(name, value)
 
 

@@ -169,6 +169,33 @@ def test_identities_of_all_layers_together_are_those_of_each(name: str, dtype: t
     assert len(kernels) == launches < 80, "launches do not grow with the layers"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_laws_of_all_layers_together_are_those_of_each(name: str, dtype: torch.dtype, kernels: list[str]) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype)
+    laws = recognize(model, loss="cross_entropy")
+    theta = {key: value.detach() for key, value in model.named_parameters()}
+    for law in (True, False):
+        kernels.clear()
+        together, apart = (
+            laws.plan.evaluate([Point(theta)], [(0, 0)], law=law, together=way).values() for way in (True, False)
+        )
+        assert kernels
+        for found, expected in zip(together, apart, strict=True):
+            assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_laws_that_gradients_are_followed_through_are_read_by_pytorch(kernels: list[str]) -> None:
+    torch.manual_seed(0)
+    model = blocks.DecoderLM(vocab=16, dim=8, depth=1, heads=2, hidden=8)
+    laws = recognize(model)
+    values = laws.plan.evaluate([Point(dict(model.named_parameters()))], [(0, 0)], law=True).values()
+    sum(value.square().sum() for value in values).backward()  # type: ignore[union-attr]
+    assert not kernels
+    assert model.get_parameter("layers.0.attention.q.weight").grad is not None
+
+
 def test_launches_do_not_grow_with_depth(kernels: list[str]) -> None:
     counts = []
     for depth in (2, 4):

@@ -218,8 +218,8 @@ class Plan:
             gathered = Gathered(read, tuple(pairs))
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
-        if together and sizes and tuple(pairs) == ((0, 1),) and not absolute and dtype in _SINGLE:
-            found = self._by_kernels(read, wanted)
+        if together and not absolute and dtype in _SINGLE:
+            found = self._by_kernels(read, tuple(pairs), wanted)
             if found is not None:
                 return found
         parts: list[Part] = []
@@ -228,23 +228,25 @@ class Plan:
                 parts += self._apart(units, read, tuple(pairs), wanted, dtype)
         return Moments(len(self.symmetries), tuple(parts))
 
-    def _by_kernels(self, sources: Sequence[Source], wanted: Wanted) -> Moments | None:
-        """Identities of all symmetries, read by kernels where they can be; None where there are no kernels.
+    def _by_kernels(self, sources: Sequence[Source], pairs: tuple[Pair, ...], wanted: Wanted) -> Moments | None:
+        """All symmetries, read by kernels where they can be; None where there are no kernels, or gradients to follow.
 
-        Those that act on single rows come with the norms of gradients, if every tensor they need can be read.
+        Identities that act on single rows come with the norms of gradients, if every tensor they need can be read.
         """
-        first, second = sources
-        if not self.needs or not triton_backend.available(first.tensors[next(iter(self.needs))].device):
+        if not self.needs or not triton_backend.available(sources[0].tensors[next(iter(self.needs))].device):
+            return None
+        tensors = [one.tensors[name] for one in sources for name in self.needs]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
         rows: RowSizes | None = None
-        if first.point and not second.point:
-            rows = self.row_identities.sizes(first.tensors, second.tensors)
+        if wanted.sizes and pairs == ((0, 1),) and [one.point for one in sources] == [True, False]:
+            rows = self.row_identities.sizes(sources[0].tensors, sources[1].tensors)
         if rows is None:
-            if any(one.tensors[name].dtype not in triton_backend.TYPES for one in sources for name in self.needs):
+            if any(tensor.dtype not in triton_backend.TYPES for tensor in tensors):
                 return None
-            return Moments(len(self.symmetries), in_portions(self, Present(sources, ((0, 1),)), wanted, None))
+            return Moments(len(self.symmetries), in_portions(self, Present(sources, pairs), wanted, None))
         rest, places = self._other_symmetries
-        parts = in_portions(rest, Present(sources, ((0, 1),)), wanted, None)
+        parts = in_portions(rest, Present(sources, pairs), wanted, None)
         parts = tuple(replace(part, members=tuple(places[member] for member in part.members)) for part in parts)
         return Moments(len(self.symmetries), parts, rows, rows.norms, rows.lengths)
 
