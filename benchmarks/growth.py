@@ -190,19 +190,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     logging.getLogger("conserved").setLevel(logging.ERROR)
-    record: dict[str, Any] = {}
+    # Saved whenever there is something new: a larger size may not come to its end.
+    record: dict[str, Any] = {"peers": peers(chosen.device, chosen.rounds)}
+    print({name: f"{1e3 * one['done']:.2f} ms" for name, one in record["peers"].items()})
     for name, work in (("audit", audits), ("monitor", steps)):
-        rows = []
+        rows: list[dict[str, Any]] = []
         for shape in SHAPES[chosen.device]:
             rows.append(work(shape, chosen.device, chosen.rounds))
             gc.collect()
             told = [f"{key} {1e3 * one['done']:.2f} ms" for key, one in rows[-1].items() if key != "parameters"]
             print(f"{rows[-1]['parameters']:>13,} parameters: " + ", ".join(told), flush=True)
-        record[name] = {"rows": rows, "exponents": exponents(rows)}
+            record[name] = {"rows": rows, "exponents": exponents(rows) if len(rows) > 1 else {}}
+            saved = save("growth", record, chosen.out)
         print({key: round(value, 2) for key, value in record[name]["exponents"].items()}, flush=True)
-    record["peers"] = peers(chosen.device, chosen.rounds)
-    print({name: f"{1e3 * one['done']:.2f} ms" for name, one in record["peers"].items()})
-    print(save("growth", record, chosen.out))
+    print(saved)
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def growth() -> str:
             )
             tables.append(table((f"{record['device']}: parameters", *names), lines))
         peers = ", ".join(f"{name} {seconds(one['done'])}" for name, one in record["peers"].items())
-        tables.append(f"In the same run: {peers}. {made_on(record)}")
+        tables.append((f"In the same run: {peers}. " if peers else "") + made_on(record))
     text = "With the device waited for before and after. Powers over all sizes, and between the last two."
     return "\n\n".join([*tables, text])
 
