@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -355,7 +356,9 @@ def _layer_norm(
 @contextmanager
 def written_out() -> Iterator[None]:
     """Run with operators that can be differentiated as often as needed, forwards and backwards."""
-    with sdpa_kernel(SDPBackend.MATH), _WrittenOut():
+    with sdpa_kernel(SDPBackend.MATH), _WrittenOut(), warnings.catch_warnings():
+        # Inputs need no gradient here; what hooks do to those of parameters is found out elsewhere.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
         yield
 
 
