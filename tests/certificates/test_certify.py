@@ -265,7 +265,11 @@ class TestUnsuitable:
         ("bits", lambda: conserved.certify(nn.Linear(2, 2), torch.zeros(2), bits=1), "bits must lie"),
         ("too large", lambda: conserved.certify(nn.Linear(80, 80), torch.zeros(80)), "6,480 parameters"),
         ("no rule", lambda: conserved.certify(nn.Sequential(nn.Linear(2, 2), _Digamma()), torch.zeros(2)), "digamma"),
-        ("own backward", lambda: conserved.certify(_Hooked(), torch.zeros(2)), "autograd.Function"),
+        (
+            "own backward",
+            lambda: conserved.certify(_Hooked(), torch.zeros(2)),
+            "BackwardHookFunction, an autograd function with a backward pass of its own",
+        ),
         ("control flow", lambda: conserved.certify(_Branching(), torch.zeros(2)), "control flow"),
         (
             "laws of another model",
