@@ -6,14 +6,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Modules are compiled when they are first imported, and kept: few of those that are installed ever are.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest whole quick check bench docs clean
+.PHONY: demo test imported pytest whole quick check bench docs clean
 
 demo: $(VENV)/core
 	$(BIN)/conserved demo
 
-# Types are checked while the tests run: one core would wait for the other.
+# While types are checked, modules are compiled that all tests import: each process would compile them for itself.
 test: $(VENV)/ready
-	$(MAKE) --no-print-directory --jobs=2 check pytest
+	$(MAKE) --no-print-directory --jobs=2 check imported
+	$(MAKE) --no-print-directory pytest
+
+imported: $(VENV)/ready
+	$(BIN)/pytest -q --collect-only >/dev/null
 
 pytest: $(VENV)/ready
 	$(BIN)/pytest -q -n auto --dist worksteal

@@ -169,8 +169,7 @@ def test_identities_of_all_layers_together_are_those_of_each(name: str, dtype: t
     assert len(kernels) == launches < 80, "launches do not grow with the layers"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), sampled(product(MODELS, [torch.float32, torch.bfloat16]), 3), ids=str)
 def test_laws_of_all_layers_together_are_those_of_each(name: str, dtype: torch.dtype, kernels: list[str]) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().to(dtype)
