@@ -169,9 +169,10 @@ def test_identities_of_all_layers_together_are_those_of_each(name: str, dtype: t
     assert len(kernels) == launches < 80, "launches do not grow with the layers"
 
 
-@pytest.mark.parametrize(("name", "dtype"), sampled(product(MODELS, [torch.float32, torch.bfloat16]), 3), ids=str)
-def test_laws_of_all_layers_together_are_those_of_each(name: str, dtype: torch.dtype, kernels: list[str]) -> None:
+@pytest.mark.parametrize("case", sampled(product(MODELS, [torch.float32, torch.bfloat16]), 3), ids=str)
+def test_laws_of_all_layers_together_are_those_of_each(case: tuple[str, torch.dtype], kernels: list[str]) -> None:
     torch.manual_seed(0)
+    name, dtype = case
     model = MODELS[name]().to(dtype)
     laws = recognize(model, loss="cross_entropy")
     theta = {key: value.detach() for key, value in model.named_parameters()}
