@@ -6,20 +6,21 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Modules are compiled when they are first imported, and kept: few of those that are installed ever are.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test imported pytest whole quick check bench docs clean
+.PHONY: demo test pytest whole quick check bench docs clean
 
 demo: $(VENV)/core
 	$(BIN)/conserved demo
 
-# While types are checked, modules are compiled that all tests import: each process would compile them for itself.
+# Types are checked while the tests begin: one core would wait for the other.
 test: $(VENV)/ready
-	$(MAKE) --no-print-directory --jobs=2 check imported
-	$(MAKE) --no-print-directory pytest
+	$(MAKE) --no-print-directory --jobs=2 check pytest
 
-imported: $(VENV)/ready
+# Modules that tests import are compiled by one process first: each worker would compile all of them for itself.
+$(VENV)/compiled: $(VENV)/ready
 	$(BIN)/pytest -q --collect-only >/dev/null
+	touch $@
 
-pytest: $(VENV)/ready
+pytest: $(VENV)/compiled
 	$(BIN)/pytest -q -n auto --dist worksteal
 
 # With all cases of the tables of which `make test` takes a sample, and with long runs.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from conserved import LawSet, Verdict, recognize
 from conserved.laws.verification import precision_of
 from hf_zoo import FAMILIES, Family, generic, ids, named, outputs
+from sampling import sampled
 from test_recognize_blocks import gradients
 from tolerances import SEEN
 
@@ -35,7 +36,7 @@ def with_zero_padding(model: nn.Module) -> nn.Module:
 
 
 class TestWithoutWeights:
-    @pytest.mark.parametrize("family", FAMILIES, ids=ids)
+    @pytest.mark.parametrize("family", sampled(FAMILIES, 16), ids=ids)
     def test_the_laws_of_a_model_on_the_meta_device_are_those_of_the_model(self, family: Family) -> None:
         with torch.device("meta"):
             options = {"add_pooling_layer": False} if family.model in ("BertModel", "ViTModel") else {}
