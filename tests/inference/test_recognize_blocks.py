@@ -14,8 +14,8 @@ from conserved.inference.capture import capture
 from conserved.papers.lab.fits import exponent
 from flow import follow
 from reference.descent import descend
-from tolerances import EXACT_STEP, FLOW, FUNCTION_UNCHANGED, IDENTITY, ORDER
 from sampling import sampled
+from tolerances import EXACT_STEP, FLOW, FUNCTION_UNCHANGED, IDENTITY, ORDER
 from zoo import CASES, LAWFUL, Case, ids, named
 
 
