@@ -59,10 +59,11 @@ $(VENV)/core: $(VENV)/pip
 	$(INSTALL) -e .
 	touch $@
 
-# What is listed in constraints.txt is unpacked by two processes, which takes most of the time; pip then finds it there,
-# resolves as always, and adds what a platform needs besides (CUDA's libraries, say).
+# What is listed in constraints.txt is fetched and unpacked by several processes, most of whose time is waiting; pip then
+# finds it there, resolves as always, and adds what a platform needs besides (CUDA's libraries, say).
+PARTS := 0 1 2 3
 $(VENV)/ready: $(VENV)/pip
-	$(MAKE) --no-print-directory --jobs=2 $(VENV)/large $(VENV)/small
+	$(MAKE) --no-print-directory --jobs=5 $(VENV)/large $(PARTS:%=$(VENV)/part%)
 	$(INSTALL) --no-build-isolation -e ".[dev]"
 	touch $(VENV)/core $@
 
@@ -71,9 +72,9 @@ $(VENV)/large: $(VENV)/pip
 	$(INSTALL) --no-deps torch "triton; sys_platform == 'linux'"
 	touch $@
 
-$(VENV)/small: $(VENV)/pip
-	grep -vE '^(torch|triton)==' constraints.txt > $(VENV)/small.txt
-	$(INSTALL) --no-deps -r $(VENV)/small.txt
+$(VENV)/part%: $(VENV)/pip
+	grep -E '^[a-zA-Z]' constraints.txt | grep -vE '^(torch|triton)==' | awk 'NR % 4 == $*' > $@.txt
+	$(INSTALL) --no-deps -r $@.txt
 	touch $@
 
 # The pip that comes with Python 3.11 takes twice as long for the rest.

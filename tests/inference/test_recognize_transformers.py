@@ -64,7 +64,7 @@ def _seen_by_the_loss(family: Family, model: Computing, theta: dict[str, Tensor]
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
-@pytest.mark.parametrize("family", sampled(COUNTED, 8), ids=ids)
+@pytest.mark.parametrize("family", sampled(COUNTED, 5), ids=ids)
 def test_there_are_as_many_laws_as_the_lie_closure_has(family: Family) -> None:
     assert family.seed is not None
     model = family.build()
