@@ -123,6 +123,18 @@ class TestReflections:
         assert torch.allclose(length, torch.full((3,), 0.6, dtype=torch.float64), atol=1e-11)
         assert torch.allclose(left @ left.mT, 0.64 * torch.eye(3, dtype=torch.float64), atol=1e-11)
 
+    def test_what_is_known_of_faint_directions_counts_as_inside(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        directions = rotation(60, generator)
+        span = Span(60, torch.device("cpu"))
+        span.add(torch.cat((directions[:20], unit(directions[:3] + 1e-3 * directions[20:23]))))
+        span.add(unit(directions[:2] + 1e-6 * directions[23:25]))
+        assert (span.rank, len(span.basis)) == (25, 20)
+        length, _ = span.split(directions[20:26])
+        # Directions of the span mix with fainter ones of it, and with none outside.
+        assert torch.allclose(length, torch.tensor([1, 1, 1, 0, 0, 0], dtype=torch.float64), atol=1e-2)
+        assert float(length[-1]) < 1e-9
+
     @pytest.mark.parametrize("spread", [0, 1, 30])
     def test_the_bound_of_the_largest_singular_value_is_one_and_is_tight(self, spread: int) -> None:
         generator = torch.Generator().manual_seed(spread)

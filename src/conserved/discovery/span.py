@@ -34,6 +34,9 @@ CLEAR = 1e-2
 """Remainders above this join the span. Rounding of a block of n unit vectors is in proportion to √n: in the largest
 blocks, of thousands, their directions are known to 1e-12."""
 
+KNOWN = 1e-4
+"""Faint directions longer than this are known to 1e-10: what is held against the span is held against them too."""
+
 ROUNDING = 1e-13
 """Remainders below this are forgotten."""
 
@@ -255,15 +258,18 @@ class Span:
         return max(self.rank - before, 0)
 
     def split(self, rows: Float[Tensor, "n D"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n m"]]:
-        """How long the parts of rows along clear directions are, and what is left of the rows, in new coordinates."""
+        """How long the parts of rows along known directions are, and what is left of the rows, in new coordinates."""
         square = torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
         rows = rows.clone()
         for reflection in self._reflections:
             rows = reflection.turn(rows)
             square += rows[:, : reflection.count].square().sum(1)
             rows = rows[:, reflection.count :]
-        square += (rows @ self._rest.rows.mT).square().sum(1)
-        return square.sqrt(), self._rest.project_out(rows)
+        lengths = torch.linalg.vector_norm(self._rest.faint, dim=1, keepdim=True)
+        known = (self._rest.faint / lengths)[lengths[:, 0] > KNOWN]
+        inside = rows @ torch.cat((self._rest.rows, known)).mT
+        square += inside.square().sum(1)
+        return square.sqrt(), rows - inside @ torch.cat((self._rest.rows, known))
 
     def _turned_back(self, rows: Tensor) -> Tensor:
         """Rows in the given coordinates, from those after all reflections."""
