@@ -19,9 +19,10 @@ from conserved import Monitor, audit, blocks, recognize
 from conserved.moment import Direction, Moments, Plan, Point, Wanted, triton_backend
 from conserved.moment.forms import Found, forms
 from conserved.moment.launches import Launch, Tile
-from conserved.moment.layouts import Layout, PlacedProduct
+from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.leg_programs import LegProgram, ProgramLeg
 from conserved.moment.torch_backend import TORCH
+from conserved.moment.triton_backend import KernelCall
 from conserved.symmetry import KINDS, Kind, Leg, Symmetry, Tensors, View
 from sampling import sampled
 
@@ -44,14 +45,14 @@ VIEWS = {
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Lets kernels run on the processor, and lists their launches."""
     launched: list[str] = []
-    launch = triton_backend._launch
+    launch = KernelCall.run
 
-    def counted(kernel: object, *args: object, **options: object) -> None:
-        launched.append(str(getattr(kernel, "__name__", kernel)))
-        launch(kernel, *args, **options)  # type: ignore[arg-type]
+    def counted(self: KernelCall, *args: Any, **options: Any) -> None:
+        launched.append(self.kernel)
+        launch(self, *args, **options)
 
     monkeypatch.setattr(triton_backend, "available", lambda device: True)
-    monkeypatch.setattr(triton_backend, "_launch", counted)
+    monkeypatch.setattr(KernelCall, "run", counted)
     run = Launch.run
 
     def noted(self: Launch, *args: Any) -> None:
@@ -76,7 +77,13 @@ def drawn(view: View, dtypes: tuple[torch.dtype, ...]) -> tuple[Layout, list[lis
 def run(leg: ProgramLeg, sets: list[list[Tensor]]) -> Found:
     tensors = [(len(some) * number, leg.layout.offset) for number, some in enumerate(sets)]
     program = LegProgram.of([(replace(leg, layout=leg.layout.from_first()), tensors)])
-    return program.blocks[0].forms(program.run([tensor for some in sets for tensor in some]))
+    return program.blocks[0].forms(program.run(placed([tensor for some in sets for tensor in some])))
+
+
+def placed(tensors: list[Tensor]) -> PlainTensors:
+    found = PlainTensors.of(tensors)
+    assert found is not None
+    return found
 
 
 CASES = {
@@ -303,8 +310,8 @@ def test_a_program_reads_addresses_anew_every_time(kernels: list[str]) -> None:
     layout, sets, _ = drawn(VIEWS["rows of a head"], (torch.float32, torch.float32))
     leg = ProgramLeg(KINDS["scaling"].products, 1, layout, ((0, 1),), (torch.float32, torch.float32), Wanted())
     program = LegProgram.of([(leg, [(0, 0), (2, 0), (4, 0)])])
-    once = program.run([tensor for some in sets for tensor in some])
-    twice = program.run([2 * tensor for some in sets for tensor in some])
+    doubled = [2 * tensor for some in sets for tensor in some]
+    once, twice = program.run(placed([tensor for some in sets for tensor in some])), program.run(placed(doubled))
     torch.testing.assert_close(twice, 4 * once)
 
 

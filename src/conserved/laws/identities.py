@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from conserved.laws.rescaled_identities import norms, reweighed
 from conserved.moment import Direction, HostCopy, Norms, Plan, Point
@@ -279,9 +280,10 @@ def _norms_of_all(
     if known is None:
         names, values = _norms(tensors, device)
         return names, [values]
-    found = frozenset(known.names)
-    rest = {name: tensor for name, tensor in tensors.items() if name not in found}
-    names, values = _norms(rest, device)
+    rest = tensors.keys() - known.names
+    if not rest:
+        return known.names, [known.values]
+    names, values = _norms({name: tensor for name, tensor in tensors.items() if name in rest}, device)
     return (*known.names, *names), [known.values, values]
 
 
@@ -314,20 +316,26 @@ def _dense(slope: Tensor) -> Tensor:
 
 def _samples(slopes: Tensors, device: torch.device) -> list[Tensor]:
     """Entries of the largest single-precision gradients, spread over each."""
-    single = [name for name, slope in slopes.items() if slope.dtype == torch.float32]
+    every = [*slopes.values()]
+    if {*map(attrgetter("dtype"), every)} != {torch.float32}:
+        every = [slope for slope in every if slope.dtype == torch.float32]
+    sizes = np.fromiter(map(Tensor.numel, every), np.int64, len(every))
     taken: list[Tensor] = []
-    for name in sorted(single, key=lambda name: -slopes[name].numel())[:_TENSORS]:
-        slope = slopes[name]
+    for place in np.argsort(-sizes, kind="stable")[:_TENSORS].tolist():
+        slope = every[place]
         local: Any = slope.to_local() if hasattr(slope, "to_local") else _dense(slope)
-        step = max(1, local.numel() // _ENTRIES)
-        some = local.detach().reshape(-1).as_strided((min(_ENTRIES, local.numel()),), (step,))
-        taken.append(some.to(device, non_blocking=True))
+        count = local.numel()
+        row = local if local.is_contiguous() else local.reshape(-1)
+        some = row.as_strided((min(_ENTRIES, count),), (max(1, count // _ENTRIES),))
+        taken.append(some if some.device == device else some.to(device, non_blocking=True))
     return taken
 
 
 def _meshes(tensors: Tensors) -> list[Any]:
     """The meshes of processes over which parameters are sharded, each once."""
     found: dict[Any, Any] = {}
+    if {*map(type, tensors.values())} <= {Tensor, nn.Parameter}:
+        return []
     for tensor in tensors.values():
         mesh: Any = getattr(tensor, "device_mesh", None)
         if mesh is not None:

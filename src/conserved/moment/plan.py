@@ -174,6 +174,11 @@ class Plan:
         return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
 
     @cached_property
+    def divisions(self) -> dict[int, Sequence[Sequence[str]]]:
+        """By the entries of a portion, the parameters of each."""
+        return {}
+
+    @cached_property
     def readings(self) -> dict[Hashable, PortionProgram]:
         """Programs for kernels that read portions of parameters, kept for portions that come again."""
         return {}
@@ -214,7 +219,8 @@ class Plan:
         wanted = Wanted(law, absolute, sizes)
         if not isinstance(read, Sequence):
             return Moments(len(self.symmetries), in_portions(self, read, wanted, dtype))
-        if any(hasattr(one.tensors[name], "full_tensor") for one in read for name in self.needs):
+        kinds = {kind for one in read for kind in map(type, map(one.tensors.__getitem__, self.needs))}
+        if any(hasattr(kind, "full_tensor") for kind in kinds):
             gathered = Gathered(read, tuple(pairs))
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
@@ -235,19 +241,21 @@ class Plan:
         """
         if not self.needs or not triton_backend.available(sources[0].tensors[next(iter(self.needs))].device):
             return None
-        tensors = [one.tensors[name] for one in sources for name in self.needs]
+        tensors = (one.tensors[name] for one in sources for name in self.needs)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
         rows: RowSizes | None = None
         if wanted.sizes and pairs == ((0, 1),) and [one.point for one in sources] == [True, False]:
             rows = self.row_identities.sizes(sources[0].tensors, sources[1].tensors)
         if rows is None:
-            if any(tensor.dtype not in triton_backend.TYPES for tensor in tensors):
+            if any(one.tensors[name].dtype not in triton_backend.TYPES for one in sources for name in self.needs):
                 return None
             return Moments(len(self.symmetries), in_portions(self, Present(sources, pairs), wanted, None))
         rest, places = self._other_symmetries
         parts = in_portions(rest, Present(sources, pairs), wanted, None)
-        parts = tuple(replace(part, members=tuple(places[member] for member in part.members)) for part in parts)
+        for members in {part.members for part in parts}.difference(self._renumbered):
+            self._renumbered[members] = tuple(places[member] for member in members)
+        parts = tuple(replace(part, members=self._renumbered[part.members]) for part in parts)
         return Moments(len(self.symmetries), parts, rows, rows.norms, rows.lengths)
 
     @cached_property
@@ -256,6 +264,11 @@ class Plan:
         known = frozenset(self.row_identities.places)
         places = tuple(place for place in range(len(self.symmetries)) if place not in known)
         return Plan.of([self.symmetries[place] for place in places]), places
+
+    @cached_property
+    def _renumbered(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """Symmetries by their places among the others, and the places of the same in this plan."""
+        return {}
 
     def _apart(
         self,

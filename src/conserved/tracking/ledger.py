@@ -93,9 +93,9 @@ class _Steps:
         self.known[id(coefficients), linear] = coefficients, number
         return number
 
-    def stored(self, name: str) -> tuple[Tensor, ...]:
+    def stored(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
         """In the precision that watching began in."""
-        return (self.like[name],)
+        return [*zip(map(self.like.__getitem__, names), strict=True)]
 
     def read(self, names: Sequence[str]) -> list[_Step]:
         """The steps of some parameters, when their turn comes."""
