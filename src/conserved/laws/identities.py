@@ -371,8 +371,10 @@ def grain(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:
         return None
     table = np.zeros((len(samples), max(map(len, samples))), dtype=np.float32)
     for row, sample in zip(table, samples, strict=True):
-        row[: len(sample)] = np.abs(sample)
-    found = _grains(np.where(np.isfinite(table), table, 0))
+        row[: len(sample)] = sample
+    np.abs(table, out=table)
+    table[~np.isfinite(table)] = 0
+    found = _grains(table)
     coarse = [precision for precision in found if precision is not None]
     if not coarse or 2 * len(coarse) < len(found):
         return None
@@ -402,8 +404,9 @@ def _grains(table: NDArray[np.float32]) -> list[torch.dtype | None]:
     # precision it was cannot be told, because sums in single precision are mixed in: the coarser one is assumed.
     often = repeated > 3 + 10 * counts.astype(np.float64) ** 2 / 2 ** (_FRACTION_BITS + 1)
     # Sums of a few bfloat16 numbers often end in as many zeros as float16 does, but not nearly all of them do.
-    half = (ending_in(16) <= 0.5) & (ending_in(13) > 0.98)
-    brain = ~half & ((ending_in(16) > 0.5) | (ending_in(6) > 0.25) | often)
+    mostly = ending_in(16) > 0.5
+    half = ~mostly & (ending_in(13) > 0.98)
+    brain = ~half & (mostly | (ending_in(6) > 0.25) | often)
     return [
         None if count < _FEWEST else torch.float16 if is_half else torch.bfloat16 if is_brain else None
         for count, is_half, is_brain in zip(counts.tolist(), half.tolist(), brain.tolist(), strict=True)

@@ -169,6 +169,10 @@ class PlainTensors:
             return None
         return PlainTensors(devices.pop(), (*map(attrgetter("dtype"), tensors),), addresses)
 
+    def some(self, places: NDArray[np.int64]) -> PlainTensors:
+        """Those with these numbers, in this order."""
+        return PlainTensors(self.device, (*map(self.types.__getitem__, places.tolist()),), self.addresses[places])
+
     @property
     def aligned(self) -> bool:
         """Whether all addresses are multiples of 16 bytes."""

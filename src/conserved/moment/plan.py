@@ -12,7 +12,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, alike
 from conserved.moment.forms import Pair, Sums, Wanted, forms, full_precision, working_dtype
-from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions
+from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions, together
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
 from conserved.moment.sources import Gathered, Present, Reader, Source
 from conserved.moment.torch_backend import TORCH
@@ -169,6 +171,11 @@ class Plan:
         }
 
     @cached_property
+    def by_kernels_alone(self) -> bool:
+        """Whether kernels compute all products of all legs."""
+        return not any(use.others or use.offset for uses in self.uses.values() for use in uses)
+
+    @cached_property
     def counts(self) -> dict[str, int]:
         """By parameter, how many entries it has."""
         return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
@@ -241,18 +248,18 @@ class Plan:
         """
         if not self.needs or not triton_backend.available(sources[0].tensors[next(iter(self.needs))].device):
             return None
-        tensors = (one.tensors[name] for one in sources for name in self.needs)
+        tensors = [*chain.from_iterable(map(one.tensors.__getitem__, self.needs) for one in sources)]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
-        rows: RowSizes | None = None
-        if wanted.sizes and pairs == ((0, 1),) and [one.point for one in sources] == [True, False]:
-            rows = self.row_identities.sizes(sources[0].tensors, sources[1].tensors)
-        if rows is None:
-            if any(one.tensors[name].dtype not in triton_backend.TYPES for one in sources for name in self.needs):
+        found = triton_backend.readable(tensors)
+        identities = wanted.sizes and pairs == ((0, 1),) and [one.point for one in sources] == [True, False]
+        if not identities or found is None or not self.row_identities.names:
+            if found is None and not triton_backend.TYPES.issuperset(map(attrgetter("dtype"), tensors)):
                 return None
             return Moments(len(self.symmetries), in_portions(self, Present(sources, pairs), wanted, None))
+        rows = self.row_identities.sizes(found.some(self._read_by_rows))
         rest, places = self._other_symmetries
-        parts = in_portions(rest, Present(sources, pairs), wanted, None)
+        parts = together(rest, Present(sources, pairs), found.some(self._read_otherwise), wanted)
         for members in {part.members for part in parts}.difference(self._renumbered):
             self._renumbered[members] = tuple(places[member] for member in members)
         parts = tuple(replace(part, members=self._renumbered[part.members]) for part in parts)
@@ -264,6 +271,22 @@ class Plan:
         known = frozenset(self.row_identities.places)
         places = tuple(place for place in range(len(self.symmetries)) if place not in known)
         return Plan.of([self.symmetries[place] for place in places]), places
+
+    @cached_property
+    def _read_by_rows(self) -> NDArray[np.int64]:
+        """Numbers of parameters that identities of single rows need, then of their gradients, among all."""
+        return self._numbers(self.row_identities.names).T.reshape(-1)
+
+    @cached_property
+    def _read_otherwise(self) -> NDArray[np.int64]:
+        """The same of the other symmetries: of every parameter, and of its gradient after it."""
+        return self._numbers((*self._other_symmetries[0].uses,)).reshape(-1)
+
+    def _numbers(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Of parameters and their gradients among all that are read."""
+        numbers = {name: number for number, name in enumerate(self.needs)}
+        first = np.array([numbers[name] for name in names], dtype=np.int64)
+        return np.stack((first, first + len(numbers)), -1)
 
     @cached_property
     def _renumbered(self) -> dict[tuple[int, ...], tuple[int, ...]]:

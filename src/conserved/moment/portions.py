@@ -21,7 +21,7 @@ from conserved.moment.batches import Batch
 from conserved.moment.forms import Found, Pair, Sums, Wanted, forms, full_precision, working_dtype
 from conserved.moment.layouts import PlainTensors
 from conserved.moment.leg_programs import LegProgram, LegTensors, ProgramLeg
-from conserved.moment.sources import Paired, Parcel, Reader
+from conserved.moment.sources import Paired, Parcel, Present, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.symmetry import Symmetry
@@ -75,6 +75,8 @@ class Batched(Protocol):
     @property
     def uses(self) -> Mapping[str, tuple[Use, ...]]: ...
     @property
+    def by_kernels_alone(self) -> bool: ...
+    @property
     def counts(self) -> Mapping[str, int]: ...
     @property
     def divisions(self) -> dict[int, Sequence[Sequence[str]]]:
@@ -121,6 +123,16 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
             return reading.parts(devices.pop())
         device_of = {name: tensors[0].device for name, tensors in zip(names, stored, strict=True)}
         return reading.parts([device_of[batch.legs[0].view.parameter] for batch in plan.batches])
+
+
+def together(plan: Batched, reader: Present, tensors: PlainTensors, wanted: Wanted) -> tuple[Part, ...]:
+    """The same of tensors that are there and that kernels can read: those of every parameter, one after the other."""
+    if not plan.by_kernels_alone:
+        return in_portions(plan, reader, wanted, None)
+    with full_precision({tensors.device.type}):
+        reading = _Reading(plan, wanted, (), kernels=True)
+        reading.read_together(reader, tensors)
+        return reading.parts(tensors.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,6 +210,18 @@ class _Reading:
                 legs = (*legs, *use.by_kernels)
             if legs:
                 self._singles += [self._single(leg, paired) for leg in legs]
+
+    def read_together(self, reader: Present, tensors: PlainTensors) -> None:
+        """All legs of all parameters, whose tensors follow each other."""
+        plan, pairs = self._plan, reader.pairs
+        self._pairs[0] = pairs
+        signature = pairs, tensors.types, self._wanted
+        made_by = plan.readings.get(signature)
+        if made_by is None:
+            read = zip(plan.uses.items(), reader.read((*plan.uses,)), strict=True)
+            waiting = [(name, use, parcel.paired(linear=False, offset=0.0)) for (name, (use,)), parcel in read]
+            made_by = plan.readings[signature] = self._program(waiting, tensors.types)
+        self._portions.append(_Portion(made_by, made_by.program.run(tensors)))
 
     def run(self) -> None:
         """Read all that wait: as a rule kernels can read all of them."""

@@ -31,11 +31,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
 from conserved.moment.launches import Addresses, Draft, Launch, Tile
 from conserved.moment.layouts import Axes, Layout, PlacedProduct, PlainTensors, placed
-from conserved.symmetry.symmetry import Symmetry, Tensors
+from conserved.symmetry.symmetry import Symmetry
 
 Integers = NDArray[np.int64]
 Types = tuple[torch.dtype, torch.dtype]
@@ -137,15 +136,9 @@ class RowIdentities:
         layout = batch.legs[number].layout
         return None if layout is None else placed(self.symmetries[batch.members[0]].kind.products, layout)
 
-    def sizes(self, theta: Tensors, slopes: Tensors) -> RowSizes | None:
-        """‖μ(θ, G)‖ of all of them, and what it is held against; None where kernels cannot do it."""
-        names = self.names
-        if not names or not triton_backend.available(theta[names[0]].device):
-            return None
-        tensors = PlainTensors.of([*map(theta.__getitem__, names), *map(slopes.__getitem__, names)])
-        if tensors is None or not triton_backend.TYPES.issuperset(tensors.types):
-            return None
-        count, many = len(self.places), len(names)
+    def sizes(self, tensors: PlainTensors) -> RowSizes:
+        """‖μ(θ, G)‖ of all of them, and what it is held against: of all parameters, then of all of their gradients."""
+        count, many = len(self.places), len(self.names)
         program = self.programs.get((tensors.device, tensors.types))
         if program is None:
             types = (*zip(tensors.types[:many], tensors.types[many:], strict=True),)

@@ -76,11 +76,11 @@ class _Steps:
     """By coefficients, and for linear laws or others: where `weights` has them."""
     weights: list[tuple[StepWeights, tuple[Slot, ...], Scalar]] = field(default_factory=list)
     """What the account weighs each pair with, all pairs, the rate."""
-    known: dict[tuple[int, bool], tuple[Coefficients, int]] = field(default_factory=dict)
-    """The same numbers by the identity of coefficients that many parameters share."""
+    known: dict[tuple[int, bool], tuple[Coefficients, Paired]] = field(default_factory=dict)
+    """By the identity of coefficients that many parameters share: how their tensors are paired, but for the tensors."""
 
-    def number(self, coefficients: Coefficients, *, linear: bool) -> int:
-        """Where `weights` has these coefficients."""
+    def paired(self, coefficients: Coefficients, *, linear: bool) -> Paired:
+        """How tensors with these coefficients are paired, θ after the step first, without the tensors."""
         found = self.known.get((id(coefficients), linear))
         if found is not None:
             return found[1]
@@ -90,8 +90,14 @@ class _Steps:
             number = self.numbers[key] = len(self.weights)
             weights = coefficients.weights(linear=linear)
             self.weights.append((weights, weights.slots(), coefficients.rate))
-        self.known[id(coefficients), linear] = coefficients, number
-        return number
+        points = (True,) + (False,) * (len(coefficients.before) - 1)
+        bounded: tuple[int, ...] = ()
+        if linear:
+            gradient = coefficients.gradient
+            bounded = (0,) if gradient is None else (0, _index(gradient))
+        paired = Paired((), points, self.weights[number][1], number, bounded)
+        self.known[id(coefficients), linear] = coefficients, paired
+        return paired
 
     def stored(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
         """In the precision that watching began in."""
@@ -117,13 +123,8 @@ class _Step:
     def paired(self, *, linear: bool, offset: float) -> Paired:
         """Its tensors, θ after the step first, and all pairs of them that the account needs."""
         step = self.expansion.shifted(offset) if offset else self.expansion
-        number = self.reader.number(step.coefficients, linear=linear)
-        points = (True,) + (False,) * (len(step.sources) - 1)
-        bounded: tuple[int, ...] = ()
-        if linear:
-            gradient = step.coefficients.gradient
-            bounded = (0,) if gradient is None else (0, _index(gradient))
-        return Paired(step.sources, points, self.reader.weights[number][1], number, bounded)
+        one = self.reader.paired(step.coefficients, linear=linear)
+        return Paired(step.sources, one.points, one.pairs, one.key, one.bounded)
 
 
 class Ledger:
