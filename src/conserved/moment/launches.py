@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -162,7 +163,7 @@ def power(size: int, most: int) -> int:
     return min(most, 1 << (size - 1).bit_length())
 
 
-def sent(numbers: NDArray[np.int64], device: torch.device) -> Shaped[Tensor, " numbers"]:
+def sent(numbers: NDArray[Any], device: torch.device) -> Shaped[Tensor, "*numbers"]:
     """Numbers of the host on a device; a GPU fetches them when it gets there."""
     host = torch.from_numpy(numbers)
     # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.

@@ -127,6 +127,8 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
 
 def together(plan: Batched, reader: Present, tensors: PlainTensors, wanted: Wanted) -> tuple[Part, ...]:
     """The same of tensors that are there and that kernels can read: those of every parameter, one after the other."""
+    if not plan.uses:
+        return ()
     if not plan.by_kernels_alone:
         return in_portions(plan, reader, wanted, None)
     with full_precision({tensors.device.type}):
