@@ -80,7 +80,8 @@ class Launch:
     ) -> None:
         """Fill in the sums of all row products, and by program the squares of products and of both factors.
 
-        Their device is the current one. Those of the second factor are before those of the first. All three are those of this launch's programs on.
+        Their device is the current one. Those of the second factor are before those of the first; all three begin
+        with the programs of this launch.
         """
         from conserved.moment import kernels
 

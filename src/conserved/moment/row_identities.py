@@ -252,9 +252,7 @@ class _Drafting:
             for reading in [alone[name]] if name in alone else products[name]:
                 sizes.add(number + len(self._index), squares + region + first[reading.launch] + reading.programs, 1.0)
         return _Program(
-            launches=tuple(
-                draft.launch(types, tile, device) for (types, tile), draft in self._drafts.items()
-            ),
+            launches=tuple(draft.launch(types, tile, device) for (types, tile), draft in self._drafts.items()),
             rows=self._rows,
             programs=programs,
             to_terms=self._terms.matrix(self._rows, device),

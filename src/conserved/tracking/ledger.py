@@ -76,7 +76,7 @@ class _SlotWeights:
     matrices: dict[Hashable, Tensor] = field(default_factory=dict)
     """Those that were sent to a device already, in some type."""
 
-    def combined(self, forms: Float[Tensor, "slots *laws"], named: Mapping[str, Weights]) -> dict[str, Tensor]:
+    def combined(self, forms: Float[Tensor, "..."], named: Mapping[str, Weights]) -> dict[str, Tensor]:
         """Σ weight · form of every quantity: one product of matrices, if all weights are known on the host."""
         if any(isinstance(weight, Tensor) for weights in named.values() for weight in weights.values()):
             return {name: _combined(forms, self.slots, weights) for name, weights in named.items()}

@@ -259,9 +259,7 @@ class OptimizerWatch:
         ]  # fmt: skip
         return expansion.of_others([*zip(*columns, strict=True)])
 
-    def _expansion(
-        self, watched: _Watched, step: ParameterStep, *, causes: bool
-    ) -> tuple[Expansion, tuple[str, ...]]:
+    def _expansion(self, watched: _Watched, step: ParameterStep, *, causes: bool) -> tuple[Expansion, tuple[str, ...]]:
         """The step of one parameter, and what its tensors are to it where the rule is that of all in a group."""
         parameter, update = step.parameter, watched.rule.update(step)
         if watched.skipped is not None:
@@ -273,9 +271,9 @@ class OptimizerWatch:
 
     def _counts(self, watched: _Watched, names: Sequence[str], stored: Sequence[Any]) -> list[float | None]:
         """The number of steps of each parameter, as far as it is known without waiting for a device."""
-        if {*map(type, stored)} == {Tensor} and not any(map(remote, stored)):
-            if all(count.numel() == 1 for count in stored):
-                return [*map(float, stored)]
+        here = {*map(type, stored)} == {Tensor} and not any(map(remote, stored))
+        if here and all(count.numel() == 1 for count in stored):
+            return [*map(float, stored)]
         return [self._count(watched, name) for name in names]
 
     def _count(self, watched: _Watched, name: str) -> float | None:
