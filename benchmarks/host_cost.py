@@ -53,7 +53,7 @@ class Dispatched(TorchDispatchMode):
 class Watched:
     """A decoder, its optimizer, and a monitor without audits of its own."""
 
-    def __init__(self, shape: dict[str, Any], device: str, portions: bool) -> None:
+    def __init__(self, shape: dict[str, Any], device: str, portions: bool, *, plain: bool = False) -> None:
         import conserved.tracking.ledger
 
         if portions:
@@ -64,7 +64,8 @@ class Watched:
         self.model: nn.Module = blocks.DecoderLM(**options, max_length=shape["length"], positions="rotary-half").to(
             device
         )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        stepper = torch.optim.SGD if plain else torch.optim.AdamW
+        self.optimizer = stepper(self.model.parameters(), lr=1e-5)
         self.tokens = torch.randint(shape["vocab"], (2, shape["length"] + 1), device=device)
         config = MonitorConfig(precision=torch.bfloat16, keep=10, alarms=())
         self.monitor = Monitor(self.model, self.optimizer, loss="cross_entropy", audit=None, config=config)
@@ -111,10 +112,12 @@ def host() -> dict[str, float]:
     torch.set_num_threads(1)
     launched: list[int] = []
     leave_kernels_out(launched)
-    run = Watched(TINY, "cpu", portions=True)
+    run, other = (Watched(TINY, "cpu", portions=True, plain=plain) for plain in (False, True))
     work: dict[str, tuple[Callable[[], None], Callable[[], object]]] = {
         "monitor.step, AdamW": (run.step, run.monitor.step),
+        "monitor.step, SGD": (other.step, other.monitor.step),
         "audit, read at once": (run.backward, lambda: audit(run.model, loss="cross_entropy").tested),
+        "audit, read later": (run.backward, lambda: audit(run.model, loss="cross_entropy", wait=False)),
     }
     found: dict[str, float] = {}
     for name, (prepare, call) in work.items():

@@ -244,7 +244,7 @@ def test_the_parts_of_a_model_are_not_kept_alive() -> None:
     model = _tied()
     parameters_of(parts_of(model))
     parts_of(model)
-    gone = [weakref.ref(model), weakref.ref(model[1])]
+    gone: list[weakref.ref[nn.Module]] = [weakref.ref(model), weakref.ref(model[1])]
     del model
     gc.collect()
     assert [one() for one in gone] == [None, None]

@@ -124,7 +124,7 @@ class Weighing:
 
     plan: Plan
     numbers: HostCopy
-    places: Sequence[int]
+    places: NDArray[np.int64]
     """The symmetries, in the order of their numbers."""
     names: tuple[str, ...]
     """The parameters that have a gradient, in the order of their norms."""
@@ -164,10 +164,12 @@ class Weighing:
             parts = [*(table.flatten() for table in tables), *norms, *own]
             parts += [torch.cat(samples)] if samples else []
             queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+            numbers = HostCopy.of(queued)
+            # The device is at work from here on.
             return Weighing(
                 plan=plan,
-                numbers=HostCopy.of(queued),
-                places=places,
+                numbers=numbers,
+                places=np.array(places, dtype=np.int64),
                 names=names,
                 lengths=long,
                 samples=tuple(part.numel() for part in samples),
@@ -189,12 +191,13 @@ class Weighing:
         ends = np.cumsum((2 * count, len(names), len(self.lengths)))
         weights, lengths, long, entries = np.split(numbers, ends)
         sizes = np.empty((count, 2))
-        sizes[np.array(self.places, dtype=np.int64)] = weights.reshape(count, 2)
+        sizes[self.places] = weights.reshape(count, 2)
         values, scales = sizes.T
         if slopes is not None:
             lengths = _norms_again(names, lengths, slopes)
-        norm_of = dict(zip(names, lengths.tolist(), strict=True))
-        odd = _suspects(plan.symmetries, values, scales, norm_of, single=self.single)
+        odd = _odd(values, scales, single=self.single)
+        norm_of = dict(zip(names, lengths.tolist(), strict=True)) if odd.any() else {}
+        odd = _suspects(odd, plan.symmetries, values, scales, norm_of)
         if self.meshes:
             # All processes gather what any of them has to look at again.
             odd = np.array(_agreed(odd.astype(float).tolist(), self.meshes)) > 0
@@ -230,23 +233,25 @@ class Weighing:
         )
 
 
+def _odd(values: NDArray[np.float64], scales: NDArray[np.float64], *, single: bool) -> NDArray[np.bool_]:
+    """Laws out of the range in which squares are normal numbers; `single`: of less than double precision."""
+    least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
+    return ~(np.isfinite(values) & (scales >= least) & (scales <= most))
+
+
 def _suspects(
+    odd: NDArray[np.bool_],
     symmetries: Sequence[Symmetry],
     values: NDArray[np.float64],
     scales: NDArray[np.float64],
     norms: dict[str, float],
-    *,
-    single: bool,
 ) -> NDArray[np.bool_]:
-    """The laws, by place, whose value or scale may be wrong; `norms` are those of the gradients.
-
-    `single` says that some of these have less than double precision.
+    """The laws, by place, whose value or scale may be wrong, of those that are odd; `norms` are of the gradients.
 
     A scale of zero is right where no gradient reaches a law. It is doubted where the gradient of one of its parameters
     is zero and that of another is not (a factor that starts at zero, as LoRA's B does), and where gradients are faint.
     """
-    least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
-    odd = ~(np.isfinite(values) & (scales >= least) & (scales <= most))
+    odd = odd.copy()
     for place in np.flatnonzero(odd).tolist():
         if scales[place] != 0 or not np.isfinite(values[place]):
             continue
