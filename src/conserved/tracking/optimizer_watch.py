@@ -207,12 +207,12 @@ class OptimizerWatch:
         watched, group = self._place[names[0]]
         every = [*self._steps(watched, group, names)]
         alike: dict[Hashable, list[int]] = defaultdict(list)
+        make = watched.rule.make
         for place, step in enumerate(every):
-            count = step.count
-            alike[count, type(step.parameter), place if count is None else None].append(place)
+            alone = step.count is None and make is not None
+            alike[step.count, type(step.parameter), place if alone else None].append(place)
         for places in alike.values():
             steps = every if len(alike) == 1 else [every[place] for place in places]
-            make = watched.rule.make
             made = [None] * len(steps) if make is None else make(steps)
             found = self._alike(watched, group, steps, made, causes=causes)
             yield from zip(map(names.__getitem__, places), found, strict=True)
