@@ -353,18 +353,17 @@ def _overhead(device: str) -> str:
     for optimizer, found in record["optimizers"].items():
         # On a processor other programs stretch the time of a step, but not what it computes.
         added, ranges = (
-            (found["overhead"], found["overhead_range"])
+            (found["overhead"], found.get("overhead_range"))
             if device == "h200"
-            else (found["processor_overhead"], found["processor_range"])
+            else (found["processor_overhead"], found.get("processor_range"))
         )
         for key, label in labels.items():
             if key in added:
                 share = found["held_share"].get(key)
                 held = "–" if share is None else f"{number(100 * share)} %"
                 alone = f"{seconds(found['alone_seconds'][key])} ({number(100 * found['alone_share'][key])} %)"
-                low, high = ranges[key]
-                share = f"{number(100 * added[key])} % [{number(100 * low)}, {number(100 * high)}]"
-                rows.append((optimizer, label, share, alone, held))
+                within = f" [{', '.join(number(100 * end) for end in ranges[key])}]" if ranges else ""
+                rows.append((optimizer, label, f"{number(100 * added[key])} %{within}", alone, held))
     found = record["optimizers"]["SGD"]
     text = (
         f"{size(found['parameters'])} parameters, {found['laws']} laws, {found['tokens']:,} tokens a step "
