@@ -343,7 +343,8 @@ def overhead() -> str:
 def _overhead(device: str) -> str:
     record = stored("step_overhead", device)
     labels = {
-        "monitor": "every law, every step",
+        "monitor": "every law, every step, every gradient audited",
+        "monitor without audits": "… without audits",
         "generic rule": "… with the generic rule",
         "float64 copy": "laws of a float64 copy, no account",
         "wandb.watch": 'wandb.watch(log="all")',
@@ -351,13 +352,18 @@ def _overhead(device: str) -> str:
     rows = []
     for optimizer, found in record["optimizers"].items():
         # On a processor other programs stretch the time of a step, but not what it computes.
-        added = found["overhead" if device == "h200" else "processor_overhead"]
+        added, ranges = (
+            (found["overhead"], found.get("overhead_range"))
+            if device == "h200"
+            else (found["processor_overhead"], found.get("processor_range"))
+        )
         for key, label in labels.items():
             if key in added:
                 share = found["held_share"].get(key)
                 held = "–" if share is None else f"{number(100 * share)} %"
                 alone = f"{seconds(found['alone_seconds'][key])} ({number(100 * found['alone_share'][key])} %)"
-                rows.append((optimizer, label, f"{number(100 * added[key])} %", alone, held))
+                within = f" [{', '.join(number(100 * end) for end in ranges[key])}]" if ranges else ""
+                rows.append((optimizer, label, f"{number(100 * added[key])} %{within}", alone, held))
     found = record["optimizers"]["SGD"]
     text = (
         f"{size(found['parameters'])} parameters, {found['laws']} laws, {found['tokens']:,} tokens a step "
