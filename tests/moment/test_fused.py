@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -239,6 +240,8 @@ def test_plain_tensors_are_told_from_others(some: list[int]) -> None:
     assert found.types == tuple(tensor.dtype for tensor in chosen)
     assert found.addresses.tolist() == [tensor.data_ptr() for tensor in chosen]
     assert found.aligned == (not any(tensor.data_ptr() % 16 for tensor in chosen))
+    last = found.some(np.array([len(chosen) - 1]))
+    assert (last.types, last.addresses.tolist()) == ((chosen[-1].dtype,), [chosen[-1].data_ptr()])
     others = {
         "transposed": torch.randn(2, 3).T,
         "sparse": torch.eye(3).to_sparse(),

@@ -171,7 +171,9 @@ class PlainTensors:
 
     def some(self, places: NDArray[np.int64]) -> PlainTensors:
         """Those with these numbers, in this order."""
-        return PlainTensors(self.device, (*map(self.types.__getitem__, places.tolist()),), self.addresses[places])
+        alike = self.types.count(self.types[0]) == len(self.types)
+        types = self.types[:1] * len(places) if alike else (*map(self.types.__getitem__, places.tolist()),)
+        return PlainTensors(self.device, types, self.addresses[places])
 
     @property
     def aligned(self) -> bool:
