@@ -540,37 +540,37 @@ def test_a_wrong_gradient_that_drowns_in_the_noise_of_the_others_is_not_called_r
     assert all(found[f"query_key[{head}]"].status is not Status.VERIFIED for head in range(2))
 
 
-def _without_gradient(model: nn.Sequential) -> None:
+def _without_gradient(model: Any) -> None:
     model[2].weight.grad = None
 
 
-def _other_gradient(model: nn.Sequential) -> None:
+def _other_gradient(model: Any) -> None:
     gradient = model[2].weight.grad
     model[2].weight.grad = gradient + torch.randn(gradient.shape, generator=torch.Generator().manual_seed(3))
 
 
-def _other_parameter(model: nn.Sequential) -> None:
+def _other_parameter(model: Any) -> None:
     former = model[0].weight
     model[0].weight = nn.Parameter(former.detach().clone())
     model[0].weight.grad = former.grad
 
 
-def _other_precision(model: nn.Sequential) -> None:
+def _other_precision(model: Any) -> None:
     for parameter in model.parameters():
         gradient, parameter.grad = parameter.grad, None
         parameter.data = parameter.data.double()
         parameter.grad = None if gradient is None else gradient.double()
 
 
-def _one_memory(model: nn.Sequential) -> None:
+def _one_memory(model: Any) -> None:
     model[2].weight.data = model[4].weight.data
 
 
-def _transposed(model: nn.Sequential) -> None:
+def _transposed(model: Any) -> None:
     model[2].weight.data = model[2].weight.data.T.contiguous().T
 
 
-CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+CHANGES: dict[str, Callable[[Any], object]] = {
     "a gradient is gone": _without_gradient,
     "a gradient is another": _other_gradient,
     "a parameter is another": _other_parameter,
