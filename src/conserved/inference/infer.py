@@ -233,7 +233,7 @@ def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tenso
 
 
 def _run(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> CapturedProgram:
-    """Follow one call: on the meta device if the weights are there, sharded or large, else as it is."""
+    """Follow one call: on the meta device if the weights are there, sharded or large, or memory is short."""
     total = sum(parameter.numel() for parameter in parameters.values())
     sharded = any(hasattr(parameter, "full_tensor") for parameter in parameters.values())
     on_meta = any(parameter.is_meta for parameter in parameters.values())
@@ -244,8 +244,10 @@ def _run(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: 
             if on_meta or sharded:
                 raise
     mine = {name: parameters[prefix + name] for name, _ in model.named_parameters()}
-    program = capture(lambda: model(*args, **kwargs), {prefix + name: p for name, p in mine.items()}, model)
-    return program
+    try:
+        return capture(lambda: model(*args, **kwargs), {prefix + name: p for name, p in mine.items()}, model)
+    except torch.OutOfMemoryError:  # attention is followed with all its scores, which a fused kernel never keeps
+        return _on_meta(model, prefix, parameters, args, kwargs)
 
 
 def _on_meta(

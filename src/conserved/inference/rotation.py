@@ -9,6 +9,7 @@ at random numbers vanishes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,21 @@ STILL = 1e-9
 """Largest tangent, relative to what moved, of something that does not move."""
 
 
+_PRODUCTS = ("aten::bmm.default", "aten::baddbmm.default")
+"""Operations whose last two arguments are multiplied."""
+
+
+def _moves(result: Tensor) -> bool:
+    """Whether a value has a tangent that is more than rounding."""
+    primal, tangent = forward_ad.unpack_dual(result)
+    if tangent is None or not tangent.numel():
+        return False
+    size = primal.abs()
+    # Masks add −∞ or the like: their size says nothing about what moves.
+    usual = torch.where(size < 1e6, size, 0.0).max()
+    return float(tangent.abs().max()) > STILL * (1 + float(usual))
+
+
 class Rotations:
     """Decides about rotations, each layout of operations once."""
 
@@ -36,7 +52,9 @@ class Rotations:
         for number in typing.live:
             for value in typing.program.operations[number].inputs():
                 self._uses.setdefault(value, []).append(number)
-        self._decided: dict[Any, bool] = {}
+        self._decided: dict[str, bool] = {}
+        self._outsides: dict[str, int] = {}
+        self._digests: dict[int, str] = {}
         values, low, high = [], [], []
         for value, known in typing.known.items():
             if isinstance(known, Type):
@@ -66,25 +84,59 @@ class Rotations:
         if not sources:
             return False
         slice_ = self._slice(sources)
-        program = self.typing.program
-        low = int(pairs.min())
-        key = (
-            tuple(
-                (
-                    program.operations[n].name,
-                    tuple(program.values[v].shape for v in program.operations[n].inputs()),
-                    str(tree_map_only(ValueRef, lambda _: "·", program.operations[n].args)),
-                )
-                for n in slice_
-            ),
-            (pairs - low).tobytes(),
-        )
+        key = self._layout(sources, slice_)
         if key not in self._decided:
             try:
                 self._decided[key] = self._still(sources, slice_)
             except (RuntimeError, NotImplementedError, TypeError, AttributeError, AssertionError, IndexError):
                 self._decided[key] = False
         return self._decided[key]
+
+    def _layout(self, sources: Sequence[int], slice_: Sequence[int]) -> str:
+        """Everything that a decision depends on, the same for layers that are alike: values by order of appearance."""
+        program = self.typing.program
+        labels = {value: f"·{place}" for place, value in enumerate(sources)}
+
+        def label(ref: ValueRef) -> str:
+            if ref.value not in labels:
+                labels[ref.value] = outside(ref.value)
+            return labels[ref.value]
+
+        def outside(value: int) -> str:
+            described, maker = program.values[value], self._remade(value)
+            if described.constant is not None:
+                text = self._digest(value)
+            elif maker is not None:
+                text = f"{written(maker)}[{maker.results.index(value)}]"
+            else:
+                text = f"{len(labels)}{described.dtype}{tuple(described.shape)}"
+            return f"^{self._outsides.setdefault(text, len(self._outsides))}"
+
+        def written(operation: Operation) -> str:
+            return f"{operation.name}{tree_map_only(ValueRef, label, (operation.args, operation.kwargs))}"
+
+        lines = [
+            f"{program.values[value].shape}{[(dims, sign.tobytes(), where.tobytes()) for dims, sign, where in turns]}"
+            for value, turns in ((value, self._turns(value)) for value in sources)
+        ]
+        for number in slice_:
+            operation = program.operations[number]
+            line = written(operation)
+            for value in operation.results:
+                labels.setdefault(value, f"·{len(labels)}")
+                line += f" {labels[value]}{'*' if self._carries(value) else ''}"
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _digest(self, value: int) -> str:
+        """Of a constant: its type, shape and bytes."""
+        if value not in self._digests:
+            constant = self.typing.program.values[value].constant
+            assert constant is not None
+            held = constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            found = hashlib.blake2b(held, digest_size=16).hexdigest()
+            self._digests[value] = f"{constant.dtype}{tuple(constant.shape)}{found}"
+        return self._digests[value]
 
     def _carrying(self, pairs: Atoms) -> set[int]:
         """The values whose type has one of these atoms."""
@@ -145,31 +197,59 @@ class Rotations:
         program = self.typing.program
         generator = torch.Generator().manual_seed(0)
         values: dict[int, Tensor] = {}
+        last = self._last_uses(slice_)
         with forward_ad.dual_level():
             for value in sources:
                 x = torch.randn(program.values[value].shape, generator=generator, dtype=torch.float64)
                 values[value] = forward_ad.make_dual(x, self._rotated(value, x))
             for number in slice_:
                 operation = program.operations[number]
-                results = self._run(operation, values, generator, program)
-                for value, result in zip(operation.results, results, strict=False):
-                    if value in values:
-                        continue
-                    values[value] = result
-                    if not self._carries(value) and result.is_floating_point():
-                        primal, tangent = forward_ad.unpack_dual(result)
-                        # Masks add −∞ or the like: their size says nothing about what moves.
-                        usual = primal.abs()[primal.abs() < 1e6]
-                        size = 1 + float(usual.max()) if usual.numel() else 1.0
-                        if tangent is not None and float(tangent.abs().max()) > STILL * size:
-                            return False
+                if self._is_end(operation):
+                    if _moves(self._sketched(operation, values, generator)):
+                        return False
+                else:
+                    results = self._run(operation, values, generator, program)
+                    for value, result in zip(operation.results, results, strict=False):
+                        if value not in values:
+                            values[value] = result
+                            if not self._carries(value) and result.is_floating_point() and _moves(result):
+                                return False
+                for value in [value for value in values if self._carries(value) and last.get(value, -1) <= number]:
+                    del values[value]
         return True
 
-    def _rotated(self, value: int, x: Tensor) -> Tensor:
-        """J·x: every entry at an atom becomes plus or minus the entry at its partner."""
+    def _is_end(self, operation: Operation) -> bool:
+        """Whether an operation is a product of two matrices that leaves nothing of the atoms."""
+        if operation.name not in _PRODUCTS:
+            return False
+        added = [entry.value for entry in operation.args[:-2] if isinstance(entry, ValueRef)]
+        return not any(map(self._carries, (*added, *operation.results)))
+
+    def _last_uses(self, slice_: Sequence[int]) -> dict[int, int]:
+        """For every value the last of these operations that reads it, or computes something from it again."""
+        last: dict[int, int] = {}
+        for number in slice_:
+            frontier = list(self.typing.program.operations[number].inputs())
+            while frontier:
+                value = frontier.pop()
+                if last.get(value) != number:
+                    last[value] = number
+                    maker = self._remade(value)
+                    frontier += maker.inputs() if maker is not None else []
+        return last
+
+    def _sketched(self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator) -> Tensor:
+        """uᵀABv for random u and v instead of AB: as still as the product is, and of its factors' size."""
+        left, right = (self._given(entry, values, generator) for entry in operation.args[-2:])
+        u = torch.randn(left.shape[:-1], generator=generator, dtype=torch.float64)
+        v = torch.randn((*right.shape[:-2], right.shape[-1]), generator=generator, dtype=torch.float64)
+        return ((u.unsqueeze(-2) @ left) @ (right @ v.unsqueeze(-1))).flatten()
+
+    def _turns(self, value: int) -> list[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
+        """For the dimensions of every factor: the sign with which an entry is turned, and the place it comes from."""
         known = self.typing.known[value]
         assert isinstance(known, Type)
-        tangent = torch.zeros_like(x)
+        found = []
         for one in known.factors:
             flat = one.atoms.reshape(-1)
             sign = self._sign[flat]
@@ -178,19 +258,29 @@ class Rotations:
             order = np.argsort(flat, kind="stable")
             partner = np.where(sign != 0, self._partner[flat], flat[0])
             source = order[np.minimum(np.searchsorted(flat[order], partner), flat.size - 1)]
-            moved = x.movedim(one.dims, tuple(range(len(one.dims))))
-            rows = moved.reshape(flat.size, -1)
+            found.append((tuple(one.dims), sign, source))
+        return found
+
+    def _rotated(self, value: int, x: Tensor) -> Tensor:
+        """J·x: every entry at an atom becomes plus or minus the entry at its partner."""
+        tangent = torch.zeros_like(x)
+        for dims, sign, source in self._turns(value):
+            moved = x.movedim(dims, tuple(range(len(dims))))
+            rows = moved.reshape(sign.size, -1)
             turned = rows[torch.from_numpy(source)] * torch.from_numpy(sign)[:, None]
-            tangent = tangent + turned.reshape(moved.shape).movedim(tuple(range(len(one.dims))), one.dims)
+            tangent = tangent + turned.reshape(moved.shape).movedim(tuple(range(len(dims))), dims)
         return tangent
+
+    def _given(self, ref: ValueRef, values: dict[int, Tensor], generator: torch.Generator) -> Tensor:
+        if ref.value not in values:
+            values[ref.value] = self._invented(ref.value, values, generator, self.typing.program)
+        return values[ref.value]
 
     def _run(
         self, operation: Operation, values: dict[int, Tensor], generator: torch.Generator, program: CapturedProgram
     ) -> list[Tensor]:
         def given(ref: ValueRef) -> Tensor:
-            if ref.value not in values:
-                values[ref.value] = self._invented(ref.value, values, generator, program)
-            return values[ref.value]
+            return self._given(ref, values, generator)
 
         if operation.name.startswith("conserved::"):
             return self._storage(operation, given)
@@ -211,6 +301,12 @@ class Rotations:
         result = getattr(getattr(torch.ops.aten, name), overload)(*args, **kwargs)
         return [result] if isinstance(result, Tensor) else [one for one in result if isinstance(one, Tensor)]
 
+    def _remade(self, value: int) -> Operation | None:
+        """What computes a value from outside again, if it is made of constants and inputs."""
+        if isinstance(self.typing.known.get(value), Type) or self.typing.program.values[value].parameter is not None:
+            return None
+        return self.typing.program.maker(value)
+
     def _invented(
         self, value: int, values: dict[int, Tensor], generator: torch.Generator, program: CapturedProgram
     ) -> Tensor:
@@ -219,8 +315,8 @@ class Rotations:
         if described.constant is not None:
             constant = described.constant
             return constant.double() if constant.is_floating_point() else constant
-        maker = program.maker(value)
-        if maker is not None and not isinstance(self.typing.known.get(value), Type) and described.parameter is None:
+        maker = self._remade(value)
+        if maker is not None:
             results = self._run(maker, values, generator, program)
             return results[maker.results.index(value)]
         if described.dtype.is_floating_point:
