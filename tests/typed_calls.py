@@ -85,7 +85,9 @@ def _exchanged(function: FunctionType, typechecker: Any) -> Callable[..., Any]:
     calls = _Calls(function)
     # A name that the module does not have otherwise: PyTorch's compiler follows calls of what is global.
     name = f"__checking_{function.__qualname__.replace('.', '_')}_{id(calls)}"
-    function.__globals__[name] = _checking(written, typechecker, calls)
+    checking = function.__globals__[name] = _checking(written, typechecker, calls)
+    # Whoever lists what a module defines does not list this.
+    checking.__module__ = __name__
     calls.checking = _calling(len(function.__code__.co_freevars)).replace(co_names=(name,))
     calls.begin()
     function.__wrapped__ = written  # type: ignore[attr-defined]
