@@ -11,6 +11,7 @@ by a fill, so launching them is not counted; PyTorch's own small operations are.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conserved import Monitor, MonitorConfig, audit, blocks
+from conserved.attention import energy_field
 from measure import save
 
 TINY: dict[str, Any] = {"vocab": 64, "dim": 32, "depth": 40, "heads": 16, "hidden": 48, "kv_heads": 8, "length": 16}
@@ -53,7 +55,7 @@ class Dispatched(TorchDispatchMode):
 class Watched:
     """A decoder, its optimizer, and a monitor without audits of its own."""
 
-    def __init__(self, shape: dict[str, Any], device: str, portions: bool) -> None:
+    def __init__(self, shape: dict[str, Any], device: str, portions: bool, *, plain: bool = False) -> None:
         import conserved.tracking.ledger
 
         if portions:
@@ -64,7 +66,8 @@ class Watched:
         self.model: nn.Module = blocks.DecoderLM(**options, max_length=shape["length"], positions="rotary-half").to(
             device
         )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        stepper = torch.optim.SGD if plain else torch.optim.AdamW
+        self.optimizer = stepper(self.model.parameters(), lr=1e-5)
         self.tokens = torch.randint(shape["vocab"], (2, shape["length"] + 1), device=device)
         config = MonitorConfig(precision=torch.bfloat16, keep=10, alarms=())
         self.monitor = Monitor(self.model, self.optimizer, loss="cross_entropy", audit=None, config=config)
@@ -111,10 +114,12 @@ def host() -> dict[str, float]:
     torch.set_num_threads(1)
     launched: list[int] = []
     leave_kernels_out(launched)
-    run = Watched(TINY, "cpu", portions=True)
+    run, other = (Watched(TINY, "cpu", portions=True, plain=plain) for plain in (False, True))
     work: dict[str, tuple[Callable[[], None], Callable[[], object]]] = {
         "monitor.step, AdamW": (run.step, run.monitor.step),
+        "monitor.step, SGD": (other.step, other.monitor.step),
         "audit, read at once": (run.backward, lambda: audit(run.model, loss="cross_entropy").tested),
+        "audit, read later": (run.backward, lambda: audit(run.model, loss="cross_entropy", wait=False)),
     }
     found: dict[str, float] = {}
     for name, (prepare, call) in work.items():
@@ -152,38 +157,76 @@ def in_turns(other: Path, version: str, rounds: int) -> None:
 
 
 def device() -> None:
-    """Kernels of one watched step and of one audit on the GPU, and how long the host takes to queue them."""
+    """What a watched step, an audit and an energy field are made of on a GPU: kernels, and functions of the host."""
     run = Watched(LARGE, "cuda", portions=False)
-    work: dict[str, tuple[Callable[[], None], Callable[[], object]]] = {
+    q, k = torch.randn(2, 1, 2**20, 64, device="cuda")
+    work: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "monitor.step, AdamW": (run.step, run.monitor.step),
         "audit, read later": (run.backward, lambda: audit(run.model, loss="cross_entropy", wait=False)),
+        "audit, read at once": (run.backward, lambda: audit(run.model, loss="cross_entropy").ok),
+        "energy field, 2^20 keys": (lambda: None, lambda: energy_field(q, k).participation),
+        "energy field, 2^20 keys, causal": (lambda: None, lambda: energy_field(q, k, causal=True).participation),
     }
+    record = {}
     for name, (prepare, call) in work.items():
-        queued, alone = [], []
-        for number in range(7):
-            prepare()
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            call()
-            returned = time.perf_counter()
-            torch.cuda.synchronize()
-            if number > 1:
-                queued.append(returned - began)
-                alone.append(time.perf_counter() - began)
-        prepare()
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
-            call()
-            torch.cuda.synchronize()
-        kernels = sorted(profiled.key_averages(), key=lambda one: -one.device_time_total)
-        total, count = sum(one.device_time_total for one in kernels) / 1e3, sum(one.count for one in kernels)
+        found = record[name] = {**timed(prepare, call), **kernels_of(prepare, call)}
+        found["host"] = functions_of(prepare, call)
         print(
-            f"{name}: queued in {1e3 * median(queued):.2f} ms, done after {1e3 * median(alone):.2f} ms, of which the "
-            f"device works {total:.2f} ms in {count} launches",
+            f"{name}: queued in {1e3 * found['queued_seconds']:.2f} ms, done after {1e3 * found['done_seconds']:.2f} "
+            f"ms, of which the device works {1e3 * found['device_seconds']:.2f} ms in {found['launches']} launches",
             flush=True,
         )
-        for one in kernels[:10]:
-            print(f"  {one.device_time_total / 1e3:8.3f} ms {one.count:5}  {one.key[:90]}")
+        for part in ("kernels", "host"):
+            for key, (taken, count) in found[part].items():
+                print(f"  {1e3 * taken:8.3f} ms {count:6}  {part:8} {key}", flush=True)
+    print(save("host_cost", record))
+
+
+def timed(prepare: Callable[[], object], call: Callable[[], object]) -> dict[str, float]:
+    """Median seconds until a call returned, and until the device was done."""
+    queued, done = [], []
+    for number in range(7):
+        prepare()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        returned = time.perf_counter() - began
+        torch.cuda.synchronize()
+        if number > 1:
+            queued.append(returned)
+            done.append(time.perf_counter() - began)
+    return {"queued_seconds": median(queued), "done_seconds": median(done)}
+
+
+def kernels_of(prepare: Callable[[], object], call: Callable[[], object]) -> dict[str, Any]:
+    """Seconds the device works and launches, in all and for the longest kernels."""
+    prepare()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        call()
+        torch.cuda.synchronize()
+    kernels = sorted(profiled.key_averages(), key=lambda one: -one.device_time_total)
+    return {
+        "device_seconds": sum(one.device_time_total for one in kernels) / 1e6,
+        "launches": sum(one.count for one in kernels),
+        "kernels": {one.key[:60]: [one.device_time_total / 1e6, one.count] for one in kernels[:8]},
+    }
+
+
+def functions_of(prepare: Callable[[], object], call: Callable[[], object]) -> dict[str, list[float]]:
+    """Seconds of the host inside its longest functions themselves, and calls; a profiled host is about half as fast."""
+    prepare()
+    torch.cuda.synchronize()
+    profiled = cProfile.Profile()
+    profiled.runcall(call)
+    torch.cuda.synchronize()
+    longest = sorted(profiled.getstats(), key=lambda one: -one.inlinetime)[:10]
+    return {_named(one.code): [one.inlinetime, one.callcount] for one in longest}
+
+
+def _named(code: Any) -> str:
+    """A function of Python by file and name, one of C by what Python calls it."""
+    return code if isinstance(code, str) else f"{Path(code.co_filename).name}: {code.co_name}"
 
 
 def main() -> None:

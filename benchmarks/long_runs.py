@@ -35,14 +35,13 @@ import torch
 from torch import Tensor, nn
 
 from conserved.attention import probe
-from conserved.papers.claims.full_size import summary_of
+from conserved.papers.claims.full_size import ARITHMETIC, runs_that_count, summary_of
 from conserved.papers.lab.data import Examples
 from conserved.papers.lab.long import Arithmetic, LongRun, recorded_steps, train_on
 from conserved.papers.lab.pieces import Products
 from conserved.papers.lab.recipes import Recipe, build, examples_of, named
 from conserved.papers.lab.schedule import Schedule
 from conserved.papers.lab.train import Limits
-from conserved.papers.lab.trajectory import Trajectory
 from conserved.papers.lab.windows import comparison, in_step_size_at, windows
 from measure import commit, machine, save
 
@@ -187,6 +186,7 @@ def tables(options: argparse.Namespace) -> None:
     today = datetime.now(UTC).date().isoformat()
     for device in sorted({run.trajectory.device for run in found}):
         runs_there = [run for run in found if run.trajectory.device == device]
+        names = {id(run): name for name, run in runs_that_count(runs_there).items()}
         fields = [json.loads(path.read_text()) for path in sorted(options.store.glob("*.fields.json"))]
         record: dict[str, Any] = {
             "date": today,
@@ -196,7 +196,7 @@ def tables(options: argparse.Namespace) -> None:
             "torch": runs_there[0].pieces[0]["torch"],
             "peak": PEAKS.get(device),
             "runs": [row_of(run) for run in runs_there],
-            "laws": [row for run in runs_there for row in laws_of(run.trajectory)],
+            "laws": [row for run in runs_there for row in laws_of(run, names.get(id(run)))],
             "step_sizes": step_sizes(runs_there),
             "fields": [row for rows in fields for row in rows],
         }
@@ -230,7 +230,7 @@ def row_of(run: LongRun) -> dict[str, Any]:
         "seconds": t.seconds,
         "operations_per_step": run.operations,
         "operations_per_second": run.rate,
-        "products": run.arithmetic.products,
+        "gradients": ARITHMETIC[run.arithmetic.products],
         "micro": run.arithmetic.micro,
         "parameters": t.parameters,
         "data": t.data,
@@ -242,11 +242,25 @@ def row_of(run: LongRun) -> dict[str, Any]:
     }
 
 
-def laws_of(t: Trajectory) -> list[dict[str, Any]]:
-    """For every family of laws: its drift, equation (10) and (9), what the ledger says, and exponents by window."""
+def laws_of(run: LongRun, told: str | None) -> list[dict[str, Any]]:
+    """For every family of laws: its drift, equation (10) and (9), what the ledger says, and exponents by window.
+
+    Args:
+        run: A long run.
+        told: What it is called where one run of a recipe is told of, or None.
+    """
     rows: list[dict[str, Any]] = []
+    t = run.trajectory
     for q in t.quantities:
-        row = {"recipe": t.recipe, "step": t.step, "family": q.family, "role": q.role, "linear": q.linear}
+        row = {
+            "recipe": t.recipe,
+            "gradients": ARITHMETIC[run.arithmetic.products],
+            "told": told,
+            "step": t.step,
+            "family": q.family,
+            "role": q.role,
+            "linear": q.linear,
+        }
         row |= {"laws": q.laws, "numbers": q.numbers, "drift": q.drift[-1], "error": q.mean[-1]}
         if q.ledger is not None:
             row |= {"bound": None if q.bound is None else q.bound[-1]}
@@ -263,7 +277,7 @@ def step_sizes(found: list[LongRun]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for recipe in dict.fromkeys(run.trajectory.recipe for run in found):
         group = [run.trajectory for run in found if run.trajectory.recipe == recipe]
-        if len(group) < 2:
+        if len({run.step for run in group}) < 2:
             continue
         for q in group[0].quantities:
             fits = {}

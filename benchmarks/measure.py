@@ -19,7 +19,12 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def side_by_side(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each piece of work, taken in turns so that a noisy moment hits all of them."""
+    """Median seconds of each piece of work, in turns."""
+    return {name: median(taken) for name, taken in in_turns(work, rounds).items()}
+
+
+def in_turns(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each piece of work in every round but a first one; in turns, so a noisy moment hits all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for number in range(rounds + 1):
         for name, call in work.items():
@@ -27,7 +32,7 @@ def side_by_side(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[
             call()
             if number > 0:
                 seconds[name].append(_now() - start)
-    return {name: median(taken) for name, taken in seconds.items()}
+    return seconds
 
 
 def _now() -> float:

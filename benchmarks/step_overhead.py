@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from conserved import Monitor, MonitorConfig, blocks, recognize
 from conserved.tracking import GENERIC, Rule, SQLite
-from measure import save, side_by_side
+from measure import in_turns, save
 
 SHAPES: dict[str, dict[str, Any]] = {
     "cpu": {"vocab": 8192, "dim": 512, "depth": 4, "heads": 8, "hidden": 1536, "kv_heads": 4},
@@ -31,9 +31,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 BATCH: dict[str, dict[str, int]] = {
     "cpu": {"micro": 4, "length": 512, "accumulate": 2},
-    "cuda": {"micro": 8, "length": 1024, "accumulate": 32},
+    "cuda": {"micro": 8, "length": 1024, "accumulate": 8},
 }
-"""Sequences, tokens in each, and how many such batches make a step: 4,096 tokens and 262,144 tokens."""
+"""Sequences, tokens in each, and how many such batches make a step: 4,096 tokens and 65,536 tokens."""
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3),
@@ -79,10 +79,10 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def step(self) -> None:
-        """One training step."""
+    def step(self, batches: int | None = None) -> None:
+        """One training step, of all batches or of the first few."""
         began = time.process_time()
-        for rows in self.text:
+        for rows in self.text[:batches]:
             self.loss(rows).backward()
         self.optimizer.step()
         start = time.perf_counter()
@@ -92,12 +92,12 @@ class Run:
         self.worked.append(time.process_time() - began)
 
 
-def watched(run: Run, *, causes: bool = True, rule: Rule | None = None) -> Monitor:
-    """Every law, every step, into a run store."""
+def watched(run: Run, *, audit: int | None = None, rule: Rule | None = None) -> Monitor:
+    """Every law, every step, into a run store; gradients audited at every step or never."""
     store = os.path.join(tempfile.mkdtemp(), "runs.db")
     precision = torch.bfloat16 if run.device.type == "cuda" else None
-    config = MonitorConfig(precision=precision, keep=10, causes=causes, rule=rule)
-    return Monitor(run.model, run.optimizer, loss="cross_entropy", sinks=SQLite(store), config=config)
+    config = MonitorConfig(precision=precision, keep=10, rule=rule)
+    return Monitor(run.model, run.optimizer, loss="cross_entropy", sinks=SQLite(store), audit=audit, config=config)
 
 
 def copied(run: Run) -> Callable[[], object]:
@@ -127,7 +127,7 @@ def peak(run: Run) -> int | None:
         return None
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    run.step()
+    run.step(batches=2)
     torch.cuda.synchronize()
     return int(torch.cuda.max_memory_allocated())
 
@@ -149,6 +149,24 @@ def waits(run: Run) -> bool | None:
     return False
 
 
+def ways_of(name: str) -> dict[str, Callable[[Run], Monitor | Callable[[], object]]]:
+    """How a run of an optimizer is watched: what each way does after a step."""
+    ways: dict[str, Callable[[Run], Monitor | Callable[[], object]]] = {
+        "monitor": lambda run: watched(run, audit=1),
+        "monitor without audits": watched,
+    }
+    if name == "SGD":
+        ways |= {"generic rule": lambda run: watched(run, audit=1, rule=GENERIC), "float64 copy": copied}
+        if find_spec("wandb") is not None:
+            ways["wandb.watch"] = wandb_watched
+    return ways
+
+
+def shares(taken: dict[str, list[float]]) -> dict[str, list[float]]:
+    """What every way adds to a step without it, round by round."""
+    return {way: [a / b - 1 for a, b in zip(each, taken["none"], strict=True)] for way, each in taken.items()}
+
+
 def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: str, rounds: int) -> dict[str, Any]:
     """All ways of watching one optimizer's run, in turns."""
     torch.manual_seed(0)
@@ -158,55 +176,45 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
     ).to(device)
     count = sum(parameter.numel() for parameter in model.parameters())
     runs = {"none": Run(model, OPTIMIZERS[name](model), batch, shape["vocab"])}
-    memory: dict[str, Any] = {}
     runs["none"].step()
-    memory["none"] = peak(runs["none"])
-
-    def another() -> Run:
-        twin = copy.deepcopy(model)
-        return Run(twin, OPTIMIZERS[name](twin), batch, shape["vocab"])
-
+    memory: dict[str, Any] = {"none": peak(runs["none"])}
     monitors: dict[str, Monitor] = {}
-    for way, causes in (("monitor", True), ("monitor, causes together", False)):
-        runs[way] = another()
-        monitors[way] = watched(runs[way], causes=causes)
-        runs[way].after = monitors[way].step
-    if name == "SGD":
-        runs["generic rule"] = another()
-        monitors["generic rule"] = watched(runs["generic rule"], rule=GENERIC)
-        runs["generic rule"].after = monitors["generic rule"].step
-        runs["float64 copy"] = another()
-        runs["float64 copy"].after = copied(runs["float64 copy"])
-        if find_spec("wandb") is not None:
-            runs["wandb.watch"] = another()
-            runs["wandb.watch"].after = wandb_watched(runs["wandb.watch"])
-    seconds = side_by_side({way: run.step for way, run in runs.items()}, rounds)
+    for way, watch in ways_of(name).items():
+        twin = copy.deepcopy(model)
+        run = runs[way] = Run(twin, OPTIMIZERS[name](twin), batch, shape["vocab"])
+        found = watch(run)
+        if isinstance(found, Monitor):
+            monitors[way] = found
+        run.after = found.step if isinstance(found, Monitor) else found
+    taken = in_turns({way: run.step for way, run in runs.items()}, rounds)
+    seconds = {way: median(each) for way, each in taken.items()}
+    added = shares(taken)
+    worked = shares({way: run.worked[-rounds:] for way, run in runs.items()})
     alone = {way: median(run.alone() for _ in range(4)) for way, run in runs.items()}
     waiting = {way: waits(runs[way]) for way in monitors}
     held = {way: monitor.memory() for way, monitor in monitors.items()}
     if device == "cuda":
         base = torch.cuda.memory_allocated()
         memory |= {way: (peak(run) or 0) - base for way, run in runs.items()}
-    alarms = {way: [alarm.message for alarm in monitor.alarms[:1]] for way, monitor in monitors.items()}
     return {
         "parameters": count,
         "laws": len(monitors["monitor"].laws),
         "numbers": monitors["monitor"].laws.numbers,
         "tokens": batch["micro"] * batch["length"] * batch["accumulate"],
         "seconds": seconds,
-        "overhead": {way: taken / seconds["none"] - 1 for way, taken in seconds.items()},
-        "processor_seconds": {way: median(run.worked[1:]) for way, run in runs.items()},
-        "processor_overhead": {
-            way: median(run.worked[1:]) / median(runs["none"].worked[1:]) - 1 for way, run in runs.items()
-        },
+        "overhead": {way: median(each) for way, each in added.items()},
+        "overhead_range": {way: [min(each), max(each)] for way, each in added.items()},
+        "audited": {way: len(monitor.audits) for way, monitor in monitors.items()},
+        "processor_overhead": {way: median(each) for way, each in worked.items()},
+        "processor_range": {way: [min(each), max(each)] for way, each in worked.items()},
         "host_seconds": {way: median(run.spent[1:]) for way, run in runs.items()},
         "alone_seconds": alone,
-        "alone_share": {way: taken / seconds["none"] for way, taken in alone.items()},
+        "alone_share": {way: one / seconds["none"] for way, one in alone.items()},
         "waits_for_device": waiting,
         "held_bytes": held,
         "held_share": {way: (one["laws"] + one["copies"]) / one["parameters"] for way, one in held.items()},
         "peak_bytes": memory,
-        "alarms": alarms,
+        "alarms": {way: [alarm.message for alarm in monitor.alarms[:1]] for way, monitor in monitors.items()},
     }
 
 
@@ -226,7 +234,8 @@ def main() -> None:
         "optimizer",
         "way of watching",
         "step (ms)",
-        "overhead",
+        "added",
+        "from … to",
         "processor",
         "alone (ms)",
         "alone",
@@ -239,18 +248,21 @@ def main() -> None:
         print(f"{name}: {found['parameters']:,} parameters, {found['laws']} laws, {found['tokens']:,} tokens a step")
         for way, taken in found["seconds"].items():
             share = f"{found['held_share'][way]:.2%}" if way in found["held_share"] else "–"
+            low, high = found["overhead_range"][way]
             table.add_row(
                 name,
                 way,
                 f"{1e3 * taken:.1f}",
                 f"{found['overhead'][way]:+.2%}",
+                f"{low:+.2%} … {high:+.2%}",
                 f"{found['processor_overhead'][way]:+.2%}",
                 f"{1e3 * found['alone_seconds'][way]:.1f}",
                 f"{found['alone_share'][way]:.2%}",
                 share,
             )
-    Console(width=110).print(table)
-    print(f"saved {save('step_overhead', {'optimizers': record, 'batch': batch, 'rounds': chosen.rounds})}")
+        path = save("step_overhead", {"optimizers": record, "batch": batch, "rounds": chosen.rounds})
+    Console(width=140).print(table)
+    print(f"saved {path}")
 
 
 if __name__ == "__main__":

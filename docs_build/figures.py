@@ -20,6 +20,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 
+from conserved.papers.claims.full_size import ARITHMETIC, runs_that_count
+from conserved.papers.lab.long import LongRun
 from results import RESULTS, stored
 
 ASSETS = Path(__file__).parent.parent / "docs" / "assets"
@@ -177,22 +179,21 @@ def architecture(scheme: Scheme) -> Figure:
 def long_runs(scheme: Scheme) -> Figure:
     """Drift against steps to the end of a run: measured, predicted by the ledger, and what rounding leaks."""
     packed = next(iter(sorted(RESULTS.glob("long_runs_h200_*.trajectories.json.gz"), reverse=True)))
-    runs = [run["trajectory"] for run in json.loads(gzip.decompress(packed.read_bytes()))]
-    figure = _canvas(9.2, 7.6)
+    runs = runs_that_count([LongRun.of(run) for run in json.loads(gzip.decompress(packed.read_bytes()))])
+    figure = _canvas(9.2, 3.8 * -(-len(runs) // 2))
     colours = {"value_output": scheme.law, "gated_neurons": scheme.exact, "query_key": scheme.other}
-    for place, run in enumerate(runs, 1):
+    for place, found in enumerate(runs.values(), 1):
         axes = figure.add_subplot(-(-len(runs) // 2), 2, place)
         _plain(axes, scheme)
+        run = found.trajectory
         for family, colour in colours.items():
-            quantity = next(one for one in run["quantities"] if one["family"] == family)
-            for values, dash in (
-                (quantity["drift"], "-"),
-                (quantity["ledger"]["predicted"], "--"),
-                (quantity["ledger"]["leak"], ":"),
-            ):
-                axes.plot(run["at"][1:], values[1:], color=colour, linestyle=dash, linewidth=1.5)
-        done = f"{run['steps']:,} of {run['planned']:,} steps"
-        axes.set_title(f"{run['recipe']}, τ = {run['step']:g}, {done}", color=scheme.text, fontsize=10)
+            quantity = run.quantity(family)
+            ledger = quantity.ledger or {}
+            for values, dash in ((quantity.drift, "-"), (ledger["predicted"], "--"), (ledger["leak"], ":")):
+                axes.plot(run.at[1:], values[1:], color=colour, linestyle=dash, linewidth=1.5)
+        exact = ARITHMETIC[found.arithmetic.products]
+        done = f"{run.recipe}, {run.steps:,} of {run.planned:,} steps, {exact}"
+        axes.set_title(done, color=scheme.text, fontsize=10)
         axes.set(xscale="log", yscale="log", xlabel="step k")
     for axes in figure.axes[::2]:
         axes.set_ylabel("relative drift")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 
 import conserved
 from conserved import Status, Symmetry, Verdict, audit, blocks, gauge, recognize
-from conserved.auditing import Audit
+from conserved.auditing import Audit, backward_pass
+from conserved.inference import FirstCall, live
 from conserved.laws.identities import grain
 from conserved.moment import Direction, Plan, Point
 from conserved.testing import assert_gradients_conserve
@@ -535,3 +538,64 @@ def test_a_wrong_gradient_that_drowns_in_the_noise_of_the_others_is_not_called_r
     assert not found.conclusive
     assert found.coverage.parameters < 1
     assert all(found[f"query_key[{head}]"].status is not Status.VERIFIED for head in range(2))
+
+
+def _without_gradient(model: Any) -> None:
+    model[2].weight.grad = None
+
+
+def _other_gradient(model: Any) -> None:
+    gradient = model[2].weight.grad
+    model[2].weight.grad = gradient + torch.randn(gradient.shape, generator=torch.Generator().manual_seed(3))
+
+
+def _other_parameter(model: Any) -> None:
+    former = model[0].weight
+    model[0].weight = nn.Parameter(former.detach().clone())
+    model[0].weight.grad = former.grad
+
+
+def _other_precision(model: Any) -> None:
+    for parameter in model.parameters():
+        gradient, parameter.grad = parameter.grad, None
+        parameter.data = parameter.data.double()
+        parameter.grad = None if gradient is None else gradient.double()
+
+
+def _one_memory(model: Any) -> None:
+    model[2].weight.data = model[4].weight.data
+
+
+def _transposed(model: Any) -> None:
+    model[2].weight.data = model[2].weight.data.T.contiguous().T
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a gradient is gone": _without_gradient,
+    "a gradient is another": _other_gradient,
+    "a parameter is another": _other_parameter,
+    "a parameter is frozen": lambda model: model[2].weight.requires_grad_(False),
+    "the precision is another": _other_precision,
+    "two parameters have one memory": _one_memory,
+    "a parameter lies otherwise": _transposed,
+}
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["laws given", "laws inferred"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_kept_of_a_model_is_not_used_once_it_has_changed(change: str, given: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    x = torch.randn(8, 4)
+    laws = recognize(model, x)
+    with FirstCall(model) as first:
+        model(x).square().sum().backward()
+        first.laws()
+        for _ in range(2):
+            assert audit(model, laws if given else None).ok
+        CHANGES[change](model)
+        found = audit(model, laws if given else None)
+        for kept in (backward_pass._LAWFUL, live._WALKS):
+            kept.pop(model, None)
+        afresh = audit(model, replace(laws) if given else None)
+    assert found.record() == afresh.record()

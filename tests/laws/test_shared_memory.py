@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -195,7 +197,23 @@ def _rename(model: nn.Sequential) -> None:
     model[1].register_parameter("other", model[1]._parameters.pop("bias"))
 
 
+def _move(model: nn.Sequential) -> None:
+    """The last of one part becomes the first of the next, under its old name."""
+    first, second = model[7], model[8]
+    part = first._modules.pop("b")
+    second._modules = {"b": part, **second._modules}
+
+
+def _rename_part(model: nn.Sequential) -> None:
+    model.other = model._modules.pop("8")
+
+
 CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "a part moves": _move,
+    "a part is renamed": _rename_part,
+    "a part without parameters gets one": lambda model: setattr(model[2], "bias", nn.Parameter(torch.zeros(3))),
+    "a part gets parts": lambda model: setattr(model[2], "inside", nn.ReLU()),
+    "a part is of another class": lambda model: setattr(model[2], "__class__", nn.Tanh),
     "a parameter is replaced": _replace,
     "a parameter is renamed": _rename,
     "a parameter is added": lambda model: model.register_parameter("absent", nn.Parameter(torch.zeros(2))),
@@ -211,9 +229,30 @@ CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
 @pytest.mark.parametrize("change", [*CHANGES.values()], ids=[*CHANGES])
 def test_the_state_of_a_model_tells_a_change(change: Callable[[nn.Sequential], object]) -> None:
     model = _tied()
+    model.append(nn.ModuleDict({"a": nn.Tanh(), "b": nn.Linear(2, 1)}))
+    model.append(nn.ModuleDict({"c": nn.Linear(2, 1)}))
     before = parts_of(model)
+    assert list(parameters_of(before).items()) == list(model.named_parameters())
     assert before.state == parts_of(model).state
     change(model)
     after = parts_of(model)
     assert before.state != after.state
     assert list(parameters_of(after).items()) == list(model.named_parameters())
+
+
+def test_the_parts_of_a_model_are_not_kept_alive() -> None:
+    model = _tied()
+    parameters_of(parts_of(model))
+    parts_of(model)
+    gone: list[weakref.ref[nn.Module]] = [weakref.ref(model), weakref.ref(model[1])]
+    del model
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def test_a_part_that_is_gone_is_noticed() -> None:
+    model = _tied()
+    parts_of(model)
+    model[2] = nn.Identity()
+    gc.collect()
+    assert list(parameters_of(parts_of(model)).items()) == list(model.named_parameters())

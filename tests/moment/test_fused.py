@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,10 @@ from conserved import Monitor, audit, blocks, recognize
 from conserved.moment import Direction, Moments, Plan, Point, Wanted, triton_backend
 from conserved.moment.forms import Found, forms
 from conserved.moment.launches import Launch, Tile
-from conserved.moment.layouts import Layout, PlacedProduct
+from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.leg_programs import LegProgram, ProgramLeg
 from conserved.moment.torch_backend import TORCH
+from conserved.moment.triton_backend import KernelCall
 from conserved.symmetry import KINDS, Kind, Leg, Symmetry, Tensors, View
 from sampling import sampled
 
@@ -44,14 +46,14 @@ VIEWS = {
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Lets kernels run on the processor, and lists their launches."""
     launched: list[str] = []
-    launch = triton_backend._launch
+    launch = KernelCall.run
 
-    def counted(kernel: object, *args: object, **options: object) -> None:
-        launched.append(str(getattr(kernel, "__name__", kernel)))
-        launch(kernel, *args, **options)  # type: ignore[arg-type]
+    def counted(self: KernelCall, *args: Any, **options: Any) -> None:
+        launched.append(self.kernel)
+        launch(self, *args, **options)
 
     monkeypatch.setattr(triton_backend, "available", lambda device: True)
-    monkeypatch.setattr(triton_backend, "_launch", counted)
+    monkeypatch.setattr(KernelCall, "run", counted)
     run = Launch.run
 
     def noted(self: Launch, *args: Any) -> None:
@@ -76,7 +78,13 @@ def drawn(view: View, dtypes: tuple[torch.dtype, ...]) -> tuple[Layout, list[lis
 def run(leg: ProgramLeg, sets: list[list[Tensor]]) -> Found:
     tensors = [(len(some) * number, leg.layout.offset) for number, some in enumerate(sets)]
     program = LegProgram.of([(replace(leg, layout=leg.layout.from_first()), tensors)])
-    return program.blocks[0].forms(program.run([tensor for some in sets for tensor in some]))
+    return program.blocks[0].forms(program.run(placed([tensor for some in sets for tensor in some])))
+
+
+def placed(tensors: list[Tensor]) -> PlainTensors:
+    found = PlainTensors.of(tensors)
+    assert found is not None
+    return found
 
 
 CASES = {
@@ -167,6 +175,85 @@ def test_identities_of_all_layers_together_are_those_of_each(name: str, dtype: t
     launches = len(kernels)
     torch.testing.assert_close(together, in_order(plan, theta, slopes, together=False), rtol=1e-5, atol=1e-9)
     assert len(kernels) == launches < 80, "launches do not grow with the layers"
+
+
+def _replaced(slopes: dict[str, Tensor], name: str) -> None:
+    slopes[name] = 2 * slopes[name]
+
+
+def _turned(slopes: dict[str, Tensor], name: str) -> None:
+    slopes[name] = slopes[name].T.contiguous().T
+
+
+def _coarse(slopes: dict[str, Tensor], name: str) -> None:
+    slopes[name] = slopes[name].bfloat16()
+
+
+def _fine(slopes: dict[str, Tensor], name: str) -> None:
+    slopes[name] = slopes[name].double()
+
+
+def _off(slopes: dict[str, Tensor], name: str) -> None:
+    slopes[name] = torch.cat((slopes[name].new_zeros(1), slopes[name].flatten()))[1:].view_as(slopes[name])
+
+
+CHANGED = {
+    "replaced": _replaced,
+    "not contiguous": _turned,
+    "of another type": _coarse,
+    "of a type that kernels do not read": _fine,
+    "not aligned": _off,
+}
+
+
+@pytest.mark.parametrize("name", ["layers.0.attention.q.weight", "layers.1.feedforward.down.weight"])
+@pytest.mark.parametrize("which", ["parameter", "gradient"])
+@pytest.mark.parametrize("change", CHANGED)
+def test_what_is_kept_of_a_plan_is_not_used_for_tensors_that_changed(
+    change: str, which: str, name: str, kernels: list[str]
+) -> None:
+    torch.manual_seed(0)
+    model = MODELS["grouped rotary decoder"]()
+    text_loss(model).backward()
+    plan = recognize(model, loss="cross_entropy").plan
+    theta = {key: p.detach().clone() for key, p in model.named_parameters()}
+    slopes = {key: p.grad + 0.1 * torch.randn_like(p) for key, p in model.named_parameters() if p.grad is not None}
+    assert name in plan.needs
+    for _ in range(2):
+        in_order(plan, theta, slopes, together=True)
+    assert kernels
+    CHANGED[change](theta if which == "parameter" else slopes, name)
+    for _ in range(2):
+        together = in_order(plan, theta, slopes, together=True)
+        torch.testing.assert_close(together, in_order(plan, theta, slopes, together=False), rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("some", [[], [0], [1, 0, 1]], ids=str)
+def test_plain_tensors_are_told_from_others(some: list[int]) -> None:
+    tensors = [torch.randn(2, 3), nn.Parameter(torch.randn(3).bfloat16())]
+    chosen = [tensors[place] for place in some]
+    found = PlainTensors.of(chosen)
+    if not chosen:
+        assert found is None
+        return
+    assert found is not None
+    assert found.types == tuple(tensor.dtype for tensor in chosen)
+    assert found.addresses.tolist() == [tensor.data_ptr() for tensor in chosen]
+    assert found.aligned == (not any(tensor.data_ptr() % 16 for tensor in chosen))
+    last = found.some(np.array([len(chosen) - 1]))
+    assert (last.types, last.addresses.tolist()) == ((chosen[-1].dtype,), [chosen[-1].data_ptr()])
+    others = {
+        "transposed": torch.randn(2, 3).T,
+        "sparse": torch.eye(3).to_sparse(),
+        "compressed": torch.eye(3).to_sparse_csr(),
+        "elsewhere": torch.empty(3, device="meta"),
+        "of another class": torch.randn(2).as_subclass(_Own),
+    }
+    assert {name for name, other in others.items() if PlainTensors.of([*chosen, other]) is None} == {*others}
+
+
+class _Own(Tensor):
+    pass
 
 
 @pytest.mark.parametrize("case", sampled(product(MODELS, [torch.float32, torch.bfloat16]), 3), ids=str)
@@ -303,8 +390,8 @@ def test_a_program_reads_addresses_anew_every_time(kernels: list[str]) -> None:
     layout, sets, _ = drawn(VIEWS["rows of a head"], (torch.float32, torch.float32))
     leg = ProgramLeg(KINDS["scaling"].products, 1, layout, ((0, 1),), (torch.float32, torch.float32), Wanted())
     program = LegProgram.of([(leg, [(0, 0), (2, 0), (4, 0)])])
-    once = program.run([tensor for some in sets for tensor in some])
-    twice = program.run([2 * tensor for some in sets for tensor in some])
+    doubled = [2 * tensor for some in sets for tensor in some]
+    once, twice = program.run(placed([tensor for some in sets for tensor in some])), program.run(placed(doubled))
     torch.testing.assert_close(twice, 4 * once)
 
 
@@ -389,7 +476,7 @@ def test_what_laws_read_together_is_what_each_reads(name: str, kernels: list[str
     generator = torch.Generator().manual_seed(0)
     shapes = {leg.view.parameter: leg.view.shape for law in LAWS[name] for leg in law.legs}
     theta, slopes = ({key: torch.randn(s, generator=generator) for key, s in shapes.items()} for _ in range(2))
-    found = plan.row_identities.sizes(theta, slopes)
+    found = identities(plan, theta, slopes).rows
     assert found is not None
     assert set(found.places) == set(range(len(LAWS[name])))
     together, one_by_one = (in_order(plan, theta, slopes, together=way) for way in (True, False))
@@ -401,7 +488,7 @@ def test_what_laws_read_together_is_what_each_reads(name: str, kernels: list[str
 def test_a_law_of_all_entries_has_few_sums(kernels: list[str]) -> None:
     law = symmetry("everything", KINDS["one_scale"], Leg(View.of("w", (1 << 17,)), 1))
     plan, theta = Plan.of([law]), {"w": torch.randn(1 << 17)}
-    assert plan.row_identities.sizes(theta, theta) is not None
+    assert identities(plan, theta, theta).rows is not None
     (program,) = plan.row_identities.programs.values()
     assert program.rows == 128
 
@@ -436,7 +523,7 @@ def test_a_law_of_all_entries_reads_nothing_that_another_reads(kernels: list[str
 
     def programs(*laws: Symmetry) -> int:
         plan = Plan.of(laws)
-        assert plan.row_identities.sizes(theta, slopes) is not None
+        assert identities(plan, theta, slopes).rows is not None
         (program,) = plan.row_identities.programs.values()
         return sum(len(launch.fields) for launch in program.launches)
 

@@ -10,6 +10,8 @@ from conserved import Monitor, recognize
 from conserved.moment import Wanted, torch_backend
 from conserved.moment.forms import forms
 from conserved.symmetry import KINDS, Kind, moment_map
+from conserved.tracking import ledger
+from conserved.tracking.step_expansion import StepWeights, Weights
 from tolerances import AGREE
 from training import OPTIMIZERS, OptimizerCase, decoder, exact_text_loss, ids, image_loss, stepping, train, vision
 
@@ -135,3 +137,25 @@ def test_laws_of_a_gain_of_one_plus_gamma_add_up_too(optimizer: type[torch.optim
     assert len(rows) == 5 * len(watched)
     assert max(abs(row.observed) for row in rows) > 1e-4
     assert max(abs(row.residual) for row in rows) <= ADDS_UP * 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("on_device", [False, True], ids=["numbers", "tensors"])
+def test_all_quantities_of_a_step_are_the_sums_of_their_slots(dtype: torch.dtype, on_device: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    slots = ((0, 0), (0, 1), (1, 1))
+    sums = torch.randn(3, 5, 4, generator=generator, dtype=dtype)
+    named: dict[str, Weights] = {"first": {(0, 1): -2.0, (1, 1): 0.25}, "second": {(1, 1): 3.0}, "nothing": {}}
+    if on_device:
+        named["first"][0, 1] = torch.tensor(-2.0)
+    nothing = StepWeights(first={}, slope={}, second={}, steepness={})
+    found = ledger._SlotWeights(nothing, slots, 1.0).combined(sums, named)
+    expected = {
+        "first": -2 * sums[1].double() + 0.25 * sums[2].double(),
+        "second": 3 * sums[2].double(),
+        "nothing": torch.zeros(5, 4, dtype=torch.float64),
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == dtype
+        torch.testing.assert_close(found[name].double(), value, rtol=0, atol=50 * torch.finfo(dtype).eps)

@@ -7,7 +7,8 @@ import math
 import weakref
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, is_not
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from conserved.auditing.lookup_tables import Loses, lost, tables
 from conserved.auditing.softmax_gauge import Gauge
+from conserved.inference.live import ModelParts, parameters_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
@@ -43,44 +45,54 @@ class BackwardPass:
     """The types of parameters and of their gradients, by name."""
 
     @staticmethod
-    def of(model: nn.Module, laws: LawSet, theta: Mapping[str, nn.Parameter]) -> BackwardPass:
-        """After a backward pass of a model with the parameters θ."""
-        trained = {name: p for name, p in theta.items() if p.requires_grad}
-        slopes: dict[str, Tensor] = {name: p.grad for name, p in trained.items() if p.grad is not None}
-        lawful, gone = _lawful(model, theta, laws)
-        if trained and not slopes:
-            raise ValueError(f"None of the {len(trained)} trainable parameters has a gradient. Call backward() first.")
-        absent = tuple(name for name in trained if name not in slopes)
-        slopes |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
+    def of(parts: ModelParts, laws: LawSet) -> BackwardPass:
+        """After a backward pass of a model that has these parts."""
+        theta = parameters_of(parts)
+        lawful, gone, frozen = _lawful(parts, theta, laws)
+        trained = {name: p for name, p in theta.items() if name not in frozen} if frozen else theta
+        slopes: dict[str, Tensor] = dict(zip(trained, map(attrgetter("grad"), trained.values()), strict=True))
+        absent: tuple[str, ...] = ()
+        if not all(map(is_not, slopes.values(), repeat(None))):
+            absent = tuple(name for name, slope in slopes.items() if slope is None)
+            slopes = {name: slope for name, slope in slopes.items() if slope is not None}
+            if not slopes:
+                many = f"None of the {len(trained)} trainable parameters has a gradient."
+                raise ValueError(f"{many} Call backward() first.")
+            slopes |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
+        points = map(trained.__getitem__, slopes) if absent else trained.values()
+        types = zip(map(attrgetter("dtype"), points), map(attrgetter("dtype"), slopes.values()), strict=True)
         return BackwardPass(
-            model=model,
+            model=parts.model,
             laws=lawful,
             points=trained,
             slopes=slopes,
             absent=absent,
             dropped=(*laws.dropped, *gone),
-            types={name: (trained[name].dtype, slope.dtype) for name, slope in slopes.items()},
+            types=dict(zip(slopes, types, strict=True)),
         )
 
 
-_LAWFUL: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, LawSet, LawSet, tuple[Dropped, ...]]] = (
-    weakref.WeakKeyDictionary()
-)
+_Lawful = tuple[LawSet, tuple[Dropped, ...], frozenset[str]]
+"""Laws that a model keeps, those that it does not, and its parameters that are not trained."""
+
+_LAWFUL: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, LawSet, _Lawful]] = weakref.WeakKeyDictionary()
 """For every model the laws it was last audited with, and those of them that it keeps."""
 
 
-def _lawful(model: nn.Module, theta: Mapping[str, Tensor], laws: LawSet) -> tuple[LawSet, tuple[Dropped, ...]]:
-    """The laws that this model keeps as it is now, and why it does not keep the others; found out once.
+def _lawful(parts: ModelParts, theta: Mapping[str, Tensor], laws: LawSet) -> _Lawful:
+    """The laws that a model keeps as it is now, and why it does not keep the others; found out once.
 
     A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor is one
     with a parameter that shares its memory with another since: a step of that one moves it too; nor one of an embedding
     whose padding row is no longer zero.
     """
-    found = theta.values()
-    state = (*theta,), (*map(id, found),), (*map(attrgetter("requires_grad"), found),), _addresses(found)
-    known = _LAWFUL.get(model)
-    if known is not None and known[0] == state and known[1] is laws:
-        return known[2], known[3]
+    listed = len(theta) == len(parts.names)
+    # A wrapper may make other parameters than its modules have.
+    own = parts.state if listed else ((*theta,), (*map(id, theta.values()),), parts.state)
+    state = own, _addresses(theta.values())
+    known = _LAWFUL.get(parts.model)
+    if known is not None and known[1] is laws and known[0] == state:
+        return known[2]
     strangers = [name for name in laws.plan.needs if name not in theta]
     if strangers:
         raise ValueError(
@@ -91,12 +103,13 @@ def _lawful(model: nn.Module, theta: Mapping[str, Tensor], laws: LawSet) -> tupl
     away = [name for name, p in trained.items() if p.is_meta]
     if away:
         raise ValueError(f"{away[0]} is on the meta device and has no gradient to audit. Load the weights first.")
-    beside, looked_up = overlapping(theta), tables(model)
+    beside, looked_up = overlapping(theta), tables(parts.model)
     gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up)))
     names = {item.name for item in gone}
     lawful = laws.select(lambda s: s.name not in names) if gone else laws
-    _LAWFUL[model] = (state, laws, lawful, gone)
-    return lawful, gone
+    found = lawful, gone, frozenset(name for name in theta if name not in trained)
+    _LAWFUL[parts.model] = (state, laws, found)
+    return found
 
 
 def _addresses(tensors: Collection[Tensor]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from conserved.auditing.law_places import described
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import coverage
 from conserved.inference import laws_of_model
-from conserved.inference.live import parameters_of, parts_of
+from conserved.inference.live import parts_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import TOLERANCE, Balance, Weighing, residual_evidence, status
 from conserved.symmetry import Symmetry
@@ -77,7 +77,7 @@ def audit(
     parts = parts_of(model)
     found = laws_of_model(model, loss=loss, parts=parts) if laws is None else laws
     with torch.no_grad():
-        backward = BackwardPass.of(model, found, parameters_of(parts))
+        backward = BackwardPass.of(parts, found)
         assert backward.slopes is not None
         weighing = Weighing.begun(backward.laws.plan, backward.points, backward.slopes, lengths=not wait)
         wait = wait or gauge is not None or bool(weighing.meshes)
@@ -112,7 +112,7 @@ def _judged(
     slopes = backward.slopes
     if case.broken and slopes is not None and not any(item.trouble == "not finite" for item in findings):
         moved = step_size(case.suspected[:EXPLAINED], backward.points, slopes)
-    failures, held = case.failures(moved), case.held
+    failures = case.failures(moved)
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
     # An audit that is kept must not keep the gradients.
     laws, points, tested = backward.laws, backward.points, left.balance.tested
@@ -123,9 +123,9 @@ def _judged(
         left_open=case.left_open,
         worst=float(left.residuals.max(initial=0.0)),
         others=lambda: map(case.row, sorted(set(range(len(case.symmetries))).difference(case.broken))),
-        tested=len(held),
+        tested=len(case.held) if case.late or case.drowned else int(tested.sum()),
         by_family=lambda: _by_family(laws.symmetries, case.excess, tested),
-        covers=lambda: coverage(laws, frozenset(laws.names[place] for place in held), points),
+        covers=lambda: coverage(laws, frozenset(laws.names[place] for place in case.held), points),
         findings=tuple(findings),
         unclaimed=laws.unclaimed,
         dropped=(*backward.dropped, *(Dropped(name, reason) for name, reason in case.late.items())),

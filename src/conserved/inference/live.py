@@ -5,10 +5,10 @@ model stays the same.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter, methodcaller
+from itertools import chain, repeat
+from operator import attrgetter, call, itemgetter
 from typing import Any
 
 import torch
@@ -154,57 +154,102 @@ def laws_of_model(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelParts:
-    """A model's parameters as they are now, without their names, which take longer to list."""
+    """A model's parameters as they are now."""
 
     model: nn.Module
     parameters: tuple[nn.Parameter, ...]
     """Wherever a module has one: those that are shared, several times."""
     state: Hashable
-    """What the laws of the model depend on besides its code. Kept laws hold the parameters, so that no identity is
-    used twice.
+    """What the laws of the model depend on besides its code, and the names of its parameters. Kept laws hold the
+    parameters, so that no identity is used twice.
     """
+    names: dict[str, int]
+    """Where among the parameters the one of each name is; filled in when names are asked for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Walk:
+    """The modules of a model, to be visited again without looking for them: those that hold parts are told apart."""
+
+    modules: tuple[weakref.ref[nn.Module], ...]
+    """Weakly, as what is kept about a model must not keep it."""
+    parents: tuple[int, ...]
+    """Places of the modules that have modules inside."""
+    owners: tuple[int, ...]
+    """Places of the modules that have parameters of their own."""
+    state: Hashable
+    names: dict[str, int]
+
+    def again(self, model: nn.Module) -> ModelParts | None:
+        """The parts of the model if it is still made of the same; None otherwise."""
+        modules = [*map(call, self.modules)]
+        try:
+            found = _state(modules, self.parents, self.owners)
+        except AttributeError:
+            # A module that is gone has no parts.
+            return None
+        return ModelParts(model, found[0], self.state, self.names) if found[1] == self.state else None
+
+
+_WALKS: weakref.WeakKeyDictionary[nn.Module, _Walk] = weakref.WeakKeyDictionary()
+"""How every model was last gone through."""
 
 
 def parts_of(model: nn.Module) -> ModelParts:
-    """The parts of a model, level by level and without a loop over modules: it is asked for in every step."""
+    """The parts of a model. It is asked for in every step: one that did not change is recognised without a loop."""
+    kept = _WALKS.get(model)
+    found = None if kept is None else kept.again(model)
+    if found is not None:
+        return found
     modules = {id(model): model}
     level = [model]
     while level:
-        below = chain.from_iterable(map(methodcaller("values"), map(attrgetter("_modules"), level)))
-        found = {id(module): module for module in below if module is not None}
-        level = [module for key, module in found.items() if key not in modules]
-        modules |= found
-    own = [*map(attrgetter("_parameters"), modules.values())]
-    placed = [*chain.from_iterable(map(methodcaller("values"), own))]
+        below = chain.from_iterable(map(dict.values, map(attrgetter("_modules"), level)))
+        inside = {id(module): module for module in below if module is not None}
+        level = [module for key, module in inside.items() if key not in modules]
+        modules |= inside
+    every = [*modules.values()]
+    parents, owners = (
+        tuple(place for place, module in enumerate(every) if getattr(module, part))
+        for part in ("_modules", "_parameters")
+    )
+    parameters, state = _state(every, parents, owners)
+    walk = _WALKS[model] = _Walk((*map(weakref.ref, every),), parents, owners, state, {})
+    return ModelParts(model, parameters, state, walk.names)
+
+
+def _state(
+    modules: Sequence[nn.Module | None], parents: Sequence[int], owners: Sequence[int]
+) -> tuple[tuple[nn.Parameter, ...], Hashable]:
+    """All parameters of modules, and what changes if the model does; the others have no modules, or no parameters."""
+    attributes = [*map(attrgetter("__dict__"), modules)]
+    inside, own = ([*map(itemgetter(part), attributes)] for part in ("_modules", "_parameters"))
+    holding, owning = [*map(inside.__getitem__, parents)], [*map(own.__getitem__, owners)]
+    placed = [*chain.from_iterable(map(dict.values, owning))]
     parameters = tuple(parameter for parameter in placed if parameter is not None)
-    attributes = [*map(vars, modules.values())]
     state = (
-        (*modules,),
-        (*map(type, modules.values()),),
-        (*map(attrgetter("training"), modules.values()),),
-        (*map(id, map(methodcaller("get", "forward"), attributes)),),
-        (*chain.from_iterable(map(methodcaller("keys"), own)),),
+        # How many each has tells apart what one module has last from what the next one has first.
+        (*map(len, inside),),
+        (*map(len, own),),
+        (*chain.from_iterable(holding),),
+        (*map(id, chain.from_iterable(map(dict.values, holding))),),
+        (*map(type, modules),),
+        (*map(attrgetter("training"), modules),),
+        (*map(id, map(dict.get, attributes, repeat("forward"))),),
+        (*chain.from_iterable(owning),),
         (*map(id, placed),),
         (*map(attrgetter("requires_grad"), parameters),),
     )
-    return ModelParts(model, parameters, state)
-
-
-_NAMED: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, tuple[str, ...], tuple[int, ...]]] = (
-    weakref.WeakKeyDictionary()
-)
-"""For every model the names of its parameters, and which of its parts each is, as long as its state is this."""
+    return parameters, state
 
 
 def parameters_of(parts: ModelParts) -> dict[str, nn.Parameter]:
     """Every parameter once, by its first name."""
-    known = _NAMED.get(parts.model)
-    if known is None or known[0] != parts.state:
+    if not parts.names:
         named = dict(parts.model.named_parameters())
         places = {id(parameter): place for place, parameter in enumerate(parts.parameters)}
         if not places.keys() >= {*map(id, named.values())}:
             # A wrapper that makes them when they are asked for.
             return named
-        known = parts.state, (*named,), tuple(places[id(parameter)] for parameter in named.values())
-        _NAMED[parts.model] = known
-    return dict(zip(known[1], map(parts.parameters.__getitem__, known[2]), strict=True))
+        parts.names.update((name, places[id(parameter)]) for name, parameter in named.items())
+    return dict(zip(parts.names, map(parts.parameters.__getitem__, parts.names.values()), strict=True))

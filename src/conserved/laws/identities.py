@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from conserved.laws.rescaled_identities import norms, reweighed
 from conserved.moment import Direction, HostCopy, Norms, Plan, Point
@@ -123,7 +124,7 @@ class Weighing:
 
     plan: Plan
     numbers: HostCopy
-    places: Sequence[int]
+    places: NDArray[np.int64]
     """The symmetries, in the order of their numbers."""
     names: tuple[str, ...]
     """The parameters that have a gradient, in the order of their norms."""
@@ -163,10 +164,12 @@ class Weighing:
             parts = [*(table.flatten() for table in tables), *norms, *own]
             parts += [torch.cat(samples)] if samples else []
             queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+            numbers = HostCopy.of(queued)
+            # The device is at work from here on.
             return Weighing(
                 plan=plan,
-                numbers=HostCopy.of(queued),
-                places=places,
+                numbers=numbers,
+                places=np.array(places, dtype=np.int64),
                 names=names,
                 lengths=long,
                 samples=tuple(part.numel() for part in samples),
@@ -188,12 +191,13 @@ class Weighing:
         ends = np.cumsum((2 * count, len(names), len(self.lengths)))
         weights, lengths, long, entries = np.split(numbers, ends)
         sizes = np.empty((count, 2))
-        sizes[np.array(self.places, dtype=np.int64)] = weights.reshape(count, 2)
+        sizes[self.places] = weights.reshape(count, 2)
         values, scales = sizes.T
         if slopes is not None:
             lengths = _norms_again(names, lengths, slopes)
-        norm_of = dict(zip(names, lengths.tolist(), strict=True))
-        odd = _suspects(plan.symmetries, values, scales, norm_of, single=self.single)
+        odd = _odd(values, scales, single=self.single)
+        norm_of = dict(zip(names, lengths.tolist(), strict=True)) if odd.any() else {}
+        odd = _suspects(odd, plan.symmetries, values, scales, norm_of)
         if self.meshes:
             # All processes gather what any of them has to look at again.
             odd = np.array(_agreed(odd.astype(float).tolist(), self.meshes)) > 0
@@ -229,23 +233,25 @@ class Weighing:
         )
 
 
+def _odd(values: NDArray[np.float64], scales: NDArray[np.float64], *, single: bool) -> NDArray[np.bool_]:
+    """Laws out of the range in which squares are normal numbers; `single`: of less than double precision."""
+    least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
+    return ~(np.isfinite(values) & (scales >= least) & (scales <= most))
+
+
 def _suspects(
+    odd: NDArray[np.bool_],
     symmetries: Sequence[Symmetry],
     values: NDArray[np.float64],
     scales: NDArray[np.float64],
     norms: dict[str, float],
-    *,
-    single: bool,
 ) -> NDArray[np.bool_]:
-    """The laws, by place, whose value or scale may be wrong; `norms` are those of the gradients.
-
-    `single` says that some of these have less than double precision.
+    """The laws, by place, whose value or scale may be wrong, of those that are odd; `norms` are of the gradients.
 
     A scale of zero is right where no gradient reaches a law. It is doubted where the gradient of one of its parameters
     is zero and that of another is not (a factor that starts at zero, as LoRA's B does), and where gradients are faint.
     """
-    least, most = _SAFE_SINGLE if single else _SAFE[torch.float64]
-    odd = ~(np.isfinite(values) & (scales >= least) & (scales <= most))
+    odd = odd.copy()
     for place in np.flatnonzero(odd).tolist():
         if scales[place] != 0 or not np.isfinite(values[place]):
             continue
@@ -279,9 +285,10 @@ def _norms_of_all(
     if known is None:
         names, values = _norms(tensors, device)
         return names, [values]
-    found = frozenset(known.names)
-    rest = {name: tensor for name, tensor in tensors.items() if name not in found}
-    names, values = _norms(rest, device)
+    rest = tensors.keys() - known.names
+    if not rest:
+        return known.names, [known.values]
+    names, values = _norms({name: tensor for name, tensor in tensors.items() if name in rest}, device)
     return (*known.names, *names), [known.values, values]
 
 
@@ -314,20 +321,26 @@ def _dense(slope: Tensor) -> Tensor:
 
 def _samples(slopes: Tensors, device: torch.device) -> list[Tensor]:
     """Entries of the largest single-precision gradients, spread over each."""
-    single = [name for name, slope in slopes.items() if slope.dtype == torch.float32]
+    every = [*slopes.values()]
+    if {*map(attrgetter("dtype"), every)} != {torch.float32}:
+        every = [slope for slope in every if slope.dtype == torch.float32]
+    sizes = np.fromiter(map(Tensor.numel, every), np.int64, len(every))
     taken: list[Tensor] = []
-    for name in sorted(single, key=lambda name: -slopes[name].numel())[:_TENSORS]:
-        slope = slopes[name]
+    for place in np.argsort(-sizes, kind="stable")[:_TENSORS].tolist():
+        slope = every[place]
         local: Any = slope.to_local() if hasattr(slope, "to_local") else _dense(slope)
-        step = max(1, local.numel() // _ENTRIES)
-        some = local.detach().reshape(-1).as_strided((min(_ENTRIES, local.numel()),), (step,))
-        taken.append(some.to(device, non_blocking=True))
+        count = local.numel()
+        row = local if local.is_contiguous() else local.reshape(-1)
+        some = row.as_strided((min(_ENTRIES, count),), (max(1, count // _ENTRIES),))
+        taken.append(some if some.device == device else some.to(device, non_blocking=True))
     return taken
 
 
 def _meshes(tensors: Tensors) -> list[Any]:
     """The meshes of processes over which parameters are sharded, each once."""
     found: dict[Any, Any] = {}
+    if {*map(type, tensors.values())} <= {Tensor, nn.Parameter}:
+        return []
     for tensor in tensors.values():
         mesh: Any = getattr(tensor, "device_mesh", None)
         if mesh is not None:
@@ -363,8 +376,10 @@ def grain(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:
         return None
     table = np.zeros((len(samples), max(map(len, samples))), dtype=np.float32)
     for row, sample in zip(table, samples, strict=True):
-        row[: len(sample)] = np.abs(sample)
-    found = _grains(np.where(np.isfinite(table), table, 0))
+        row[: len(sample)] = sample
+    np.abs(table, out=table)
+    table[~np.isfinite(table)] = 0
+    found = _grains(table)
     coarse = [precision for precision in found if precision is not None]
     if not coarse or 2 * len(coarse) < len(found):
         return None
@@ -394,8 +409,9 @@ def _grains(table: NDArray[np.float32]) -> list[torch.dtype | None]:
     # precision it was cannot be told, because sums in single precision are mixed in: the coarser one is assumed.
     often = repeated > 3 + 10 * counts.astype(np.float64) ** 2 / 2 ** (_FRACTION_BITS + 1)
     # Sums of a few bfloat16 numbers often end in as many zeros as float16 does, but not nearly all of them do.
-    half = (ending_in(16) <= 0.5) & (ending_in(13) > 0.98)
-    brain = ~half & ((ending_in(16) > 0.5) | (ending_in(6) > 0.25) | often)
+    mostly = ending_in(16) > 0.5
+    half = ~mostly & (ending_in(13) > 0.98)
+    brain = ~half & (mostly | (ending_in(6) > 0.25) | often)
     return [
         None if count < _FEWEST else torch.float16 if is_half else torch.bfloat16 if is_brain else None
         for count, is_half, is_brain in zip(counts.tolist(), half.tolist(), brain.tolist(), strict=True)

@@ -297,7 +297,8 @@ def full_precision(devices: Iterable[str]) -> Iterator[None]:
     with ExitStack() as undo:
         # There is nothing to keep away from a device without values (meta), which readers refuse in their own words.
         for kind in filter(torch.amp.is_autocast_available, kinds):
-            undo.enter_context(torch.autocast(kind, enabled=False))
+            if torch.is_autocast_enabled(kind):
+                undo.enter_context(torch.autocast(kind, enabled=False))
         if "cuda" in kinds:
             switch = torch.backends.cuda.matmul
             name, exact = ("fp32_precision", "ieee") if hasattr(switch, "fp32_precision") else ("allow_tf32", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from jaxtyping import Float, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved.moment.layouts import Axes, PlacedProduct
+from conserved.moment.layouts import Axes, PlacedProduct, PlainTensors
 
 _VECTOR = 8
 """Entries that are fetched at once if addresses and strides are multiples of it."""
@@ -70,40 +71,38 @@ class Launch:
     shifts: Tensor
     programs: Tensor
     """For every program: its product, which of the batch, and which rows."""
-    first: int
-    """Where its programs begin among those of all launches."""
 
     def run(
         self,
         where: Addresses,
         sums: Float[Tensor, " rows"],
-        squares: Float[Tensor, "3 programs"],
+        squares: Sequence[Float[Tensor, " programs"]],
     ) -> None:
         """Fill in the sums of all row products, and by program the squares of products and of both factors.
 
-        Those of the second factor are before those of the first.
+        Their device is the current one. Those of the second factor are before those of the first; all three begin
+        with the programs of this launch.
         """
         from conserved.moment import kernels
 
         tile = self.tile
-        with torch.cuda.device_of(sums):
-            kernels.placed_sums[(len(self.programs),)](
-                self.programs,
-                self.fields,
-                self.shifts,
-                where.table,
-                sums,
-                *(one[self.first :] for one in squares.unbind()),
-                FIELDS=self.fields.shape[1],
-                A=kernels.TYPES[self.types[0]],
-                B=kernels.TYPES[self.types[1]],
-                HEIGHT=tile.height,
-                WIDTH=tile.width,
-                TURNED=tile.turned,
-                MERGED=tile.merged,
-                ALIGNED=tile.aligned and where.aligned,
-                LIFTED=tile.lifted,
-            )
+        kernels.placed_sums[(len(self.programs),)](
+            self.programs,
+            self.fields,
+            self.shifts,
+            where.table,
+            sums,
+            *squares,
+            FIELDS=self.fields.shape[1],
+            A=kernels.TYPES[self.types[0]],
+            B=kernels.TYPES[self.types[1]],
+            HEIGHT=tile.height,
+            WIDTH=tile.width,
+            TURNED=tile.turned,
+            MERGED=tile.merged,
+            ALIGNED=tile.aligned and where.aligned,
+            LIFTED=tile.lifted,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,10 +113,9 @@ class Addresses:
     aligned: bool
 
     @staticmethod
-    def of(tensors: Sequence[Tensor]) -> Addresses:
-        """The addresses of tensors on one device."""
-        found = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
-        return Addresses(sent(found, tensors[0].device), not bool((found % 16).any()))
+    def of(tensors: PlainTensors) -> Addresses:
+        """The addresses of tensors."""
+        return Addresses(sent(tensors.addresses, tensors.device), tensors.aligned)
 
 
 @dataclass(slots=True)
@@ -144,7 +142,7 @@ class Draft:
         self.count += member.size
         return np.arange(begin, self.count).reshape(shape)
 
-    def launch(self, types: tuple[torch.dtype, torch.dtype], tile: Tile, first: int, device: torch.device) -> Launch:
+    def launch(self, types: tuple[torch.dtype, torch.dtype], tile: Tile, device: torch.device) -> Launch:
         """The finished launch."""
         return Launch(
             types,
@@ -152,7 +150,6 @@ class Draft:
             torch.tensor(self.fields).to(device),
             torch.tensor(self.shifts, dtype=torch.float32).to(device),
             torch.from_numpy(np.concatenate(self.programs)).to(device),
-            first,
         )
 
 
@@ -167,7 +164,7 @@ def power(size: int, most: int) -> int:
     return min(most, 1 << (size - 1).bit_length())
 
 
-def sent(numbers: NDArray[np.int64], device: torch.device) -> Shaped[Tensor, " numbers"]:
+def sent(numbers: NDArray[Any], device: torch.device) -> Shaped[Tensor, "*numbers"]:
     """Numbers of the host on a device; a GPU fetches them when it gets there."""
     host = torch.from_numpy(numbers)
     # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.

@@ -7,11 +7,15 @@ apart is the address of each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import attrgetter
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conserved.symmetry.products import Products, RowProducts
@@ -139,11 +143,39 @@ def placed(products: Products, layout: Layout) -> tuple[PlacedProduct, ...] | No
     return tuple(found)
 
 
-def plain(tensor: Tensor, device: torch.device) -> bool:
-    """Whether a tensor is a plain, contiguous one on the device, so that a layout says where its entries are."""
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.layout == torch.strided
-        and tensor.device == device
-        and tensor.is_contiguous()
-    )
+_PLAIN = frozenset((Tensor, nn.Parameter))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainTensors:
+    """Where tensors lie that are plain, contiguous and on one device, so that a layout says where their entries are."""
+
+    device: torch.device
+    types: tuple[torch.dtype, ...]
+    addresses: NDArray[np.int64]
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> PlainTensors | None:
+        """Nothing if one of them is something else; there may be thousands, so each question is put to all at once."""
+        devices = {*map(attrgetter("device"), tensors)}
+        if len(devices) != 1 or not {*map(type, tensors)} <= _PLAIN:
+            return None
+        try:
+            addresses = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+        except RuntimeError:
+            # Sparse tensors and others without strides have no address.
+            return None
+        if not all(map(Tensor.is_contiguous, tensors)):
+            return None
+        return PlainTensors(devices.pop(), (*map(attrgetter("dtype"), tensors),), addresses)
+
+    def some(self, places: NDArray[np.int64]) -> PlainTensors:
+        """Those with these numbers, in this order."""
+        alike = self.types.count(self.types[0]) == len(self.types)
+        types = self.types[:1] * len(places) if alike else (*map(self.types.__getitem__, places.tolist()),)
+        return PlainTensors(self.device, types, self.addresses[places])
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all addresses are multiples of 16 bytes."""
+        return not bool((self.addresses & 15).any())

@@ -22,7 +22,8 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.forms import Found, Pair, Wanted, finished, multiplied
 from conserved.moment.launches import Tile, sent
-from conserved.moment.layouts import Layout, PlacedProduct
+from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
+from conserved.moment.triton_backend import KernelCall
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
 
@@ -100,20 +101,21 @@ class _Alike:
 class _Launch:
     """Entries of equal shape, strides, types and pairs."""
 
-    alike: _Alike
+    kernel: KernelCall
     begin: int
     """Where its part of the table begins: addresses of first factors, of second factors and so on, then places."""
-    count: int
+    end: int
+    """Where the places of results begin in it."""
 
-    def run(self, table: Tensor, numbers: Integers, results: Tensor) -> None:
-        """Fill in the results."""
-        alike, end = self.alike, self.begin + len(self.alike.types) * self.count
-        aligned = not bool((numbers[self.begin : end] % 16).any())
-        given = table[self.begin :], self.count, alike.layout, alike.types, alike.tile, results
+    @staticmethod
+    def of(alike: _Alike, begin: int, count: int) -> _Launch:
+        """A launch for so many entries."""
+        given = count, alike.layout, alike.types, alike.tile
         if alike.outer:
-            triton_backend.launch_outer_products(*given, sizes=alike.sizes, aligned=aligned)
+            kernel = triton_backend.outer_products(*given, sizes=alike.sizes)
         else:
-            triton_backend.launch_row_products(*given, pairs=alike.pairs, sizes=alike.sizes, aligned=aligned)
+            kernel = triton_backend.row_products(*given, pairs=alike.pairs, sizes=alike.sizes)
+        return _Launch(kernel, begin, begin + len(alike.types) * count)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,15 +135,16 @@ class LegProgram:
         """A program for legs, each of several parameters."""
         return _Draft().program(legs)
 
-    def run(self, tensors: Sequence[Tensor]) -> Float[Tensor, " results"]:
-        """All products of these tensors, which lie on one device."""
-        device = tensors[0].device
-        bases = np.array([*(tensor.data_ptr() for tensor in tensors), 0], dtype=np.int64)
-        numbers = bases[self.tensors] + self.offsets
-        table = sent(numbers, device)
-        results = torch.empty(self.size, device=device, dtype=torch.float32)
-        for launch in self.launches:
-            launch.run(table, numbers, results)
+    def run(self, tensors: PlainTensors) -> Float[Tensor, " results"]:
+        """All products of these tensors."""
+        numbers = np.append(tensors.addresses, 0)[self.tensors] + self.offsets
+        table = sent(numbers, tensors.device)
+        results = torch.empty(self.size, device=tensors.device, dtype=torch.float32)
+        edges = [edge for launch in self.launches for edge in (launch.begin, launch.end)]
+        unaligned = np.bitwise_or.reduceat(numbers, edges)[::2] & 15
+        with torch.cuda.device_of(results):
+            for launch, bits in zip(self.launches, unaligned.tolist(), strict=True):
+                launch.kernel.run(table[launch.begin :], results, aligned=not bits)
         return results
 
 
@@ -164,7 +167,7 @@ class _Draft:
         for alike, entries in self._entries.items():
             count, factors = len(entries), len(alike.types)
             columns = np.array(entries, dtype=np.int64).T
-            launches.append(_Launch(alike, length, count))
+            launches.append(_Launch.of(alike, length, count))
             # Tables begin at multiples of 16 bytes, so that every kernel is compiled for that alone.
             spare = (factors + 1) * count % 2
             tensors += [columns[:factors].reshape(-1), np.full(count + spare, -1)]

@@ -12,7 +12,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, alike
 from conserved.moment.forms import Pair, Sums, Wanted, forms, full_precision, working_dtype
-from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions
+from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions, together
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
 from conserved.moment.sources import Gathered, Present, Reader, Source
 from conserved.moment.torch_backend import TORCH
@@ -169,9 +171,19 @@ class Plan:
         }
 
     @cached_property
+    def by_kernels_alone(self) -> bool:
+        """Whether kernels compute all products of all legs."""
+        return not any(use.others or use.offset for uses in self.uses.values() for use in uses)
+
+    @cached_property
     def counts(self) -> dict[str, int]:
         """By parameter, how many entries it has."""
         return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
+
+    @cached_property
+    def divisions(self) -> dict[int, Sequence[Sequence[str]]]:
+        """By the entries of a portion, the parameters of each."""
+        return {}
 
     @cached_property
     def readings(self) -> dict[Hashable, PortionProgram]:
@@ -214,7 +226,8 @@ class Plan:
         wanted = Wanted(law, absolute, sizes)
         if not isinstance(read, Sequence):
             return Moments(len(self.symmetries), in_portions(self, read, wanted, dtype))
-        if any(hasattr(one.tensors[name], "full_tensor") for one in read for name in self.needs):
+        kinds = {kind for one in read for kind in map(type, map(one.tensors.__getitem__, self.needs))}
+        if any(hasattr(kind, "full_tensor") for kind in kinds):
             gathered = Gathered(read, tuple(pairs))
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
@@ -235,19 +248,21 @@ class Plan:
         """
         if not self.needs or not triton_backend.available(sources[0].tensors[next(iter(self.needs))].device):
             return None
-        tensors = [one.tensors[name] for one in sources for name in self.needs]
+        tensors = [*chain.from_iterable(map(one.tensors.__getitem__, self.needs) for one in sources)]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
-        rows: RowSizes | None = None
-        if wanted.sizes and pairs == ((0, 1),) and [one.point for one in sources] == [True, False]:
-            rows = self.row_identities.sizes(sources[0].tensors, sources[1].tensors)
-        if rows is None:
-            if any(tensor.dtype not in triton_backend.TYPES for tensor in tensors):
+        found = triton_backend.readable(tensors)
+        identities = wanted.sizes and pairs == ((0, 1),) and [one.point for one in sources] == [True, False]
+        if not identities or found is None or not self.row_identities.names:
+            if found is None and not triton_backend.TYPES.issuperset(map(attrgetter("dtype"), tensors)):
                 return None
             return Moments(len(self.symmetries), in_portions(self, Present(sources, pairs), wanted, None))
+        rows = self.row_identities.sizes(found.some(self._read_by_rows))
         rest, places = self._other_symmetries
-        parts = in_portions(rest, Present(sources, pairs), wanted, None)
-        parts = tuple(replace(part, members=tuple(places[member] for member in part.members)) for part in parts)
+        parts = together(rest, Present(sources, pairs), found.some(self._read_otherwise), wanted)
+        for members in {part.members for part in parts}.difference(self._renumbered):
+            self._renumbered[members] = tuple(places[member] for member in members)
+        parts = tuple(replace(part, members=self._renumbered[part.members]) for part in parts)
         return Moments(len(self.symmetries), parts, rows, rows.norms, rows.lengths)
 
     @cached_property
@@ -256,6 +271,27 @@ class Plan:
         known = frozenset(self.row_identities.places)
         places = tuple(place for place in range(len(self.symmetries)) if place not in known)
         return Plan.of([self.symmetries[place] for place in places]), places
+
+    @cached_property
+    def _read_by_rows(self) -> NDArray[np.int64]:
+        """Numbers of parameters that identities of single rows need, then of their gradients, among all."""
+        return self._numbers(self.row_identities.names).T.reshape(-1)
+
+    @cached_property
+    def _read_otherwise(self) -> NDArray[np.int64]:
+        """The same of the other symmetries: of every parameter, and of its gradient after it."""
+        return self._numbers((*self._other_symmetries[0].uses,)).reshape(-1)
+
+    def _numbers(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Of parameters and their gradients among all that are read."""
+        numbers = {name: number for number, name in enumerate(self.needs)}
+        first = np.array([numbers[name] for name in names], dtype=np.int64)
+        return np.stack((first, first + len(numbers)), -1)
+
+    @cached_property
+    def _renumbered(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """Symmetries by their places among the others, and the places of the same in this plan."""
+        return {}
 
     def _apart(
         self,

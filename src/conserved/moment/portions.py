@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
 from conserved.moment.forms import Found, Pair, Sums, Wanted, forms, full_precision, working_dtype
+from conserved.moment.layouts import PlainTensors
 from conserved.moment.leg_programs import LegProgram, LegTensors, ProgramLeg
-from conserved.moment.sources import Paired, Parcel, Reader
+from conserved.moment.sources import Paired, Parcel, Present, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.symmetry import Symmetry
@@ -73,7 +75,14 @@ class Batched(Protocol):
     @property
     def uses(self) -> Mapping[str, tuple[Use, ...]]: ...
     @property
+    def by_kernels_alone(self) -> bool: ...
+    @property
     def counts(self) -> Mapping[str, int]: ...
+    @property
+    def divisions(self) -> dict[int, Sequence[Sequence[str]]]:
+        """By the entries of a portion, the parameters of each."""
+        ...
+
     @property
     def readings(self) -> dict[Hashable, PortionProgram]:
         """Programs for portions that came before."""
@@ -87,25 +96,45 @@ class Batched(Protocol):
 
 def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtype | None) -> tuple[Part, ...]:
     """Moment maps of all symmetries of a plan, those of batches that are alike in one part where legs step alike."""
-    stored = {name: reader.stored(name) for name in plan.uses}
+    names = (*plan.uses,)
+    stored = reader.stored(names)
+    every = [*chain.from_iterable(stored)]
     types = [dtype or torch.float32] * len(plan.batches)
-    if dtype is None and not {one.dtype for tensors in stored.values() for one in tensors} <= {*triton_backend.TYPES}:
+    if dtype is None and not triton_backend.TYPES.issuperset(map(attrgetter("dtype"), every)):
+        by_name = dict(zip(names, stored, strict=True))
         types = [
-            working_dtype((one.dtype for leg in batch.legs for one in stored[leg.view.parameter]), None)
+            working_dtype((one.dtype for leg in batch.legs for one in by_name[leg.view.parameter]), None)
             for batch in plan.batches
         ]
+    devices = {*map(attrgetter("device"), every)}
     reading = _Reading(plan, wanted, types, reader.kernels and not wanted.absolute)
-    with full_precision(tensor.device.type for tensors in stored.values() for tensor in tensors):
-        for names in _portions(plan.counts, reader.portion):
+    with full_precision({device.type for device in devices}):
+        if reader.portion not in plan.divisions:
+            plan.divisions[reader.portion] = _portions(plan.counts, reader.portion)
+        for portion in plan.divisions[reader.portion]:
             made = False
-            for name, parcel in zip(names, reader.read(names), strict=True):
+            for name, parcel in zip(portion, reader.read(portion), strict=True):
                 made = made or parcel.made
                 reading.add(name, parcel)
             if made:
                 reading.run()
         reading.run()
-        devices = [stored[batch.legs[0].view.parameter][0].device for batch in plan.batches]
-        return reading.parts(devices)
+        if len(devices) == 1:
+            return reading.parts(devices.pop())
+        device_of = {name: tensors[0].device for name, tensors in zip(names, stored, strict=True)}
+        return reading.parts([device_of[batch.legs[0].view.parameter] for batch in plan.batches])
+
+
+def together(plan: Batched, reader: Present, tensors: PlainTensors, wanted: Wanted) -> tuple[Part, ...]:
+    """The same of tensors that are there and that kernels can read: those of every parameter, one after the other."""
+    if not plan.uses:
+        return ()
+    if not plan.by_kernels_alone:
+        return in_portions(plan, reader, wanted, None)
+    with full_precision({tensors.device.type}):
+        reading = _Reading(plan, wanted, (), kernels=True)
+        reading.read_together(reader, tensors)
+        return reading.parts(tensors.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +144,10 @@ class PortionProgram:
     program: LegProgram
     legs: tuple[tuple[tuple[LegPlace, ...], int], ...]
     """Of every block its legs in order, and the key of their steps."""
+
+
+_Waiting = tuple[str, Use, Paired]
+"""A parameter that waits for kernels, and how laws see it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,8 +183,9 @@ class StretchLeg:
 class Stretch:
     """Batches that are alike, one after the other, whose legs step alike."""
 
-    members: tuple[tuple[int, ...], ...]
-    """Of every batch."""
+    members: tuple[int, ...]
+    """Of all batches."""
+    batches: int
     legs: tuple[StretchLeg, ...]
 
 
@@ -161,7 +195,7 @@ class _Reading:
     def __init__(self, plan: Batched, wanted: Wanted, types: Sequence[torch.dtype], kernels: bool) -> None:
         self._plan, self._wanted, self._types = plan, wanted, types
         self._kernels = kernels and all(one == torch.float32 for one in types)
-        self._waiting: dict[torch.device, list[tuple[str, Use, Paired, tuple[torch.dtype, ...]]]] = defaultdict(list)
+        self._waiting: list[_Waiting] = []
         self._portions: list[_Portion] = []
         self._singles: list[_Single] = []
         self._pairs: dict[int, tuple[Pair, ...]] = {}
@@ -171,26 +205,57 @@ class _Reading:
         for use in self._plan.uses[name]:
             paired = parcel.paired(linear=use.linear, offset=use.offset)
             self._pairs[paired.key] = paired.pairs
-            others = use.others
-            if use.by_kernels:
-                kinds = triton_backend.types_of(paired.tensors) if self._kernels and not use.offset else None
-                if kinds is None:
-                    others = (*others, *use.by_kernels)
-                else:
-                    self._waiting[paired.tensors[0].device].append((name, use, paired, kinds))
-            self._singles += [self._single(leg, paired) for leg in others]
+            legs = use.others
+            if use.by_kernels and self._kernels and not use.offset:
+                self._waiting.append((name, use, paired))
+            elif use.by_kernels:
+                legs = (*legs, *use.by_kernels)
+            if legs:
+                self._singles += [self._single(leg, paired) for leg in legs]
+
+    def read_together(self, reader: Present, tensors: PlainTensors) -> None:
+        """All legs of all parameters, whose tensors follow each other."""
+        plan, pairs = self._plan, reader.pairs
+        self._pairs[0] = pairs
+        signature = pairs, tensors.types, self._wanted
+        made_by = plan.readings.get(signature)
+        if made_by is None:
+            read = zip(plan.uses.items(), reader.read((*plan.uses,)), strict=True)
+            waiting = [(name, use, parcel.paired(linear=False, offset=0.0)) for (name, (use,)), parcel in read]
+            made_by = plan.readings[signature] = self._program(waiting, tensors.types)
+        self._portions.append(_Portion(made_by, made_by.program.run(tensors)))
 
     def run(self) -> None:
-        """Read all that wait."""
-        for waiting in self._waiting.values():
-            signature = tuple((name, paired.key, paired.pairs, kinds) for name, _, paired, kinds in waiting)
-            made_by = self._plan.readings.get((signature, self._wanted))
-            if made_by is None:
-                made_by = self._program([(use, paired, kinds) for _, use, paired, kinds in waiting])
-                self._plan.readings[signature, self._wanted] = made_by
-            tensors = [tensor for _, _, paired, _ in waiting for tensor in paired.tensors]
-            self._portions.append(_Portion(made_by, made_by.program.run(tensors)))
-        self._waiting.clear()
+        """Read all that wait: as a rule kernels can read all of them."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        tensors = triton_backend.readable([tensor for _, _, paired in waiting for tensor in paired.tensors])
+        if tensors is not None:
+            self._run(waiting, tensors)
+            return
+        alike: dict[torch.device, list[_Waiting]] = defaultdict(list)
+        for name, use, paired in waiting:
+            own = triton_backend.readable(paired.tensors)
+            if own is None:
+                self._singles += [self._single(leg, paired) for leg in use.by_kernels]
+            else:
+                alike[own.device].append((name, use, paired))
+        for some in alike.values():
+            tensors = triton_backend.readable([tensor for _, _, paired in some for tensor in paired.tensors])
+            assert tensors is not None
+            self._run(some, tensors)
+
+    def _run(self, waiting: Sequence[_Waiting], tensors: PlainTensors) -> None:
+        """Read what waits on one device by the program for it."""
+        names, _, paired = zip(*waiting, strict=True)
+        keys = (*map(attrgetter("key"), paired),)
+        pairs = tuple((key, self._pairs[key]) for key in dict.fromkeys(keys))
+        signature = names, keys, pairs, tensors.types, self._wanted
+        made_by = self._plan.readings.get(signature)
+        if made_by is None:
+            made_by = self._plan.readings[signature] = self._program(waiting, tensors.types)
+        self._portions.append(_Portion(made_by, made_by.program.run(tensors)))
 
     def _single(self, leg: LegPlace, paired: Paired) -> _Single:
         """One leg, by PyTorch's own operations."""
@@ -207,13 +272,14 @@ class _Reading:
         found = forms(TORCH, symmetry.kind.products, degree, legs, paired.pairs, paired.points, dtype, self._wanted)
         return _Single(leg, paired.key, found, columns)
 
-    def _program(self, waiting: Sequence[tuple[Use, Paired, tuple[torch.dtype, ...]]]) -> PortionProgram:
+    def _program(self, waiting: Sequence[_Waiting], types: Sequence[torch.dtype]) -> PortionProgram:
         """One leg of batches that are alike makes a block; of a batch without others, all legs that lie alike do."""
         plan = self._plan
         groups = [(group, len(batches)) for group, batches in enumerate(plan.alike) for _ in batches]
         blocks: dict[Hashable, tuple[ProgramLeg, list[LegTensors], list[LegPlace], int]] = {}
         first = 0
-        for use, paired, kinds in waiting:
+        for _, use, paired in waiting:
+            kinds = (*types[first : first + len(paired.tensors)],)
             for number, position in use.by_kernels:
                 batch = plan.batches[number]
                 symmetry, layout = plan.symmetries[batch.members[0]], batch.legs[position].layout
@@ -230,12 +296,14 @@ class _Reading:
         program = LegProgram.of([(leg, tensors) for leg, tensors, _, _ in blocks.values()])
         return PortionProgram(program, tuple((tuple(legs), key) for _, _, legs, key in blocks.values()))
 
-    def parts(self, devices: Sequence[torch.device]) -> tuple[Part, ...]:
-        """Everything that was found, put together by stretches of batches that are alike."""
-        made = (*(one.made_by for one in self._portions), *((one.leg, one.key) for one in self._singles), *devices)
+    def parts(self, devices: torch.device | Sequence[torch.device]) -> tuple[Part, ...]:
+        """Everything that was found, put together by stretches of batches that are alike and on one device."""
+        where = devices if isinstance(devices, torch.device) else (*devices,)
+        made = (*(one.made_by for one in self._portions), *((one.leg, one.key) for one in self._singles), where)
         stretches = self._plan.outlines.get(made)
         if stretches is None:
-            stretches = self._plan.outlines[made] = tuple(self._stretches(devices))
+            every = [where] * len(self._plan.batches) if isinstance(where, torch.device) else where
+            stretches = self._plan.outlines[made] = tuple(self._stretches(every))
         forms_of = [block.forms(one.results) for one in self._portions for block in one.made_by.program.blocks]
         return tuple(self._part(stretch, forms_of) for stretch in stretches)
 
@@ -272,12 +340,13 @@ class _Reading:
                         block = spans[0][0]
                         spans = ((block, 0, len(blocks[block][0])),)
                     found[StretchLeg(key, degree, by_kernels, spans)] = None
-                yield Stretch(tuple(plan.batches[one].members for one in run), tuple(found))
+                members = tuple(place for one in run for place in plan.batches[one].members)
+                yield Stretch(members, len(run), tuple(found))
 
     def _part(self, stretch: Stretch, blocks: Sequence[Found]) -> Part:
         """Sums of the legs of some batches that are alike."""
-        size, several = len(stretch.members[0]), len(stretch.members) > 1
-        part = Part(tuple(place for members in stretch.members for place in members))
+        size, several = len(stretch.members) // stretch.batches, stretch.batches > 1
+        part = Part(stretch.members)
         for leg in stretch.legs:
             sums = part.sums.get(leg.key)
             if sums is None:

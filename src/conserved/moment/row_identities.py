@@ -31,11 +31,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
 from conserved.moment.launches import Addresses, Draft, Launch, Tile
-from conserved.moment.layouts import Axes, Layout, PlacedProduct, placed, plain
-from conserved.symmetry.symmetry import Symmetry, Tensors
+from conserved.moment.layouts import Axes, Layout, PlacedProduct, PlainTensors, placed
+from conserved.symmetry.symmetry import Symmetry
 
 Integers = NDArray[np.int64]
 Types = tuple[torch.dtype, torch.dtype]
@@ -89,13 +88,16 @@ class _Program:
     to_moments: Tensor
     to_sizes: Tensor
 
-    def run(self, points: list[Tensor], directions: list[Tensor]) -> Float[Tensor, " sizes"]:
+    def run(self, tensors: PlainTensors) -> Float[Tensor, " sizes"]:
         """‖μ(θ, G)‖ of every symmetry that is covered, then the scale of each, ‖G‖ of every gradient, and every ‖θ‖."""
-        where = Addresses.of([*points, *directions])
-        sums = torch.empty(self.rows, device=points[0].device, dtype=torch.float64)
+        where = Addresses.of(tensors)
+        sums = torch.empty(self.rows, device=tensors.device, dtype=torch.float64)
         squares = sums.new_empty(3, self.programs)
-        for launch in self.launches:
-            launch.run(where, sums, squares)
+        counts = [len(launch.programs) for launch in self.launches]
+        of_launches = zip(*(kind.split(counts) for kind in squares.unbind()), strict=True)
+        with torch.cuda.device_of(sums):
+            for launch, own in zip(self.launches, of_launches, strict=True):
+                launch.run(where, sums, own)
         terms = self.to_terms @ sums
         moments = self.to_moments @ terms
         return (self.to_sizes @ torch.cat((moments.square(), terms.square(), squares.flatten()))).sqrt_()
@@ -107,7 +109,7 @@ class RowIdentities:
 
     symmetries: Sequence[Symmetry]
     all_batches: Sequence[Batch]
-    programs: dict[tuple[torch.device, tuple[Types, ...]], _Program] = field(default_factory=dict)
+    programs: dict[tuple[torch.device, tuple[torch.dtype, ...]], _Program] = field(default_factory=dict)
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -134,19 +136,14 @@ class RowIdentities:
         layout = batch.legs[number].layout
         return None if layout is None else placed(self.symmetries[batch.members[0]].kind.products, layout)
 
-    def sizes(self, theta: Tensors, slopes: Tensors) -> RowSizes | None:
-        """‖μ(θ, G)‖ of all of them, and what it is held against; None where kernels cannot do it."""
-        if not self.names or not triton_backend.available(theta[self.names[0]].device):
-            return None
-        points, directions = ([tensors[name] for name in self.names] for tensors in (theta, slopes))
-        device = points[0].device
-        if not all(plain(one, device) and one.dtype in triton_backend.TYPES for one in (*points, *directions)):
-            return None
-        types = tuple((point.dtype, direction.dtype) for point, direction in zip(points, directions, strict=True))
-        if (device, types) not in self.programs:
-            self.programs[device, types] = _Drafting(self, types).program(device)
-        found = self.programs[device, types].run(points, directions)
+    def sizes(self, tensors: PlainTensors) -> RowSizes:
+        """‖μ(θ, G)‖ of all of them, and what it is held against: of all parameters, then of all of their gradients."""
         count, many = len(self.places), len(self.names)
+        program = self.programs.get((tensors.device, tensors.types))
+        if program is None:
+            types = (*zip(tensors.types[:many], tensors.types[many:], strict=True),)
+            program = self.programs[tensors.device, tensors.types] = _Drafting(self, types).program(tensors.device)
+        found = program.run(tensors)
         sizes, norms, lengths = found.split((2 * count, many, many))
         return RowSizes(self.places, sizes.view(2, count).mT, Norms(self.names, norms), Norms(self.names, lengths))
 
@@ -255,9 +252,7 @@ class _Drafting:
             for reading in [alone[name]] if name in alone else products[name]:
                 sizes.add(number + len(self._index), squares + region + first[reading.launch] + reading.programs, 1.0)
         return _Program(
-            launches=tuple(
-                draft.launch(types, tile, first[types, tile], device) for (types, tile), draft in self._drafts.items()
-            ),
+            launches=tuple(draft.launch(types, tile, device) for (types, tile), draft in self._drafts.items()),
             rows=self._rows,
             programs=programs,
             to_terms=self._terms.matrix(self._rows, device),

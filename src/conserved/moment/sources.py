@@ -76,8 +76,8 @@ class Reader(Protocol):
     kernels: bool
     """Whether kernels may read the tensors together."""
 
-    def stored(self, name: str) -> Sequence[Tensor]:
-        """Tensors of the types and on the device that a parameter will be read in; their values are not asked for."""
+    def stored(self, names: Sequence[str]) -> Sequence[Sequence[Tensor]]:
+        """Of each parameter, tensors of the types and on the device it will be read in; values are not asked for."""
         ...
 
     def read(self, names: Sequence[str]) -> Iterable[Parcel]:
@@ -106,16 +106,14 @@ class Present:
     portion: int = sys.maxsize
     kernels: bool = True
 
-    def stored(self, name: str) -> list[Tensor]:
+    def stored(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
         """As they are."""
-        return [source.tensors[name] for source in self.sources]
+        return [*zip(*(map(source.tensors.__getitem__, names) for source in self.sources), strict=True)]
 
     def read(self, names: Sequence[str]) -> Iterator[Parcel]:
         """One after the other."""
         points = tuple(source.point for source in self.sources)
-        for name in names:
-            tensors = tuple(source.tensors[name] for source in self.sources)
-            yield _Whole(Paired(tensors, points, self.pairs), made=False)
+        return (_Whole(Paired(tensors, points, self.pairs), made=False) for tensors in self.stored(names))
 
 
 @dataclass(eq=False)
@@ -129,9 +127,9 @@ class Gathered:
     portion: int = 0
     kernels: bool = False
 
-    def stored(self, name: str) -> list[Tensor]:
+    def stored(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
         """As they are, in pieces."""
-        return [source.tensors[name] for source in self.sources]
+        return [*zip(*(map(source.tensors.__getitem__, names) for source in self.sources), strict=True)]
 
     def read(self, names: Sequence[str]) -> Iterator[Parcel]:
         """Gathered as they are asked for."""

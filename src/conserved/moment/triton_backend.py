@@ -9,8 +9,8 @@ wherever this is not available.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from conserved.moment.forms import Pair
 from conserved.moment.launches import Tile, power
-from conserved.moment.layouts import Layout, PlacedProduct, plain
+from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
 
 LARGEST = 128
 """Rows of a leg whose outer product fits one tile."""
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
+TYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 """What kernels read; they add up in float32."""
 
 
@@ -41,8 +41,9 @@ def available(device: torch.device) -> bool:
     tile, types = Tile.of(PlacedProduct(layout, layout)), (torch.float32, torch.float32)
     sums, outer = torch.zeros(16, device=device), torch.zeros(256, device=device)
     try:
-        launch_row_products(table, 1, layout, types, tile, sums, aligned=False)
-        launch_outer_products(table, 1, layout, types, tile, outer, aligned=False)
+        with torch.cuda.device_of(sums):
+            row_products(1, layout, types, tile).run(table, sums, aligned=False)
+            outer_products(1, layout, types, tile).run(table, outer, aligned=False)
         return bool((sums == 16).all()) and bool((outer == 16).all())
     except Exception as problem:
         warnings.warn(
@@ -54,17 +55,10 @@ def available(device: torch.device) -> bool:
         return False
 
 
-def types_of(sources: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
-    """The types of tensors that kernels can read; None for others."""
-    device = sources[0].device
-    if not available(device):
-        return None
-    found = []
-    for source in sources:
-        if source.dtype not in TYPES or not plain(source, device):
-            return None
-        found.append(source.dtype)
-    return tuple(found)
+def readable(tensors: Sequence[Tensor]) -> PlainTensors | None:
+    """Tensors that kernels can read; None for others."""
+    found = PlainTensors.of(tensors)
+    return found if found is not None and TYPES.issuperset(found.types) and available(found.device) else None
 
 
 def takes(products: Products, layout: Layout | None, n: int) -> bool:
@@ -82,31 +76,63 @@ FACTORS = 4
 _LETTERS = "ABCD"
 
 
-def launch_row_products(
-    table: Tensor,
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelCall:
+    """A kernel with all of its arguments but tensors, worked out once."""
+
+    kernel: str
+    programs: int
+    numbers: tuple[int, ...]
+    """How many entries there are, then sizes and strides."""
+    aligned: bool
+    """Whether many entries are fetched at once where all addresses allow it."""
+    constants: Mapping[str, Any]
+
+    @staticmethod
+    def of(
+        kernel: str, programs: int, count: int, layout: Layout, tile: Tile, constants: Mapping[str, Any]
+    ) -> KernelCall:
+        """With what the layout and the tile say."""
+        strides: list[int] = []
+        for outer, inner in (layout.batch, layout.rows, layout.columns):
+            strides += [outer[0] * inner[0], inner[0], outer[1], inner[1]]
+        shape = {"HEIGHT": tile.height, "WIDTH": tile.width, "TURNED": tile.turned, "MERGED": tile.merged}
+        return KernelCall(kernel, programs, (count, *strides), tile.aligned, {**shape, **constants})
+
+    def run(self, table: Tensor, results: Tensor, *, aligned: bool) -> None:
+        """Fill in the results, on the current device.
+
+        Args:
+            table: addresses of all first factors, all second factors and so on, then places among the results: of
+                every entry one pair after the other.
+            results: where they go.
+            aligned: whether all addresses are multiples of 16 bytes.
+
+        """
+        from conserved.moment import kernels
+
+        kernel: Any = getattr(kernels, self.kernel)
+        kernel[(self.programs,)](table, results, *self.numbers, ALIGNED=self.aligned and aligned, **self.constants)
+
+
+def row_products(
     count: int,
     layout: Layout,
     types: Sequence[torch.dtype],
     tile: Tile,
-    results: Tensor,
     *,
     pairs: Sequence[Pair] = ((0, 1),),
     sizes: bool = False,
-    aligned: bool,
-) -> None:
-    """Fill in Σ_k a_ik b_ik for every row i, for pairs of factors of `count` entries.
+) -> KernelCall:
+    """What fills in Σ_k a_ik b_ik for every row i, for pairs of factors of `count` entries.
 
     Args:
-        table: addresses of all first factors, all second factors and so on, then places among the results: of every
-            entry one pair after the other.
         count: how many entries.
         layout: how factors lie, from their addresses on.
         types: one for every factor, at most `FACTORS`.
         tile: how rows and columns are gone through.
-        results: where they go.
         pairs: pairs of factors, the earlier one first.
         sizes: whether Σ_k (a_ik b_ik)² follow; only for the pair of the first two factors.
-        aligned: whether all addresses are multiples of 16 bytes.
 
     """
     from conserved.moment import kernels
@@ -117,21 +143,13 @@ def launch_row_products(
     numbers |= {_LETTERS[i] + _LETTERS[j]: number for number, (i, j) in enumerate(pairs)}
     kinds = {letter: kernels.TYPES[types[min(place, len(types) - 1)]] for place, letter in enumerate(_LETTERS)}
     programs = -(-layout.count("rows") // tile.height) * count * layout.count("batch")
-    constants = {"FACTORS": len(types), "SPREAD": sizes, "ALIGNED": tile.aligned and aligned, **kinds, **numbers}
-    _launch(kernels.row_sums, programs, table, count, layout, tile, results, **constants)
+    constants = {"FACTORS": len(types), "SPREAD": sizes, **kinds, **numbers}
+    return KernelCall.of("row_sums", programs, count, layout, tile, constants)
 
 
-def launch_outer_products(
-    table: Tensor,
-    count: int,
-    layout: Layout,
-    types: Sequence[torch.dtype],
-    tile: Tile,
-    results: Tensor,
-    *,
-    sizes: bool = False,
-    aligned: bool,
-) -> None:
+def outer_products(
+    count: int, layout: Layout, types: Sequence[torch.dtype], tile: Tile, *, sizes: bool = False
+) -> KernelCall:
     """The same for A Bᵀ of two factors of at most `LARGEST` rows; sizes are Σ_k ‖a_:k‖² ‖b_:k‖², one for each."""
     from conserved.moment import kernels
 
@@ -142,19 +160,5 @@ def launch_outer_products(
     # rounding of its last bits, which a ledger of single steps must not see.
     precision = "tf32" if torch.float32 not in types else "tf32x3" if sizes else "ieee"
     a, b = (kernels.TYPES[kind] for kind in types)
-    constants = {"A": a, "B": b, "SPREAD": sizes, "ALIGNED": tile.aligned and aligned, "PRECISION": precision}
-    programs = count * layout.count("batch")
-    _launch(kernels.outer_products, programs, table, count, layout, tile, results, **constants)
-
-
-def _launch(
-    kernel: Any, programs: int, table: Tensor, count: int, layout: Layout, tile: Tile, results: Tensor, **more: object
-) -> None:
-    strides: list[int] = []
-    for outer, inner in (layout.batch, layout.rows, layout.columns):
-        strides += [outer[0] * inner[0], inner[0], outer[1], inner[1]]
-    with torch.cuda.device_of(results):
-        kernel[(programs,)](
-            table, results, count, *strides,
-            HEIGHT=tile.height, WIDTH=tile.width, TURNED=tile.turned, MERGED=tile.merged, **more,
-        )  # fmt: skip
+    constants = {"A": a, "B": b, "SPREAD": sizes, "PRECISION": precision}
+    return KernelCall.of("outer_products", count * layout.count("batch"), count, layout, tile, constants)

@@ -134,28 +134,32 @@ def settled(
     observed = account.law - running.previous
     explained = sum(first.values(), account.second)
     residual = observed - explained
-    rate = (torch.ones_like(account.law[:, :1]) * account.rate)[:, 0]
+    rate = _by_law(account)
     steepness = account.steepness
     if gradient_norm is not None:
         steepness = torch.maximum(steepness, scales.floor * gradient_norm)
     sizes = torch.maximum(account.sizes, running.sizes)
     bound = scales.rounding * shelf.kind.products.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
-    ratios = _ratio(residual.abs(), bound)
+    left = residual.abs()
+    ratios = _ratio(left, bound)
     excess = ratios.amax(-1)
+    broken = excess > 1
     # What has raised an alarm of its own is not a leak as well; twice, so that it alone stays well below one.
-    told = torch.where(excess > 1, 2 * residual.abs().amax(-1), torch.zeros_like(excess))
+    told = torch.where(broken, 2 * left.amax(-1), 0.0)
     _move_on(running, account, explained, torch.maximum(bound.amax(-1), told), rate)
     drift = account.law - running.reference
     gone = drift - running.accounted
     # The entry that is shown: where most happened, unless one breaks its limit.
-    most = (observed.abs() + residual.abs()).argmax(-1, keepdim=True)
-    where = torch.where((excess > 1)[:, None], ratios.nan_to_num(nan=float("inf")).argmax(-1, keepdim=True), most)
+    most = (observed.abs() + left).argmax(-1, keepdim=True)
+    where = torch.where(broken[:, None], ratios.nan_to_num(nan=float("inf")).argmax(-1, keepdim=True), most)
     farthest = drift.abs().argmax(-1, keepdim=True)
+    there = torch.stack((observed, account.second, residual, bound, *first.values()))
+    seen, second, rest, limit, *causes = there.gather(-1, where.expand(len(there), -1, -1))[..., 0]
     fields = {
-        "observed": observed.gather(-1, where)[:, 0],
-        "second_order": account.second.gather(-1, where)[:, 0],
-        "residual": residual.gather(-1, where)[:, 0],
-        "bound": bound.gather(-1, where)[:, 0],
+        "observed": seen,
+        "second_order": second,
+        "residual": rest,
+        "bound": limit,
         "excess": excess,
         "leak": _ratio(gone.abs().amax(-1), running.rounded.sqrt()),
         "error": equation_10(shelf, scales, drift),
@@ -164,7 +168,14 @@ def settled(
         "moved": account.moved,
         "rate": rate,
     }
-    return fields, {cause: part.gather(-1, where)[:, 0] for cause, part in first.items()}
+    return fields, dict(zip(first, causes, strict=True))
+
+
+def _by_law(account: StepAccount) -> Float[Tensor, " laws"]:
+    """The rate of every law."""
+    if isinstance(account.rate, Tensor):
+        return (torch.ones_like(account.law[:, :1]) * account.rate)[:, 0]
+    return account.law.new_full((len(account.law),), account.rate)
 
 
 def _first_order(scales: Scales, account: StepAccount, unclipped: Tensor | None) -> dict[str, Tensor]:
@@ -184,13 +195,13 @@ def _move_on(running: Running, account: StepAccount, explained: Tensor, rounded:
     running.previous, running.sizes = account.law.clone(), account.sizes.clone()
     running.rounded += rounded.square()
     running.moved += account.moved
-    steep = torch.where(rate > 0, account.moved / rate.square(), torch.zeros_like(rate))
+    steep = torch.where(rate > 0, account.moved / rate.square(), 0.0)
     running.steepest = torch.maximum(running.steepest, steep)
 
 
 def _ratio(value: Tensor, limit: Tensor) -> Tensor:
     """value / limit, and 0 where the value is 0, whatever the limit."""
-    return torch.where(value == 0, torch.zeros_like(value), value / limit)
+    return (value / limit).masked_fill_(value == 0, 0.0)
 
 
 def equation_10(shelf: Shelf, scales: Scales, drift: Float[Tensor, "laws numbers"]) -> Float[Tensor, " laws"]:

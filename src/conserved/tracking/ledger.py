@@ -12,12 +12,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from conserved.moment import Paired, Plan, Sums, triton_backend
-from conserved.moment.forms import working_dtype
+from conserved.moment.forms import full_precision, working_dtype
+from conserved.moment.launches import sent
 from conserved.moment.portions import Part
 from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.tracking.combination import Scalar
@@ -64,6 +66,33 @@ _SUMS = ("law", "sizes", "slope", "second", "moved", "steepness")
 """What is one tensor of every account, and is added up over legs and joined over batches."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _SlotWeights:
+    """What the account weighs each pair of tensors with, all pairs, the rate, and the weights as matrices."""
+
+    weights: StepWeights
+    slots: tuple[Slot, ...]
+    rate: Scalar
+    matrices: dict[Hashable, Tensor] = field(default_factory=dict)
+    """Those that were sent to a device already, in some type."""
+
+    def combined(self, forms: Float[Tensor, "..."], named: Mapping[str, Weights]) -> dict[str, Tensor]:
+        """Σ weight · form of every quantity: one product of matrices, if all weights are known on the host."""
+        if any(isinstance(weight, Tensor) for weights in named.values() for weight in weights.values()):
+            return {name: _combined(forms, self.slots, weights) for name, weights in named.items()}
+        rows = [[float(weights.get(slot, 0.0)) for slot in self.slots] for weights in named.values()]
+        with full_precision((forms.device.type,)):
+            found = self._on(forms, rows) @ forms.flatten(1)
+        return dict(zip(named, found.unflatten(1, forms.shape[1:]), strict=True))
+
+    def _on(self, like: Tensor, rows: Sequence[Sequence[float]]) -> Tensor:
+        """Rows of weights as a matrix where `like` is, of its type; sent there once."""
+        key = like.device, like.dtype, (*map(tuple, rows),)
+        if key not in self.matrices:
+            self.matrices[key] = sent(np.array(rows), like.device).to(like.dtype)
+        return self.matrices[key]
+
+
 @dataclass(slots=True, eq=False)
 class _Steps:
     """A reader of the steps of parameters: a few tensors each, and coefficients that say what the step made of them."""
@@ -74,13 +103,13 @@ class _Steps:
     kernels: bool = True
     numbers: dict[tuple[Hashable, bool], int] = field(default_factory=dict)
     """By coefficients, and for linear laws or others: where `weights` has them."""
-    weights: list[tuple[StepWeights, tuple[Slot, ...], Scalar]] = field(default_factory=list)
-    """What the account weighs each pair with, all pairs, the rate."""
-    known: dict[tuple[int, bool], tuple[Coefficients, int]] = field(default_factory=dict)
-    """The same numbers by the identity of coefficients that many parameters share."""
+    weights: list[_SlotWeights] = field(default_factory=list)
+    """What the account weighs each pair with."""
+    known: dict[tuple[int, bool], tuple[Coefficients, Paired]] = field(default_factory=dict)
+    """By the identity of coefficients that many parameters share: how their tensors are paired, but for the tensors."""
 
-    def number(self, coefficients: Coefficients, *, linear: bool) -> int:
-        """Where `weights` has these coefficients."""
+    def paired(self, coefficients: Coefficients, *, linear: bool) -> Paired:
+        """How tensors with these coefficients are paired, θ after the step first, without the tensors."""
         found = self.known.get((id(coefficients), linear))
         if found is not None:
             return found[1]
@@ -89,13 +118,19 @@ class _Steps:
         if number is None:
             number = self.numbers[key] = len(self.weights)
             weights = coefficients.weights(linear=linear)
-            self.weights.append((weights, weights.slots(), coefficients.rate))
-        self.known[id(coefficients), linear] = coefficients, number
-        return number
+            self.weights.append(_SlotWeights(weights, weights.slots(), coefficients.rate))
+        points = (True,) + (False,) * (len(coefficients.before) - 1)
+        bounded: tuple[int, ...] = ()
+        if linear:
+            gradient = coefficients.gradient
+            bounded = (0,) if gradient is None else (0, _index(gradient))
+        paired = Paired((), points, self.weights[number].slots, number, bounded)
+        self.known[id(coefficients), linear] = coefficients, paired
+        return paired
 
-    def stored(self, name: str) -> tuple[Tensor, ...]:
+    def stored(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
         """In the precision that watching began in."""
-        return (self.like[name],)
+        return [*zip(map(self.like.__getitem__, names), strict=True)]
 
     def read(self, names: Sequence[str]) -> list[_Step]:
         """The steps of some parameters, when their turn comes."""
@@ -117,13 +152,8 @@ class _Step:
     def paired(self, *, linear: bool, offset: float) -> Paired:
         """Its tensors, θ after the step first, and all pairs of them that the account needs."""
         step = self.expansion.shifted(offset) if offset else self.expansion
-        number = self.reader.number(step.coefficients, linear=linear)
-        points = (True,) + (False,) * (len(step.sources) - 1)
-        bounded: tuple[int, ...] = ()
-        if linear:
-            gradient = step.coefficients.gradient
-            bounded = (0,) if gradient is None else (0, _index(gradient))
-        return Paired(step.sources, points, self.reader.weights[number][1], number, bounded)
+        one = self.reader.paired(step.coefficients, linear=linear)
+        return Paired(step.sources, one.points, one.pairs, one.key, one.bounded)
 
 
 class Ledger:
@@ -163,10 +193,10 @@ class Ledger:
         keys = {key for part in parts for key in part.sums}
         if len(keys) == 1:
             (key,) = keys
-            return _accounted(kind, [part.expanded(key) for part in parts], *steps.weights[key])
+            return _accounted(kind, [part.expanded(key) for part in parts], steps.weights[key])
         return _stacked(
             [
-                _mixed([_accounted(kind, [part.expanded(key)], *steps.weights[key]) for key in part.sums])
+                _mixed([_accounted(kind, [part.expanded(key)], steps.weights[key]) for key in part.sums])
                 for part in parts
             ]
         )
@@ -201,11 +231,9 @@ def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: Weights) -> Tenso
     return torch.zeros_like(forms[0]) if total is None else total
 
 
-def _accounted(
-    kind: Kind, held: Sequence[Sums], weights: StepWeights, slots: tuple[Slot, ...], rate: Scalar
-) -> StepAccount:
+def _accounted(kind: Kind, held: Sequence[Sums], pairs: _SlotWeights) -> StepAccount:
     """The account of batches whose legs all step with the same coefficients."""
-    products = kind.products
+    products, weights = kind.products, pairs.weights
     held = _side_by_side(held)
     forms = _cat([products.coordinates(products.polar(one.signed())) for one in held], 1)
     if kind.linear:
@@ -215,18 +243,20 @@ def _accounted(
     else:
         spread = _cat([products.squares(one.unsigned()) for one in held], 1)
         sizes = spread[0]
-        moved = _combined(spread, slots, weights.second).sum(-1)
-        steep = _combined(spread, slots, weights.steepness).amax(-1)
-        steepness = 2 * (steep.clamp(min=0) * sizes.amax(-1)).sqrt()
+        squared = pairs.combined(spread, {"moved": weights.second, "steepness": weights.steepness})
+        moved = squared["moved"].sum(-1)
+        steepness = 2 * (squared["steepness"].amax(-1).clamp(min=0) * sizes.amax(-1)).sqrt()
+    first = {f"first, {cause}": part for cause, part in weights.first.items()}
+    found = pairs.combined(forms, {"slope": weights.slope, "second": weights.second, **first})
     return StepAccount(
         law=forms[0],
         sizes=sizes,
-        first={cause: _combined(forms, slots, part) for cause, part in weights.first.items()},
-        slope=_combined(forms, slots, weights.slope),
-        second=_combined(forms, slots, weights.second),
+        first={cause: found[f"first, {cause}"] for cause in weights.first},
+        slope=found["slope"],
+        second=found["second"],
         moved=moved,
         steepness=steepness,
-        rate=rate,
+        rate=pairs.rate,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -152,7 +153,7 @@ class OptimizerWatch:
                     f"{type(watched.optimizer).__name__} made {watched.steps} steps since the last Monitor.step(). "
                     "Call it after every optimizer step; to look at fewer of them, pass every=."
                 )
-            gone = [name for name in sorted(watched.moved) if self._theta[name].grad is None]
+            gone = sorted(name for name in watched.moved if self._theta[name].grad is None)
             if gone and watched.rule.name != "generic":
                 raise StepMissed(
                     f"{gone[0]} had a gradient when its optimizer stepped and has none now. "
@@ -169,9 +170,17 @@ class OptimizerWatch:
 
     def expand(self, names: Sequence[str], *, causes: bool = True) -> list[Expansion]:
         """The last steps of some parameters."""
-        steps = {name: step for name in names if (step := self._step(name)) is not None}
-        made = self._made(steps)
-        return [self._expansion(name, steps.get(name), made.get(name), causes=causes) for name in names]
+        found: dict[str, Expansion] = {}
+        groups: dict[Hashable, list[str]] = defaultdict(list)
+        for name in names:
+            watched, group = self._place[name]
+            if watched.steps and name in watched.moved:
+                groups[id(watched), group].append(name)
+            else:
+                found[name] = Expansion.of(self._theta[name], causes=causes)
+        for own in groups.values():
+            found.update(self._expansions(own, causes=causes))
+        return [*map(found.__getitem__, names)]
 
     def unclipped(self, names: Sequence[str]) -> list[Expansion]:
         """Parameters that have not moved, and their gradients as they are now."""
@@ -193,56 +202,79 @@ class OptimizerWatch:
         norm = torch.nn.utils.get_total_norm(values)
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
-    def _step(self, name: str) -> ParameterStep | None:
-        """What an optimizer did to a parameter; None if it did nothing."""
-        watched, group = self._place[name]
-        if not watched.steps or name not in watched.moved:
-            return None
-        parameter = self._theta[name]
-        gradient = parameter.grad
-        return ParameterStep(
-            parameter=parameter,
-            gradient=torch.zeros_like(parameter) if gradient is None else gradient,
-            state=watched.optimizer.state[parameter],
-            group=watched.groups[group],
-            before=self._copies.get(name),
-            count=self._count(watched, name),
-        )
+    def _expansions(self, names: Sequence[str], *, causes: bool) -> Iterator[tuple[str, Expansion]]:
+        """The steps of parameters of one group that an optimizer moved."""
+        watched, group = self._place[names[0]]
+        every = [*self._steps(watched, group, names)]
+        alike: dict[Hashable, list[int]] = defaultdict(list)
+        make = watched.rule.make
+        for place, step in enumerate(every):
+            alone = step.count is None and make is not None
+            alike[step.count, type(step.parameter), place if alone else None].append(place)
+        for places in alike.values():
+            steps = every if len(alike) == 1 else [every[place] for place in places]
+            made = [None] * len(steps) if make is None else make(steps)
+            found = self._alike(watched, group, steps, made, causes=causes)
+            yield from zip(map(names.__getitem__, places), found, strict=True)
 
-    def _made(self, steps: Mapping[str, ParameterStep]) -> dict[str, Tensor]:
-        """The tensors that rules make for steps: of parameters that are stepped alike together."""
-        alike: dict[Hashable, list[str]] = defaultdict(list)
-        for name, step in steps.items():
-            watched, group = self._place[name]
-            if watched.rule.make is not None:
-                sharded, alone = hasattr(step.parameter, "full_tensor"), name if step.count is None else None
-                alike[id(watched), group, step.count, sharded, alone].append(name)
-        found: dict[str, Tensor] = {}
-        for names in alike.values():
-            make = self._place[names[0]][0].rule.make
-            assert make is not None
-            found |= zip(names, make([steps[name] for name in names]), strict=True)
-        return found
+    def _steps(self, watched: _Watched, group: int, names: Sequence[str]) -> Iterator[ParameterStep]:
+        """What an optimizer did to parameters of one group."""
+        parameters = [*map(self._theta.__getitem__, names)]
+        states = [*map(watched.optimizer.state.__getitem__, parameters)]
+        counts = self._counts(watched, names, [state.get("step") for state in states])
+        for name, parameter, state, count in zip(names, parameters, states, counts, strict=True):
+            gradient = parameter.grad
+            yield ParameterStep(
+                parameter=parameter,
+                gradient=torch.zeros_like(parameter) if gradient is None else gradient,
+                state=state,
+                group=watched.groups[group],
+                before=self._copies.get(name),
+                count=count,
+            )
 
-    def _expansion(self, name: str, step: ParameterStep | None, made: Tensor | None, *, causes: bool) -> Expansion:
-        parameter = self._theta[name]
-        if step is None:
-            return Expansion.of(parameter, causes=causes)
-        watched, group = self._place[name]
-        held: dict[str, Any] = {"parameter": parameter, "gradient": step.gradient, "made": made, **step.state}
-        place = (id(watched), group, step.count, causes)
-        if place in self._patterns:
-            expansion, roles = self._patterns[place]
-            return expansion.of_others([held[role] for role in roles])
-        update = watched.rule.update(replace(step, made=made))
+    def _alike(
+        self,
+        watched: _Watched,
+        group: int,
+        steps: Sequence[ParameterStep],
+        made: Sequence[Tensor | None],
+        *,
+        causes: bool,
+    ) -> list[Expansion]:
+        """Steps of parameters of one group with one step count, and what the rule made for each."""
+        if not watched.rule.uniform or watched.skipped is not None:
+            each = zip(steps, made, strict=True)
+            return [self._expansion(watched, replace(step, made=own), causes=causes)[0] for step, own in each]
+        place = (id(watched), group, steps[0].count, causes)
+        if place not in self._patterns:
+            self._patterns[place] = self._expansion(watched, replace(steps[0], made=made[0]), causes=causes)
+        expansion, roles = self._patterns[place]
+        own_tensors = {"parameter": attrgetter("parameter"), "gradient": attrgetter("gradient")}
+        states = [step.state for step in steps]
+        columns = [
+            made if role == "made" else [*map(own_tensors[role], steps)] if role in own_tensors
+            else [*map(itemgetter(role), states)]
+            for role in roles
+        ]  # fmt: skip
+        return expansion.of_others([*zip(*columns, strict=True)])
+
+    def _expansion(self, watched: _Watched, step: ParameterStep, *, causes: bool) -> tuple[Expansion, tuple[str, ...]]:
+        """The step of one parameter, and what its tensors are to it where the rule is that of all in a group."""
+        parameter, update = step.parameter, watched.rule.update(step)
         if watched.skipped is not None:
-            return Expansion.of(parameter, _unless(watched.skipped, update, parameter), causes=causes)
-        kept = {id(tensor) for role, tensor in held.items() if role != "made"}
-        expansion = Expansion.of(parameter, update, causes=causes, held=kept)
-        if watched.rule.uniform:
-            role_of = {id(tensor): role for role, tensor in held.items()}
-            self._patterns[place] = (expansion, tuple(role_of[origin] for origin in expansion.origins))
-        return expansion
+            return Expansion.of(parameter, _unless(watched.skipped, update, parameter), causes=causes), ()
+        held: dict[str, Any] = {"parameter": parameter, "gradient": step.gradient, **step.state}
+        expansion = Expansion.of(parameter, update, causes=causes, held={*map(id, held.values())})
+        role_of = {id(tensor): role for role, tensor in {**held, "made": step.made}.items()}
+        return expansion, tuple(role_of[origin] for origin in expansion.origins) if watched.rule.uniform else ()
+
+    def _counts(self, watched: _Watched, names: Sequence[str], stored: Sequence[Any]) -> list[float | None]:
+        """The number of steps of each parameter, as far as it is known without waiting for a device."""
+        here = {*map(type, stored)} == {Tensor} and not any(map(remote, stored))
+        if here and all(count.numel() == 1 for count in stored):
+            return [*map(float, stored)]
+        return [self._count(watched, name) for name in names]
 
     def _count(self, watched: _Watched, name: str) -> float | None:
         """The number of steps, read from the device once; a scaler that skips steps leaves no way to follow it."""

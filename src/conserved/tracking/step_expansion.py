@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -116,10 +117,12 @@ class Expansion:
             made=any(hasattr(tensor, "full_tensor") or id(tensor) not in {id(parameter), *held} for tensor in order),
         )
 
-    def of_others(self, tensors: Sequence[Tensor]) -> Expansion:
-        """The same step of another parameter, whose tensors these are; gradients are not to be followed through it."""
-        gathered = any(hasattr(tensor, "full_tensor") for tensor in tensors)
-        return Expansion(tuple(map(whole, tensors)), self.coefficients, self.origins, self.made or gathered)
+    def of_others(self, tensors: Sequence[tuple[Tensor, ...]]) -> list[Expansion]:
+        """The same step of other parameters, whose tensors these are; gradients are not to be followed through it."""
+        coefficients, origins = self.coefficients, self.origins
+        gathered = any(hasattr(kind, "full_tensor") for kind in {*map(type, chain.from_iterable(tensors))})
+        sources = [tuple(map(whole, own)) for own in tensors] if gathered else tensors
+        return [Expansion(own, coefficients, origins, self.made or gathered) for own in sources]
 
     def shifted(self, offset: float) -> Expansion:
         """The same step of θ + c; see `Coefficients.shifted`."""
