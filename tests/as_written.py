@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+import interpreted_kernels
+
 
 def import_as_written(module: str) -> None:
     """Import a module as users do."""
@@ -16,3 +18,4 @@ def import_as_written(module: str) -> None:
         importlib.import_module(module)
     finally:
         sys.meta_path[:] = finders
+    interpreted_kernels.install()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 import beartype
@@ -61,7 +62,43 @@ def test_functions_that_are_defined_again_are_the_same() -> None:
             function(torch.zeros(2, 3))
 
 
+def test_other_calls_run_the_code_as_it_is_written() -> None:
+    def plain() -> None: ...
+
+    plain.__qualname__ = "plain"
+    written = plain.__code__
+    checked = typed_calls.jaxtyped(plain, typechecker=beartype.beartype)
+    for _ in range(2):
+        typed_calls.begin_test()
+        assert checked.__code__ is not written
+        checked()
+        assert checked.__code__ is written
+    typed_calls.begin_test()
+    assert checked.__code__ is written
+
+
+def test_arguments_arrive_as_they_were_given() -> None:
+    """Defaults, names that must be given, and variables of the function around."""
+    outside = 7
+
+    def sums(a: int, b: int = 2, *more: int, c: int = 3, **others: int) -> list[int]:
+        return [a, b, *more, c, *others.values(), outside]
+
+    sums.__qualname__ = "sums"
+    signature = inspect.signature(sums)
+    checked = typed_calls.jaxtyped(sums, typechecker=beartype.beartype)
+    assert inspect.signature(checked) == signature
+    for _ in range(2):
+        typed_calls.begin_test()
+        for _ in range(2):
+            assert checked(1) == [1, 2, 3, 7]
+        typed_calls.begin_test()
+        assert checked(1, 5, 6, c=4, d=8) == [1, 5, 6, 4, 8, 7]
+        assert inspect.signature(checked) == signature
+
+
 def test_the_package_is_checked() -> None:
     """Whatever other tests of this process have called before, and whether its functions have tests left."""
-    assert View.of.__code__.co_filename == typed_calls.__file__
     assert View.of.__wrapped__.__name__ == "of"  # type: ignore[attr-defined]
+    (checking,) = (value for name, value in View.of.__globals__.items() if name.startswith("__checking_View_of_"))
+    assert checking.__code__.co_filename == typed_calls.__file__

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from functools import partial, wraps
+from functools import cache, partial, update_wrapper, wraps
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -27,7 +27,7 @@ _always = jaxtyping.jaxtyped
 def begin_test() -> None:
     """The next call of every function is its first."""
     for calls in _called:
-        calls.due = calls.left > 0
+        calls.begin()
     _called.clear()
 
 
@@ -48,11 +48,17 @@ def jaxtyped(thing: Any = None, *, typechecker: Any = None) -> Any:
 
 
 def _first_calls(function: FunctionType, typechecker: Any) -> Callable[..., Any]:
-    """A function with some calls checked; the checks are made when they are first needed.
-
-    What is defined anew inside a function every time that runs is one function here."""
-    checked: Callable[..., Any] | None = None
+    """A function with some calls checked."""
+    if "<locals>" not in function.__qualname__:
+        return _exchanged(function, typechecker)
+    # What is defined anew inside a function every time that runs is one function here.
     calls = _calls.setdefault(function.__code__, _Calls())
+    return _checking(function, typechecker, calls) if calls.left > 0 else function
+
+
+def _checking(function: FunctionType, typechecker: Any, calls: _Calls) -> Callable[..., Any]:
+    """Calls of a function, checked when they are due; the checks are made when they are first needed."""
+    checked: Callable[..., Any] | None = None
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -60,9 +66,7 @@ def _first_calls(function: FunctionType, typechecker: Any) -> Callable[..., Any]
         __tracebackhide__ = True
         if not calls.due or is_dynamo_compiling():
             return function(*args, **kwargs)
-        calls.due = False
-        calls.left -= 1
-        _called.append(calls)
+        calls.made()
         if checked is None:
             checked = _always(function, typechecker=typechecker)
         return checked(*args, **kwargs)
@@ -70,13 +74,70 @@ def _first_calls(function: FunctionType, typechecker: Any) -> Callable[..., Any]
     return called
 
 
+def _exchanged(function: FunctionType, typechecker: Any) -> Callable[..., Any]:
+    """The function itself, whose code is another while a call is due: all other calls cost what they always cost."""
+    written = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    update_wrapper(written, function)
+    del written.__wrapped__  # type: ignore[attr-defined]
+    written.__kwdefaults__ = function.__kwdefaults__
+    calls = _Calls(function)
+    # A name that the module does not have otherwise: PyTorch's compiler follows calls of what is global.
+    name = f"__checking_{function.__qualname__.replace('.', '_')}_{id(calls)}"
+    checking = function.__globals__[name] = _checking(written, typechecker, calls)
+    # Whoever lists what a module defines does not list this.
+    checking.__module__ = __name__
+    calls.checking = _calling(len(function.__code__.co_freevars)).replace(co_names=(name,))
+    calls.begin()
+    function.__wrapped__ = written  # type: ignore[attr-defined]
+    return function
+
+
+@cache
+def _calling(free: int) -> CodeType:
+    """Code that hands its arguments to the one global name in it, for functions with so many variables of others.
+
+    The interpreter wants as many as the closure of a function has."""
+    names = [f"_{number}" for number in range(free)]
+    made: dict[str, Any] = {}
+    exec(
+        f"def around({', '.join(names)}):\n"
+        "    def calling(*args, **kwargs):\n"
+        "        return named(*args, **kwargs)\n"
+        f"        {', '.join(names) or 'pass'}\n"
+        "    return calling\n",
+        made,
+    )
+    found: CodeType = made["around"](*names).__code__
+    return found
+
+
 class _Calls:
     """Of a function: whether its next call is to be checked, and in how many more tests one will be."""
 
-    __slots__ = ("due", "left")
+    __slots__ = ("checking", "due", "function", "left", "written")
 
-    def __init__(self) -> None:
+    def __init__(self, function: FunctionType | None = None) -> None:
         self.due, self.left = True, TESTS
+        self.function = function
+        """With code that is exchanged, if any."""
+        self.written = function.__code__ if function else None
+        self.checking: CodeType | None = None
+
+    def begin(self) -> None:
+        """The next call is a first one."""
+        self.due = self.left > 0
+        if self.due and self.function and self.checking:
+            self.function.__code__ = self.checking
+
+    def made(self) -> None:
+        """A call is being checked."""
+        self.due = False
+        self.left -= 1
+        _called.append(self)
+        if self.function and self.written:
+            self.function.__code__ = self.written
 
 
 _calls: dict[CodeType, _Calls] = {}

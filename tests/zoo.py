@@ -175,6 +175,22 @@ CASES = [
 LAWFUL = [case for case in CASES if case.conserved]
 """Those that conserve something."""
 
+COUNTED_ONLY = (
+    "decoder, layer norm",
+    "decoder, cross-entropy",
+    "decoder, tied",
+    "vision transformer",
+    "softmax mixture, top 2",
+    "pre-norm block without biases",
+    "attention, grouped, four heads on two",
+    "attention, head wider than its share",
+    "attention, one square head",
+    "attention, rotary, biases",
+    "attention, rotary half-split",
+    "attention, rotary half-split, query/key norm",
+)
+"""Cases whose laws are always counted, and proved to be all with `--whole`."""
+
 
 def named(name: str) -> Case:
     """A case by its name."""

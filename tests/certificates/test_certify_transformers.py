@@ -42,9 +42,8 @@ def _two_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     "name",
     [
         "Llama, tied",
-        "Qwen 3",
         "Phi-3",
-        *(pytest.param(name, marks=pytest.mark.whole) for name in ("Gemma 2", "Mixtral, one active expert")),
+        *(pytest.param(name, marks=pytest.mark.whole) for name in ("Qwen 3", "Gemma 2", "Mixtral, one active expert")),
         pytest.param("BERT classifier", marks=pytest.mark.whole),
     ],
 )

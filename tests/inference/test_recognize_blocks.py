@@ -74,7 +74,7 @@ def test_the_gradient_identities_hold_in_lower_precision(case: Case, dtype: torc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", sampled(LAWFUL, 20), ids=ids)
+@pytest.mark.parametrize("case", sampled(LAWFUL, 13), ids=ids)
 def test_laws_are_constant_along_the_gradient_flow(case: Case) -> None:
     model = case.model()
     laws = case.known_laws(model)
@@ -112,7 +112,7 @@ def watched(case: Case) -> Callable[[nn.Module], LawSet]:
 def test_quadratic_laws_drift_to_first_order_and_linear_ones_not_at_all(case: Case) -> None:
     """The order test: at fixed flow time the drift of a law is ∝ τ, of an impostor ∝ τ⁰."""
     model = case.model()
-    sizes = [4e-3, 2e-3, 1e-3]
+    sizes = [8e-3, 4e-3, 2e-3]
     runs = [descend(model, case.objective(), watched(case), step=size, time=0.4) for size in sizes]
     linear = {symmetry.family for symmetry in case.known_laws(model) if symmetry.kind.linear}
     for family, drift in runs[-1].drift.items():

@@ -32,9 +32,9 @@ STEPS = {
     "bytes": 12,
     "digits-sgd": 32,
     "bytes-sgd": 16,
-    "bytes-sigmoid": 12,
-    "relu-attention": 12,
-    "digits-decaying": 12,
+    "bytes-sigmoid": 8,
+    "relu-attention": 8,
+    "digits-decaying": 8,
 }
 """Of the small reproduction, which has 64 of each: batches need more of them before their noise is small enough."""
 

@@ -101,8 +101,8 @@ def spread(entries: list[Entry]) -> dict[int, float]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_users_run_it")
 def test_at_a_constant_step_the_drift_grows_as_the_square_of_the_step_times_their_number() -> None:
-    runs = {size: spread(stochastic(constant(size), 160).ledger()) for size in (0.0005, 0.001, 0.002)}
-    counts = [20, 40, 80, 160]
+    runs = {size: spread(stochastic(constant(size), 96).ledger()) for size in (0.0005, 0.001, 0.002)}
+    counts = [12, 24, 48, 96]
     for size, drift in runs.items():
         assert fitted(counts, [drift[count] for count in counts]) == pytest.approx(1, abs=ORDER), size
     for count in counts:
