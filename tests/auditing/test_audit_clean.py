@@ -118,7 +118,7 @@ FEW = [Habit(name="float32"), Habit(name="bfloat16 autocast", autocast=torch.bfl
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 @pytest.mark.parametrize("habit", FEW, ids=lambda habit: habit.name)
 def test_no_alarm_on_transformers(habit: Habit, request: pytest.FixtureRequest) -> None:
-    """Every second family, the others under the other habit; all under both with `--whole`. Images always in float32."""
+    """Every second family, the others under the other habit; all under both with `--whole`; images in float32."""
     found = {}
     for number, family in enumerate(hf_zoo.FAMILIES):
         images = "image_size" in family.options
