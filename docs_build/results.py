@@ -163,6 +163,25 @@ def two_trees() -> str:
     return f"{table(heads, rows)}\n\nMedians of rounds in turns, quartiles of the ratio. {' '.join(notes)}"
 
 
+def profile() -> str:
+    """What an audit, a watched step and an energy field are made of on a GPU."""
+    record = stored("host_cost", "h200")
+    rows = []
+    for work, found in record.items():
+        if not isinstance(found, dict):
+            continue
+        ours = {
+            name: taken for name, (taken, _) in found["kernels"].items() if name.isidentifier() and "gemm" not in name
+        }
+        theirs = f"PyTorch's own {seconds(found['device_seconds'] - sum(ours.values()))}"
+        kernels = [*(f"`{name}` {seconds(taken)}" for name, taken in ours.items()), theirs]
+        host = [f"`{re.sub('[<>]', '', name)}` {seconds(taken)}" for name, (taken, _) in found["host"].items()]
+        device = f"{seconds(found['device_seconds'])} in {found['launches']:,} launches"
+        rows.append((work, seconds(found["done_seconds"]), device, ", ".join(kernels), ", ".join(host[:4])))
+    heads = ("work", "alone", "of it the device works", "in kernels", "longest functions of the host, profiled")
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
 def growth() -> str:
     """What an audit and a watched step cost as models grow, beside what others do."""
     tables = []
