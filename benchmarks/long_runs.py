@@ -252,7 +252,7 @@ def laws_of(run: LongRun, told: str | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     t = run.trajectory
     for q in t.quantities:
-        row = {
+        row: dict[str, Any] = {
             "recipe": t.recipe,
             "gradients": ARITHMETIC[run.arithmetic.products],
             "told": told,

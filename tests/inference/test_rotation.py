@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved import LawSet, audit, blocks, recognize
+from conserved.inference import capture as captured
 from conserved.inference import infer
 from conserved.inference.rotation import Rotations
 
@@ -59,13 +60,14 @@ def kinds(laws: LawSet, layer: int) -> set[str]:
 
 
 def test_layers_that_are_alike_are_decided_once(decisions: list[bool]) -> None:
-    sizes = {"vocab": 16, "dim": 16, "heads": 2, "kv_heads": 1, "hidden": 8, "max_length": 8}
-    model = blocks.DecoderLM(**sizes, depth=5, positions="rotary-half")
-    laws = recognize(model, torch.zeros(2, 8, dtype=torch.long), loss="cross_entropy")
-    assert decisions == [True]
-    one = recognize(blocks.DecoderLM(**sizes, depth=1, positions="rotary-half"), torch.zeros(2, 8, dtype=torch.long))
-    turning = [s for s in laws if "query_key" in s.name]
-    assert len(turning) == 5 * len([s for s in one if "query_key" in s.name]) > 0
+    found = {}
+    for depth in (1, 5):
+        model = blocks.DecoderLM(16, 16, depth, 2, 8, kv_heads=1, max_length=8, positions="rotary-half")
+        decisions.clear()
+        laws = recognize(model, torch.zeros(2, 8, dtype=torch.long), loss="cross_entropy")
+        assert decisions == [True]
+        found[depth] = len([symmetry for symmetry in laws if "query_key" in symmetry.name])
+    assert found[5] == 5 * found[1] > 0
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -82,7 +84,7 @@ def test_a_layer_with_other_constants_is_not_taken_for_its_neighbour(decisions: 
 
 
 def test_a_call_that_does_not_fit_in_memory_is_followed_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    followed = infer.capture
+    followed = captured.capture
     model, tokens = blocks.DecoderLM(8, 4, 1, 1, 4, positions="rotary-half"), torch.zeros(1, 4).long()
     known = {symmetry.name for symmetry in recognize(model, tokens)}
 
@@ -98,8 +100,8 @@ def test_a_call_that_does_not_fit_in_memory_is_followed_without_values(monkeypat
 def test_a_decision_takes_no_more_memory_than_queries_and_keys() -> None:
     """At 65,536 tokens scores would be 32 GiB in double precision."""
     length = 65_536
-    sizes = {"vocab": 8, "dim": 4, "heads": 1, "hidden": 4, "max_length": length}
     with torch.device("meta"):
-        model, tokens = blocks.DecoderLM(**sizes, depth=1, positions="rotary-half"), torch.zeros(1, length).long()
+        model = blocks.DecoderLM(8, 4, 1, 1, 4, max_length=length, positions="rotary-half")
+        tokens = torch.zeros(1, length).long()
     laws = recognize(model, tokens)
     assert any("query_key" in symmetry.name for symmetry in laws)

@@ -133,7 +133,7 @@ class Rotations:
         if value not in self._digests:
             constant = self.typing.program.values[value].constant
             assert constant is not None
-            held = constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            held = constant.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             found = hashlib.blake2b(held, digest_size=16).hexdigest()
             self._digests[value] = f"{constant.dtype}{tuple(constant.shape)}{found}"
         return self._digests[value]
