@@ -228,6 +228,7 @@ def test_what_is_kept_of_a_plan_is_not_used_for_tensors_that_changed(
         torch.testing.assert_close(together, in_order(plan, theta, slopes, together=False), rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("some", [[], [0], [1, 0, 1]], ids=str)
 def test_plain_tensors_are_told_from_others(some: list[int]) -> None:
     tensors = [torch.randn(2, 3), nn.Parameter(torch.randn(3).bfloat16())]

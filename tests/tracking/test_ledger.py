@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -159,3 +161,16 @@ def test_all_quantities_of_a_step_are_the_sums_of_their_slots(dtype: torch.dtype
     for name, value in expected.items():
         assert found[name].dtype == dtype
         torch.testing.assert_close(found[name].double(), value, rtol=0, atol=50 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan], ids=str)
+def test_a_gradient_that_is_not_finite_spoils_only_what_it_is_part_of(broken: float) -> None:
+    """A scaler that skips a step leaves an infinite gradient and parameters that did not move."""
+    sums = torch.ones(2, 3)
+    sums[1, 2] = broken
+    nothing = StepWeights(first={}, slope={}, second={}, steepness={})
+    named: dict[str, Weights] = {"without": {(0, 0): 2.0}, "with": {(0, 0): 2.0, (0, 1): 1.0}}
+    found = ledger._SlotWeights(nothing, ((0, 0), (0, 1)), 1.0).combined(sums, named)
+    assert found["without"].tolist() == [2.0, 2.0, 2.0]
+    assert found["with"][:2].tolist() == [3.0, 3.0]
+    assert not found["with"][2].isfinite()

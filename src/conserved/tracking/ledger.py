@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import nan, sqrt
 
 import numpy as np
 import torch
@@ -77,12 +77,19 @@ class _SlotWeights:
     """Those that were sent to a device already, in some type."""
 
     def combined(self, forms: Float[Tensor, "..."], named: Mapping[str, Weights]) -> dict[str, Tensor]:
-        """Σ weight · form of every quantity: one product of matrices, if all weights are known on the host."""
+        """Σ weight · form of every quantity: one product of matrices, if all weights are known on the host.
+
+        A form that is not finite spoils the quantities that have it, and no others.
+        """
         if any(isinstance(weight, Tensor) for weights in named.values() for weight in weights.values()):
             return {name: _combined(forms, self.slots, weights) for name, weights in named.items()}
         rows = [[float(weights.get(slot, 0.0)) for slot in self.slots] for weights in named.values()]
+        weights, flat = self._on(forms, rows), forms.flatten(1)
+        usual = flat.isfinite()
         with full_precision((forms.device.type,)):
-            found = self._on(forms, rows) @ forms.flatten(1)
+            found = weights @ flat.where(usual, 0.0)
+            spoiled = (weights != 0).to(flat) @ usual.logical_not().to(flat)
+        found = found.masked_fill_(spoiled > 0, nan)
         return dict(zip(named, found.unflatten(1, forms.shape[1:]), strict=True))
 
     def _on(self, like: Tensor, rows: Sequence[Sequence[float]]) -> Tensor:
