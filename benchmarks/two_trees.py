@@ -4,15 +4,15 @@
     python benchmarks/two_trees.py --before ../before/src --after src
     python benchmarks/two_trees.py --before ../before/src --after src --device cuda
 
-Each version runs in a process of its own and keeps it, so that both are warm; rounds alternate, and a ratio is the
-median over rounds of after / before. "First" rows take a fresh process each time, "once" rows are done once. Only
-public names that both versions have are used.
+Every piece of work is done in several pairs of fresh processes, one of each version: how memory happens to lie in a
+process can cost more than a change does. In a pair both are warm and rounds alternate; a ratio is the median over all
+rounds of after / before. "First" rows take a fresh process each time, "once" rows are done once. Only public names that
+both versions have are used.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import subprocess
@@ -32,7 +32,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"vocab": 8192, "dim": 768, "depth": 12, "heads": 12, "hidden": 2048},
     "cuda": {"vocab": 65_536, "dim": 1024, "depth": 40, "heads": 16, "hidden": 3072, "kv_heads": 8},
 }
-ROUNDS = 7
+ROUNDS, PAIRS = 4, 3
 KEYS = {"cpu": 4096, "cuda": 2**20}
 
 
@@ -184,13 +184,11 @@ GPU_ONLY = ("audit, laws kept, bfloat16", "once: count, D = 65,536")
 
 
 def worker(device: str) -> None:
-    """Answer names of work on standard input with seconds; what the last one needed is kept until another comes."""
+    """Answer a name of work on standard input with seconds, as often as it comes."""
     kept: dict[str, Callable[[], object]] = {}
     for line in sys.stdin:
         name = line.strip()
         if name not in kept:
-            kept.clear()
-            gc.collect()
             kept[name] = next(WORK[name](device))
             if not name.startswith(("first", "once")):
                 once(kept[name], device)
@@ -207,10 +205,6 @@ def once(call: Callable[[], object], device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - begun
-
-
-Asks = dict[str, Callable[[str], float]]
-"""For every version how to have it do a piece of work: seconds by name."""
 
 
 @contextmanager
@@ -237,16 +231,19 @@ def version(src: Path, device: str) -> Iterator[Callable[[str], float]]:
         asked.close()
 
 
-def timed(name: str, trees: dict[str, Path], asks: Asks, device: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one piece of work by every version, in turns; in processes that are kept, or in a fresh one each."""
+def timed(name: str, trees: dict[str, Path], device: str, rounds: int, pairs: int) -> dict[str, list[float]]:
+    """Seconds of one piece of work by every version, in turns."""
+    if name.startswith("once"):
+        rounds = pairs = 1
+    if name.startswith("first"):
+        rounds, pairs = 1, rounds * pairs
     found: dict[str, list[float]] = {which: [] for which in trees}
-    for _ in range(1 if name.startswith("once") else rounds):
-        for which, src in trees.items():
-            if name.startswith("first"):
-                with version(src, device) as ask:
+    for _ in range(pairs):
+        with ExitStack() as running:
+            asks = {which: running.enter_context(version(src, device)) for which, src in trees.items()}
+            for _ in range(rounds):
+                for which, ask in asks.items():
                     found[which].append(ask(name))
-            else:
-                found[which].append(asks[which](name))
     return found
 
 
@@ -270,7 +267,8 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--after", type=Path, default=Path(__file__).parent.parent / "src")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="in a pair of processes")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="of processes")
     parser.add_argument("--only", nargs="*", default=list(WORK), help="names of work, or parts of them")
     parser.add_argument("--commit", default="656f59d", help="of the version before")
     parser.add_argument("--output", type=Path)
@@ -286,20 +284,18 @@ def main() -> None:
     trees: dict[str, Path] = {"before": options.before, "after": options.after}
     names = [name for name in WORK if any(part in name for part in options.only)]
     rows = []
-    with ExitStack() as running:
-        asks = {which: running.enter_context(version(src, options.device)) for which, src in trees.items()}
-        for name in names:
-            if options.device != "cuda" and name in GPU_ONLY:
-                continue
-            row = row_of(name, timed(name, trees, asks, options.device, options.rounds))
-            rows.append(row)
-            print(
-                f"{name:36} {1e3 * row['before']:10.1f} ms {1e3 * row['after']:10.1f} ms   × {row['ratio']:.2f} "
-                f"[{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]",
-                flush=True,
-            )
-            # Saved after every row: a later one may not come to its end.
-            saved = save("two_trees", {"before_commit": options.commit, "rows": rows}, options.output or RESULTS)
+    for name in names:
+        if options.device != "cuda" and name in GPU_ONLY:
+            continue
+        row = row_of(name, timed(name, trees, options.device, options.rounds, options.pairs))
+        rows.append(row)
+        print(
+            f"{name:36} {1e3 * row['before']:10.1f} ms {1e3 * row['after']:10.1f} ms   × {row['ratio']:.2f} "
+            f"[{row['quartiles'][0]:.2f}, {row['quartiles'][1]:.2f}]",
+            flush=True,
+        )
+        # Saved after every row: a later one may not come to its end.
+        saved = save("two_trees", {"before_commit": options.commit, "rows": rows}, options.output or RESULTS)
     print(saved)
 
 
