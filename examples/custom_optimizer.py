@@ -50,7 +50,7 @@ def lion(step: ParameterStep) -> Update:
     )
 
 
-register_rule(Lion, lion)
+register_rule(Lion, lion, decay=lambda group: group["decay"])
 
 
 def main() -> None:

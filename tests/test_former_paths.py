@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pickle
 import pkgutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,23 @@ def test_a_former_path_leads_to_the_module_and_warns(former: str) -> None:
     assert found is importlib.import_module(MOVED[former])
     assert found.__spec__ is not None
     assert found.__spec__.name == found.__name__ == MOVED[former]
+
+
+NAMES: dict[str, str] = json.loads(Path(__file__).with_name("first_version_names.json").read_text(encoding="utf-8"))
+"""What packages of the first release listed as theirs."""
+
+RECOGNISERS = {"attention", "embeddings", "experts", "feedforward", "hf", "lora", "norms", "timm", "torch_nn"}
+"""Modules that are gone with all that was in them, and `transformer`: laws are read off any program."""
+
+
+@pytest.mark.parametrize("package", [name for name in NAMES if not name.startswith("conserved.recognize.")])
+def test_every_public_name_of_the_first_release_is_where_it_was(package: str) -> None:
+    gone = RECOGNISERS | {"transformer"} if package == "conserved.recognize" else set()
+    with warnings.catch_warnings(action="ignore"):
+        for name in NAMES[package].split():
+            if name not in gone:
+                exec(f"from {package} import {name}", {})
+    assert callable(conserved.recognize), "and stays a function"
 
 
 @pytest.mark.parametrize("short", STANDING)

@@ -20,6 +20,12 @@ STANDING = {
 
 MOVED = {
     "conserved.kind": "conserved.symmetry",
+    "conserved.kind.complex_scaling": "conserved.symmetry.kinds.complex_scaling",
+    "conserved.kind.general_linear": "conserved.symmetry.kinds.general_linear",
+    "conserved.kind.one_scale": "conserved.symmetry.kinds.one_scale",
+    "conserved.kind.scaling": "conserved.symmetry.kinds.scaling",
+    "conserved.kind.translation": "conserved.symmetry.kinds.translation",
+    "conserved.recognize": "conserved.inference.retired",
     "conserved.view": "conserved.symmetry.view",
     "conserved.batch": "conserved.moment",
     "conserved.audit": "conserved.auditing",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from conserved import Monitor, MonitorConfig
-from conserved.tracking import Entry
+from conserved.tracking import Combination, Entry, ParameterStep, Update, optimizer_rules, register_rule
 from tolerances import ORDER
 from training import decoder, exact_text_loss, noise_loss, stepping, train, vision
 
@@ -185,6 +186,39 @@ def test_legs_that_decay_differently_have_no_decay_law() -> None:
     assert not [row for row in monitor.decay() if row.law.endswith("gain")]
     assert [row for row in monitor.decay() if "query_key" in row.law]
     assert not monitor.alarms
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_decay_by_another_name_is_known_if_the_rule_says_so_and_not_said_otherwise(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shrinking(torch.optim.Optimizer):
+        def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+            super().__init__(parameters, {"lr": 0.01, "shrink": 0.5})
+
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data -= group["lr"] * (parameter.grad + group["shrink"] * parameter.data)
+
+    def update(step: ParameterStep) -> Update:
+        lr, shrink = step.group["lr"], step.group["shrink"]
+        before = (Combination.of(step.parameter) + lr * step.slope) / (1 - lr * shrink)
+        return Update(gradient=step.slope, rate=lr, parts={"decay": lr * shrink * before})
+
+    monkeypatch.setattr(optimizer_rules, "_RULES", dict(optimizer_rules._RULES))
+    rates: dict[str, Any] = {"decay": itemgetter("shrink")} if told else {}
+    register_rule(Shrinking, update, **rates)
+    model = decoder(positions="none").double()
+    optimizer = Shrinking(model.parameters())
+    monitor = Monitor(model, optimizer)
+    train(model, optimizer, same_batch, 40, after=stepping(monitor))
+    assert not monitor.alarms
+    rows = {row.law: row for row in monitor.decay()}
+    assert bool(rows) == told
+    for law, row in rows.items():
+        assert row.predicted == pytest.approx(math.exp(-(1 if monitor.laws[law].kind.linear else 2) * 0.2))
+        assert row.observed == pytest.approx(row.predicted, rel=0.1)
 
 
 @pytest.mark.parametrize("positions", ["none", "rotary"], ids=["GL", "rotary"])

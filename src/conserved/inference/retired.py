@@ -7,6 +7,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from conserved.inference.infer import recognize as recognize
+
 _ADVICE = (
     "has no effect any more and will be removed: laws are read off what a model computes, whatever its class. "
     'To make an operator known that has no rule yet, use conserved.register_operator("package::operator"); '
@@ -18,8 +20,39 @@ class Component:
     """What a recogniser for a class of modules was; it has no effect."""
 
     def __init__(self, **given: Any) -> None:
-        warnings.warn(f"conserved.Component {_ADVICE}", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"conserved.{type(self).__name__} {_ADVICE}", DeprecationWarning, stacklevel=2)
         vars(self).update(given)
+
+
+class Site(Component):
+    """What a recogniser was given: a module, and where it is."""
+
+
+class Linear(Component):
+    """What a recogniser said of a linear map."""
+
+
+class Unreadable(ValueError):
+    """What a recogniser raised for a module that it could not read; nothing raises it any more."""
+
+
+def components() -> tuple[Component, ...]:
+    """All recognisers: there are none."""
+    return ()
+
+
+def component_of(module: Any) -> None:
+    """The recogniser of a module: there is none."""
+
+
+def reads(*_: Any, **__: Any) -> Any:
+    """What a recogniser read; refused."""
+    raise Unreadable(f"conserved.recognize.reads {_ADVICE}")
+
+
+def writes(*_: Any, **__: Any) -> Any:
+    """What a recogniser wrote; refused."""
+    raise Unreadable(f"conserved.recognize.writes {_ADVICE}")
 
 
 def register(component: Any) -> Any:

@@ -72,6 +72,8 @@ class Rule:
     """Whether every parameter of a group is stepped with the same coefficients as long as step counts are equal."""
     make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None
     """A direction that the optimizer does not keep, for parameters of one group with one step count together."""
+    decay: Callable[[Mapping[str, Any]], Scalar | None] = lambda group: group.get("weight_decay")
+    """λ of a parameter group, by which weights decay as e^{−λ Σ lr}; None where it is not known."""
 
 
 _RULES: dict[type[Optimizer], Rule] = {}
@@ -84,15 +86,18 @@ def register_rule(
     keeps: Callable[[Mapping[str, Any]], bool] | bool = False,
     uniform: bool = False,
     make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None,
+    decay: Callable[[Mapping[str, Any]], Scalar | None] = lambda group: group.get("weight_decay"),
 ) -> Rule:
     """Make an optimizer known. Subclasses that do not change `step` follow the same rule.
 
     With `uniform` the update of one parameter of a group is taken to be that of all with its step count, with tensors
     of their own: it must combine the parameter, its gradient, tensors of its state and what `make` gave with numbers
     that depend on the group and the count only. `make` computes a direction of many parameters in a few operations.
+    `decay` says λ of a group that does not call it `weight_decay`; where it is not known, `Monitor.decay()` is silent.
     """
     condition = keeps if callable(keeps) else lambda group: keeps
-    _RULES[optimizer] = Rule(name=optimizer.__name__, update=update, keeps=condition, uniform=uniform, make=make)
+    name = optimizer.__name__
+    _RULES[optimizer] = Rule(name=name, update=update, keeps=condition, uniform=uniform, make=make, decay=decay)
     return _RULES[optimizer]
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import nan
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -36,7 +37,7 @@ class GroupSums:
     squares: Scalar = 0.0
     """Σ lr²."""
     decayed: Scalar = 0.0
-    """Σ lr·λ."""
+    """Σ lr·λ, not a number where λ is not known."""
     damped: Scalar = 1.0
     """Π momentum."""
 
@@ -366,7 +367,8 @@ class OptimizerWatch:
             lr = group["lr"]
             sums.time = sums.time + lr
             sums.squares = sums.squares + lr * lr
-            sums.decayed = sums.decayed + lr * group.get("weight_decay", 0.0)
+            decay = watched.rule.decay(group)
+            sums.decayed = nan if decay is None else sums.decayed + lr * decay
             sums.damped = sums.damped * group.get("momentum", 0.0)
 
 

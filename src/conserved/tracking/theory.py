@@ -105,7 +105,7 @@ def drift_bounds(
 
 
 def decays(ledger: Ledger, running: list[Running], watch: OptimizerWatch) -> list[Decay]:
-    """The decay law for every law whose legs decay alike, in the order of the laws."""
+    """The decay law for every law whose legs decay alike, by a rate that is known, in the order of the laws."""
     found: dict[int, Decay] = {}
     for shelf, kept in zip(ledger.shelves, running, strict=True):
         weights = shelf.kind.products.multiplicities(shelf.n, shelf.m).to(kept.reference)
@@ -115,8 +115,8 @@ def decays(ledger: Ledger, running: list[Running], watch: OptimizerWatch) -> lis
             symmetry = ledger.symmetries[place]
             sums = [watch.sums_of(name) for name in symmetry.parameters]
             decayed = {float(one.decayed) for one in sums}
-            if len(decayed) == 1:
-                (total,) = decayed
+            total = decayed.pop()
+            if not decayed and not math.isnan(total):
                 predicted = math.exp(-total if shelf.kind.linear else -2 * total)
                 found[place] = Decay(
                     law=symmetry.name, time=float(sums[0].time), decayed=total, predicted=predicted, observed=left

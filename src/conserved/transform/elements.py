@@ -33,7 +33,7 @@ CONDITION = 1e12
 """Matrices worse conditioned than this are refused: their inverse would lose the weights in rounding."""
 
 
-_NOT_SAID = "How elements of {} are multiplied and undone is not known: move along it with Symmetry.act."
+NOT_SAID = "How elements of {} are multiplied and undone is not known: move along it with Symmetry.act."
 
 
 class Unmovable(ValueError):
@@ -154,7 +154,7 @@ def inverse(kind: Kind, element: Tensor) -> Tensor:
         return element.argsort()
     if isinstance(kind, Scaling | OneScale | ComplexScaling):
         return 1 / element
-    raise Unmovable(_NOT_SAID.format(kind.title))
+    raise Unmovable(NOT_SAID.format(kind.title))
 
 
 def acted(symmetry: Symmetry, element: Tensor, matrix: Float[Tensor, "n m"], degree: Degree) -> Float[Tensor, "n m"]:
@@ -178,6 +178,11 @@ def identity(symmetry: Symmetry) -> Tensor:
     return kind.element(symmetry.n, symmetry.m, spread=0.0, generator=None)
 
 
+def is_known(kind: Kind) -> bool:
+    """Whether elements of a kind can be multiplied and undone."""
+    return isinstance(kind, GeneralLinear | Orthogonal | Exchange | Translation | Scaling | OneScale | ComplexScaling)
+
+
 def composed(kind: Kind, later: Tensor, earlier: Tensor) -> Tensor:
     """The one element that does what two do after each other."""
     if isinstance(kind, GeneralLinear | Orthogonal):
@@ -188,7 +193,7 @@ def composed(kind: Kind, later: Tensor, earlier: Tensor) -> Tensor:
         return later + earlier
     if isinstance(kind, Scaling | OneScale | ComplexScaling):
         return later * earlier
-    raise Unmovable(_NOT_SAID.format(kind.title))
+    raise Unmovable(NOT_SAID.format(kind.title))
 
 
 def scaling_element(symmetry: Symmetry, factors: Float[Tensor, " units"]) -> Tensor:

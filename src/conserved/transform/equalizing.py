@@ -13,7 +13,7 @@ from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 from conserved.transform.activations import Batch, Call, channel_sizes
 from conserved.transform.coupling import rotatable
-from conserved.transform.elements import Unmovable, composed, identity, inverse
+from conserved.transform.elements import NOT_SAID, Unmovable, composed, identity, inverse, is_known
 from conserved.transform.finding import as_a_function, symmetries_of
 from conserved.transform.incoherent import Incoherent
 from conserved.transform.moving import (
@@ -222,6 +222,8 @@ def _refused(members: Sequence[Symmetry], problem: Unmovable, skipped: dict[str,
 
 
 def _left_alone(symmetry: Symmetry, chooser: Objective, *, approximate: bool) -> str:
+    if not is_known(symmetry.kind):
+        return NOT_SAID.format(symmetry.kind.title)
     if symmetry.family in ABOUT_GRADIENTS:
         return "it says that a gradient is zero, not that the function does not see these entries"
     if symmetry.family in ABOUT_LOSS:
