@@ -196,7 +196,7 @@ def test_a_decay_by_another_name_is_known_if_the_rule_says_so_and_not_said_other
         def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
             super().__init__(parameters, {"lr": 0.01, "shrink": 0.5})
 
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> Any:
             for group in self.param_groups:
                 for parameter in group["params"]:
                     parameter.data -= group["lr"] * (parameter.grad + group["shrink"] * parameter.data)
