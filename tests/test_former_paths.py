@@ -64,6 +64,26 @@ def test_what_is_in_a_package_that_moved_has_moved_with_it() -> None:
     assert present("conservedly.track") is None
 
 
+def test_no_former_path_takes_the_place_of_a_name() -> None:
+    """In a process that imports all of them."""
+    code = (
+        "import importlib, json, sys, warnings; warnings.simplefilter('ignore')\n"
+        "from conserved.former_paths import MOVED\n"
+        "names = json.loads(sys.argv[1])\n"
+        "def found(package, name):\n"
+        "    space = {}\n"
+        "    exec(f'from {package} import {name}', space)\n"
+        "    return space[name]\n"
+        "every = [(p, n) for p, ns in names.items() if not p.startswith('conserved.recognize') for n in ns.split()]\n"
+        "before = {one: found(*one) for one in every}\n"
+        "for path in MOVED: importlib.import_module(path)\n"
+        "changed = [one for one in every if found(*one) is not before[one]]\n"
+        "assert not changed, changed\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(NAMES)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_names_are_imported_from_former_packages_and_functions_stay_functions() -> None:
     code = (
         "import warnings; warnings.simplefilter('ignore')\n"

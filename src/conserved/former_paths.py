@@ -143,13 +143,17 @@ def _now(path: str) -> str:
     return found
 
 
+_FORMER = {(present(path.rpartition(".")[0]) or path.rpartition(".")[0], path.rpartition(".")[2]) for path in MOVED}
+"""Packages by the names they have now, and modules that were in them."""
+
+
 class Package(ModuleType):
     """Some paths of the first release have the name of a function of their package (audit, certify, discover,
     attention.probe). The import system puts what it imports under such a path into the package, where the function is.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        former = isinstance(value, ModuleType) and f"{self.__name__}.{name}" in MOVED
+        former = isinstance(value, ModuleType) and (self.__name__, name) in _FORMER
         known = name in vars(self).get("_HOMES", ()) or not isinstance(vars(self).get(name, value), ModuleType)
         if not (former and known):
             super().__setattr__(name, value)
