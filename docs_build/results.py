@@ -622,7 +622,7 @@ def long_same() -> str:
             f"{_on_text(laws, 'wikitext')}; Σ τ² μ(G, G) with exponent "
             f"{', '.join(_fit(w['predicted_in_squares']) for w in words['windows'])} in Σ τ² early, in the middle and "
             "late",
-            "the law, yes, in float64; the rate, early: faster than Σ τ² later",
+            "the rate early, faster than Σ τ² later; the law as the ledger has it: rounding is larger than the drift",
         ),
         (
             "Figure 3(a, b): attention and SwiGLU laws within O(τ²k), CIFAR-10, 300 full-batch steps",

@@ -61,6 +61,12 @@ class Update:
         return sum(self.parts.values(), self.rate * self.gradient)
 
 
+def _weight_decay(group: Mapping[str, Any]) -> Scalar | None:
+    """λ of a parameter group, as most optimizers call it."""
+    found: Scalar | None = group.get("weight_decay")
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """How to read an optimizer's last step, and for which parameter groups it needs a copy of θ from before."""
@@ -72,7 +78,7 @@ class Rule:
     """Whether every parameter of a group is stepped with the same coefficients as long as step counts are equal."""
     make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None
     """A direction that the optimizer does not keep, for parameters of one group with one step count together."""
-    decay: Callable[[Mapping[str, Any]], Scalar | None] = lambda group: group.get("weight_decay")
+    decay: Callable[[Mapping[str, Any]], Scalar | None] = _weight_decay
     """λ of a parameter group, by which weights decay as e^{−λ Σ lr}; None where it is not known."""
 
 
@@ -86,7 +92,7 @@ def register_rule(
     keeps: Callable[[Mapping[str, Any]], bool] | bool = False,
     uniform: bool = False,
     make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None,
-    decay: Callable[[Mapping[str, Any]], Scalar | None] = lambda group: group.get("weight_decay"),
+    decay: Callable[[Mapping[str, Any]], Scalar | None] = _weight_decay,
 ) -> Rule:
     """Make an optimizer known. Subclasses that do not change `step` follow the same rule.
 

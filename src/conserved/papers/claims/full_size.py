@@ -13,7 +13,7 @@ from typing import Any
 
 from conserved.papers.lab.long import LongRun
 from conserved.papers.lab.trajectory import Quantity
-from conserved.papers.lab.windows import comparison, windows
+from conserved.papers.lab.windows import windows
 from conserved.verdict import Evidence
 
 ARITHMETIC = {"half": "half precision", "pieces": "float32 in pieces", "single": "float32", "double": "float64"}
@@ -58,7 +58,6 @@ def summary_of(runs: Sequence[LongRun], fields: Sequence[Mapping[str, Any]]) -> 
                     "drift": quantity.drift[-1],
                     "leak": quantity.ledger["leak"][-1],
                     "predicted": quantity.ledger["predicted"][-1],
-                    "worst": None if quantity.linear else comparison(t, quantity.family).worst,
                     "in_squares": [round(fit.value, 2) for fit in exponents if fit is not None],
                 }
         rows = [row for row in fields if row["recipe"] == name]
@@ -102,12 +101,6 @@ def second_order(recipe: str, family: str) -> Evidence:
     found = ", ".join(f"{value:.2f}" for value in stored()[recipe]["laws"][family]["in_squares"])
     what = f"exponent of Σ τ_i² μ(G_i, G_i) in Σ τ_i², {family}, early, in the middle and late, {_run(recipe)}"
     return Evidence(what=what, value=found)
-
-
-def predicted(recipe: str, family: str) -> Evidence:
-    """How far the measured drift was from what the ledger predicts, where it was farthest."""
-    what = f"largest relative difference of drift and Σ τ_i² μ(G_i, G_i), {family}, {_run(recipe)}"
-    return Evidence(what=what, value=stored()[recipe]["laws"][family]["worst"])
 
 
 def drifted(recipe: str, family: str) -> Evidence:
