@@ -70,7 +70,7 @@ def head(model: nn.Module) -> dict[str, list[list[float]]]:
     parameters: dict[str, Any] = {name: value.detach() for name, value in model.named_parameters()}
     parts: dict[bool, Tensor] = {}
     for leg in law.legs:
-        seen = leg.view.matrix(parameters[leg.view.parameter], point=True)
+        seen = leg.view.of_point(parameters[leg.view.parameter])
         sign = leg.degree > 0
         parts[sign] = parts.get(sign, torch.zeros(())) + seen @ seen.mT
     return {"plus": parts[True].tolist(), "minus": parts[False].tolist(), "law": (parts[True] - parts[False]).tolist()}

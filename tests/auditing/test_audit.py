@@ -98,7 +98,7 @@ def _slowly(symmetry: Symmetry, theta: dict[str, Tensor], slopes: dict[str, Tens
         "translation": naive.translation,
     }[symmetry.kind.code]
     a = symmetry.matrices(theta)
-    b = symmetry.matrices(slopes, point=False)
+    b = [leg.view.matrix(slopes[leg.view.parameter]) for leg in symmetry.legs]
     squared = 0.0
     for leg, left, right in zip(symmetry.legs, a, b, strict=True):
         squared += float(form([leg.degree], [left], [right]).norm()) ** 2

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from conserved import LawSet
 from conserved.inference.capture import capture
+from conserved.moment import Direction
 from conserved.papers.lab.fits import exponent
 from flow import follow
 from reference.descent import descend
@@ -185,7 +186,7 @@ def test_plain_gradient_descent_drifts_by_the_second_order_term_alone() -> None:
     slope = {name: -0.05 * g for name, g in gradients(model).items()}
     drift = laws.drift({name: -s for name, s in slope.items()})
     for symmetry in laws:
-        second = symmetry.kind.conserved(symmetry.moment_map(slope, slope, point=False))
+        second = symmetry.kind.conserved(symmetry.moment_map(Direction(slope), Direction(slope)))
         assert torch.allclose(drift[symmetry.name], second, atol=1e-14)
 
 

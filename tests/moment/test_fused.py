@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from as_written import import_as_written
 from conserved import Monitor, audit, blocks, recognize
-from conserved.moment import Direction, Moments, Plan, Point, Wanted, triton_backend
-from conserved.moment.forms import Found, forms
+from conserved.moment import Direction, LawPairs, Moments, Plan, Point, triton_backend
+from conserved.moment.forms import Found, Wanted, forms
 from conserved.moment.launches import Launch, Tile
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.leg_programs import LegProgram, ProgramLeg
@@ -101,11 +101,11 @@ def test_a_program_gives_what_its_matrices_give(case: tuple[str, str, str], kern
     view, kind, (dtype, wanted, degree) = VIEWS[case[0]], KINDS[case[1]], CASES[case[2]]
     layout, sets, seen = drawn(view, (dtype, dtype))
     assert triton_backend.takes(kind.products, layout, view.n)
-    pairs, points = ((0, 0), (0, 1), (1, 1)), (True, False)
+    pairs, constants = ((0, 0), (0, 1), (1, 1)), (1.0, 0.0)
     found, squares = run(ProgramLeg(kind.products, degree, layout, pairs, (dtype, dtype), wanted), sets)
     assert (squares is not None) == wanted.sizes
     for entry, matrices in enumerate(seen):
-        expected, spread = forms(TORCH, kind.products, degree, matrices, pairs, points, torch.float64, wanted)
+        expected, spread = forms(TORCH, kind.products, degree, matrices, pairs, constants, torch.float64, wanted)
         torch.testing.assert_close(found[:, entry].double(), expected, rtol=2e-6, atol=2e-6)
         if squares is not None and spread is not None:
             torch.testing.assert_close(squares[:, entry].double(), spread, rtol=2e-6, atol=0)
@@ -151,7 +151,8 @@ def text_loss(model: nn.Module) -> Tensor:
 
 
 def identities(plan: Plan, theta: Tensors, slopes: Tensors, *, together: bool = True) -> Moments:
-    return plan.evaluate([Point(theta), Direction(slopes)], [(0, 1)], sizes=True, together=together)
+    plan = plan if together else replace(plan, kernels=False)
+    return plan.evaluate([Point(theta), Direction(slopes)], [(0, 1)], sizes=True)
 
 
 def in_order(plan: Plan, theta: Tensors, slopes: Tensors, *, together: bool) -> Tensor:
@@ -264,10 +265,10 @@ def test_laws_of_all_layers_together_are_those_of_each(case: tuple[str, torch.dt
     model = MODELS[name]().to(dtype)
     laws = recognize(model, loss="cross_entropy")
     theta = {key: value.detach() for key, value in model.named_parameters()}
-    for law in (True, False):
+    for pairs in (LawPairs([(0, 0)]), [(0, 0)]):
         kernels.clear()
         together, apart = (
-            laws.plan.evaluate([Point(theta)], [(0, 0)], law=law, together=way).values() for way in (True, False)
+            plan.evaluate([Point(theta)], pairs).values() for plan in (laws.plan, replace(laws.plan, kernels=False))
         )
         assert kernels
         for found, expected in zip(together, apart, strict=True):
@@ -278,7 +279,7 @@ def test_laws_that_gradients_are_followed_through_are_read_by_pytorch(kernels: l
     torch.manual_seed(0)
     model = blocks.DecoderLM(vocab=16, dim=8, depth=1, heads=2, hidden=8)
     laws = recognize(model)
-    values = laws.plan.evaluate([Point(dict(model.named_parameters()))], [(0, 0)], law=True).values()
+    values = laws.plan.evaluate([Point(dict(model.named_parameters()))], LawPairs([(0, 0)])).values()
     sum(value.square().sum() for value in values).backward()  # type: ignore[union-attr]
     assert not kernels
     assert model.get_parameter("layers.0.attention.q.weight").grad is not None
@@ -381,7 +382,7 @@ def test_factors_of_any_number_and_types_are_told_apart(
     wanted, pairs = Wanted(law=law), ((0, 0), (0, 1), (1, 2), (len(dtypes) - 1, 0), (2, 2))
     found, _ = run(ProgramLeg(products, -1, layout, pairs, dtypes, wanted), sets)
     for number, matrices in enumerate(seen):
-        expected, _ = forms(TORCH, products, -1, matrices, pairs, (False,) * len(dtypes), torch.float64, wanted)
+        expected, _ = forms(TORCH, products, -1, matrices, pairs, (0.0,) * len(dtypes), torch.float64, wanted)
         torch.testing.assert_close(found[:, number].double(), expected, rtol=1e-5, atol=1e-5)
     if law and len(dtypes) < 5 and code != "general_linear":
         assert kernels == ["row_sums"]

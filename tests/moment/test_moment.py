@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from as_written import import_as_written
-from conserved.moment import Direction, Moments, Plan, Point, triton_backend
+from conserved.moment import Direction, LawPairs, Magnitudes, Moments, Pair, Plan, Point, Source, triton_backend
+from conserved.moment.forms import Wanted
+from conserved.moment.portions import in_portions as read_in_portions
 from conserved.moment.sources import Gathered
 from conserved.symmetry import KINDS, Leg, OuterProduct, Pick, RowProducts, Symmetry, View
 from reference.moment_map import BY_CODE
@@ -108,43 +110,40 @@ def slowly(symmetry: Symmetry, sources: tuple[Point, Direction], i: int, j: int)
     """μ by loops over entries; a translation acts on points alone."""
     a, b = (
         [
-            leg.view.matrix(sources[k].tensors[leg.view.parameter], point=sources[k].point).double()
+            (leg.view.of_point if k == 0 else leg.view.matrix)(sources[k].tensors[leg.view.parameter]).double()
             for leg in symmetry.legs
         ]
         for k in (i, j)
     )
     found = BY_CODE[symmetry.kind.code](symmetry.degrees, a, b)
-    return torch.zeros_like(found) if symmetry.kind.linear and not sources[i].point else found
+    return torch.zeros_like(found) if symmetry.kind.linear and i == 1 else found
 
 
 Way = Callable[..., Moments]
 
 
-def at_once(plan: Plan, sources: tuple[Point, Direction], **options: bool) -> Moments:
-    return plan.evaluate(sources, PAIRS, **options)  # type: ignore[arg-type]
+def at_once(plan: Plan, sources: Sequence[Source], pairs: Sequence[Pair], *, sizes: bool = False) -> Moments:
+    return plan.evaluate(sources, pairs, sizes=sizes)
 
 
-def in_portions(plan: Plan, sources: tuple[Point, Direction], **options: bool) -> Moments:
-    return plan.evaluate(Gathered(sources, PAIRS), **options)  # type: ignore[arg-type]
+def in_portions(plan: Plan, sources: Sequence[Source], pairs: Sequence[Pair], *, sizes: bool = False) -> Moments:
+    wanted = Wanted(isinstance(pairs, LawPairs), any(isinstance(one, Magnitudes) for one in sources), sizes)
+    return Moments(len(plan.symmetries), read_in_portions(plan, Gathered(sources, tuple(pairs)), wanted, None))
 
 
-def in_kernels(plan: Plan, sources: tuple[Point, Direction], **options: bool) -> Moments:
+def in_kernels(plan: Plan, sources: Sequence[Source], pairs: Sequence[Pair], *, sizes: bool = False) -> Moments:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(triton_backend, "available", lambda device: True)
-        if options.get("sizes"):
-            return plan.evaluate(sources, PAIRS[:1], sizes=True)
-        reader = Gathered(sources, PAIRS)
-        reader.kernels, reader.portion = True, 1 << 20
-        return plan.evaluate(reader, **options)  # type: ignore[arg-type]
+        return plan.evaluate(sources, pairs[:1] if sizes else pairs, sizes=sizes)
 
 
 def holds(way: Way, case: Drawn, dtype: torch.dtype) -> None:
     symmetries = case.symmetries()
     plan, sources = Plan.of(symmetries), sources_of(symmetries, case.seed, dtype)
     close = partial(torch.testing.assert_close, rtol=AGREE[dtype], atol=AGREE[dtype])
-    everything, laws = way(plan, sources), way(plan, sources, law=True)
-    sizes = way(plan, sources, sizes=True)
-    bounds = way(plan, sources, law=True, absolute=True).values(1)
+    everything, laws = way(plan, sources, PAIRS), way(plan, sources, LawPairs(PAIRS))
+    sizes = way(plan, sources, PAIRS, sizes=True)
+    bounds = way(plan, [*map(Magnitudes, sources)], LawPairs(PAIRS)).values(1)
     for number, (i, j) in enumerate(PAIRS):
         values, parts = everything.values(number), laws.values(number)
         for symmetry, value, part in zip(symmetries, values, parts, strict=True):

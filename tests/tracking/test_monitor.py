@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved import Monitor, MonitorConfig, Symmetry, blocks, recognize
+from conserved.moment import Direction, Point
 from conserved.store.step_record import By
 from conserved.tracking import (
     GENERIC,
@@ -50,7 +51,7 @@ def heavy_ball(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 
 def first_order(symmetry: Symmetry, theta: dict[str, Tensor], part: dict[str, Tensor]) -> Tensor:
     """−μ(θ, P) − μ(P, θ), term by term as the definition has it."""
-    forward, mirror = symmetry.moment_map(theta, part), symmetry.moment_map(part, theta, point=False)
+    forward, mirror = symmetry.moment_map(theta, part), symmetry.moment_map(Direction(part), Point(theta))
     return symmetry.kind.conserved(-forward - mirror)
 
 
@@ -71,7 +72,7 @@ def test_every_part_of_the_account_is_what_the_moment_map_of_kept_tensors_says()
         observed = symmetry.law({n: p.detach() for n, p in names.items()}) - symmetry.law(before)
         at = observed.abs().flatten().argmax()
         scale = float(monitor.reference.scales[symmetry.name].abs().max())
-        second = symmetry.kind.conserved(symmetry.moment_map(updates, updates, point=False))
+        second = symmetry.kind.conserved(symmetry.moment_map(Direction(updates), Direction(updates)))
         for found, expected in (
             (entry.observed, observed),
             (entry.second_order, second),

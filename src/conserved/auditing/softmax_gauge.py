@@ -26,7 +26,7 @@ from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.laws import LawSet
 from conserved.laws.identities import HALF, TOLERANCE, coarsest, rounding
-from conserved.moment import Wanted, of_legs
+from conserved.moment import Direction, Plan, Point
 from conserved.plain_data import record_of
 from conserved.symmetry import Translation
 from conserved.verdict import Evidence, Status, Verdict
@@ -80,6 +80,8 @@ class Gauge:
     seen: int = 0
     """Attention calls whose keys were seen in the forward pass."""
     _sums: list[tuple[str, int, torch.dtype, int, Tensor]] = field(default_factory=list)
+    _plans: dict[tuple[int, ...], Plan] = field(default_factory=dict)
+    """How key gradients of a shape are added up."""
 
     def see(self, name: str, keys: Tensor, visible: str) -> Tensor:
         """Watch the gradient of these keys, and of nothing else that may be computed from the same tensor."""
@@ -104,17 +106,21 @@ class Gauge:
     def _sum_up(self, name: str, call: int, precision: torch.dtype, slope: Tensor) -> None:
         self.__dict__.pop("rows", None)
         rows = slope.detach().to(torch.promote_types(slope.dtype, torch.float32))
-        if rows.shape[-2] == 1:
-            # One key: its gradient is zero but for rounding, and there is nothing for it to cancel against.
+        if rows.shape[-2] == 1 or not rows.numel():
+            # Of one key the gradient is zero but for rounding, and there is nothing for it to cancel against.
             return
         # Only the quotient matters, and squares of large or small gradients are infinite or zero.
         peak = rows.abs().amax((-2, -1), keepdim=True)
         rows = rows / torch.where(peak > 0, peak, 1)
         with torch.no_grad():
-            sums = of_legs(Translation(), (1,), [(rows, rows)], wanted=Wanted(sizes=True))
-            sizes = sums.sizes()[0].double() * peak.double()[..., 0]
-        # (…, heads, 2): everything before the heads is a sequence.
-        heads = sizes.shape[-2] if sizes.ndim > 1 else 1
+            plan = self._plans.get(rows.shape)
+            if plan is None:
+                plan = self._plans[rows.shape] = Plan.of_matrices(Translation(), (1,), [rows.shape])
+            keys = dict.fromkeys(plan.needs, rows)
+            _, (sizes,) = plan.evaluate((Point(keys), Direction(keys)), [(0, 1)], sizes=True).sizes()
+            sizes = sizes.double() * peak.double().reshape(-1, 1)
+        # Everything before the heads is a sequence.
+        heads = rows.shape[-3] if rows.ndim > 2 else 1
         self._sums.append((name, call, precision, rows.shape[-2] * rows.shape[-1], sizes.reshape(-1, heads, 2)))
 
     @cached_property

@@ -19,7 +19,7 @@ from conserved.laws.identities import Balance, balance_of
 from conserved.laws.independence import rank_of_gradients
 from conserved.laws.law_table import plain, renderable, rows, totals
 from conserved.laws.verification import verified
-from conserved.moment import Direction, Plan, Point
+from conserved.moment import Direction, LawPairs, Magnitudes, Plan, Point
 from conserved.output import html
 from conserved.plain_data import Recorded, record_of, text
 from conserved.symmetry import Symmetry, Tensors
@@ -165,7 +165,7 @@ class LawSet(Recorded):
         """h(θ) of every law by name; gradients are not recorded."""
         theta = self._theta(parameters)
         with torch.no_grad():
-            return self._named(self.plan.evaluate([Point(theta)], [(0, 0)], law=True, dtype=dtype).values())
+            return self._named(self.plan.evaluate([Point(theta)], LawPairs([(0, 0)]), dtype=dtype).values())
 
     def identities(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
@@ -201,7 +201,7 @@ class LawSet(Recorded):
         updates = self._directions(updates)
         sources = Point(theta), Direction(updates)
         with torch.no_grad():
-            moments = self.plan.evaluate(sources, [(0, 1), (1, 0), (1, 1)], law=True, dtype=dtype)
+            moments = self.plan.evaluate(sources, LawPairs([(0, 1), (1, 0), (1, 1)]), dtype=dtype)
             pairs = zip(*(moments.values(pair) for pair in range(3)), strict=True)
             return self._named([uu - tu - ut for tu, ut, uu in pairs])
 
@@ -209,7 +209,7 @@ class LawSet(Recorded):
         """The laws now, to be passed to `errors` later."""
         theta = self._theta(parameters)
         with torch.no_grad():
-            scales = self.plan.evaluate([Point(theta)], [(0, 0)], law=True, absolute=True, dtype=dtype).values()
+            scales = self.plan.evaluate([Magnitudes(Point(theta))], LawPairs([(0, 0)]), dtype=dtype).values()
         values = {name: value.clone() for name, value in self.values(theta, dtype=dtype).items()}
         return Reference(values, self._named(scales))
 

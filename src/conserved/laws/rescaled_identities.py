@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conserved.moment import Wanted, of_legs
+from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 
 
@@ -22,10 +22,8 @@ def reweighed(symmetry: Symmetry, theta: Tensors, slopes: Tensors, floor: float)
     It does where a gradient reached a leg and not all legs are zero: with one factor at zero, A dAᵀ = B dBᵀ asks that
     dA vanish. `floor` is a least scale, as linear laws have one.
     """
-    points, directions = (
-        [leg.view.matrix(tensors[leg.view.parameter].detach(), point=point).double() for leg in symmetry.legs]
-        for tensors, point in ((theta, True), (slopes, False))
-    )
+    points = [matrix.detach() for matrix in symmetry.matrices(theta, torch.float64)]
+    directions = [leg.view.matrix(slopes[leg.view.parameter].detach()).double() for leg in symmetry.legs]
     # A linear law does not read its parameters: their size is no part of it.
     height = 1.0 if symmetry.kind.linear else _peak(points)
     steepness = _peak(directions)
@@ -33,9 +31,12 @@ def reweighed(symmetry: Symmetry, theta: Tensors, slopes: Tensors, floor: float)
         return 0.0, floor, floor > 0 and symmetry.kind.linear
     if not (np.isfinite(height) and np.isfinite(steepness)):
         return float("nan"), float("nan"), True
-    scaled = [(point / height, slope / steepness) for point, slope in zip(points, directions, strict=True)]
-    sums = of_legs(symmetry.kind, symmetry.degrees, scaled, wanted=Wanted(sizes=True))
-    value, scale = sums.sizes()[0].tolist()
+    plan = Plan.of_matrices(symmetry.kind, symmetry.degrees, [matrix.shape for matrix in points])
+    scaled = (
+        Point({name: matrix / height for name, matrix in zip(plan.needs, points, strict=True)}),
+        Direction({name: matrix / steepness for name, matrix in zip(plan.needs, directions, strict=True)}),
+    )
+    value, scale = plan.evaluate(scaled, [(0, 1)], sizes=True).sizes()[1][0][0].tolist()
     scale = max(scale, floor / steepness / height)
     # Where nothing but zeros is added up, zero is what it should be.
     return (min(value / scale, 1.0) if scale > 0 else 0.0), scale * height * steepness, True

@@ -1,14 +1,16 @@
 """How moment maps are evaluated: sources, the plan for many symmetries, and backends for products of legs."""
 
-from conserved.moment.forms import Pair, Sums, Wanted
+from conserved.moment.forms import LawPairs, Pair, Sums
 from conserved.moment.plan import HostCopy, Moments, Plan
 from conserved.moment.row_identities import Norms
-from conserved.moment.sources import Direction, Paired, Point, Reader, Source
-from conserved.moment.torch_backend import of_legs
+from conserved.moment.sources import Magnitudes, Paired, Reader, Source
+from conserved.symmetry.symmetry import Direction, Point
 
 __all__ = [
     "Direction",
     "HostCopy",
+    "LawPairs",
+    "Magnitudes",
     "Moments",
     "Norms",
     "Pair",
@@ -18,6 +20,4 @@ __all__ = [
     "Reader",
     "Source",
     "Sums",
-    "Wanted",
-    "of_legs",
 ]

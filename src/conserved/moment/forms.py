@@ -25,6 +25,13 @@ from conserved.symmetry.products import Products, RowProducts
 Pair = tuple[int, int]
 """Two sources, by number: A and B of μ(A, B)."""
 
+
+class LawPairs(tuple[Pair, ...]):
+    """Pairs of which only the part of μ is wanted that laws are made of: it does not care which source is first."""
+
+    __slots__ = ()
+
+
 Found = tuple[Tensor, Tensor | None]
 """Values, a row for every pair, and with `sizes` the sums of squares."""
 
@@ -119,7 +126,7 @@ def forms(
     degree: Degree,
     legs: Sequence[Any],
     pairs: tuple[Pair, ...],
-    points: Sequence[bool],
+    constants: Sequence[float],
     dtype: torch.dtype,
     wanted: Wanted,
 ) -> Found:
@@ -131,7 +138,7 @@ def forms(
         degree: only its sign matters: a negative leg contributes μ(B, A).
         legs: the leg of every source, as the backend reads it.
         pairs: pairs of sources.
-        points: which sources are points, and not directions.
+        constants: of every source 1 if it is a point, and 0 if it is a direction.
         dtype: the precision of the results.
         wanted: which part, and whether sums of squares come with it.
 
@@ -145,7 +152,7 @@ def forms(
         return nothing.unsqueeze(-1)[..., :0], nothing if wanted.sizes else None
     faced = backend.faced(legs, products.faces)
     if products.lifted:
-        return _row_totals(faced, pairs, points, dtype, sizes=wanted.sizes)
+        return _row_totals(faced, pairs, constants, dtype, sizes=wanted.sizes)
     rows = [
         faced[source] if row is None else backend.row_of_units(faced[source], products.unit, row)
         for source, row in recipe.rows
@@ -154,18 +161,18 @@ def forms(
 
 
 def _row_totals(
-    legs: Sequence[Tensor], pairs: Sequence[Pair], points: Sequence[bool], dtype: torch.dtype, *, sizes: bool
+    legs: Sequence[Tensor], pairs: Sequence[Pair], constants: Sequence[float], dtype: torch.dtype, *, sizes: bool
 ) -> Found:
     """Σ_j b_ij for every row i of B where A is a point, and zero where it is a direction: no product, on any device."""
     cast = {j: legs[j].to(dtype) for _, j in pairs}
     # Times a column of ones: on processors that is faster than a sum over what lies far apart.
     ones = legs[0].new_ones((1,) * legs[0].ndim, dtype=dtype).expand(*legs[0].shape[:-2], 1, legs[0].shape[-1])
     sums = {j: (ones @ leg.mT)[..., 0, :] for j, leg in cast.items()}
-    values = stack([sums[j] if points[i] else torch.zeros_like(sums[j]) for i, j in pairs])
+    values = stack([sums[j] if constants[i] else torch.zeros_like(sums[j]) for i, j in pairs])
     if not sizes:
         return values, None
     squares = {j: torch.linalg.vector_norm(leg, dim=(-2, -1)).square() for j, leg in cast.items()}
-    return values, stack([squares[j] * float(points[i]) for i, j in pairs])
+    return values, stack([squares[j] * constants[i] for i, j in pairs])
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:
@@ -246,10 +253,6 @@ class Sums:
             assert minus is not None
             return minus
         return plus if minus is None else plus + minus
-
-    def value(self) -> Float[Tensor, "..."]:
-        """μ of the first pair."""
-        return self.signed()[0]
 
     def sizes(self) -> Float[Tensor, "pairs *batch 2"]:
         """‖μ‖, and what an identity is held against.

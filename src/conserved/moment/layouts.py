@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from conserved.symmetry.products import Products, RowProducts
 from conserved.symmetry.view import Reading
 
 Axis = tuple[int, int]
@@ -121,26 +120,6 @@ class PlacedProduct:
     sign: int = 1
     lifted: bool = False
     """A is all ones and not read: what translations act on."""
-
-    def swapped(self) -> PlacedProduct:
-        """The same for μ(B, A)."""
-        return replace(self, first=self.second, second=self.first)
-
-
-def placed(products: Products, layout: Layout) -> tuple[PlacedProduct, ...] | None:
-    """Row products of a leg of degree +1 that lies so; None if it has others, or does not lie in units."""
-    if not isinstance(products, RowProducts) or not products.terms:
-        return None
-    step = 0 if products.faces == "entries" else products.width
-    if products.faces == "columns":
-        layout = layout.turned()
-    found = []
-    for term in products.terms:
-        first, second = (layout.row_of_units(products.unit, row) for row in (term.first, term.second))
-        if first is None or second is None:
-            return None
-        found.append(PlacedProduct(first, second, term.number, step, term.sign, products.lifted))
-    return tuple(found)
 
 
 _PLAIN = frozenset((Tensor, nn.Parameter))

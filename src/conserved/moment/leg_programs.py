@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.forms import Found, Pair, Wanted, finished, multiplied
+from conserved.moment.forms import Found, Pair, ProductList, Wanted, finished, multiplied
 from conserved.moment.launches import Tile, sent
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.triton_backend import KernelCall
@@ -208,10 +208,18 @@ def _factors(leg: ProgramLeg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...
     recipe, layout = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted), leg.layout
     if not isinstance(leg.products, RowProducts):
         return [(source, layout) for source in range(len(leg.types))], recipe.products
-    faced = layout.turned() if leg.products.faces == "columns" else layout
-    factors = []
-    for source, row in recipe.rows:
-        lies = faced if row is None else faced.row_of_units(leg.products.unit, row)
-        assert lies is not None, "takes() says so"
-        factors.append((source, lies))
+    factors = placed_rows(leg.products, recipe, layout)
+    assert factors is not None, "takes() says so"
     return factors, recipe.products
+
+
+def placed_rows(products: RowProducts, recipe: ProductList, layout: Layout) -> list[tuple[int, Layout]] | None:
+    """The rows of a recipe: the number of a source, and where they lie in it; None if strides do not say where."""
+    faced = layout.turned() if products.faces == "columns" else layout
+    found = []
+    for source, row in recipe.rows:
+        lies = faced if row is None else faced.row_of_units(products.unit, row)
+        if lies is None:
+            return None
+        found.append((source, lies))
+    return found

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from math import prod
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.batches import Batch, alike
-from conserved.moment.forms import Pair, Sums, Wanted, forms, full_precision, working_dtype
+from conserved.moment.batches import Batch, BatchLeg, alike
+from conserved.moment.forms import LawPairs, Pair, Sums, Wanted, forms, full_precision, working_dtype
 from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions, together
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
-from conserved.moment.sources import Gathered, Present, Reader, Source
+from conserved.moment.sources import Gathered, Magnitudes, Present, Reader, Source
 from conserved.moment.torch_backend import TORCH
-from conserved.symmetry.symmetry import Symmetry
+from conserved.symmetry.kind import Degree, Kind
+from conserved.symmetry.symmetry import Direction, Leg, Point, Symmetry
+from conserved.symmetry.view import View
 
 _SMALL = 1 << 15
 """Legs of at most this many entries are concatenated across parameters."""
@@ -114,12 +117,31 @@ class Plan:
     """Every parameter that is read, with the name of a symmetry that reads it."""
     small: int = _SMALL
     """Entries up to which the legs of batches that are alike are concatenated."""
+    kernels: bool = True
+    """Whether kernels read legs where there are any: writing down what they read pays for many layers."""
 
     @staticmethod
-    def of(symmetries: Sequence[Symmetry]) -> Plan:
+    def of(symmetries: Sequence[Symmetry], *, kernels: bool = True) -> Plan:
         """The plan of some symmetries."""
         needs = {name: symmetry.name for symmetry in reversed(symmetries) for name in symmetry.parameters}
-        return Plan(tuple(symmetries), alike(symmetries), needs)
+        return Plan(tuple(symmetries), alike(symmetries), needs, kernels=kernels)
+
+    @staticmethod
+    def of_matrices(kind: Kind, degrees: Sequence[Degree], shapes: Sequence[Sequence[int]]) -> Plan:
+        """The plan of legs that are (…, n, m) tensors, one symmetry for every place along their leading axes."""
+        along = tuple(range(len(shapes[0]) - 2))
+        views = [
+            View.of(str(number), (*shape,), axes=len(along), pick=dict.fromkeys(along, 0))
+            for number, shape in enumerate(shapes)
+        ]
+        one = Symmetry(block="", family="matrices", kind=kind, legs=tuple(map(Leg, views, degrees)))
+        count = prod(shapes[0][:-2])
+        batch = Batch(tuple(range(count)), one.degrees, tuple(BatchLeg.of(view, along) for view in views))
+        return Plan((one,) * count, ((batch,),), dict.fromkeys(one.parameters, one.name), kernels=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and files are of what is planned, and not of programs for the tensors of this process."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -205,33 +227,29 @@ class Plan:
         read: Reader | Sequence[Source],
         pairs: Sequence[Pair] = (),
         *,
-        law: bool = False,
-        absolute: bool = False,
         sizes: bool = False,
-        together: bool = True,
         dtype: torch.dtype | None = None,
     ) -> Moments:
         """Moment maps of every symmetry, for pairs of sources.
 
         Args:
             read: points and directions, or a reader that hands out parameters in portions.
-            pairs: numbers of sources, such as (0, 1) for μ(first, second); a reader may name its own.
-            law: only the part of μ that laws are made of.
-            absolute: every sign plus and every entry its absolute value: what |μ| could be if nothing cancelled.
+            pairs: numbers of sources, such as (0, 1) for μ(first, second), as `LawPairs` where only laws are wanted;
+                a reader names them itself.
             sizes: what is needed to hold identities against rounding. Nothing waits for the device.
-            together: whether kernels may read many layers at once, where there are any.
             dtype: the precision; that of the tensors, and at least float32, if not given.
 
         """
-        wanted = Wanted(law, absolute, sizes)
+        law = isinstance(pairs, LawPairs)
         if not isinstance(read, Sequence):
-            return Moments(len(self.symmetries), in_portions(self, read, wanted, dtype))
+            return Moments(len(self.symmetries), in_portions(self, read, Wanted(law, sizes=sizes), dtype))
+        wanted = Wanted(law, any(isinstance(one, Magnitudes) for one in read), sizes)
         kinds = {kind for one in read for kind in map(type, map(one.tensors.__getitem__, self.needs))}
         if any(hasattr(kind, "full_tensor") for kind in kinds):
             gathered = Gathered(read, tuple(pairs))
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
-        if together and not absolute and dtype in _SINGLE:
+        if self.kernels and not wanted.absolute and dtype in _SINGLE:
             found = self._by_kernels(read, tuple(pairs), wanted)
             if found is not None:
                 return found
@@ -252,7 +270,7 @@ class Plan:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
         found = triton_backend.readable(tensors)
-        identities = wanted.sizes and pairs == ((0, 1),) and [one.point for one in sources] == [True, False]
+        identities = wanted.sizes and pairs == ((0, 1),) and [*map(type, sources)] == [Point, Direction]
         if not identities or found is None or not self.row_identities.names:
             if found is None and not triton_backend.TYPES.issuperset(map(attrgetter("dtype"), tensors)):
                 return None
@@ -302,11 +320,11 @@ class Plan:
         dtype: torch.dtype | None,
     ) -> Iterator[Part]:
         """Units of batches that are alike, one after the other."""
-        points = tuple(source.point for source in sources)
+        constants = tuple(source.constant for source in sources)
         first = self.symmetries[units[0][0].members[0]]
         for unit in units:
             found = [
-                [[leg.reading.matrices(s.tensors[leg.view.parameter], point=s.point) for leg in b.legs] for b in unit]
+                [[leg.reading.matrices(s.tensors[leg.view.parameter], s.constant) for leg in b.legs] for b in unit]
                 for s in sources
             ]
             precision = working_dtype({one.dtype for source in found for legs in source for one in legs}, dtype)
@@ -314,7 +332,7 @@ class Plan:
             for position, degree in enumerate(units[0][0].degrees):
                 legs = [_concatenated([legs[position] for legs in source], unit, precision) for source in found]
                 legs = [leg.abs() for leg in legs] if wanted.absolute else legs
-                sums.add(forms(TORCH, first.kind.products, degree, legs, pairs, points, precision, wanted), degree)
+                sums.add(forms(TORCH, first.kind.products, degree, legs, pairs, constants, precision, wanted), degree)
             yield Part(tuple(member for batch in unit for member in batch.members), {0: sums})
 
 

@@ -262,14 +262,12 @@ class _Reading:
         batch, dtype = self._plan.batches[leg[0]], self._types[leg[0]]
         symmetry, seen = self._plan.symmetries[batch.members[0]], batch.legs[leg[1]]
         degree = symmetry.legs[leg[1]].degree
-        legs = [
-            seen.reading.matrices(one, point=point) for one, point in zip(paired.tensors, paired.points, strict=True)
-        ]
+        legs = [*map(seen.reading.matrices, paired.tensors, paired.constants)]
         columns: Tensor | None = None
         if paired.bounded:
             columns = abs(degree) * column_bounds([legs[place] for place in paired.bounded], dtype)
         legs = [one.abs() for one in legs] if self._wanted.absolute else legs
-        found = forms(TORCH, symmetry.kind.products, degree, legs, paired.pairs, paired.points, dtype, self._wanted)
+        found = forms(TORCH, symmetry.kind.products, degree, legs, paired.pairs, paired.constants, dtype, self._wanted)
         return _Single(leg, paired.key, found, columns)
 
     def _program(self, waiting: Sequence[_Waiting], types: Sequence[torch.dtype]) -> PortionProgram:

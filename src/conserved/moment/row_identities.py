@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gcd, prod
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -32,8 +33,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment.batches import Batch
+from conserved.moment.forms import Wanted, multiplied
 from conserved.moment.launches import Addresses, Draft, Launch, Tile
-from conserved.moment.layouts import Axes, Layout, PlacedProduct, PlainTensors, placed
+from conserved.moment.layouts import Axes, Layout, PlacedProduct, PlainTensors
+from conserved.moment.leg_programs import placed_rows
+from conserved.symmetry.kind import Degree
+from conserved.symmetry.products import Products, RowProducts
 from conserved.symmetry.symmetry import Symmetry
 
 Integers = NDArray[np.int64]
@@ -133,8 +138,8 @@ class RowIdentities:
 
     def products(self, batch: Batch, number: int) -> tuple[PlacedProduct, ...] | None:
         """The row products of one leg; None if they cannot be read."""
-        layout = batch.legs[number].layout
-        return None if layout is None else placed(self.symmetries[batch.members[0]].kind.products, layout)
+        layout, products = batch.legs[number].layout, self.symmetries[batch.members[0]].kind.products
+        return None if layout is None else _placed(products, layout, batch.degrees[number])
 
     def sizes(self, tensors: PlainTensors) -> RowSizes:
         """‖μ(θ, G)‖ of all of them, and what it is held against: of all parameters, then of all of their gradients."""
@@ -273,8 +278,7 @@ class _Drafting:
             assert products is not None
             name, shift = leg.view.parameter, leg.view.offset
             for product in products:
-                turned = product if degree > 0 else product.swapped()
-                for reading in self._readings(name, turned, shift):
+                for reading in self._readings(name, product, shift):
                     rows = np.arange(reading.sums.shape[1])
                     where = terms.reshape(len(owners), size)[:, product.start + product.step * rows]
                     # Members of a batch that share a leg share its sums.
@@ -323,6 +327,22 @@ class _Drafting:
         sums = self._rows + np.arange(batch * rows).reshape(batch, rows)
         self._rows += sums.size
         return _Reading(sums.size * layout.count("columns"), sums, launch, programs)
+
+
+def _placed(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedProduct, ...] | None:
+    """What `forms` multiplies of a leg for the pair (θ, G), a row of θ first; None if strides do not say where."""
+    recipe = multiplied(products, ((0, 1),), degree, Wanted())
+    if not isinstance(products, RowProducts) or not recipe.rows or recipe.whole:
+        return None
+    rows = placed_rows(products, recipe, layout)
+    if rows is None:
+        return None
+    step, found = 0 if products.faces == "entries" else products.width, []
+    for number, part in enumerate(recipe.sums[0]):
+        for place, sign in part:
+            (_, theta), (_, slope) = sorted((rows[row] for row in recipe.products[place]), key=itemgetter(0))
+            found.append(PlacedProduct(theta, slope, number, step, sign, products.lifted))
+    return tuple(found)
 
 
 def _cut(product: PlacedProduct) -> Iterator[PlacedProduct]:

@@ -1,9 +1,9 @@
-"""What moment maps are taken of: points, directions, and readers that hand them out a few parameters at a time.
+"""What moment maps are taken of: points, directions, and readers that hand out a few parameters at a time.
 
 All that is known of a symmetry is a sum over pairs of sources: its law is the pair (θ, θ), its identity (θ, G), the
 drift of a step (θ, U), (U, θ) and (U, U). A source is a collection of tensors of the parameters' shapes that knows
-whether it is a point (parameters) or a direction (a gradient, an update): an offset that a view adds, as in 1 + γ, and
-the 1 by which a translation acts are those of points alone.
+whether it is a point (parameters) or a direction (a gradient, an update): its `constant` is what an offset that a view
+adds, as in 1 + γ, and the 1 by which a translation acts are multiplied by, 1 for points and 0 for directions.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from conserved.moment.forms import Pair
-from conserved.symmetry.symmetry import Tensors
+from conserved.symmetry.symmetry import Direction, Point, Tensors
 from conserved.symmetry.view import whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Point:
-    """Parameters."""
+class Magnitudes:
+    """The absolute values of what laws see in a source; every sign is plus then: what |μ| could be at most."""
 
-    tensors: Tensors
-    point: ClassVar[bool] = True
+    of: Point | Direction
+
+    @property
+    def tensors(self) -> Tensors:
+        """Those of the source, with their signs."""
+        return self.of.tensors
+
+    @property
+    def constant(self) -> float:
+        """That of the source."""
+        return self.of.constant
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Direction:
-    """A gradient, an update: the difference of two points."""
-
-    tensors: Tensors
-    point: ClassVar[bool] = False
-
-
-Source = Point | Direction
+Source = Point | Direction | Magnitudes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +46,7 @@ class Paired:
     """The tensors of one parameter, one for each source, and the pairs of them that are asked for."""
 
     tensors: tuple[Tensor, ...]
-    points: tuple[bool, ...]
+    constants: tuple[float, ...]
     pairs: tuple[Pair, ...]
     key: int = 0
     """Legs of one law are added up where this is equal."""
@@ -112,8 +113,8 @@ class Present:
 
     def read(self, names: Sequence[str]) -> Iterator[Parcel]:
         """One after the other."""
-        points = tuple(source.point for source in self.sources)
-        return (_Whole(Paired(tensors, points, self.pairs), made=False) for tensors in self.stored(names))
+        constants = tuple(source.constant for source in self.sources)
+        return (_Whole(Paired(tensors, constants, self.pairs), made=False) for tensors in self.stored(names))
 
 
 @dataclass(eq=False)
@@ -134,8 +135,8 @@ class Gathered:
     def read(self, names: Sequence[str]) -> Iterator[Parcel]:
         """Gathered as they are asked for."""
         for name in names:
-            given = [source.tensors[name].detach() for source in self.sources]
+            given = [source.tensors[name] for source in self.sources]
             found = tuple(map(whole, given))
             if hasattr(given[-1], "full_tensor"):
                 self.norms[name] = torch.linalg.vector_norm(found[-1])
-            yield _Whole(Paired(found, tuple(source.point for source in self.sources), self.pairs))
+            yield _Whole(Paired(found, tuple(source.constant for source in self.sources), self.pairs))

@@ -12,18 +12,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.moment.forms import (
-    Backend,
-    Found,
-    Pair,
-    Sums,
-    Wanted,
-    forms,
-    full_precision,
-    stack,
-    working_dtype,
-)
-from conserved.symmetry.kind import Degree, Kind
+from conserved.moment.forms import Backend, Found, Pair, stack
 
 _CHUNK = 1 << 19
 """Entries of a tensor that are read at a time: two megabytes of float32, so that products stay in cache."""
@@ -94,37 +83,6 @@ class TorchBackend(Backend):
 
 
 TORCH = TorchBackend()
-
-
-def of_legs(
-    kind: Kind,
-    degrees: Sequence[Degree],
-    legs: Sequence[Sequence[Float[Tensor, "..."]]],
-    *,
-    points: Sequence[bool] = (True, False),
-    pairs: tuple[Pair, ...] = ((0, 1),),
-    wanted: Wanted = Wanted(),  # noqa: B008
-    dtype: torch.dtype | None = None,
-) -> Sums:
-    """Moment maps of legs that are given as matrices.
-
-    Args:
-        kind: the group.
-        degrees: one for every leg.
-        legs: of every leg an (…, n, m) matrix for each source; leading axes are batched over.
-        points: which sources are points, and not directions.
-        pairs: which pairs of sources.
-        wanted: which part of μ.
-        dtype: the precision; that of the legs, if not given.
-
-    """
-    sums = Sums(pairs, wanted.absolute)
-    precision = working_dtype((source.dtype for leg in legs for source in leg), dtype)
-    with full_precision([legs[0][0].device.type]):
-        for degree, leg in zip(degrees, legs, strict=True):
-            sources = [source.abs() for source in leg] if wanted.absolute else leg
-            sums.add(forms(TORCH, kind.products, degree, sources, pairs, points, precision, wanted), degree)
-    return sums
 
 
 def row_dots(a: Float[Tensor, "*batch n m"], b: Float[Tensor, "*batch n m"]) -> Float[Tensor, "*batch n"]:

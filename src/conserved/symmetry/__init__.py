@@ -4,13 +4,14 @@ from conserved.symmetry.formulas import Formula
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS, ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
 from conserved.symmetry.products import OuterProduct, Products, RowProducts, Term
-from conserved.symmetry.symmetry import Leg, Symmetry, Tensors, moment_map
+from conserved.symmetry.symmetry import Direction, Leg, Point, Symmetry, Tensors, moment_map
 from conserved.symmetry.view import Pick, Reading, View, whole
 
 __all__ = [
     "KINDS",
     "ComplexScaling",
     "Degree",
+    "Direction",
     "Formula",
     "GeneralLinear",
     "Kind",
@@ -18,6 +19,7 @@ __all__ = [
     "OneScale",
     "OuterProduct",
     "Pick",
+    "Point",
     "Products",
     "Reading",
     "RowProducts",

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Shaped
@@ -32,22 +32,41 @@ from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS
 from conserved.symmetry.view import View
 
+if TYPE_CHECKING:
+    from conserved.moment import Plan
+
 Tensors = Mapping[str, Tensor]
 """A parameter-shaped collection: the parameters themselves, their gradients, an optimizer's update."""
 
 
-def moment_map(
-    kind: Kind,
-    degrees: Sequence[Degree],
-    a: Sequence[Float[Tensor, "..."]],
-    b: Sequence[Float[Tensor, "..."]],
-    *,
-    point: bool = True,
-) -> Float[Tensor, "..."]:
-    """μ(A, B) of legs given as (…, n, m) matrices; leading axes are batched over. `point`: A are parameters."""
-    from conserved.moment import of_legs
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """Parameters: the 1 by which a translation acts, and the 1 of a view of 1 + γ, are those of points alone."""
 
-    return of_legs(kind, degrees, [*zip(a, b, strict=True)], points=(point, False)).value()
+    tensors: Tensors
+    constant: ClassVar[float] = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Direction:
+    """A gradient, an update: the difference of two points."""
+
+    tensors: Tensors
+    constant: ClassVar[float] = 0.0
+
+
+def moment_map(
+    kind: Kind, degrees: Sequence[Degree], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
+) -> Float[Tensor, "..."]:
+    """μ(A, B) of legs given as (…, n, m) matrices, A parameters and B a direction; leading axes are batched over."""
+    from conserved.moment import Plan
+
+    batch = torch.broadcast_shapes(*(one.shape[:-2] for one in (*a, *b)))
+    legs = [[one.expand(*batch, *one.shape[-2:]) for one in side] for side in (a, b)]
+    plan = Plan.of_matrices(kind, degrees, [one.shape for one in legs[0]])
+    theta, slopes = (dict(zip(plan.needs, side, strict=True)) for side in legs)
+    found = torch.stack(plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)]).values())
+    return found.reshape(batch + found.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +81,7 @@ class Leg:
         return f"{self.view} ({sign})" if abs(self.degree) == 1 else f"{self.view} ({sign}{abs(self.degree):g})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Symmetry(Recorded):
     """A group acting on legs. `block` is the module it lives in, `family` what it is, `part` which one (a head).
 
@@ -149,56 +168,59 @@ class Symmetry(Recorded):
         """Names of the parameters it moves, each once, in leg order."""
         return tuple(dict.fromkeys(leg.view.parameter for leg in self.legs))
 
-    def matrices(
-        self, tensors: Tensors, dtype: torch.dtype | None = None, *, point: bool = True
-    ) -> list[Shaped[Tensor, "_ _"]]:
-        """Every leg of parameters (a `point`) or of a direction as an n × m matrix, in one precision, ≥ float32."""
-        missing = [name for name in self.parameters if name not in tensors]
-        if missing:
-            raise KeyError(f"{self.name} needs {missing[0]}, which is not among the {len(tensors)} tensors given.")
-        found = [leg.view.matrix(tensors[leg.view.parameter], point=point) for leg in self.legs]
+    def matrices(self, theta: Tensors, dtype: torch.dtype | None = None) -> list[Shaped[Tensor, "_ _"]]:
+        """Every leg of parameters as an n × m matrix, in one precision, at least float32."""
+        self._refuse_less_than_needed(theta)
+        found = [leg.view.of_point(theta[leg.view.parameter]) for leg in self.legs]
         precision = dtype or reduce(torch.promote_types, (one.dtype for one in found), torch.float32)
         return [matrix.to(precision) for matrix in found]
 
-    def moment_map(
-        self,
-        a: Tensors,
-        b: Tensors,
-        *,
-        point: bool = True,
-        other: bool | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """μ(A, B); set `point=False` when A is a direction (a gradient or an update) and not parameters.
+    def _refuse_less_than_needed(self, tensors: Tensors) -> None:
+        missing = [name for name in self.parameters if name not in tensors]
+        if missing:
+            raise KeyError(f"{self.name} needs {missing[0]}, which is not among the {len(tensors)} tensors given.")
 
-        `other` says the same of B, which by default is a point if it is A and A is one.
-        """
-        second_is = (point and a is b) if other is None else other
-        same = a is b and point == second_is
-        given = [(a, point)] if same else [(a, point), (b, second_is)]
-        return self._moments(given, ((0, 0 if same else 1),), dtype)[0]
+    @cached_property
+    def plan(self) -> Plan:
+        """How it is evaluated alone: by PyTorch's own operations, as kernels are for many layers."""
+        from conserved.moment import Plan
+
+        return Plan.of([self], kernels=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and files are of what it says, and not of the plan."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def moment_map(
+        self, a: Tensors | Point | Direction, b: Tensors | Point | Direction, *, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """μ(A, B). Plain tensors are parameters as A, and a gradient or an update as B unless they are those of A."""
+        first = a if isinstance(a, Point | Direction) else Point(a)
+        second = b if isinstance(b, Point | Direction) else first if b is a else Direction(b)
+        same = type(first) is type(second) and first.tensors is second.tensors
+        return self._moments((first,) if same else (first, second), [(0, 0 if same else 1)], dtype)[0]
 
     def _moments(
-        self, sources: Sequence[tuple[Tensors, bool]], pairs: tuple[tuple[int, int], ...], dtype: torch.dtype | None
-    ) -> Float[Tensor, "pairs ..."]:
-        """μ for pairs of sources, each a collection and whether it is a point."""
-        from conserved.moment import of_legs
-
-        legs = [self.matrices(tensors, dtype, point=point) for tensors, point in sources]
-        points = tuple(point for _, point in sources)
-        return of_legs(self.kind, self.degrees, [*zip(*legs, strict=True)], points=points, pairs=pairs).signed()
+        self, sources: Sequence[Point | Direction], pairs: Sequence[tuple[int, int]], dtype: torch.dtype | None
+    ) -> list[Tensor]:
+        """μ for pairs of sources."""
+        for source in sources:
+            self._refuse_less_than_needed(source.tensors)
+        found = self.plan.evaluate(sources, pairs, dtype=dtype)
+        return [found.values(pair)[0] for pair in range(len(pairs))]
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ) = μ(θ, θ), the conserved quantity of gradient flow."""
-        return self.kind.conserved(self._moments([(theta, True)], ((0, 0),), dtype)[0])
+        return self.kind.conserved(self._moments([Point(theta)], [(0, 0)], dtype)[0])
 
     def identity(self, theta: Tensors, gradient: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model."""
-        return self._moments([(theta, True), (gradient, False)], ((0, 1),), dtype)[0]
+        return self._moments((Point(theta), Direction(gradient)), [(0, 1)], dtype)[0]
 
     def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ − U) − h(θ), exactly, from the update alone."""
-        first, mirror, second = self._moments([(theta, True), (update, False)], ((0, 1), (1, 0), (1, 1)), dtype)
+        sources = Point(theta), Direction(update)
+        first, mirror, second = self._moments(sources, [(0, 1), (1, 0), (1, 1)], dtype)
         return self.kind.conserved(second - first - mirror)
 
     def act(self, theta: Tensors, g: Tensor) -> dict[str, Tensor]:
@@ -206,7 +228,7 @@ class Symmetry(Recorded):
         moved = dict(theta)
         for leg in self.legs:
             tensor = moved[leg.view.parameter]
-            matrix = leg.view.matrix(tensor, point=True)
+            matrix = leg.view.of_point(tensor)
             precision = torch.promote_types(matrix.dtype, torch.float32)
             element = g.to(matrix.device, torch.promote_types(precision, g.dtype) if g.is_complex() else precision)
             new = self.kind.act(element, matrix.to(precision), leg.degree)

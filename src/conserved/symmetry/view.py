@@ -150,13 +150,13 @@ class View:
         """The picked entries, `axes` first, then the rest; a view wherever torch can make one."""
         return self.reading().of(tensor)
 
-    def matrix(self, tensor: Shaped[Tensor, "..."], *, point: bool = False) -> Shaped[Tensor, "n m"]:
-        """The n × m matrix this view sees in `tensor`; of a `point` (parameters) with the offset added."""
-        return self.shifted(self.chosen(self.face(tensor).reshape(-1, self.m)), point=point)
+    def matrix(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:
+        """The n × m matrix this view sees in a direction: a gradient, an update."""
+        return self.chosen(self.face(tensor).reshape(-1, self.m))
 
-    def shifted(self, matrices: Shaped[Tensor, "*batch n m"], *, point: bool) -> Shaped[Tensor, "*batch n m"]:
-        """With the offset, for points; as they are, for directions."""
-        return matrices + self.offset if point and self.offset else matrices
+    def of_point(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:
+        """The n × m matrix this view sees in a point (parameters): with the offset added."""
+        return self.matrix(tensor) + self.offset if self.offset else self.matrix(tensor)
 
     def chosen(self, matrices: Shaped[Tensor, "*batch faced m"]) -> Shaped[Tensor, "*batch n m"]:
         """The rows this view keeps of those it faces; leading axes are batched over."""
@@ -246,10 +246,11 @@ class Reading:
                 tensor = tensor.narrow(axis, chosen[0], chosen[1] - chosen[0])
         return tensor.permute(self.order)
 
-    def matrices(self, tensor: Shaped[Tensor, "..."], *, point: bool) -> Shaped[Tensor, "batch n m"]:
-        """What the view sees in a tensor, at every place along its batch axes; of a `point` with the offset added."""
+    def matrices(self, tensor: Shaped[Tensor, "..."], constant: float) -> Shaped[Tensor, "batch n m"]:
+        """What the view sees in a tensor, at every place along its batch axes, and `constant` times its offset."""
         view = self.view
-        return view.shifted(view.chosen(self.of(tensor).reshape(-1, view.faced, view.m)), point=point)
+        found = view.chosen(self.of(tensor).reshape(-1, view.faced, view.m))
+        return found + constant * view.offset if constant * view.offset else found
 
 
 def _typewriter(name: str) -> str:

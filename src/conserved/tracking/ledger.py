@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.moment import Paired, Plan, Sums, triton_backend
+from conserved.moment import LawPairs, Paired, Plan, Sums, triton_backend
 from conserved.moment.forms import full_precision, working_dtype
 from conserved.moment.launches import sent
 from conserved.moment.portions import Part
@@ -126,12 +126,12 @@ class _Steps:
             number = self.numbers[key] = len(self.weights)
             weights = coefficients.weights(linear=linear)
             self.weights.append(_SlotWeights(weights, weights.slots(), coefficients.rate))
-        points = (True,) + (False,) * (len(coefficients.before) - 1)
+        constants = (1.0,) + (0.0,) * (len(coefficients.before) - 1)
         bounded: tuple[int, ...] = ()
         if linear:
             gradient = coefficients.gradient
             bounded = (0,) if gradient is None else (0, _index(gradient))
-        paired = Paired((), points, self.weights[number].slots, number, bounded)
+        paired = Paired((), constants, self.weights[number].slots, number, bounded)
         self.known[id(coefficients), linear] = coefficients, paired
         return paired
 
@@ -160,7 +160,7 @@ class _Step:
         """Its tensors, θ after the step first, and all pairs of them that the account needs."""
         step = self.expansion.shifted(offset) if offset else self.expansion
         one = self.reader.paired(step.coefficients, linear=linear)
-        return Paired(step.sources, one.points, one.pairs, one.key, one.bounded)
+        return Paired(step.sources, one.constants, one.pairs, one.key, one.bounded)
 
 
 class Ledger:
@@ -190,7 +190,7 @@ class Ledger:
         steps = _Steps(expand, self._like, self._portion if together else 0)
         with torch.no_grad():
             shelved: list[list[Part]] = [[] for _ in self.shelves]
-            for part in self._plan.evaluate(steps, law=True, dtype=self._dtype).parts:
+            for part in self._plan.evaluate(steps, LawPairs(), dtype=self._dtype).parts:
                 shelved[self._shelf_of[part.members[0]]].append(part)
             return [self._shelved(parts, steps) for parts in shelved]
 

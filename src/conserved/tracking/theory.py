@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from conserved.laws import LawSet
-from conserved.moment import Direction, Point
+from conserved.moment import Direction, Magnitudes, Point
 from conserved.symmetry import Tensors
 from conserved.tracking.kept_account import Running
 from conserved.tracking.ledger import Ledger
@@ -133,8 +133,8 @@ def momenta(
     sources = Point(theta), Direction(buffers)
     with torch.no_grad():
         values, bounds = (
-            turning.plan.evaluate(sources, [(0, 1)], absolute=absolute, dtype=dtype).values()
-            for absolute in (False, True)
+            turning.plan.evaluate(read, [(0, 1)], dtype=dtype).values()
+            for read in (sources, [*map(Magnitudes, sources)])
         )
         return {
             symmetry.name: (part, torch.linalg.vector_norm(bound))

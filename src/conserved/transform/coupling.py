@@ -302,7 +302,7 @@ def foldable(laws: LawSet, tensors: Tensors) -> dict[Symmetry, Tensor]:
             continue
         if not _movable(symmetry, tensors):
             continue
-        values = gain.view.matrix(tensors[gain.view.parameter].detach(), point=True)[:, 0].double()
+        values = gain.view.of_point(tensors[gain.view.parameter].detach())[:, 0].double()
         if bool((values > 0).all()):
             found[symmetry] = 1 / values
     return found

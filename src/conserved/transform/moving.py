@@ -172,7 +172,7 @@ def act_on(symmetry: Symmetry, element: Tensor, work: Mapping[str, Tensor]) -> N
             lengths = [*faced.shape[: len(leg.view.axes)], *[1] * len(leg.view.rest)] if scales.ndim else []
             faced.mul_((scales**leg.degree).reshape(lengths).to(tensor))
             continue
-        write(leg.view, tensor, acted(symmetry, element, leg.view.matrix(tensor, point=True), leg.degree))
+        write(leg.view, tensor, acted(symmetry, element, leg.view.of_point(tensor), leg.degree))
 
 
 def write(view: View, tensor: Tensor, matrix: Tensor) -> None:

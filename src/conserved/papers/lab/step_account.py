@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from conserved.laws import LawSet
-from conserved.moment import Direction, Point
+from conserved.moment import Direction, LawPairs, Point
 
 _PRECISION = torch.float64
 
@@ -44,7 +44,7 @@ class RunLedger:
 
     def values(self) -> Tensor:
         """h(θ) of all laws."""
-        return self._vector(self.plan.evaluate([self._point], [(0, 0)], law=True, dtype=_PRECISION).values())
+        return self._vector(self.plan.evaluate([self._point], LawPairs([(0, 0)]), dtype=_PRECISION).values())
 
     def _sizes(self) -> Tensor:
         return torch.cat([s.flatten() for s in self.laws.reference(self.theta, dtype=_PRECISION).scales.values()])
@@ -71,9 +71,8 @@ class RunLedger:
 
     def _added(self) -> None:
         with torch.no_grad():
-            found = self.plan.evaluate(
-                (self._point, self._direction), [(0, 1), (1, 0), (1, 1)], law=True, dtype=_PRECISION
-            )
+            sources, pairs = (self._point, self._direction), LawPairs([(0, 1), (1, 0), (1, 1)])
+            found = self.plan.evaluate(sources, pairs, dtype=_PRECISION)
             first, mirror, second = (self._vector(found.values(pair)) for pair in range(3))
             self.second += self.rate * self.rate * second
             self.first -= self.rate * (first + mirror)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from conserved.inference import recognize
 from conserved.laws import Change, LawSet, Reference
-from conserved.moment import Direction
+from conserved.moment import Direction, LawPairs, Magnitudes
 from conserved.papers.blocks import MixtureOfExperts
 from conserved.papers.lab.data.examples import Examples, Loss
 from conserved.papers.lab.recipes import Recipe
@@ -64,7 +64,7 @@ class Watched:
             return {}
 
         def of_one(slopes: Stacked) -> dict[str, Tensor]:
-            found = laws.plan.evaluate([Direction(slopes)], [(0, 0)], law=True, absolute=True, dtype=_PRECISION)
+            found = laws.plan.evaluate([Magnitudes(Direction(slopes))], LawPairs([(0, 0)]), dtype=_PRECISION)
             return {
                 s.name: torch.linalg.vector_norm(s.kind.units(value), dim=-1)
                 for s, value in zip(laws, found.values(), strict=True)
