@@ -73,7 +73,7 @@ class HostCopy:
         return self.host
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Moments:
     """Moment maps of every symmetry of a plan."""
 
@@ -89,11 +89,15 @@ class Moments:
     def values(self, pair: int = 0) -> list[Tensor]:
         """μ of one pair, by its place among the pairs, for every symmetry in order."""
         found: dict[int, Tensor] = {}
-        for part in self.parts:
-            (sums,) = part.sums.values()
-            value = sums.signed()[pair]
-            found.update(zip(part.members, value.expand(len(part.members), *value.shape[1:]).unbind(), strict=True))
+        for part, values in zip(self.parts, self._signed, strict=True):
+            value, many = values[pair], len(part.members)
+            found.update(zip(part.members, value.expand(many, *value.shape[1:]).unbind(), strict=True))
         return [found[place] for place in range(self.count)]
+
+    @cached_property
+    def _signed(self) -> list[Tensor]:
+        """μ of all pairs, for every part."""
+        return [sums.signed() for part in self.parts for sums in part.sums.values()]
 
     def sizes(self) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
         """‖μ‖ of the first pair and what it is held against: places of symmetries, and tables with a row for each."""
@@ -244,29 +248,30 @@ class Plan:
         if not isinstance(read, Sequence):
             return Moments(len(self.symmetries), in_portions(self, read, Wanted(law, sizes=sizes), dtype))
         wanted = Wanted(law, any(isinstance(one, Magnitudes) for one in read), sizes)
-        kinds = {kind for one in read for kind in map(type, map(one.tensors.__getitem__, self.needs))}
-        if any(hasattr(kind, "full_tensor") for kind in kinds):
+        tensors = [*chain.from_iterable(map(one.tensors.__getitem__, self.needs) for one in read)]
+        if any(hasattr(kind, "full_tensor") for kind in {*map(type, tensors)}):
             gathered = Gathered(read, tuple(pairs))
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
         if self.kernels and not wanted.absolute and dtype in _SINGLE:
-            found = self._by_kernels(read, tuple(pairs), wanted)
+            found = self._by_kernels(read, tensors, tuple(pairs), wanted)
             if found is not None:
                 return found
         parts: list[Part] = []
-        with full_precision(one.tensors[name].device.type for one in read for name in self.needs):
+        with full_precision(device.type for device in {*map(attrgetter("device"), tensors)}):
             for units in self.units:
                 parts += self._apart(units, read, tuple(pairs), wanted, dtype)
         return Moments(len(self.symmetries), tuple(parts))
 
-    def _by_kernels(self, sources: Sequence[Source], pairs: tuple[Pair, ...], wanted: Wanted) -> Moments | None:
+    def _by_kernels(
+        self, sources: Sequence[Source], tensors: Sequence[Tensor], pairs: tuple[Pair, ...], wanted: Wanted
+    ) -> Moments | None:
         """All symmetries, read by kernels where they can be; None where there are no kernels, or gradients to follow.
 
         Identities that act on single rows come with the norms of gradients, if every tensor they need can be read.
         """
-        if not self.needs or not triton_backend.available(sources[0].tensors[next(iter(self.needs))].device):
+        if not tensors or not triton_backend.available(tensors[0].device):
             return None
-        tensors = [*chain.from_iterable(map(one.tensors.__getitem__, self.needs) for one in sources)]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
         found = triton_backend.readable(tensors)

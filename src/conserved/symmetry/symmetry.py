@@ -163,7 +163,7 @@ class Symmetry(Recorded):
     def degrees(self) -> tuple[Degree, ...]:
         return tuple(leg.degree for leg in self.legs)
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters it moves, each once, in leg order."""
         return tuple(dict.fromkeys(leg.view.parameter for leg in self.legs))
@@ -211,7 +211,9 @@ class Symmetry(Recorded):
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ) = μ(θ, θ), the conserved quantity of gradient flow."""
-        return self.kind.conserved(self._moments([Point(theta)], [(0, 0)], dtype)[0])
+        from conserved.moment import LawPairs
+
+        return self._moments([Point(theta)], LawPairs([(0, 0)]), dtype)[0]
 
     def identity(self, theta: Tensors, gradient: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model."""
@@ -219,9 +221,11 @@ class Symmetry(Recorded):
 
     def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ − U) − h(θ), exactly, from the update alone."""
-        sources = Point(theta), Direction(update)
-        first, mirror, second = self._moments(sources, [(0, 1), (1, 0), (1, 1)], dtype)
-        return self.kind.conserved(second - first - mirror)
+        from conserved.moment import LawPairs
+
+        pairs = LawPairs([(0, 1), (1, 0), (1, 1)])
+        first, mirror, second = self._moments((Point(theta), Direction(update)), pairs, dtype)
+        return second - first - mirror
 
     def act(self, theta: Tensors, g: Tensor) -> dict[str, Tensor]:
         """The parameters moved by the group element `g`; those that no leg names are passed on as they are."""
