@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import pytest
@@ -143,13 +145,14 @@ def holds(way: Way, case: Drawn, dtype: torch.dtype) -> None:
     close = partial(torch.testing.assert_close, rtol=AGREE[dtype], atol=AGREE[dtype])
     everything, laws = way(plan, sources, PAIRS), way(plan, sources, LawPairs(PAIRS))
     sizes = way(plan, sources, PAIRS, sizes=True)
-    bounds = way(plan, [*map(Magnitudes, sources)], LawPairs(PAIRS)).values(1)
+    bounds = way(plan, [Magnitudes(one) for one in sources], LawPairs(PAIRS)).values(1)
     for number, (i, j) in enumerate(PAIRS):
         values, parts = everything.values(number), laws.values(number)
         for symmetry, value, part in zip(symmetries, values, parts, strict=True):
             expected = slowly(symmetry, sources, i, j)
             assert value.dtype == dtype
             close(value.double(), expected)
+            close(symmetry.moment_map(sources[i], sources[j]).double(), expected)
             symmetric = symmetry.kind.products.polar(part)
             close(symmetric.double(), symmetry.kind.products.polar(symmetry.kind.conserved(expected)))
     absolute = Point({name: tensor.abs() for name, tensor in sources[0].tensors.items()})
@@ -171,6 +174,19 @@ def holds(way: Way, case: Drawn, dtype: torch.dtype) -> None:
 @settings(max_examples=25, deadline=None)
 def test_moment_maps_are_those_of_naive_loops(way: Way, dtype: torch.dtype, case: Drawn) -> None:
     holds(way, case, dtype)
+
+
+def test_copies_are_of_what_is_planned_and_not_of_what_was_worked_out_since() -> None:
+    symmetry = Symmetry(block="", family="f", kind=KINDS["scaling"], legs=(Leg(View.of("w", (4, 3))),))
+    theta = {"w": torch.randn(4, 3)}
+    values, plan = symmetry.law(theta), symmetry.plan
+    for made in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+        again, planned = made(symmetry), made(plan)
+        assert again == symmetry
+        assert {*vars(again)} == {one.name for one in fields(Symmetry)}
+        assert {*vars(planned)} == {one.name for one in fields(Plan)}
+        assert torch.equal(again.law(theta), values)
+        assert torch.equal(planned.evaluate([Point(theta)], LawPairs([(0, 0)])).values()[0], values)
 
 
 @given(drawn())

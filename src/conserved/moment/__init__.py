@@ -1,10 +1,10 @@
 """How moment maps are evaluated: sources, the plan for many symmetries, and backends for products of legs."""
 
-from conserved.moment.forms import LawPairs, Pair, Sums
+from conserved.moment.forms import Sums
 from conserved.moment.plan import HostCopy, Moments, Plan
 from conserved.moment.row_identities import Norms
 from conserved.moment.sources import Magnitudes, Paired, Reader, Source
-from conserved.symmetry.symmetry import Direction, Point
+from conserved.symmetry.symmetry import Direction, LawPairs, Pair, Point
 
 __all__ = [
     "Direction",

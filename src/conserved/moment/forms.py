@@ -21,16 +21,7 @@ from torch import Tensor
 
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.products import Products, RowProducts
-
-Pair = tuple[int, int]
-"""Two sources, by number: A and B of μ(A, B)."""
-
-
-class LawPairs(tuple[Pair, ...]):
-    """Pairs of which only the part of μ is wanted that laws are made of: it does not care which source is first."""
-
-    __slots__ = ()
-
+from conserved.symmetry.symmetry import Pair
 
 Found = tuple[Tensor, Tensor | None]
 """Values, a row for every pair, and with `sizes` the sums of squares."""

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.forms import Found, Pair, ProductList, Wanted, finished, multiplied
+from conserved.moment.forms import Found, ProductList, Wanted, finished, multiplied
 from conserved.moment.launches import Tile, sent
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.triton_backend import KernelCall
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
+from conserved.symmetry.symmetry import Pair
 
 Integers = NDArray[np.int64]
 

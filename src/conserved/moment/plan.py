@@ -25,13 +25,13 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, BatchLeg, alike
-from conserved.moment.forms import LawPairs, Pair, Sums, Wanted, forms, full_precision, working_dtype
+from conserved.moment.forms import Sums, Wanted, forms, full_precision, working_dtype
 from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions, together
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
 from conserved.moment.sources import Gathered, Magnitudes, Present, Reader, Source
 from conserved.moment.torch_backend import TORCH
 from conserved.symmetry.kind import Degree, Kind
-from conserved.symmetry.symmetry import Direction, Leg, Point, Symmetry
+from conserved.symmetry.symmetry import Direction, LawPairs, Leg, Pair, Point, Symmetry
 from conserved.symmetry.view import View
 
 _SMALL = 1 << 15

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch
-from conserved.moment.forms import Found, Pair, Sums, Wanted, forms, full_precision, working_dtype
+from conserved.moment.forms import Found, Sums, Wanted, forms, full_precision, working_dtype
 from conserved.moment.layouts import PlainTensors
 from conserved.moment.leg_programs import LegProgram, LegTensors, ProgramLeg
 from conserved.moment.sources import Paired, Parcel, Present, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
 from conserved.symmetry.kind import Degree
-from conserved.symmetry.symmetry import Symmetry
+from conserved.symmetry.symmetry import Pair, Symmetry
 
 LegPlace = tuple[int, int]
 """A leg: the number of its batch among all batches, and its position there."""

@@ -16,8 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from conserved.moment.forms import Pair
-from conserved.symmetry.symmetry import Direction, Point, Tensors
+from conserved.symmetry.symmetry import Direction, Pair, Point, Tensors
 from conserved.symmetry.view import whole
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.moment.forms import Pair
 from conserved.moment.launches import Tile, power
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
+from conserved.symmetry.symmetry import Pair
 
 LARGEST = 128
 """Rows of a leg whose outer product fits one tile."""

@@ -4,7 +4,7 @@ from conserved.symmetry.formulas import Formula
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS, ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
 from conserved.symmetry.products import OuterProduct, Products, RowProducts, Term
-from conserved.symmetry.symmetry import Direction, Leg, Point, Symmetry, Tensors, moment_map
+from conserved.symmetry.symmetry import Direction, LawPairs, Leg, Pair, Point, Symmetry, Tensors, moment_map
 from conserved.symmetry.view import Pick, Reading, View, whole
 
 __all__ = [
@@ -15,9 +15,11 @@ __all__ = [
     "Formula",
     "GeneralLinear",
     "Kind",
+    "LawPairs",
     "Leg",
     "OneScale",
     "OuterProduct",
+    "Pair",
     "Pick",
     "Point",
     "Products",

@@ -55,15 +55,30 @@ class Direction:
     constant: ClassVar[float] = 0.0
 
 
+Pair = tuple[int, int]
+"""Two sources, by number: A and B of μ(A, B)."""
+
+
+class LawPairs(tuple[Pair, ...]):
+    """Pairs of which only the part of μ is wanted that laws are made of: it does not care which source is first."""
+
+    __slots__ = ()
+
+
+def _plans() -> type[Plan]:
+    """What computes moment maps; mathematics does not say how, and is there before it."""
+    from conserved.moment import Plan
+
+    return Plan
+
+
 def moment_map(
     kind: Kind, degrees: Sequence[Degree], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
 ) -> Float[Tensor, "..."]:
     """μ(A, B) of legs given as (…, n, m) matrices, A parameters and B a direction; leading axes are batched over."""
-    from conserved.moment import Plan
-
     batch = torch.broadcast_shapes(*(one.shape[:-2] for one in (*a, *b)))
     legs = [[one.expand(*batch, *one.shape[-2:]) for one in side] for side in (a, b)]
-    plan = Plan.of_matrices(kind, degrees, [one.shape for one in legs[0]])
+    plan = _plans().of_matrices(kind, degrees, [one.shape for one in legs[0]])
     theta, slopes = (dict(zip(plan.needs, side, strict=True)) for side in legs)
     found = torch.stack(plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)]).values())
     return found.reshape(batch + found.shape[1:])
@@ -183,9 +198,7 @@ class Symmetry(Recorded):
     @cached_property
     def plan(self) -> Plan:
         """How it is evaluated alone: by PyTorch's own operations, as kernels are for many layers."""
-        from conserved.moment import Plan
-
-        return Plan.of([self], kernels=False)
+        return _plans().of([self], kernels=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and files are of what it says, and not of the plan."""
@@ -201,7 +214,7 @@ class Symmetry(Recorded):
         return self._moments((first,) if same else (first, second), [(0, 0 if same else 1)], dtype)[0]
 
     def _moments(
-        self, sources: Sequence[Point | Direction], pairs: Sequence[tuple[int, int]], dtype: torch.dtype | None
+        self, sources: Sequence[Point | Direction], pairs: Sequence[Pair], dtype: torch.dtype | None
     ) -> list[Tensor]:
         """μ for pairs of sources."""
         for source in sources:
@@ -211,8 +224,6 @@ class Symmetry(Recorded):
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ) = μ(θ, θ), the conserved quantity of gradient flow."""
-        from conserved.moment import LawPairs
-
         return self._moments([Point(theta)], LawPairs([(0, 0)]), dtype)[0]
 
     def identity(self, theta: Tensors, gradient: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -221,8 +232,6 @@ class Symmetry(Recorded):
 
     def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ − U) − h(θ), exactly, from the update alone."""
-        from conserved.moment import LawPairs
-
         pairs = LawPairs([(0, 1), (1, 0), (1, 1)])
         first, mirror, second = self._moments((Point(theta), Direction(update)), pairs, dtype)
         return second - first - mirror

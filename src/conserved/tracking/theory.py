@@ -134,7 +134,7 @@ def momenta(
     with torch.no_grad():
         values, bounds = (
             turning.plan.evaluate(read, [(0, 1)], dtype=dtype).values()
-            for read in (sources, [*map(Magnitudes, sources)])
+            for read in (sources, [Magnitudes(one) for one in sources])
         )
         return {
             symmetry.name: (part, torch.linalg.vector_norm(bound))
