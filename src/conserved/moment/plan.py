@@ -237,9 +237,9 @@ class Plan:
         """Moment maps of every symmetry, for pairs of sources.
 
         Args:
-            read: points and directions, or a reader that hands out parameters in portions.
+            read: points and directions, or their magnitudes; or a reader that hands out parameters in portions.
             pairs: numbers of sources, such as (0, 1) for μ(first, second), as `LawPairs` where only laws are wanted;
-                a reader names them itself.
+                a reader names them itself, and `LawPairs()` says the same to it.
             sizes: what is needed to hold identities against rounding. Nothing waits for the device.
             dtype: the precision; that of the tensors, and at least float32, if not given.
 
