@@ -11,9 +11,9 @@ where does not change, so the outer sums are products with three sparse matrices
 
     sums → terms → moments        (moments², terms², squares) → (‖μ‖², scale²), ‖G‖² and ‖θ‖²
 
-`Plan.evaluate` asks for this where only sizes are wanted; `forms.multiplied` says which rows are multiplied, as for every
-other way. What changes from step to step is where gradients lie. What several laws need is read once; and a law that
-scales all of a parameter by one number takes the sums that another law reads row by row.
+`Plan.evaluate` asks for this where only sizes are wanted; `forms.multiplied` says which rows are multiplied, as for
+every other way. What changes from step to step is where gradients lie. What several laws need is read once; and a law
+that scales all of a parameter by one number takes the sums that another law reads row by row.
 """
 
 from __future__ import annotations
