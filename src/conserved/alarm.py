@@ -50,7 +50,14 @@ class Alarm:
         return f"{when}: {self.text}"
 
     def merged(self, other: Alarm) -> Alarm:
-        """This alarm and a later one of the same kind as one; the message is that of the worse."""
+        """Two alarms of one kind as one.
+
+        Args:
+            other: a later alarm of the same code and family.
+
+        Returns:
+            An alarm with the steps, laws and counts of both and the message of the worse.
+        """
         worse = other if other.excess > self.excess else self
         laws = dict.fromkeys((*(self.laws or (self.law,)), *(other.laws or (other.law,))))
         return replace(

@@ -121,18 +121,23 @@ class Judgement:
 
 
 class Audit:
-    """The identities of one backward pass, worst first.
+    """The result of one audit: the gradient identities of a backward pass, worst first.
 
     `ok`: nothing is refuted, no gradient is missing, and something was tested. `conclusive`: everything that could be
-    tested was, to rounding. Only both together are green, and `coverage` says for how much of the model.
-    `precision` is the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of
-    the gradients themselves), or read off the gradients' bits.
+    tested was, to rounding. Only both together are green, and `coverage` says for how much of the model. `precision` is
+    the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of the gradients
+    themselves), or read off the gradients' bits.
 
-    What `audit(model, wait=False)` returns is judged when it is first read; `ready` says whether that would wait.
+    An audit from `audit(model, wait=False)` is judged when it is first read; `ready` says whether reading would wait.
     """
 
     def __init__(self, judge: Callable[[], Judgement], arrived: Callable[[], bool] = lambda: True) -> None:
-        """An audit whose numbers are on their way: `judge` waits for them, `arrived` says whether it would."""
+        """An audit whose numbers may still be on their way from the device; `conserved.audit` makes them.
+
+        Args:
+            judge: waits for the numbers and judges them; called once, when the audit is first read.
+            arrived: whether the numbers are there, so that `judge` would not wait.
+        """
         self._judge: Callable[[], Judgement] | None = judge
         self._arrived = arrived
 
