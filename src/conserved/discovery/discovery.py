@@ -155,22 +155,25 @@ def discover(
     Args:
         f: a module, or a callable f(params, x) with `params=` its tensors.
         inputs: draws one input from a generator, or is an example whose shapes and types are imitated.
-        loss: where output gradients live: "any", "cross_entropy", or a function of (output, target).
-        depth: how deep brackets are nested; by default until a further level brings nothing new.
-        seed: of all samples.
-        device: where to compute.
+        loss: the space of output gradients: "any", "cross_entropy", or a function of (output, target).
+        depth: the largest depth of nested brackets; by default until a further level brings nothing new.
+        seed: the seed of all samples.
+        device: the device to compute on.
         params: the tensors of a callable.
         count: False looks for formulas only, which needs a few gradients instead of a square matrix of the size of the
             parameters, so that layers of real width can be studied too.
         forms: False only counts.
         infer: where formulas come from first. True reads them off the program, tries them on gradients, and searches
             only for laws that are missing; False searches for all of them in gradients, knowing nothing of the program.
-        progress: is told in words what is being done.
+        progress: called with one line for every stage.
         class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch: the last for
             (tokens, classes), 0 for (classes, positions).
 
     Returns:
-        The count, the laws and what is known about both; with `count=False` the laws alone.
+        A `Discovery`: the count, the laws and the verdict on both; with `count=False` the laws alone.
+
+    Raises:
+        Unsuitable: the function cannot be differentiated as needed or is too large; the message says why.
     """
     if not count:
         return find_laws(
@@ -213,10 +216,26 @@ def find_laws(
     progress: Progress | None = None,
     class_axis: int = -1,
 ) -> LawSet:
-    """The laws of a function as formulas, without counting how many there are.
+    """The laws of a function as formulas, without counting how many there are: `discover(…, count=False)`.
 
     The count needs memory for a square matrix of the size of the parameters; the formulas need a few gradients, so they
-    are found for layers of real width too. Arguments as for `discover`.
+    are found for layers of real width too.
+
+    Args:
+        f: a module, or a callable f(params, x) with `params=` its tensors.
+        inputs: draws one input from a generator, or is an example whose shapes and types are imitated.
+        loss: the space of output gradients: "any", "cross_entropy", or a function of (output, target).
+        seed: the seed of all samples.
+        device: the device to compute on.
+        params: the tensors of a callable.
+        progress: called with one line for every stage.
+        class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch.
+
+    Returns:
+        The laws that were found in gradients.
+
+    Raises:
+        Unsuitable: the function cannot be differentiated as needed; the message says why.
     """
     function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
     generator = torch.Generator().manual_seed(seed)

@@ -221,7 +221,14 @@ class Sums:
     """For linear laws, where asked for: bounds of the sums of absolute values."""
 
     def add(self, found: Found, degree: Degree, *, stacked: tuple[int, int] | None = None) -> None:
-        """Take a leg into account; or so many legs of several layers, leg after leg, with batches of that size."""
+        """Add one leg, or the legs of several layers at once.
+
+        Args:
+            found: the forms of the leg, and with `sizes` the squares of their terms.
+            degree: the degree of the leg.
+            stacked: (legs, batch) where the forms are of so many legs of several layers, leg after leg, with this batch
+                size.
+        """
         values, squares = found
         if squares is not None:
             scale = degree**2 * (_norms(values, squares.ndim).square() + squares)

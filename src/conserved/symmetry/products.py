@@ -33,24 +33,28 @@ class Term(NamedTuple):
 
 
 class Products(ABC):
-    """A moment map of two legs, as products; `n` and `m` are the rows and columns of a leg."""
+    """The products that the moment map of two legs is made of.
+
+    In all methods `n` and `m` are the rows and columns of a leg, `mu` is a moment map of this kind and `law` the part
+    of it that `law` gives; leading axes are batched over.
+    """
 
     __slots__ = ()
 
     @abstractmethod
     def shape(self, n: int, m: int) -> tuple[int, ...]:
-        """The shape of μ."""
+        """The shape of μ for legs of n rows and m columns."""
 
     @abstractmethod
     def numbers(self, n: int, m: int) -> int:
-        """How many conserved numbers the law holds."""
+        """How many conserved numbers the law of n × m legs holds."""
 
     @abstractmethod
     def summands(self, n: int, m: int) -> int:
-        """How many products of entries one leg adds to one number of the law."""
+        """How many products of entries one n × m leg adds to one number of the law."""
 
     def identities(self, n: int, m: int) -> int:
-        """How many numbers μ has: each is a gradient identity."""
+        """How many numbers μ of n × m legs has: each is a gradient identity."""
         return prod(self.shape(n, m))
 
     @abstractmethod
@@ -70,7 +74,7 @@ class Products(ABC):
         """The law as a vector without repeated entries; leading axes are batched over."""
 
     def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
-        """How often each coordinate occurs among the entries of the law."""
+        """How often each coordinate occurs among the entries of the law of n × m legs."""
         return torch.ones(self.numbers(n, m))
 
     def squares(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
@@ -110,7 +114,7 @@ class RowProducts(Products):
         return tuple(k for k in range(self.width) if k not in self.symmetric)
 
     def into(self, number: int) -> tuple[Term, ...]:
-        """The terms of one number."""
+        """The terms that are added to the number of a unit at this place."""
         return tuple(term for term in self.terms if term.number == number)
 
     def shape(self, n: int, m: int) -> tuple[int, ...]:
