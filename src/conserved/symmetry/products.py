@@ -35,26 +35,58 @@ class Term(NamedTuple):
 class Products(ABC):
     """The products that the moment map of two legs is made of.
 
-    In all methods `n` and `m` are the rows and columns of a leg, `mu` is a moment map of this kind and `law` the part
-    of it that `law` gives; leading axes are batched over.
+    In all methods `mu` is a moment map of this kind and `law` the part of it that `law(mu)` gives; leading axes are
+    batched over.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def shape(self, n: int, m: int) -> tuple[int, ...]:
-        """The shape of μ for legs of n rows and m columns."""
+        """The shape of μ.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            Its sizes, without leading axes.
+        """
 
     @abstractmethod
     def numbers(self, n: int, m: int) -> int:
-        """How many conserved numbers the law of n × m legs holds."""
+        """How many conserved numbers the law holds.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            Entries of the law, without repeated ones.
+        """
 
     @abstractmethod
     def summands(self, n: int, m: int) -> int:
-        """How many products of entries one n × m leg adds to one number of the law."""
+        """How many products of entries one leg adds to one number of the law.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            The number of products, by which rounding errors grow.
+        """
 
     def identities(self, n: int, m: int) -> int:
-        """How many numbers μ of n × m legs has: each is a gradient identity."""
+        """How many numbers μ has: each is a gradient identity.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            Entries of μ.
+        """
         return prod(self.shape(n, m))
 
     @abstractmethod
@@ -74,7 +106,15 @@ class Products(ABC):
         """The law as a vector without repeated entries; leading axes are batched over."""
 
     def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
-        """How often each coordinate occurs among the entries of the law of n × m legs."""
+        """How often each coordinate occurs among the entries of the law.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            A vector in the order of `coordinates`: for a symmetric matrix 1 on the diagonal and 2 elsewhere.
+        """
         return torch.ones(self.numbers(n, m))
 
     def squares(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:

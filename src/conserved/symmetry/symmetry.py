@@ -232,8 +232,8 @@ class Symmetry(Recorded):
             dtype: the precision; by default the common one of the legs, at least float32.
 
         Returns:
-            The conserved numbers: a symmetric matrix for the general linear group, otherwise one number per row or
-            unit.
+            The conserved numbers in the shape of the kind: for example a symmetric n × n matrix for the general linear
+            group, one number per row for scalings.
         """
         return self.kind.conserved(self._moments([(theta, True)], ((0, 0),), dtype)[0])
 

@@ -67,7 +67,7 @@ class Exchange(_WithoutLaw):
 
 
 class Orthogonal(_WithoutLaw):
-    """O(n): a space that only its length is seen of, as a residual stream whose norms have no gains."""
+    """O(n): acts on a space of which only lengths are seen, such as a residual stream whose norms have no gains."""
 
     __slots__ = ()
     code = "orthogonal"

@@ -77,7 +77,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a claim's check: the verdict, how long it took, what was recorded before, and what went wrong."""
+    """The result of a claim's check: the verdict, how long it took, the status recorded before, and an error if it
+    failed.
+    """
 
     claim: Claim
     verdict: Verdict
