@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something a person should look at: where, when, what was found and what it was held against.
+    """A finding that a person should look at: the law, the step, the value and the limit it exceeds.
 
-    One defect is one alarm: those of one code and one family of laws are added up, with the first step, the largest
+    One defect is one alarm: alarms of one code and one family of laws are merged, with the first step, the largest
     value, every law, and how often it was raised.
     """
 

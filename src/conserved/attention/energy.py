@@ -51,8 +51,8 @@ class EnergyField:
 
     `complete` says whether `singular_values` are all of them (zeros beyond the bound left out) or, for a long masked
     field, the leading ones. `row_sums` are zero but for rounding. `leverages` are those of the centred keys, whose rank
-    is `key_rank`. What has no value is NaN: how a field of zeros is spread, and what needs the whole spectrum where
-    only its leading part is known.
+    is `key_rank`. NaN stands for quantities without a value: the spread of a field of zeros, and quantities of the
+    whole spectrum where only its leading part is known.
     """
 
     singular_values: Float[Tensor, "*heads values"]
@@ -86,7 +86,7 @@ class EnergyField:
 
     @property
     def row_participation(self) -> Float[Tensor, "*heads"]:
-        """The same for queries."""
+        """1/(L Σ p²) for the shares p of the rows in the energy, with L the number of queries."""
         return _participation(self.row_energies, self._nothing) / self.row_energies.shape[-1]
 
     @property

@@ -72,7 +72,7 @@ class AttentionProbe:
     verdict: Verdict
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON; what has no value is None."""
+        """Plain data, for JSON; numbers that are not finite are None."""
         return {
             "verdict": self.verdict.status.value,
             "message": self.verdict.message,

@@ -42,7 +42,7 @@ class Landed:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Landing:
-    """What moved between entering and leaving the `with` block; read it afterwards."""
+    """The parameters that changed inside the `with` block; read it afterwards."""
 
     least: float = LEAST
     rows: tuple[Landed, ...] = field(default=())

@@ -74,7 +74,7 @@ class Gauge:
 
     precision: torch.dtype | None = None
     terms: EpsilonTerms | None = None
-    """What ε leaves of laws that hold up to it, for `conserved.audit(model, gauge=…)`."""
+    """The remainder that ε leaves in laws that hold up to it, for `conserved.audit(model, gauge=…)`."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Attention layers for which the identity does not hold by design, and why."""
     seen: int = 0
@@ -181,7 +181,7 @@ class Gauge:
         return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
 
     def summary(self) -> str:
-        """The verdict with its evidence, and what was left out."""
+        """The verdict with its evidence, and the layers left out."""
         left = [f"  left out: {name}, because {why}" for name, why in self.excluded.items()]
         return "\n".join([str(self.verdict), *left])
 
@@ -227,8 +227,8 @@ def gauge(
         assert g.ok
         assert conserved.audit(model, gauge=g).conclusive
 
-    At the norms it measures the share that ε has in laws that hold up to it, so that the audit holds them to rounding
-    as well; for that the laws are inferred at the first forward pass, unless they are given or known.
+    At the norms it measures the remainder that ε leaves in laws that hold up to it, so that the audit holds them to
+    rounding as well; for that the laws are inferred at the first forward pass, unless they are given or known.
 
     Works with attention of transformers in any implementation, with torch's scaled_dot_product_attention and with
     conserved.blocks, checkpointed or not. A compiled model must be watched uncompiled.

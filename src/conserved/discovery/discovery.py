@@ -29,10 +29,10 @@ _ORTHOGONAL = 1e-8
 class Discovery:
     """The laws of a function, and how well they are known.
 
-    `count` is the number of independent laws; `laws` those that were found as formulas, at random parameters.
-    `unexplained` laws exist that no found form explains. `approximate` laws hold up to something small and are not
-    part of the count. `inferred` names those of the laws that were read off the program; the others were searched for
-    in gradients. Both kinds were tried on gradients at two points, and against the brackets there.
+    `count` is the number of independent laws; `laws` are the laws found as formulas, at random parameters.
+    `unexplained` is the number of laws that exist and have no formula. `approximate` laws hold up to something small
+    and are not part of the count. `inferred` names the laws that were read off the program; all other formulas were
+    searched for in gradients. Both kinds were tried on gradients at two points, and against the brackets there.
     """
 
     parameters: int
@@ -74,7 +74,7 @@ class Discovery:
         return f"<Discovery: {self.count} laws of {self.parameters} parameters, {found}; {self.verdict.status.value}>"
 
     def summary(self) -> str:
-        """The laws as a table, and what is known about their number."""
+        """The laws as a table, and the verdict on their number."""
         if not len(self.laws):
             return str(self.verdict)
         return "\n".join([self.laws.summary(), f"Formulas: {self.origin}.", "", str(self.verdict)])

@@ -32,7 +32,7 @@ class FirstCall:
     """Remembers the arguments of a model's next call, and infers the laws from them when asked.
 
     The hook goes on the module that is called, which may be a wrapper (compiled, data parallel) around the one whose
-    laws are wanted. It is gone after one call, and what it remembered is forgotten once the laws are known.
+    laws are wanted. It is gone after one call, and the arguments are forgotten once the laws are known.
     """
 
     def __init__(self, called: nn.Module, model: nn.Module | None = None, *, loss: str = "any") -> None:
@@ -85,7 +85,7 @@ class FirstCall:
 
 
 def run_as_written() -> None:
-    """At the beginning of a hook: torch.compile leaves it out of what it compiles.
+    """Call it at the beginning of a hook: torch.compile then does not compile the hook.
 
     Its decorator `torch.compiler.disable` does the same and imports the compiler, which takes seconds.
     """

@@ -34,7 +34,7 @@ _BALANCED = 1e-6
 
 
 Law = Symmetry
-"""A conserved quantity is what a symmetry's moment map says of parameters: one thing under both names."""
+"""A conserved quantity is the moment map of a symmetry at the parameters: one class serves under both names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class LawSet(Recorded):
     unclaimed: tuple[str, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
-    """Operations without a typing rule, and how often each occurred; what they touch is taken to be fixed."""
+    """Operations without a typing rule, and how often each occurred; tensors they touch are taken to be fixed."""
     derivation: Explains | None = None
     plan: Plan = field(init=False)
     """How all of them are evaluated together."""
@@ -162,7 +162,7 @@ class LawSet(Recorded):
 
     @property
     def coverage(self) -> Coverage:
-        """The share of trained parameters that some law spans, by number of entries; `.tree` is the same by module."""
+        """The share of trained parameters that some law spans, by number of entries; `.tree` has it by module."""
         return Coverage.of(self.symmetries, self.parameters)
 
     def values(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ class Moments:
         return [found[place] for place in range(self.count)]
 
     def sizes(self) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
-        """‖μ‖ of the first pair and what it is held against: places of symmetries, and tables with a row for each."""
+        """‖μ‖ of the first pair and the scale of its terms: places of symmetries, and tables with a row for each."""
         places = [] if self.rows is None else [*self.rows.places]
         tables = [] if self.rows is None else [self.rows.table]
         for part in self.parts:

@@ -69,7 +69,7 @@ class Parcel(Protocol):
 
 @runtime_checkable
 class Reader(Protocol):
-    """Hands out parameters in portions that fit in memory: gathered, expanded, loaded, whatever it takes."""
+    """Hands out parameters in portions that fit in memory: gathered from shards, expanded, or loaded from files."""
 
     portion: int
     """Entries of parameters that are read at a time; a larger parameter is read by itself."""

@@ -106,7 +106,7 @@ class RunStore:
 
     @contextmanager
     def snapshot(self) -> Iterator[RunStore]:
-        """The store as it is now, whatever is written meanwhile: everything read inside belongs to one moment."""
+        """Read inside it at one moment of the store, even while others write to it."""
         with named(self.path):
             self._db.execute("begin")
         try:
@@ -308,8 +308,8 @@ def _insert(db: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ...]])
 class SQLite(Sink):
     """Writes a run store: one transaction per step, so that a killed process leaves whole steps only.
 
-    A run has one writer. A second process that begins a run of the same name while the first still runs is refused;
-    whoever loses its run in another way, as to a second monitor of one process, is told by its next step.
+    A run has one writer. A second process that begins a run of the same name while the first still runs is refused. A
+    sink that loses its run in another way, as to a second monitor of one process, raises RunTaken at its next step.
     """
 
     def __init__(self, path: str | Path, *, detail: int | None = DETAIL) -> None:

@@ -33,9 +33,9 @@ FIELDS = (
 class Entry:
     """One law in one step: observed = first_order + second_order + residual, at its entry where most happened.
 
-    `bound` is what rounding explains of the residual at that entry, and `excess` the largest |residual| / bound over
+    `bound` is the residual that rounding explains at that entry, and `excess` the largest |residual| / bound over
     all entries. `leak` is the same for the residuals of all steps together. `error` is equation (10) for this law,
-    `drift` its change since the reference where that is largest, `predicted` what the account adds up to there, `moved`
+    `drift` its change since the reference where that is largest, `predicted` the sum of the account there, `moved`
     the squared length of the update of its legs, `rate` the learning rate.
     """
 
@@ -148,7 +148,7 @@ class StepRecord(Recorded):
         return averaged(self.laws, self.column("error"), by)
 
     def totals(self) -> dict[str, float]:
-        """The step in a few numbers: drift, what the causes come to, how near the limit the worst law is."""
+        """The step in a few numbers: drift, the sum of each cause, how near the limit the worst law is."""
         if not len(self.laws):
             return {}
         units = torch.tensor([law.units for law in self.laws], dtype=torch.float64)

@@ -34,13 +34,13 @@ class Kind(ABC):
     code: ClassVar[str]
     """Stable tag used in files."""
     title: ClassVar[str]
-    """What people call the group."""
+    """The name of the group in words."""
     products: ClassVar[Products]
-    """What the moment map of a leg of degree +1 is made of."""
+    """The products that the moment map of a leg of degree +1 is made of."""
     weighted: ClassVar[bool] = False
     """Whether legs may have degrees other than +1 and −1."""
     shared: ClassVar[str] = "rows"
-    """What the legs must have in common: "rows" (n), "columns" (m) or "nothing"."""
+    """The size that all legs must have in common: "rows" (n), "columns" (m) or "nothing"."""
     together: ClassVar[bool] = False
     """Whether the law of one symmetry is one law h_i of equation (10); otherwise each of its numbers is."""
     linear: ClassVar[bool] = False
@@ -70,7 +70,7 @@ class Kind(ABC):
             generator: where random numbers come from; torch's own if None.
 
         Returns:
-            The element in float64, in whatever shape `act` takes.
+            The element in float64, in the shape that `act` takes.
         """
 
     @abstractmethod

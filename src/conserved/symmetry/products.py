@@ -134,9 +134,9 @@ class RowProducts(Products):
     unit: int = 1
     """Rows that make up one unit."""
     faces: Literal["rows", "columns", "entries"] = "rows"
-    """What counts as the rows of a leg: its rows, its columns, or all its entries as one row."""
+    """Which vectors count as the rows of a leg: its rows, its columns, or all its entries as one row."""
     lifted: bool = False
-    """A counts as all ones where it is a point, and as zero where it is a direction: what translations act on."""
+    """Whether A counts as all ones where it is a point, and as zero where it is a direction, as for translations."""
 
     @property
     def width(self) -> int:
@@ -145,7 +145,7 @@ class RowProducts(Products):
 
     @property
     def symmetric(self) -> tuple[int, ...]:
-        """The numbers of a unit that pair rows with themselves: those of the law."""
+        """The numbers of a unit that pair rows with themselves, which make up the law."""
         return tuple(k for k in range(self.width) if all(term.first == term.second for term in self.into(k)))
 
     @property

@@ -62,9 +62,9 @@ class View:
     faced: int = field(init=False, compare=False, repr=False)
     """Rows before `rows` chooses among them."""
     n: int = field(init=False, compare=False, repr=False)
-    """Rows: the size of what the group acts on."""
+    """Rows: the size of the space the group acts on."""
     m: int = field(init=False, compare=False, repr=False)
-    """Columns: everything that rides along."""
+    """Columns: the entries of each row."""
 
     @staticmethod
     def of(
@@ -77,7 +77,7 @@ class View:
         rows: tuple[int, ...] | None = None,
         offset: float = 0.0,
     ) -> View:
-        """The usual way to write a view: only what differs from the whole parameter.
+        """The usual way to write a view: give only the arguments in which it differs from the whole parameter.
 
         Args:
             parameter: the name of the parameter.

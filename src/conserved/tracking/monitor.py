@@ -159,7 +159,7 @@ class Monitor:
 
     @property
     def left_out(self) -> tuple[Dropped, ...]:
-        """Laws that are not, and why."""
+        """Laws that are not watched, and why."""
         return self._account.left_out
 
     @property
@@ -276,7 +276,7 @@ class Monitor:
 
     @property
     def alarms(self) -> list[Alarm]:
-        """Everything that should be looked at; alarms of one kind and one family of laws are one."""
+        """All alarms of the run; alarms of one kind and one family of laws are one."""
         return self._alarms.all
 
     @property
@@ -385,7 +385,7 @@ class Monitor:
         return run_summary.panel(self)
 
     def bounds(self) -> list[DriftBound]:
-        """Equation (9) for every law, with C_h and C_L from the run, beside what happened and what was predicted."""
+        """Equation (9) for every law, with C_h and C_L from the run, beside the observed and the predicted drift."""
         return self._account.bounds()
 
     def decay(self) -> list[Decay]:
@@ -402,7 +402,7 @@ class Monitor:
         return self._account.memory() | {"parameters": watched}
 
     def flush(self) -> None:
-        """Wait for everything that is under way, and hand it to the sinks."""
+        """Wait for all records on their way from the device, and hand them to the sinks."""
         if self._first is None:
             self._receive(wait=True)
 

@@ -41,7 +41,7 @@ class ParameterStep:
     count: float | None = None
     """How many steps the optimizer has made with it, where that is known without asking the device."""
     made: Tensor | None = None
-    """What the rule's `make` gave for it."""
+    """The direction that the rule's `make` computed for it."""
 
     @property
     def slope(self) -> Combination:
@@ -59,7 +59,7 @@ class Update:
     rate: Scalar = 0.0
 
     def total(self) -> Combination:
-        """U itself."""
+        """The whole update U."""
         return sum(self.parts.values(), self.rate * self.gradient)
 
 

@@ -41,7 +41,7 @@ class Aligned:
     """The distance of all weights that symmetries move, before and after."""
     after: float
     remains: dict[str, float]
-    """By parameter, what is left of the difference: the distance over the size of the reference."""
+    """By parameter, the remaining difference: the distance over the size of the reference."""
     rounds: int
     steps: tuple[tuple[Symmetry, Tensor], ...]
     """The elements, in the order they were applied; `conserved.transform.elements.inverse` undoes each."""

@@ -41,7 +41,7 @@ class MovedWeights:
     parameters: tuple[str, ...]
     """Names of the tensors that were written."""
     notes: tuple[str, ...] = ()
-    """What to know: symmetries up to ε, of the loss alone, assumed."""
+    """Cautions: symmetries that hold up to ε, for the loss alone, or by assumption."""
     state: dict[str, Tensor] = field(default_factory=dict)
     """The moved weights, where a dictionary was given; tensors that did not move are the ones given."""
 

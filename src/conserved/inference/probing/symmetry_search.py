@@ -39,7 +39,7 @@ class Probe:
         function: name of the function.
         inputs: names and shapes of its floating-point inputs.
         outputs: names and shapes of its differentiable outputs.
-        symmetries: what was found, the most informative first for each set of tensors.
+        symmetries: the symmetries found, the most informative first for each set of tensors.
         passes: forward passes that were needed.
         complete: whether every candidate was tried in the time allowed.
     """
