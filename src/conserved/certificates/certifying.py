@@ -73,6 +73,7 @@ def certify(
         The certificate with its verdict; `.save(path)` writes it.
 
     Raises:
+        NoRule: an operator of the function has no rule in ball arithmetic.
         Unsuitable: the function is too large, cannot be traced, or has a gradient of its own making; or an argument is
             out of its range.
     """

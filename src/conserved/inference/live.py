@@ -116,7 +116,7 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str, _Known]] = weakref.WeakKe
 
 
 def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
-    """The laws of a model as it is now, if they were inferred before; nothing is computed.
+    """The laws of a model as it is now, if they were inferred before; nothing is inferred.
 
     Args:
         model: any module.

@@ -58,7 +58,7 @@ def mappings(
         **kwargs: more example inputs, by name.
 
     Returns:
-        The mappings, in the order of the layers.
+        The mappings, in the chosen form.
 
     Raises:
         ValueError: `format` is another word.

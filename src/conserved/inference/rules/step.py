@@ -84,8 +84,8 @@ class Step:
 
         Args:
             ref: an argument of the operation.
-            entries: whether a parameter used for the first time may move entry by entry.
-            role: the word for such a parameter in names of laws, such as "gain".
+            entries: whether each entry of such a parameter may be shifted by itself; if not, shifts are shared along an axis.
+            role: how such a parameter is used ("map", "gain", "bias", "table"); laws are named by it.
 
         Returns:
             The type: which entries move together, and how.
