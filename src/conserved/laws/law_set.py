@@ -80,9 +80,13 @@ class Change:
 class Explains(Protocol):
     """An object that knows why laws hold, such as the inference that found them."""
 
-    def explain(self, symmetry: Symmetry) -> str: ...
+    def explain(self, symmetry: Symmetry) -> str:
+        """Why the symmetry holds, in plain text."""
+        ...
 
-    def proof(self, symmetry: Symmetry) -> Verdict: ...
+    def proof(self, symmetry: Symmetry) -> Verdict:
+        """How well that is known: PROVED if a checker follows every step."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)

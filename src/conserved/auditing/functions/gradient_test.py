@@ -55,6 +55,7 @@ class Tested:
 
     @property
     def ok(self) -> bool:
+        """Whether every entry is within its limit."""
         return status(self.worst, 1.0, tested=True, nearly=False) is Status.VERIFIED
 
     def record(self) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class ProbedSymmetry:
 
     @property
     def inputs(self) -> tuple[TensorLeg, ...]:
+        """The legs that are inputs of the function."""
         return tuple(leg for leg in self.legs if not leg.output)
 
     @property

@@ -84,7 +84,7 @@ class Step:
 
         Args:
             ref: an argument of the operation.
-            entries: whether each entry of such a parameter may be shifted by itself; if not, shifts are shared along an axis.
+            entries: whether each entry of such a parameter may have a shift of its own, and not one along an axis.
             role: how such a parameter is used ("map", "gain", "bias", "table"); laws are named by it.
 
         Returns:
