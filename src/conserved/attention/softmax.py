@@ -62,9 +62,9 @@ def softmax_statistics(
     Args:
         q: queries, (…, heads, queries, d).
         k: keys, (…, key heads, keys, d); several query heads may share a key head.
-        causal: whether a query sees no later key; the last query stands at the last key.
-        window: the largest number of keys a query sees; by default no limit.
-        scale: factor of the logits; by default 1/√d.
+        causal: whether queries see no later keys, with the last query at the last key.
+        window: the largest number of keys that a query sees; by default all.
+        scale: factor of the logits; 1/√d if None.
         softcap: c of logits that are capped as c · tanh(logits / c); by default none.
         key_mask: (…, keys), False hides a key.
 

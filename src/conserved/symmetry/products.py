@@ -62,7 +62,7 @@ class Products(ABC):
             m: columns of a leg.
 
         Returns:
-            Entries of the law, without repeated ones.
+            The length of `coordinates`.
         """
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Products(ABC):
             m: columns of a leg.
 
         Returns:
-            Entries of μ.
+            The product of `shape`.
         """
         return prod(self.shape(n, m))
 

@@ -185,10 +185,9 @@ def fingerprint(
 
     Args:
         target: a module or a dictionary of weights, which stays as it is.
-        *args: example inputs, as the model is called; not needed with `laws`.
-        laws: the symmetries, which a dictionary needs.
-        exchanges: units that may change places, as `conserved.transform.exchanges` finds them; they are looked for
-            where neither they nor laws are given.
+        *args: example inputs, as for `canonical`.
+        laws: the symmetries, as for `canonical`.
+        exchanges: units that may change places, as for `canonical`.
         **kwargs: more example inputs, by name.
 
     Returns:
