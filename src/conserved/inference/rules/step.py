@@ -230,7 +230,14 @@ _COPIES = {
 
 
 def fix_all(s: Step) -> Type:
-    """All that goes in is fixed, and so is what comes out."""
+    """Fix all inputs of an operation, and with them its output: no law passes through it.
+
+    Args:
+        s: the operation.
+
+    Returns:
+        The type of a value that does not move.
+    """
     for number_ in s.operation.inputs():
         if s.program.values[number_].dtype.is_floating_point or s.program.values[number_].dtype.is_complex:
             s.engine.zero(s.type(ValueRef(number_)))
