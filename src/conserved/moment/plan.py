@@ -50,7 +50,14 @@ class HostCopy:
 
     @staticmethod
     def of(tensor: Shaped[Tensor, "..."]) -> HostCopy:
-        """Start copying; on a GPU the copy is queued behind the work that makes the numbers."""
+        """Start copying; on a GPU the copy is queued behind the work that makes the numbers.
+
+        Args:
+            tensor: a tensor on any device.
+
+        Returns:
+            The copy, which `read` waits for.
+        """
         if tensor.device.type != "cuda":
             return HostCopy(tensor.detach().cpu(), None)
         with torch.cuda.device_of(tensor):
@@ -87,7 +94,14 @@ class Moments:
     """The same of the first source."""
 
     def values(self, pair: int = 0) -> list[Tensor]:
-        """μ of one pair, by its place among the pairs, for every symmetry in order."""
+        """μ of one pair of sources.
+
+        Args:
+            pair: its place among the pairs that were asked for.
+
+        Returns:
+            One tensor for every symmetry, in order.
+        """
         found: dict[int, Tensor] = {}
         for part, values in zip(self.parts, self._signed, strict=True):
             value, many = values[pair], len(part.members)
@@ -100,7 +114,7 @@ class Moments:
         return [sums.signed() for part in self.parts for sums in part.sums.values()]
 
     def sizes(self) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
-        """‖μ‖ of the first pair and what it is held against: places of symmetries, and tables with a row for each."""
+        """‖μ‖ of the first pair and the scale of its terms: places of symmetries, and tables with a row for each."""
         places = [] if self.rows is None else [*self.rows.places]
         tables = [] if self.rows is None else [self.rows.table]
         for part in self.parts:
@@ -132,7 +146,16 @@ class Plan:
 
     @staticmethod
     def of_matrices(kind: Kind, degrees: Sequence[Degree], shapes: Sequence[Sequence[int]]) -> Plan:
-        """The plan of legs that are (…, n, m) tensors, one symmetry for every place along their leading axes."""
+        """The plan of legs that are (…, n, m) tensors, one symmetry for every place along their leading axes.
+
+        Args:
+            kind: the group.
+            degrees: the degree of every leg.
+            shapes: the shape of every leg; all have the same leading axes.
+
+        Returns:
+            The plan; its `needs` are the names of the legs, in order.
+        """
         along = tuple(range(len(shapes[0]) - 2))
         views = [
             View.of(str(number), (*shape,), axes=len(along), pick=dict.fromkeys(along, 0))
@@ -240,9 +263,12 @@ class Plan:
             read: points and directions, or their magnitudes; or a reader that hands out parameters in portions.
             pairs: numbers of sources, such as (0, 1) for μ(first, second), as `LawPairs` where only laws are wanted;
                 a reader names them itself, and `LawPairs()` says the same to it.
-            sizes: what is needed to hold identities against rounding. Nothing waits for the device.
-            dtype: the precision; that of the tensors, and at least float32, if not given.
+            sizes: whether the norms needed to hold identities against rounding are computed. Nothing waits for the
+                device.
+            dtype: the precision; by default that of the tensors, at least float32.
 
+        Returns:
+            `Moments`: `.values(pair)` is μ of one pair for every symmetry, `.sizes()` the norms.
         """
         law = isinstance(pairs, LawPairs)
         if not isinstance(read, Sequence):

@@ -22,7 +22,7 @@ from conserved.symmetry.view import whole
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Magnitudes:
-    """The absolute values of what laws see in a source; every sign is plus then: what |μ| could be at most."""
+    """The absolute values of the matrices that laws see in a source; every sign is plus then: the largest |μ|."""
 
     of: Point | Direction
 
@@ -55,7 +55,7 @@ class Paired:
 
 @runtime_checkable
 class Parcel(Protocol):
-    """What a reader has of one parameter."""
+    """The tensors that a reader has of one parameter."""
 
     @property
     def made(self) -> bool:
@@ -69,7 +69,7 @@ class Parcel(Protocol):
 
 @runtime_checkable
 class Reader(Protocol):
-    """Hands out parameters in portions that fit in memory: gathered, expanded, loaded, whatever it takes."""
+    """Hands out parameters in portions that fit in memory: gathered from shards, expanded, or loaded from files."""
 
     portion: int
     """Entries of parameters that are read at a time; a larger parameter is read by itself."""
@@ -77,11 +77,25 @@ class Reader(Protocol):
     """Whether kernels may read the tensors together."""
 
     def stored(self, names: Sequence[str]) -> Sequence[Sequence[Tensor]]:
-        """Of each parameter, tensors of the types and on the device it will be read in; values are not asked for."""
+        """Of each parameter, tensors of the types and on the device it will be read in; values are not asked for.
+
+        Args:
+            names: the parameters.
+
+        Returns:
+            For each, one tensor per source.
+        """
         ...
 
     def read(self, names: Sequence[str]) -> Iterable[Parcel]:
-        """These parameters, in this order."""
+        """Read parameters, a portion at a time.
+
+        Args:
+            names: the parameters.
+
+        Returns:
+            A parcel for each, in this order.
+        """
         ...
 
 

@@ -41,7 +41,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """Parameters: the 1 by which a translation acts, and the 1 of a view of 1 + γ, are those of points alone."""
+    """Parameters, by name: the 1 by which a translation acts and the 1 of a view of 1 + γ are those of points alone."""
 
     tensors: Tensors
     constant: ClassVar[float] = 1.0
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Direction:
-    """A gradient, an update: the difference of two points."""
+    """A gradient or an update, by parameter name: the difference of two points."""
 
     tensors: Tensors
     constant: ClassVar[float] = 0.0
@@ -75,7 +75,17 @@ def _plans() -> type[Plan]:
 def moment_map(
     kind: Kind, degrees: Sequence[Degree], a: Sequence[Float[Tensor, "..."]], b: Sequence[Float[Tensor, "..."]]
 ) -> Float[Tensor, "..."]:
-    """μ(A, B) of legs given as (…, n, m) matrices, A parameters and B a direction; leading axes are batched over."""
+    """The moment map μ(A, B) of legs that are given as matrices.
+
+    Args:
+        kind: the group.
+        degrees: the degree of every leg.
+        a: for every leg an (…, n, m) matrix of parameters; leading axes are batched over.
+        b: for every leg a matrix of a gradient or an update, of the same shape.
+
+    Returns:
+        μ(A, B), in the shape the kind gives it, after the leading axes.
+    """
     batch = torch.broadcast_shapes(*(one.shape[:-2] for one in (*a, *b)))
     legs = [[one.expand(*batch, *one.shape[-2:]) for one in side] for side in (a, b)]
     plan = _plans().of_matrices(kind, degrees, [one.shape for one in legs[0]])
@@ -98,7 +108,7 @@ class Leg:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Symmetry(Recorded):
-    """A group acting on legs. `block` is the module it lives in, `family` what it is, `part` which one (a head).
+    """A group acting on legs. `block` is the module it lives in, `family` the sort of law, `part` which one (a head).
 
     `epsilon` is 0 for an exact symmetry. Otherwise the symmetry holds up to a normalisation's ε: instead of zero the
     identity is Σ_t ε/(s_t + ε) ⟨y_t, ∂L/∂y_t⟩ over all that is normalised, with s_t its mean square, y_t the output.
@@ -133,6 +143,7 @@ class Symmetry(Recorded):
 
     @property
     def name(self) -> str:
+        """The name of the symmetry and of its law, unique in a model: block.family[part]."""
         stem = f"{self.block}.{self.family}" if self.block else self.family
         return f"{stem}[{self.part}]" if self.part else stem
 
@@ -144,14 +155,17 @@ class Symmetry(Recorded):
 
     @property
     def n(self) -> int:
+        """Rows of the first leg; for most kinds, of every leg."""
         return self.legs[0].view.n
 
     @property
     def m(self) -> int:
+        """Columns of the first leg."""
         return self.legs[0].view.m
 
     @property
     def exact(self) -> bool:
+        """Whether it holds exactly, and not only up to a normalisation's ε."""
         return self.epsilon == 0
 
     @property
@@ -176,6 +190,7 @@ class Symmetry(Recorded):
 
     @property
     def degrees(self) -> tuple[Degree, ...]:
+        """The degree of every leg, in order."""
         return tuple(leg.degree for leg in self.legs)
 
     @cached_property
@@ -184,7 +199,18 @@ class Symmetry(Recorded):
         return tuple(dict.fromkeys(leg.view.parameter for leg in self.legs))
 
     def matrices(self, theta: Tensors, dtype: torch.dtype | None = None) -> list[Shaped[Tensor, "_ _"]]:
-        """Every leg of parameters as an n × m matrix, in one precision, at least float32."""
+        """Every leg of parameters as an n × m matrix, all in one precision.
+
+        Args:
+            theta: the parameters by name.
+            dtype: the precision; by default the common one of the legs, at least float32.
+
+        Returns:
+            One matrix per leg, in order.
+
+        Raises:
+            KeyError: a parameter is missing.
+        """
         self._refuse_less_than_needed(theta)
         found = [leg.view.of_point(theta[leg.view.parameter]) for leg in self.legs]
         precision = dtype or reduce(torch.promote_types, (one.dtype for one in found), torch.float32)
@@ -207,7 +233,16 @@ class Symmetry(Recorded):
     def moment_map(
         self, a: Tensors | Point | Direction, b: Tensors | Point | Direction, *, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """μ(A, B). Plain tensors are parameters as A, and a gradient or an update as B unless they are those of A."""
+        """The moment map μ(A, B).
+
+        Args:
+            a: tensors of A by parameter name: parameters, or a `Direction`.
+            b: tensors of B by parameter name: a gradient or an update, unless it is A itself or a `Point`.
+            dtype: the precision; by default the common one of the legs, at least float32.
+
+        Returns:
+            μ(A, B), in the shape the kind gives it.
+        """
         first = a if isinstance(a, Point | Direction) else Point(a)
         second = b if isinstance(b, Point | Direction) else first if b is a else Direction(b)
         same = type(first) is type(second) and first.tensors is second.tensors
@@ -223,21 +258,56 @@ class Symmetry(Recorded):
         return [found.values(pair)[0] for pair in range(len(pairs))]
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
-        """h(θ) = μ(θ, θ), the conserved quantity of gradient flow."""
+        """h(θ) = μ(θ, θ), the conserved quantity of gradient flow.
+
+        Args:
+            theta: the parameters by name.
+            dtype: the precision; by default the common one of the legs, at least float32.
+
+        Returns:
+            The conserved numbers in the shape of the kind: for example a symmetric n × n matrix for the general linear
+            group, one number per row for scalings.
+        """
         return self._moments([Point(theta)], LawPairs([(0, 0)]), dtype)[0]
 
     def identity(self, theta: Tensors, gradient: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
-        """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model."""
+        """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model.
+
+        Args:
+            theta: the parameters by name.
+            gradient: their gradients by name.
+            dtype: the precision; by default the common one of the legs, at least float32.
+
+        Returns:
+            The left-hand side of the identity.
+        """
         return self._moments((Point(theta), Direction(gradient)), [(0, 1)], dtype)[0]
 
     def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
-        """h(θ − U) − h(θ), exactly, from the update alone."""
+        """h(θ − U) − h(θ), exactly, from the update alone.
+
+        Args:
+            theta: the parameters before the step, by name.
+            update: the step U by name: the parameters before it minus the parameters after it.
+            dtype: the precision; by default the common one of the legs, at least float32.
+
+        Returns:
+            The change of the law.
+        """
         pairs = LawPairs([(0, 1), (1, 0), (1, 1)])
         first, mirror, second = self._moments((Point(theta), Direction(update)), pairs, dtype)
         return second - first - mirror
 
     def act(self, theta: Tensors, g: Tensor) -> dict[str, Tensor]:
-        """The parameters moved by the group element `g`; those that no leg names are passed on as they are."""
+        """Move parameters along the symmetry; the model's function stays the same.
+
+        Args:
+            theta: the parameters by name.
+            g: a group element, as `element` makes it.
+
+        Returns:
+            All parameters by name; those that no leg names are passed on as they are.
+        """
         moved = dict(theta)
         for leg in self.legs:
             tensor = moved[leg.view.parameter]
@@ -249,7 +319,15 @@ class Symmetry(Recorded):
         return moved
 
     def element(self, *, spread: float = 0.3, generator: torch.Generator | None = None) -> Tensor:
-        """A random group element near the identity, in float64."""
+        """A random group element near the identity.
+
+        Args:
+            spread: about how far it is from the identity.
+            generator: where random numbers come from; torch's own if None.
+
+        Returns:
+            The element in float64, for `act`.
+        """
         return self.kind.element(self.n, self.m, spread=spread, generator=generator)
 
     @property
@@ -280,7 +358,19 @@ class Symmetry(Recorded):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Symmetry:
-        """The inverse of `record`; ValueError, TypeError or KeyError for anything it would not have written."""
+        """The inverse of `record`.
+
+        Args:
+            data: a symmetry as plain data.
+
+        Returns:
+            The symmetry.
+
+        Raises:
+            ValueError: the kind is unknown or a number is out of its range.
+            TypeError: a field is of another type.
+            KeyError: a field is missing.
+        """
         code = text(data["kind"])
         if code not in KINDS:
             raise ValueError(f"Unknown kind {code!r}; expected one of {', '.join(KINDS)}.")
