@@ -4,7 +4,7 @@ from conserved.moment.forms import Sums
 from conserved.moment.plan import HostCopy, Moments, Plan
 from conserved.moment.row_identities import Norms
 from conserved.moment.sources import Magnitudes, Paired, Reader, Source
-from conserved.symmetry.symmetry import Direction, LawPairs, Pair, Point
+from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point
 
 __all__ = [
     "Direction",

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from conserved.symmetry.kind import Degree
+from conserved.symmetry.pairs import Pair
 from conserved.symmetry.products import Products, RowProducts
-from conserved.symmetry.symmetry import Pair
 
 Found = tuple[Tensor, Tensor | None]
 """Values, a row for every pair, and with `sizes` the sums of squares."""

@@ -25,8 +25,8 @@ from conserved.moment.launches import Tile, sent
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.triton_backend import KernelCall
 from conserved.symmetry.kind import Degree
+from conserved.symmetry.pairs import Pair
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
-from conserved.symmetry.symmetry import Pair
 
 Integers = NDArray[np.int64]
 

@@ -31,7 +31,8 @@ from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
 from conserved.moment.sources import Gathered, Magnitudes, Present, Reader, Source
 from conserved.moment.torch_backend import TORCH
 from conserved.symmetry.kind import Degree, Kind
-from conserved.symmetry.symmetry import Direction, LawPairs, Leg, Pair, Point, Symmetry
+from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point
+from conserved.symmetry.symmetry import Leg, Symmetry
 from conserved.symmetry.view import View
 
 _SMALL = 1 << 15

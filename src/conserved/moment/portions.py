@@ -24,7 +24,8 @@ from conserved.moment.leg_programs import LegProgram, LegTensors, ProgramLeg
 from conserved.moment.sources import Paired, Parcel, Present, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
 from conserved.symmetry.kind import Degree
-from conserved.symmetry.symmetry import Pair, Symmetry
+from conserved.symmetry.pairs import Pair
+from conserved.symmetry.symmetry import Symmetry
 
 LegPlace = tuple[int, int]
 """A leg: the number of its batch among all batches, and its position there."""

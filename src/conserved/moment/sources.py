@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from conserved.symmetry.symmetry import Direction, Pair, Point, Tensors
+from conserved.symmetry.pairs import Direction, Pair, Point, Tensors
 from conserved.symmetry.view import whole
 
 

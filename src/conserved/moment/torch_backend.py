@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from conserved.moment.forms import Backend, Found, stack
-from conserved.symmetry.symmetry import Pair
+from conserved.symmetry.pairs import Pair
 
 _CHUNK = 1 << 19
 """Entries of a tensor that are read at a time: two megabytes of float32, so that products stay in cache."""

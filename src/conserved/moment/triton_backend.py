@@ -20,8 +20,8 @@ from torch import Tensor
 
 from conserved.moment.launches import Tile, power
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
+from conserved.symmetry.pairs import Pair
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
-from conserved.symmetry.symmetry import Pair
 
 LARGEST = 128
 """Rows of a leg whose outer product fits one tile."""

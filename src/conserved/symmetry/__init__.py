@@ -3,8 +3,9 @@
 from conserved.symmetry.formulas import Formula
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS, ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
+from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point, Tensors
 from conserved.symmetry.products import OuterProduct, Products, RowProducts, Term
-from conserved.symmetry.symmetry import Direction, LawPairs, Leg, Pair, Point, Symmetry, Tensors, moment_map
+from conserved.symmetry.symmetry import Leg, Symmetry, moment_map
 from conserved.symmetry.view import Pick, Reading, View, whole
 
 __all__ = [

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -30,39 +30,11 @@ from conserved.plain_data import Recorded, real, record_of, size, text
 from conserved.symmetry.formulas import Formula, formula
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS
+from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point, Tensors
 from conserved.symmetry.view import View
 
 if TYPE_CHECKING:
     from conserved.moment import Plan
-
-Tensors = Mapping[str, Tensor]
-"""A parameter-shaped collection: the parameters themselves, their gradients, an optimizer's update."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Point:
-    """Parameters, by name: the 1 by which a translation acts and the 1 of a view of 1 + γ are those of points alone."""
-
-    tensors: Tensors
-    constant: ClassVar[float] = 1.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Direction:
-    """A gradient or an update, by parameter name: the difference of two points."""
-
-    tensors: Tensors
-    constant: ClassVar[float] = 0.0
-
-
-Pair = tuple[int, int]
-"""Two sources, by number: A and B of μ(A, B)."""
-
-
-class LawPairs(tuple[Pair, ...]):
-    """Pairs of which only the part of μ is wanted that laws are made of: it does not care which source is first."""
-
-    __slots__ = ()
 
 
 def _plans() -> type[Plan]:
