@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.moment.torch_backend import row_dots
+from conserved.moment import row_dots
 from conserved.symmetry import GeneralLinear, Kind, Leg, Symmetry, Tensors, Translation
 from conserved.transform.elements import by_unit, is_registered, scales_units, scaling_element
 
