@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved import Kind, LawSet, Leg, Symmetry, View
-from conserved.symmetry import KINDS, OneScale, RowProducts, Term
+from conserved.symmetry import KINDS, OneScale, RowProducts, Scaling, Term
 from conserved.transform import (
     EqualizeEvery,
     Exchange,
@@ -21,9 +23,20 @@ from conserved.transform import (
     canonical,
     equalize,
     fingerprint,
+    mappings,
     move,
+    symmetries_of,
 )
-from conserved.transform.elements import checked, composed, identity, inverse, is_known, is_registered, settled
+from conserved.transform.elements import (
+    checked,
+    composed,
+    identity,
+    inverse,
+    is_known,
+    is_registered,
+    scaling_element,
+    settled,
+)
 
 
 class Threes(Kind):
@@ -42,6 +55,29 @@ class Threes(Kind):
 
     def group(self, n: int, m: int) -> str:
         return f"(R₊)^{n // 3}"
+
+
+class Factors(Kind):
+    """Every row by a number other than zero, and its registrations: what moves as positive scalings do."""
+
+    __slots__ = ()
+    code = "factors"
+    title = "factors"
+    products = RowProducts()
+
+    def act(self, g: Tensor, a: Tensor, degree: float) -> Tensor:
+        return g[:, None] ** degree * a
+
+    def element(self, n: int, m: int, *, spread: float, generator: torch.Generator | None) -> Tensor:
+        return 1 + spread * torch.randn(n, generator=generator, dtype=torch.float64)
+
+    def group(self, n: int, m: int) -> str:
+        return f"(R*)^{n}"
+
+
+inverse.register(Factors, lambda kind, element: 1 / element)
+composed.register(Factors, lambda kind, later, earlier: later * earlier)
+scaling_element.register(Factors, lambda kind, factors: factors)
 
 
 EVERY = [*KINDS.values(), Exchange(), Orthogonal()]
@@ -154,6 +190,31 @@ def test_a_kind_of_ones_own_has_fingerprints_and_is_aligned(quaternions: dict[st
     found = align(weights, other, laws=laws)
     assert found.after < 1e-9 * found.before
     torch.testing.assert_close(found.state, weights)
+
+
+@pytest.mark.parametrize("objective", ["balanced", "range", "activation"])
+def test_what_scales_for_a_kind_of_ones_own_is_what_positive_scalings_get(objective: str) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(5, 6, bias=False), nn.ReLU(), nn.Linear(6, 4, bias=False)).double()
+    batches = [torch.randn(8, 5, dtype=torch.float64)]
+    found = []
+    for kind in (Scaling(), Factors()):
+        one = copy.deepcopy(model)
+        law = replace(symmetries_of(model, *batches).symmetries[0], kind=kind)
+        done = equalize(one, laws=[law], objective=objective, batches=batches, spaces="all")
+        assert done.skipped == {}
+        found.append([p.detach() for p in one.parameters()])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=0)
+    assert not torch.allclose(found[1][0], model[0].weight, rtol=0.1)
+
+
+def test_layers_that_a_kind_of_ones_own_scales_are_mapped() -> None:
+    model = nn.Sequential(nn.Linear(5, 6, bias=False), nn.ReLU(), nn.Linear(6, 4, bias=False))
+    x = torch.randn(8, 5)
+    (law,) = symmetries_of(model, x)
+    own, unknown = (LawSet(symmetries=(replace(law, kind=kind),)) for kind in (Factors(), Threes()))
+    assert mappings(model, x, laws=own) == mappings(model, x)
+    assert mappings(model, x, laws=unknown) == []
 
 
 def test_averages_of_squares_go_along_where_legs_of_one_scale_have_other_numbers_of_rows() -> None:

@@ -22,7 +22,8 @@ your own is added in its own file, as in `inverse.register(MyKind, lambda kind, 
 | `refusal` | what is no element | any finite numbers of the right shape are one |
 | `identity`, `acted`, `row_scales` | the same, faster | they follow from the kind itself |
 
-Two more choose better than by scales of units: `objectives.balancing` and `aligning.nearest_element`.
+Two more choose better than by scales of units, `objectives.balancing` and `aligning.nearest_element`, and
+`mapping.between` says why a function does not see the scales.
 """
 
 from __future__ import annotations
