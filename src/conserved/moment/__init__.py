@@ -1,9 +1,12 @@
 """How moment maps are evaluated: sources, the plan for many symmetries, and backends for products of legs."""
 
-from conserved.moment.forms import Sums
+from conserved.moment.forms import Sums, full_precision, working_dtype
+from conserved.moment.launches import sent
 from conserved.moment.plan import HostCopy, Moments, Plan
+from conserved.moment.portions import Part, reads_together
 from conserved.moment.row_identities import Norms
 from conserved.moment.sources import Magnitudes, Paired, Reader, Source
+from conserved.moment.torch_backend import row_dots
 from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point
 
 __all__ = [
@@ -15,9 +18,15 @@ __all__ = [
     "Norms",
     "Pair",
     "Paired",
+    "Part",
     "Plan",
     "Point",
     "Reader",
     "Source",
     "Sums",
+    "full_precision",
+    "reads_together",
+    "row_dots",
+    "sent",
+    "working_dtype",
 ]

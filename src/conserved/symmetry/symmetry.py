@@ -20,28 +20,19 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from conserved.plain_data import Recorded, real, record_of, size, text
+from conserved.symmetry.evaluation import Evaluation, evaluator
 from conserved.symmetry.formulas import Formula, formula
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS
 from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point, Tensors
 from conserved.symmetry.view import View
-
-if TYPE_CHECKING:
-    from conserved.moment import Plan
-
-
-def _plans() -> type[Plan]:
-    """What computes moment maps; mathematics does not say how, and is there before it."""
-    from conserved.moment import Plan
-
-    return Plan
 
 
 def moment_map(
@@ -60,7 +51,7 @@ def moment_map(
     """
     batch = torch.broadcast_shapes(*(one.shape[:-2] for one in (*a, *b)))
     legs = [[one.expand(*batch, *one.shape[-2:]) for one in side] for side in (a, b)]
-    plan = _plans().of_matrices(kind, degrees, [one.shape for one in legs[0]])
+    plan = evaluator().of_matrices(kind, degrees, [one.shape for one in legs[0]])
     theta, slopes = (dict(zip(plan.needs, side, strict=True)) for side in legs)
     found = torch.stack(plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)]).values())
     return found.reshape(batch + found.shape[1:])
@@ -194,9 +185,9 @@ class Symmetry(Recorded):
             raise KeyError(f"{self.name} needs {missing[0]}, which is not among the {len(tensors)} tensors given.")
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> Evaluation:
         """How it is evaluated alone: by PyTorch's own operations, as kernels are for many layers."""
-        return _plans().of([self], kernels=False)
+        return evaluator().of([self], kernels=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and files are of what it says, and not of the plan."""

@@ -1,0 +1,55 @@
+"""What computes moment maps, as a symmetry asks for it: mathematics says what is computed, `conserved.moment` how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from conserved.on_demand import provided
+from conserved.symmetry.kind import Degree, Kind
+from conserved.symmetry.pairs import Direction, Pair, Point
+
+SERVICE = "moment maps"
+"""The name under which the package provides an `Evaluator`."""
+
+
+@runtime_checkable
+class Evaluated(Protocol):
+    """Moment maps of some symmetries, for pairs of sources."""
+
+    def values(self, pair: int = 0) -> list[Tensor]:
+        """μ of one pair, for every symmetry in order."""
+
+
+@runtime_checkable
+class Evaluation(Protocol):
+    """How moment maps of some symmetries are computed."""
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """The parameters that are read, in order."""
+
+    def evaluate(
+        self, read: Sequence[Point | Direction], pairs: Sequence[Pair], *, dtype: torch.dtype | None = None
+    ) -> Evaluated:
+        """μ for pairs of sources."""
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """Plans how moment maps are computed."""
+
+    def of(self, symmetries: Sequence[Any], *, kernels: bool) -> Evaluation:
+        """Of symmetries; `kernels` are for many layers."""
+
+    def of_matrices(self, kind: Kind, degrees: Sequence[Degree], shapes: Sequence[Sequence[int]]) -> Evaluation:
+        """Of legs that are given as matrices, a symmetry for every place along their leading axes."""
+
+
+def evaluator() -> Evaluator:
+    """The one that the package provides."""
+    found: Evaluator = provided(SERVICE)
+    return found
