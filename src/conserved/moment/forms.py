@@ -224,7 +224,8 @@ class Sums:
         """Take a leg into account; or so many legs of several layers, leg after leg, with batches of that size."""
         values, squares = found
         if squares is not None:
-            scale = degree**2 * (_norms(values, squares.ndim).square() + squares)
+            scale = _norms(values, squares.ndim).square() + squares
+            scale = scale if abs(degree) == 1 else degree**2 * scale
             self.scales.append(scale if stacked is None else _together(scale, *stacked))
         values = values if stacked is None else _together(values, *stacked)
         (self.plus if degree > 0 or self.absolute else self.minus).append(

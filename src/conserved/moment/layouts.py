@@ -146,6 +146,12 @@ def placed(products: Products, layout: Layout) -> tuple[PlacedProduct, ...] | No
 _PLAIN = frozenset((Tensor, nn.Parameter))
 
 
+def _on_one_device(tensors: Sequence[Tensor]) -> bool:
+    """Whether there are tensors, and all on one device. There is one kind of accelerator, so its number says which."""
+    numbers = {*map(Tensor.get_device, tensors)}
+    return len(numbers) == 1 and (min(numbers) >= 0 or len({*map(attrgetter("device"), tensors)}) == 1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainTensors:
     """Where tensors lie that are plain, contiguous and on one device, so that a layout says where their entries are."""
@@ -157,8 +163,7 @@ class PlainTensors:
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> PlainTensors | None:
         """Nothing if one of them is something else; there may be thousands, so each question is put to all at once."""
-        devices = {*map(attrgetter("device"), tensors)}
-        if len(devices) != 1 or not {*map(type, tensors)} <= _PLAIN:
+        if not {*map(type, tensors)} <= _PLAIN or not _on_one_device(tensors):
             return None
         try:
             addresses = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
@@ -167,7 +172,7 @@ class PlainTensors:
             return None
         if not all(map(Tensor.is_contiguous, tensors)):
             return None
-        return PlainTensors(devices.pop(), (*map(attrgetter("dtype"), tensors),), addresses)
+        return PlainTensors(tensors[0].device, (*map(attrgetter("dtype"), tensors),), addresses)
 
     def some(self, places: NDArray[np.int64]) -> PlainTensors:
         """Those with these numbers, in this order."""

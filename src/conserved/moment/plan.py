@@ -226,13 +226,13 @@ class Plan:
         wanted = Wanted(law, absolute, sizes)
         if not isinstance(read, Sequence):
             return Moments(len(self.symmetries), in_portions(self, read, wanted, dtype))
-        kinds = {kind for one in read for kind in map(type, map(one.tensors.__getitem__, self.needs))}
-        if any(hasattr(kind, "full_tensor") for kind in kinds):
+        tensors = [*chain.from_iterable(map(one.tensors.__getitem__, self.needs) for one in read)]
+        if any(hasattr(kind, "full_tensor") for kind in {*map(type, tensors)}):
             gathered = Gathered(read, tuple(pairs))
             whole = in_portions(self, gathered, wanted, dtype)
             return Moments(len(self.symmetries), whole, norms=Norms.of(gathered.norms))
         if together and not absolute and dtype in _SINGLE:
-            found = self._by_kernels(read, tuple(pairs), wanted)
+            found = self._by_kernels(read, tensors, tuple(pairs), wanted)
             if found is not None:
                 return found
         parts: list[Part] = []
@@ -241,14 +241,16 @@ class Plan:
                 parts += self._apart(units, read, tuple(pairs), wanted, dtype)
         return Moments(len(self.symmetries), tuple(parts))
 
-    def _by_kernels(self, sources: Sequence[Source], pairs: tuple[Pair, ...], wanted: Wanted) -> Moments | None:
+    def _by_kernels(
+        self, sources: Sequence[Source], tensors: Sequence[Tensor], pairs: tuple[Pair, ...], wanted: Wanted
+    ) -> Moments | None:
         """All symmetries, read by kernels where they can be; None where there are no kernels, or gradients to follow.
 
-        Identities that act on single rows come with the norms of gradients, if every tensor they need can be read.
+        `tensors` are those of all parameters that are read, source by source. Identities that act on single rows come
+        with the norms of gradients, if every tensor they need can be read.
         """
-        if not self.needs or not triton_backend.available(sources[0].tensors[next(iter(self.needs))].device):
+        if not tensors or not triton_backend.available(tensors[0].device):
             return None
-        tensors = [*chain.from_iterable(map(one.tensors.__getitem__, self.needs) for one in sources)]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
         found = triton_backend.readable(tensors)

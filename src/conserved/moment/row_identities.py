@@ -93,7 +93,7 @@ class _Program:
         where = Addresses.of(tensors)
         sums = torch.empty(self.rows, device=tensors.device, dtype=torch.float64)
         squares = sums.new_empty(3, self.programs)
-        counts = [len(launch.programs) for launch in self.launches]
+        counts = [launch.count for launch in self.launches]
         of_launches = zip(*(kind.split(counts) for kind in squares.unbind()), strict=True)
         with torch.cuda.device_of(sums):
             for launch, own in zip(self.launches, of_launches, strict=True):
