@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
-from conserved.symmetry import ComplexScaling, GeneralLinear, Symmetry, Tensors
+from conserved.symmetry import Symmetry, Tensors
 from conserved.symmetry.view import whole
 from conserved.transform.coupling import exchanges as equal_units
-from conserved.transform.elements import Exchange, inverse
+from conserved.transform.elements import inverse, is_registered, settled
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import symmetries_of
 from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on, is_plain
@@ -30,7 +31,7 @@ def canonical(
     exchanges: Iterable[Symmetry] | None = None,
     **kwargs: Any,
 ) -> dict[str, Tensor]:
-    """The weights at a point of the orbit that does not depend on where on it they were.
+    """The weights at one fixed point of their orbit, the same for every checkpoint on it.
 
     Laws are made zero first, which fixes scales and leaves rotations; then rows of general linear spaces become
     eigenvectors of their Gram matrix, largest first, with a positive sum of cubes; pairs of rotary planes get the phase
@@ -48,6 +49,9 @@ def canonical(
     Returns:
         The moved weights in float64; names that no symmetry moves are passed on.
 
+    Raises:
+        Unmovable: a tensor is missing, of another shape or quantised.
+        ValueError: the target is a dictionary and no laws are given.
     """
     exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
     tensors = dict(target.named_parameters()) if isinstance(target, nn.Module) else dict(target)
@@ -55,6 +59,12 @@ def canonical(
     for symmetry in (*exact, *swaps):
         for name in symmetry.parameters:
             weights.movable(name, symmetry)
+    for title in dict.fromkeys(s.kind.title for s in (*exact, *swaps) if not is_registered(settled, s.kind)):
+        warnings.warn(
+            f"Which point of an orbit of {title} stands for all of it is not known, so that the result depends on "
+            "where on it the weights were. conserved.transform.elements.settled is told by its register().",
+            stacklevel=2,
+        )
     state, _ = representative({n: whole(t.detach()).double() for n, t in tensors.items() if _counts(t)}, exact, swaps)
     return {**tensors, **state}
 
@@ -90,57 +100,14 @@ def representative(
     steps = [(s, inverse(s.kind, element)) for s, element in reversed(list(balanced.inverse.items()))]
     weights = Weights(balanced.state)
     work = {name: weights.read(name).cpu() for symmetry in (*exact, *swaps) for name in symmetry.parameters}
-    linear = [s for s in exact if isinstance(s.kind, GeneralLinear)]
-    passes = (
-        (linear, _principal),
-        (swaps, _sorted),
-        # Odd sums over columns do not change when these change places, so signs and phases come after that.
-        ([s for s in exact if isinstance(s.kind, GeneralLinear | ComplexScaling)], _signed),
-        # Exchanging units inside a head undoes the order of its eigenvectors.
-        (linear, _ordered),
-    )
     with torch.no_grad():
-        for members, chosen in passes:
-            for symmetry in members:
-                element = chosen(symmetry, work)
+        # Exchanging units inside a head undoes the order of its eigenvectors, so what is exact comes again after that.
+        for symmetry in (*exact, *swaps, *exact):
+            element = settled(symmetry.kind, symmetry, work) if is_registered(settled, symmetry.kind) else None
+            if element is not None:
                 act_on(symmetry, element, work)
                 steps.append((symmetry, element))
     return {**balanced.state, **work}, steps
-
-
-def _gram(symmetry: Symmetry, work: Tensors) -> Tensor:
-    found = torch.zeros(symmetry.n, symmetry.n, dtype=torch.float64)
-    for leg, matrix in zip(symmetry.legs, symmetry.matrices(work), strict=True):
-        if leg.degree > 0:
-            found += matrix @ matrix.mT
-    return found
-
-
-def _principal(symmetry: Symmetry, work: Tensors) -> Tensor:
-    _, vectors = torch.linalg.eigh(_gram(symmetry, work))
-    return vectors.flip(1).mT
-
-
-def _ordered(symmetry: Symmetry, work: Tensors) -> Tensor:
-    order = _gram(symmetry, work).diagonal().argsort(descending=True)
-    return torch.eye(symmetry.n, dtype=torch.float64)[order]
-
-
-def _sorted(symmetry: Symmetry, work: Tensors) -> Tensor:
-    assert isinstance(symmetry.kind, Exchange)
-    sizes = torch.stack([matrix.square().sum(1) for matrix in symmetry.matrices(work)]).sum(0)
-    return sizes.argsort(descending=True, stable=True)
-
-
-def _signed(symmetry: Symmetry, work: Tensors) -> Tensor:
-    """Signs and phases that make sums of cubes positive; plain sums may be zero, as where a norm centres."""
-    first = symmetry.matrices(work)[0]
-    if isinstance(symmetry.kind, GeneralLinear):
-        return torch.diag(torch.where(first.pow(3).sum(1) < 0, -1.0, 1.0).double())
-    pairs = first.unflatten(0, (-1, 2))
-    numbers = torch.complex(pairs[:, 0], pairs[:, 1])
-    total = (numbers * numbers.abs().square()).sum(1)
-    return torch.where(total.abs() > 0, total.conj() / total.abs().clamp_min(1e-300), torch.ones_like(total))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +124,14 @@ class Fingerprint:
         return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
 
     def difference(self, other: Fingerprint) -> float:
-        """The largest relative difference of the numbers of two checkpoints; infinite if parameters differ."""
+        """The largest relative difference of the numbers of two checkpoints.
+
+        Args:
+            other: the fingerprint of the other checkpoint.
+
+        Returns:
+            A number of the size of rounding if both lie on one orbit; infinite if their parameters have other names.
+        """
         if self.numbers.keys() != other.numbers.keys():
             return float("inf")
         pairs = [(a, b) for n, mine in self.numbers.items() for a, b in zip(mine, other.numbers[n], strict=True)]
@@ -171,7 +145,22 @@ def fingerprint(
     exchanges: Iterable[Symmetry] | None = None,
     **kwargs: Any,
 ) -> Fingerprint:
-    """What identifies a checkpoint wherever on its orbit it is; takes what `canonical` does."""
+    """Numbers that identify a checkpoint wherever on its orbit it is, taken of its `canonical` form.
+
+    Args:
+        target: a module or a dictionary of weights, which stays as it is.
+        *args: example inputs, as for `canonical`.
+        laws: the symmetries, as for `canonical`.
+        exchanges: units that may change places, as for `canonical`.
+        **kwargs: more example inputs, by name.
+
+    Returns:
+        Three norms of every parameter; `.digest` is a short text, `.difference(other)` compares two.
+
+    Raises:
+        Unmovable: a tensor is missing, of another shape or quantised.
+        ValueError: the target is a dictionary and no laws are given.
+    """
     found = {}
     for name, tensor in canonical(target, *args, laws=laws, exchanges=exchanges, **kwargs).items():
         if _counts(tensor):

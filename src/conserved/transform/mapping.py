@@ -6,13 +6,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 from torch import nn
 
 from conserved.laws import LawSet
-from conserved.symmetry import GeneralLinear, Leg, Scaling, Symmetry
+from conserved.symmetry import GeneralLinear, Kind, Leg, Symmetry
 from conserved.transform.activations import activation_sizes
+from conserved.transform.elements import scales_rows
 from conserved.transform.finding import as_a_function, example_call, symmetries_of
 from conserved.transform.objectives import is_matrix
 from conserved.transform.smoothing import makers, readers, reading_side
@@ -50,19 +52,25 @@ def mappings(
     Args:
         model: a module of any architecture; one forward pass is run.
         *args: example inputs, as it is called; they may be left out where the model says how.
-        format: "plain" (a list of `LayerMapping`), or what `AWQModifier(mappings=…)` of llm-compressor and
-            `AWQConfig(mappings=…)` of auto-round take: dictionaries with smooth_layer and balance_layers, patterns that
-            match all layers which are alike. Mappings that these tools have no form for are left out of theirs.
+        format: "plain" for a list of `LayerMapping`; "llmcompressor" or "autoround" for the form that
+            `AWQModifier(mappings=…)` of llm-compressor and `AWQConfig(mappings=…)` of auto-round take: dictionaries
+            with smooth_layer and balance_layers, patterns that match all layers which are alike. Mappings that these
+            tools have no form for are left out of theirs.
         laws: the symmetries, if they are known already.
         **kwargs: more example inputs, by name.
 
+    Returns:
+        The mappings, in the chosen form.
+
+    Raises:
+        ValueError: `format` is another word.
     """
     if format not in FORMATS:
         raise ValueError(f"Unknown format {format!r}; expected one of {', '.join(FORMATS)}.")
     found = symmetries_of(model, *args, **kwargs) if laws is None else laws
     with as_a_function(model):
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
-    scalable = [(s, readers(s, sizes)) for s in found.symmetries if _scales(s)]
+    scalable = [(s, readers(s, sizes)) for s in found.symmetries if s.exact and scales_rows(s.kind)]
     plain = _merged([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
     if format == "plain":
         return plain
@@ -74,8 +82,13 @@ def mappings(
     )
 
 
-def _scales(symmetry: Symmetry) -> bool:
-    return symmetry.exact and isinstance(symmetry.kind, Scaling | GeneralLinear)
+@singledispatch
+def between(kind: Kind) -> str:
+    """Why two maps, with whatever is between them, do not see scales of the channels between them."""
+    return "what stands between the maps passes a positive scale of every channel on"
+
+
+between.register(GeneralLinear, lambda _: "two linear maps in a row: any invertible matrix may stand between them")
 
 
 def _of_one(symmetry: Symmetry, seen: Sequence[Leg]) -> LayerMapping:
@@ -88,10 +101,8 @@ def _of_one(symmetry: Symmetry, seen: Sequence[Leg]) -> LayerMapping:
         reason = "read from both sides"
     elif not any(map(is_matrix, making)):
         reason = "a gain is multiplied in, channel by channel, and only these maps read it"
-    elif isinstance(symmetry.kind, GeneralLinear):
-        reason = "two linear maps in a row: any invertible matrix may stand between them"
     else:
-        reason = "what stands between the maps passes a positive scale of every channel on"
+        reason = between(symmetry.kind)
     if copies > 1:
         reason += f"; each channel is read {copies} times"
     return LayerMapping(
