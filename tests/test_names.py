@@ -21,6 +21,16 @@ def test_names_of_the_first_release_work_and_warn(name: str) -> None:
     assert name not in conserved.__all__
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("Moments", "TokenMoments"), ("Probe", "AttentionProbe"), ("Rule", "DepartureRule")]
+)
+def test_names_of_attention_that_other_things_have_too_work_and_warn(old: str, new: str) -> None:
+    attention = conserved.attention
+    with pytest.warns(DeprecationWarning, match=f"conserved.attention.{old} goes with the next release: use {new}"):
+        assert getattr(attention, old) is getattr(attention, new)
+    assert old not in attention.__all__
+
+
 def test_a_hook_takes_the_model_first_and_catches_a_wrong_gradient() -> None:
     torch.manual_seed(0)
     model = DecoderLM(vocab=16, dim=8, depth=1, heads=2, hidden=8)

@@ -35,7 +35,7 @@ MOVED = {
     "conserved.discover": "conserved.discovery",
     "conserved.impostors": "conserved.laws",
     "conserved.attention.alarm": "conserved.attention.departures",
-    "conserved.attention.capture": "conserved.attention.attention_calls",
+    "conserved.attention.capture": "conserved.attention.queries_and_keys",
     "conserved.attention.low_rank": "conserved.attention.low_rank_heads",
     "conserved.attention.natural": "conserved.attention.natural_attention",
     "conserved.attention.probe": "conserved.attention.probing",
