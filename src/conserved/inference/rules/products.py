@@ -15,8 +15,8 @@ from conserved.inference.moves import broadcast
 from conserved.inference.rules.places import taken
 from conserved.inference.rules.step import (
     Known,
-    Rule,
     Step,
+    TypingRule,
     at,
     base_name,
     fix_all,
@@ -119,7 +119,7 @@ HOMOGENEOUS: dict[str, int | Fraction] = {
 """f(s·x) = s^k f(x) for positive s: the exponent k."""
 
 
-def _homogeneous(exponent: Fraction) -> Rule:
+def _homogeneous(exponent: Fraction) -> TypingRule:
     def apply(s: Step) -> Known:
         for ref in s.operation.args[1:]:
             if isinstance(ref, ValueRef) and s.floating(ref):

@@ -72,15 +72,15 @@ class Step:
         return self.program.values[self.operation.results[0]].shape
 
 
-Rule = Callable[[Step], Sequence[Known] | Known]
+TypingRule = Callable[[Step], Sequence[Known] | Known]
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, TypingRule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[TypingRule], TypingRule]:
     """Register an entry for these operations (names without overload, such as "aten::mul")."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: TypingRule) -> TypingRule:
         for name in names:
             RULES[name if "::" in name else f"aten::{name}"] = function
         return function

@@ -20,7 +20,7 @@ from conserved.papers.claims.registry import claim
 from conserved.papers.claims.words import matrices
 from conserved.verdict import Evidence, Verdict
 
-Quantity = Callable[[Tensor], Tensor]
+QuantityFunction = Callable[[Tensor], Tensor]
 
 PRODUCT: Build = partial(FeedForward, 1, 1, "linear")
 """f(x) = a b x, the toy example."""
@@ -30,7 +30,7 @@ HEAD: Build = partial(nn.Linear, 2, 3, bias=False)
 
 @claim("paper.eq2")
 def orthogonality(*, outputs: Sequence[int] = (0, 1)) -> Verdict:
-    cases: list[tuple[nn.Module, Quantity]] = [
+    cases: list[tuple[nn.Module, QuantityFunction]] = [
         (nn.Linear(2, 2, bias=False), lambda t: t[3]),
         (nn.Linear(2, 2, bias=False), lambda t: t[0] * t[3] - t[1] * t[2]),
         (FeedForward(2, 1, "linear"), lambda t: t[:2].square().sum() - t[2:].square().sum()),
