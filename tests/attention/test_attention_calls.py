@@ -70,7 +70,7 @@ class Interfaced(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager)
-        return attend(self, x, x, x, attention_mask=mask)[0]  # type: ignore[no-any-return]
+        return attend(self, x, x, x, attention_mask=mask)[0]
 
 
 def eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **_: Any) -> tuple[Tensor, None]:

@@ -24,7 +24,7 @@ from conserved.certificates.builder import Builder, NodeRef, NoRule, positions
 from conserved.certificates.operators import MOVES, RULES, WRITES
 from conserved.certificates.program import Malformed, Program
 from conserved.certificates.ranges import TypeLimits
-from conserved.certificates.stops import stops_marked
+from conserved.certificates.stopped_gradients import stops_marked
 from conserved.certificates.validate import well_formed
 from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
 

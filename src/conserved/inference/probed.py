@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from conserved.inference.capture import CapturedProgram
-from conserved.inference.moved import RunProgram, moved, runs
-from conserved.inference.stand_ins import StandIn, guesses, unknown_operations
+from conserved.inference.guessed_operations import StandIn, guesses, unknown_operations
+from conserved.inference.moving_parameters import RunProgram, moved, runs
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 

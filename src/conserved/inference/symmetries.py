@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from conserved.inference.found_symmetry import Found, LegPart, simple
-from conserved.inference.roots import combine, mix, shared
+from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
 from conserved.inference.system import Solution, unsolved
 from conserved.inference.translations import Translations

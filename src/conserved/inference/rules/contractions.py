@@ -8,8 +8,8 @@ from typing import Any
 
 from conserved.inference.engine import Engine, ReadPart, renumbered, scaled
 from conserved.inference.field_groups import components
-from conserved.inference.moves import Regroup, Renumber, broadcast
 from conserved.inference.parameter_types import first_use
+from conserved.inference.reindexing import Regroup, Renumber, broadcast
 from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
 from conserved.inference.rules.sums import added, adopt
 from conserved.inference.types import FIXED, ZERO, Field, Type

@@ -11,7 +11,7 @@ import numpy as np
 
 from conserved.inference.capture import ValueRef
 from conserved.inference.engine import ReadPart, scaled
-from conserved.inference.moves import broadcast
+from conserved.inference.reindexing import broadcast
 from conserved.inference.rules.places import taken
 from conserved.inference.rules.step import (
     Known,

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from conserved.inference.capture import ValueRef
-from conserved.inference.moves import Renumber
+from conserved.inference.reindexing import Renumber
 from conserved.inference.rules.contractions import Axes, contraction
 from conserved.inference.rules.step import RULES, Step, at, base_name, fix_all, number, rule
 from conserved.inference.types import FIXED, Field, Image, Type, distinct

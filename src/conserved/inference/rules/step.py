@@ -12,8 +12,8 @@ from torch import Tensor
 
 from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.engine import ENTRIES, Engine, ReadPart
-from conserved.inference.moves import Move
 from conserved.inference.parameter_types import first_use, known_type
+from conserved.inference.reindexing import Move
 from conserved.inference.types import FIXED, ZERO, Type, Virtual
 
 Known = Type | ReadPart

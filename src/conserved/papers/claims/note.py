@@ -14,9 +14,9 @@ from torch import Tensor
 from conserved.attention import NaturalAttention
 from conserved.papers.claims.balls import BallMatrix, number, scalar_attention, surely_differs
 from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.matrix_words import Words, matrices
 from conserved.papers.claims.polynomials import Letters, fractions, identical, written
 from conserved.papers.claims.registry import claim, claims
-from conserved.papers.claims.words import Words, matrices
 from conserved.verdict import Evidence, Verdict, Witness
 
 

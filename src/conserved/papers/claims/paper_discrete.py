@@ -17,9 +17,9 @@ from conserved.papers.claims import paper_blocks as block
 from conserved.papers.claims.certified import Build
 from conserved.papers.claims.descents import Watch, constant, drifts, exponent, monitored, scattered
 from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.matrix_words import matrices
 from conserved.papers.claims.polynomials import Letters, identical
 from conserved.papers.claims.registry import claim
-from conserved.papers.claims.words import matrices
 from conserved.verdict import Evidence, Verdict, Witness
 
 TINY = (0.0001, 0.0002, 0.0004)

@@ -14,10 +14,10 @@ from conserved.inference import recognize
 from conserved.papers.blocks import Attention, FeedForward, TransformerBlock
 from conserved.papers.claims.certified import Build, Parameters, Quantities, all_laws
 from conserved.papers.claims.judging import answered, argued, judged
+from conserved.papers.claims.matrix_words import matrices
 from conserved.papers.claims.paper_blocks import gram_differences
 from conserved.papers.claims.polynomials import Letters, Matrix, arranged, determinant, identical
 from conserved.papers.claims.registry import claim
-from conserved.papers.claims.words import matrices
 from conserved.verdict import Evidence, Verdict
 
 QuantityFunction = Callable[[Tensor], Tensor]
