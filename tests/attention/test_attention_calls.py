@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -298,5 +298,24 @@ def test_a_pass_that_fails_leaves_no_module_running() -> None:
     with attention_heard(model, found.append):
         with pytest.raises(RuntimeError, match="on purpose"):
             model(torch.randn(5, 8))
+        F.scaled_dot_product_attention(heads(), heads(), heads())
+    assert not found
+
+
+def test_a_module_that_was_interrupted_does_not_outlive_the_one_around_it() -> None:
+    """PyTorch calls no hooks of a module that an interrupt leaves."""
+
+    def interrupt(*_: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    class Forgiving(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            with suppress(KeyboardInterrupt):
+                super().forward(x)
+            return x
+
+    model, found = Forgiving(Calling(interrupt)), list[AttentionCall]()
+    with attention_heard(model, found.append):
+        model(torch.randn(5, 8))
         F.scaled_dot_product_attention(heads(), heads(), heads())
     assert not found

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -64,12 +65,15 @@ def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
         for name, module in model.named_modules():
             if name and _calls_no_attention(module):
                 continue
-            enter = _enter(ear, name)
-            undo.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+            own: Any = module if computes_own_attention(module) else None
+            if own is not None:
+                undo.callback(own.keys.register_forward_hook(_through_block(ear, name, own)).remove)
+            if own is not None or isinstance(module, nn.MultiheadAttention):
+                enter = _enter_with_inputs(ear, name)
+                undo.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+            else:
+                undo.callback(module.register_forward_pre_hook(_enter(ear, name), prepend=True).remove)
             undo.callback(module.register_forward_hook(_leave(ear), always_call=True).remove)
-            if computes_own_attention(module):
-                own: Any = module
-                undo.callback(own.keys.register_forward_hook(_through_block(ear, name, module)).remove)
         _EARS.append(ear)
         undo.callback(_stop_listening, ear)
         for holder, attribute in _products(model):
@@ -81,17 +85,20 @@ def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
 
 
 def _calls_no_attention(module: nn.Module) -> bool:
-    """PyTorch's own modules without others inside, such as linear layers: most of a model."""
-    return type(module).__module__.startswith("torch.nn.modules.") and not any(True for _ in module.children())
+    """Most of a model, where hooks would only take time: PyTorch's own modules without others inside, and norms, which
+    have vectors alone. If one of these attends after all, the call is told with the module around it."""
+    if any(True for _ in module.children()):
+        return False
+    shapes = [p.ndim for p in module.parameters(recurse=False)]
+    return type(module).__module__.startswith("torch.nn.modules.") or (bool(shapes) and max(shapes) < 2)
 
 
 class _Running(NamedTuple):
-    """A module whose forward pass is under way, and what it was called with."""
+    """A module whose forward pass is under way, and the inputs of one that may compute attention by itself."""
 
     path: str
     module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
 
 class _Stack(threading.local):
@@ -133,11 +140,19 @@ def _unheard() -> Iterator[None]:
         _WITHIN.calls -= 1
 
 
-def _enter(ear: _Ear, path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+def _enter(ear: _Ear, path: str) -> Callable[[nn.Module, Any], None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            ear.running.modules.append(_Running(path, module))
+
+    return hook
+
+
+def _enter_with_inputs(ear: _Ear, path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        ear.running.modules.append(_Running(path, module, args, kwargs))
+        ear.running.modules.append(_Running(path, module, (args, kwargs)))
         if isinstance(module, nn.MultiheadAttention) and not _WITHIN.calls:
             call = AttentionCall(
                 at="inputs", path=path, module=module, queries=None, keys=None, args=args, kwargs=kwargs
@@ -153,7 +168,9 @@ def _leave(ear: _Ear) -> Callable[[nn.Module, Any, Any], None]:
         if torch.compiler.is_compiling():
             return
         running = ear.running.modules
-        if any(one.module is module for one in running):
+        if running and running[-1].module is module:
+            running.pop()
+        elif any(one.module is module for one in running):
             while running.pop().module is not module:
                 pass
 
@@ -173,8 +190,8 @@ def _through_block(ear: _Ear, path: str, block: nn.Module) -> Callable[[nn.Modul
             module=block,
             queries=None,
             keys=keys,
-            args=() if given is None else given.args,
-            kwargs={} if given is None else given.kwargs,
+            args=() if given is None else given.inputs[0],
+            kwargs={} if given is None else given.inputs[1],
             # Only a pass that is computed again for the backward gets here without the block itself.
             part=given is None,
         )
@@ -287,11 +304,22 @@ def _products(model: nn.Module) -> Iterator[tuple[ModuleType, str]]:
     there; under another name in those that define the model's classes."""
     product = getattr(torch._C._nn, _NAME)
     yield F, _NAME
-    homes = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
-    for path, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and path.partition(".")[0] != "torch":
-            # Not vars(module): to ask a module that is imported lazily for anything imports it.
-            space = object.__getattribute__(module, "__dict__")
-            for name in list(space) if path in homes else (_NAME,):
-                if space.get(name) is product:
-                    yield module, name
+    for module in _importers(len(sys.modules)):
+        if vars(module).get(_NAME) is product:
+            yield module, _NAME
+    for path in {"__main__", *(kind.__module__ for found in set(map(type, model.modules())) for kind in found.__mro__)}:
+        home = sys.modules.get(path)
+        if home is not None and path.partition(".")[0] != "torch":
+            yield from [(home, name) for name, value in vars(home).items() if value is product]
+
+
+@lru_cache(maxsize=1)
+def _importers(count: int) -> list[ModuleType]:
+    """Modules outside PyTorch that have something of this name, looked for again when their number has changed."""
+    # Not vars(module): to ask a module that is imported lazily for anything imports it.
+    modules = ((path, one) for path, one in sys.modules.copy().items() if isinstance(one, ModuleType))
+    return [
+        one
+        for path, one in modules
+        if path.partition(".")[0] != "torch" and _NAME in object.__getattribute__(one, "__dict__")
+    ]
