@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
-from conserved.transform.activations import ModelInput, Call, channel_sizes
+from conserved.transform.activations import Call, ModelInput, channel_sizes
 from conserved.transform.coupling import rotatable
 from conserved.transform.elements import NOT_SAID, Unmovable, composed, identity, inverse, is_known
 from conserved.transform.finding import as_a_function, symmetries_of
