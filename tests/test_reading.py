@@ -16,7 +16,9 @@ import torch
 from torch import nn
 
 import conserved
+from as_written import import_as_written
 from conserved import audit, recognize
+from conserved.moment import triton_backend
 from models.nanogpt import build
 
 ROOT = Path(__file__).parent.parent
@@ -88,7 +90,14 @@ def gpt() -> tuple[nn.Module, conserved.LawSet | None, Callable[[nn.Module], tor
     return model, recognize(model, ids), lambda model: model(ids).square().mean()
 
 
-def followed(model: nn.Module, laws: conserved.LawSet | None, loss: Callable[[nn.Module], torch.Tensor]) -> set[str]:
+def followed(
+    model: nn.Module,
+    laws: conserved.LawSet | None,
+    loss: Callable[[nn.Module], torch.Tensor],
+    *,
+    spoiled: bool = False,
+    printed: bool = False,
+) -> set[str]:
     """The files of the package in which something runs when a model is audited a second time."""
     files: set[str] = set()
 
@@ -99,22 +108,57 @@ def followed(model: nn.Module, laws: conserved.LawSet | None, loss: Callable[[nn
     for profile in (None, see):
         model.zero_grad()
         loss(model).backward()
+        if spoiled:
+            slopes = [p.grad for p in model.parameters() if p.ndim == 2 and p.grad is not None]
+            slopes[len(slopes) // 2].mul_(1.5)
         sys.setprofile(profile)
         try:
             found = audit(model, laws)
+            if printed:
+                found.summary()
         finally:
             sys.setprofile(None)
-        assert found.conclusive
+        assert found.conclusive is not spoiled
     return files
+
+
+FOLLOWED = GUIDE.split("### Following `audit(model)`")[1].split("\n#")[0]
+LISTED = re.findall(r"^\| `([\w/]+\.py)` \|", FOLLOWED, re.M)
 
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_an_audit_is_followed_through_the_files_that_the_guide_lists() -> None:
-    section = GUIDE.split("### Following `audit(model)`")[1].split("\n#")[0]
-    listed = re.findall(r"^\| `([\w/]+\.py)` \|", section, re.M)
-    assert len(listed) <= 10
+    assert len(LISTED) <= 10
     torch.manual_seed(0)
-    assert followed(*llama()) | followed(*gpt()) == set(listed)
+    assert followed(*llama()) | followed(*gpt()) == set(LISTED)
+
+
+def further(when: str) -> tuple[set[str], int]:
+    """The files that the guide names beyond those listed, and how many there are in all."""
+    (row,) = (line for line in FOLLOWED.splitlines() if line.startswith(f"| {when}"))
+    _, _, files, count, _ = row.split("|")
+    return set(re.findall(r"`([\w/]+\.py)`", files)) - set(LISTED), int(count)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(("when", "spoiled"), [("an identity", True), ("the result", False)])
+def test_the_guide_names_the_further_files_of_longer_ways(when: str, spoiled: bool) -> None:
+    torch.manual_seed(0)
+    found = followed(*gpt(), spoiled=spoiled, printed=not spoiled)
+    assert (found - set(LISTED), len(found)) == further(when)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_the_guide_names_the_further_files_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    import_as_written("conserved.moment.kernels")
+    monkeypatch.setattr(triton_backend, "available", lambda device: True)
+    torch.manual_seed(0)
+    found = followed(*gpt())
+    assert (found - set(LISTED), len(found)) == further("kernels read")
+    broken = followed(*gpt(), spoiled=True)
+    assert broken - set(LISTED) == further("kernels read")[0] | further("an identity")[0]
+    assert len(broken) == further("both")[1]
 
 
 def test_no_two_classes_share_a_name() -> None:

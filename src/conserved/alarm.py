@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something a person should look at: where, when, what was found and what it was held against.
+    """A finding that a person should look at: the law, the step, the value and the limit it exceeds.
 
-    One defect is one alarm: those of one code and one family of laws are added up, with the first step, the largest
+    One defect is one alarm: alarms of one code and one family of laws are merged, with the first step, the largest
     value, every law, and how often it was raised.
     """
 
@@ -50,7 +50,14 @@ class Alarm:
         return f"{when}: {self.text}"
 
     def merged(self, other: Alarm) -> Alarm:
-        """This alarm and a later one of the same kind as one; the message is that of the worse."""
+        """Two alarms of one kind as one.
+
+        Args:
+            other: a later alarm of the same code and family.
+
+        Returns:
+            An alarm with the steps, laws and counts of both and the message of the worse.
+        """
         worse = other if other.excess > self.excess else self
         laws = dict.fromkeys((*(self.laws or (self.law,)), *(other.laws or (other.law,))))
         return replace(

@@ -22,14 +22,21 @@ __all__ = ["Setup", "assert_backward", "assert_gradients_conserve", "over_dtypes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """One precision, length and device a kernel is tested in; `tensor` draws inputs for it."""
+    """One precision, length and device in which a kernel is tested; `tensor` draws inputs for it."""
 
     dtype: torch.dtype
     length: int
     device: str = "cpu"
 
     def tensor(self, *shape: int) -> Tensor:
-        """Random numbers of a shape, in the precision and on the device of the setup."""
+        """Normally distributed random numbers in the precision and on the device of the setup.
+
+        Args:
+            *shape: the sizes of the axes.
+
+        Returns:
+            A new tensor.
+        """
         return torch.randn(*shape).to(self.device, self.dtype)
 
     def __str__(self) -> str:
@@ -41,7 +48,16 @@ def setups(
     lengths: Sequence[int] = (1, 63, 64, 65, 128, 200),
     device: str | None = None,
 ) -> Iterator[Setup]:
-    """Every precision with every length: by default one, and lengths around those of tiles."""
+    """Every precision with every length.
+
+    Args:
+        dtypes: the precisions the kernel is meant for.
+        lengths: lengths to test; the default is 1 and lengths around tiles of 64 and 128.
+        device: the device of the inputs; by default a GPU if there is one, otherwise the processor.
+
+    Yields:
+        One `Setup` for each pair.
+    """
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     for dtype in dtypes:
         for length in lengths:
@@ -57,8 +73,11 @@ def over_dtypes_and_lengths(
 
     Args:
         dtypes: the precisions the kernel is meant for.
-        lengths: lengths to test; the default is around tiles of 64.
-        device: where; a GPU if there is one, otherwise the processor.
+        lengths: lengths to test; the default is 1 and lengths around tiles of 64 and 128.
+        device: the device of the inputs; by default a GPU if there is one, otherwise the processor.
+
+    Returns:
+        The decorator of the test.
     """
     import pytest
 
@@ -69,14 +88,22 @@ def over_dtypes_and_lengths(
 def assert_backward(
     fn: Callable[..., Any], *tensors: Any, inconclusive: bool = False, seconds: float = 120.0, **options: Any
 ) -> Check:
-    """Raise AssertionError, with what failed, where and what that suggests, unless the backward of `fn` holds.
+    """Assert that the backward of a function is right, by `conserved.check`.
 
     Args:
         fn: any callable on tensors.
-        tensors: its arguments, as for `conserved.check`.
+        *tensors: its arguments, as for `conserved.check`.
         inconclusive: accept a check in which a wrong factor of some gradient would not have been seen.
         seconds: time after which no further test is begun.
-        options: further options of `conserved.check` and keyword arguments of `fn`.
+        **options: further options of `conserved.check` and keyword arguments of `fn`.
+
+    Returns:
+        The check, if it holds.
+
+    Raises:
+        AssertionError: a test failed, or (unless `inconclusive`) a wrong factor could have been missed; the message
+            says which test, where, and the usual cause.
+        Uncheckable: the function has no gradient to check, or cannot be run twice with the same result.
     """
     __tracebackhide__ = True
     found = check(fn, *tensors, seconds=seconds, **options)
@@ -94,11 +121,24 @@ def assert_gradients_conserve(
     precision: torch.dtype | None = None,
     unused: Sequence[str] = (),
 ) -> Audit:
-    """Raise AssertionError, with what failed and what that suggests, unless every gradient identity holds.
+    """Assert that every gradient identity of a model holds, by `conserved.audit`.
 
-    With `loss_fn`, gradients are cleared, `loss_fn()` is differentiated and audited in the precision its graph shows,
-    and laws are inferred from the inputs it calls the model with; without, the gradients at hand are audited. A model
-    of which no law is known fails as well: nothing was tested.
+    Args:
+        model: the model; without `loss_fn` its parameters have gradients already.
+        loss_fn: computes the loss, without arguments. Gradients are cleared, the loss is differentiated and audited in
+            the precision its graph shows, and laws are inferred from the inputs it calls the model with. By default the
+            gradients at hand are audited.
+        laws: the laws to test; by default they are inferred.
+        loss: the loss for which laws are inferred, as for `conserved.recognize`.
+        precision: the coarsest precision of the pass, where it is known.
+        unused: patterns of names of parameters that may have no gradient.
+
+    Returns:
+        The audit, if it is ok and conclusive.
+
+    Raises:
+        AssertionError: an identity does not hold, or not everything could be tested; a model of which no law is known
+            fails as well, because nothing was tested.
     """
     __tracebackhide__ = True
     if loss_fn is not None:

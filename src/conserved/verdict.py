@@ -1,4 +1,4 @@
-"""Verdicts: what was found out about a statement, how well it is known, and what shows it."""
+"""Verdicts: the status of a statement, how well it is known, and the evidence for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One thing that was computed: what, the figure, the figure it was held against, over how many cases.
+    """One computed figure: its name, its value, the limit it is held against, and the number of cases.
 
     `proof` marks an argument that leaves no room for rounding (a ball-arithmetic enclosure, an exact computation).
     """
@@ -47,9 +47,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """A small example that anyone can recompute by hand: its data, what the statement says, what comes out.
+    """A small example that anyone can recompute by hand: its data, the stated result and the actual result.
 
-    `numpy` is the same in a few lines that can be pasted into Python, and that fail if the statement held after all.
+    `numpy` is the same in a few lines of Python, which fail if the statement held after all.
     """
 
     data: Mapping[str, Any]
@@ -64,10 +64,10 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict:
-    """A status with its evidence, a sentence that says what to make of it, and a witness if it is a refutation.
+    """A status with its evidence, a sentence that explains it, and a witness if it is a refutation.
 
-    A verdict equals its status, `verdict == Verdict.REFUTED`, and so every verdict of that status; what else they
-    say is in `record()`. `PROVED` is refused without a proof among the evidence.
+    A verdict equals its status, `verdict == Verdict.REFUTED`, and so every verdict of that status; compare `record()`
+    to tell them apart. `PROVED` is refused without a proof among the evidence.
     `scope` says for which sizes it is proved ("all sizes", "at d = 3 and 4 neurons"). `parts` are the verdicts on the
     single statements that one on many is made of, by name.
     """
@@ -104,7 +104,7 @@ class Verdict:
         return f"{self.status.value.upper()} ({self.scope})" if self.scope else self.status.value.upper()
 
     def record(self) -> dict[str, Any]:
-        """Whether it holds, how well that is known, and what to make of it; plain data."""
+        """Whether it holds, its status and its message, as plain data for JSON."""
         return {"ok": self.holds, "status": self.status.value, "message": self.message}
 
     def __eq__(self, other: object) -> bool:

@@ -76,9 +76,21 @@ def _singular(keys: TokenMoments) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=256)
 def gaussian_coherence(length: int, width: int, samples: int = 16, seed: int = 0) -> tuple[float, float]:
-    """Mean and standard deviation of the coherence of `length` Gaussian keys of `width` entries.
+    """The coherence of a cloud of Gaussian keys, to compare a head's with.
 
     It does not depend on their covariance, since leverages do not change under a linear map of the keys.
+
+    Args:
+        length: number of keys, at least 2.
+        width: entries of a key.
+        samples: number of clouds drawn, at least 2.
+        seed: the seed they are drawn with.
+
+    Returns:
+        Mean and standard deviation of the coherence over the samples.
+
+    Raises:
+        ValueError: a number is too small.
     """
     if length < 2 or width < 1 or samples < 2:
         raise ValueError(f"Two keys, one entry and two samples at least; got {length}, {width}, {samples}.")

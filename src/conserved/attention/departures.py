@@ -26,7 +26,14 @@ FLOOR = {"coherence": 1.0, "largest_logit": 1.0, "evenness": 1e-3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartureRule:
-    """Thresholds by series, in natural logarithms, and how long a memory and a patience they were calibrated with."""
+    """When a head's series raises an alarm: thresholds by series, in natural logarithms, and what they were calibrated
+    with.
+
+    Attributes:
+        thresholds: by series ("coherence", "largest_logit", "evenness"), the departure above which an alarm is raised.
+        memory: number of earlier samples whose median a sample is compared with.
+        patience: number of samples in a row that must depart.
+    """
 
     thresholds: Mapping[str, float]
     memory: int = 6
@@ -36,7 +43,20 @@ class DepartureRule:
     def calibrated(
         runs: Iterable[Mapping[str, Sequence[float]]], *, margin: float = 1.25, memory: int = 6, patience: int = 2
     ) -> DepartureRule:
-        """From the series of healthy runs, by name as a monitor keeps them: LAYER[HEAD].SERIES."""
+        """Measure the thresholds on runs that went well.
+
+        Args:
+            runs: the series of each healthy run, by the names a monitor gives them: LAYER[HEAD].SERIES.
+            margin: factor by which thresholds lie above the largest departure that was seen.
+            memory: number of earlier samples whose median a sample is compared with.
+            patience: number of samples in a row that must depart.
+
+        Returns:
+            The rule.
+
+        Raises:
+            ValueError: no run is longer than the memory.
+        """
         largest = dict.fromkeys(HARM, 0.0)
         for run in runs:
             for name, series in run.items():

@@ -51,8 +51,8 @@ class EnergyField:
 
     `complete` says whether `singular_values` are all of them (zeros beyond the bound left out) or, for a long masked
     field, the leading ones. `row_sums` are zero but for rounding. `leverages` are those of the centred keys, whose rank
-    is `key_rank`. What has no value is NaN: how a field of zeros is spread, and what needs the whole spectrum where
-    only its leading part is known.
+    is `key_rank`. NaN stands for quantities without a value: the spread of a field of zeros, and quantities of the
+    whole spectrum where only its leading part is known.
     """
 
     singular_values: Float[Tensor, "*heads values"]
@@ -86,7 +86,7 @@ class EnergyField:
 
     @property
     def row_participation(self) -> Float[Tensor, "*heads"]:
-        """The same for queries."""
+        """1/(L Σ p²) for the shares p of the rows in the energy, with L the number of queries."""
         return _participation(self.row_energies, self._nothing) / self.row_energies.shape[-1]
 
     @property
@@ -150,16 +150,30 @@ def energy_field(
 ) -> EnergyField:
     """The energy field of queries and keys as the attention uses them, for every head at once.
 
-    `q` is (…, heads, queries, d) and `k` (…, key heads, keys, d); several query heads may share a key head. With
-    `causal` the last query stands at the last key; `window` limits how many keys a query sees. `key_bias` (…, keys) is
-    added to every row of logits, −inf there hides a key, and so does False in `key_mask`; False in `query_mask` is a
-    row that sees nothing. `slope` is that of a bias −slope·distance (causal only), one for all heads or one for each.
-    `ridge` asks for ridge leverages with λ = ridge · mean squared singular value of the keys. Of a masked field longer
-    than 512 no singular values are found unless `leading` asks for some; each takes a few dozen passes.
-
     >>> field = energy_field(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [5.0]]))
     >>> field.singular_values, field.rank    # E = (1, 2)ᵀ (−1, 1)
     (tensor([3.1623], dtype=torch.float64), tensor(1., dtype=torch.float64))
+
+    Args:
+        q: queries, (…, heads, queries, d).
+        k: keys, (…, key heads, keys, d); several query heads may share a key head.
+        causal: whether a query sees no later key; the last query stands at the last key.
+        window: the largest number of keys a query sees; by default no limit.
+        scale: factor of the logits; by default 1/√d.
+        key_bias: (…, keys), added to every row of logits; −inf hides a key.
+        slope: the slope of a bias −slope · distance (ALiBi, causal only), one for all heads or one for each.
+        query_mask: False marks a row that sees nothing, such as padding.
+        key_mask: False hides a key.
+        ridge: asks for ridge leverages, with λ = ridge · mean squared singular value of the keys.
+        leading: number of singular values to find of a masked field longer than 512, where none are found by default;
+            each takes a few dozen passes.
+
+    Returns:
+        Singular values, energies of rows and columns, and leverages of the keys, by head; the rest follows from them.
+
+    Raises:
+        ValueError: shapes do not fit each other, values are not finite, or a `slope` is given without `causal`.
+        TypeError: queries or keys are not floating-point tensors.
     """
     q, k, query_mask, key_mask, groups = _checked(q, k, query_mask, key_mask)
     width = q.shape[-1]

@@ -11,7 +11,18 @@ from conserved.optional import require
 
 
 def coherence_figure(runs: Mapping[str, AttentionMonitor], path: str | Path) -> Path:
-    """One panel per run, one line per head; the ending of `path` says what is written (.svg, .png, .pdf)."""
+    """Draw the key coherence of every head over training, one panel per run and one line per head.
+
+    Args:
+        runs: monitors by the title of their panel.
+        path: the file to write; its ending says the format (.svg, .png, .pdf).
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: there is no run.
+    """
     if not runs:
         raise ValueError("A figure needs at least one run.")
     require("matplotlib", "Drawing the coherence of a run")

@@ -104,9 +104,22 @@ def low_rank(
     layer: str = "",
     lengths: Sequence[int] | None = None,
 ) -> list[LowRank]:
-    """One row per head of (heads, length, d) queries and keys, for the field over all keys.
+    """How few directions the energy field of each head needs, for the field over all keys.
 
-    Beginnings of the sequence at all `lengths` (doubling from 8 on) are judged in one pass, since their sums add up.
+    Args:
+        q: queries, (heads, queries, d), or (queries, d) of one head.
+        k: keys, (key heads, keys, d); several query heads may share a key head.
+        tolerance: the relative error in the Frobenius norm that is allowed, between 0 and 1.
+        scale: factor of the logits; by default 1/√d.
+        layer: the name of the layer, for the rows.
+        lengths: lengths of the beginnings of the sequence that are judged as well; by default 8, 16, 32, … They take
+            one pass together, since their sums add up.
+
+    Returns:
+        One row per head.
+
+    Raises:
+        ValueError: `tolerance` is not between 0 and 1.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"The tolerance is a relative error between 0 and 1; got {tolerance}.")
@@ -167,7 +180,20 @@ def _growing(q: Tensor, k: Tensor, lengths: Sequence[int], scale: float | None, 
 
 
 def low_rank_table(model: nn.Module, *args: Any, tolerance: float = TOLERANCE, **model_inputs: Any) -> LowRankTable:
-    """Run a model once and say of every head how few directions its field needs; of each layer's longest sequence."""
+    """Run a model once; for every head, how few directions its energy field needs on the layer's longest sequence.
+
+    Args:
+        model: a model with attention that can be heard, as for `probe`.
+        *args: inputs, as the model is called.
+        tolerance: the relative error in the Frobenius norm that is allowed, between 0 and 1.
+        **model_inputs: more inputs, by name.
+
+    Returns:
+        One row per head, and the layers that could not be described.
+
+    Raises:
+        Unheard: no call of attention was heard.
+    """
     found: dict[str, list[LowRank]] = {}
 
     def describe(capture: Capture, heard: Iterable[Heard]) -> None:

@@ -64,13 +64,31 @@ class TokenMoments:
 
     @staticmethod
     def of(x: Float[Tensor, "*heads n d"], mask: Bool[Tensor, "*#heads n"] | None = None) -> TokenMoments:
-        """The moments of the rows of `x`, or of those that `mask` keeps."""
+        """The moments of vectors.
+
+        Args:
+            x: the vectors as rows, (…, n, d).
+            mask: (…, n), False leaves a row out.
+
+        Returns:
+            Count, mean and scatter factor for each leading index, on the device of `x`.
+
+        Raises:
+            ValueError: a vector is not finite.
+        """
         found = token_moments(x, mask)()
         count, mean, factor = placed(x.device, found.count, found.mean, found.factor)
         return TokenMoments(count=count, mean=mean, factor=factor, orthogonal=found.orthogonal)
 
     def merge(self, other: TokenMoments) -> TokenMoments:
-        """The moments of both sets together."""
+        """The moments of two sets of vectors together.
+
+        Args:
+            other: the moments of the other set, of the same heads and width.
+
+        Returns:
+            The moments of both, as if they had been computed at once.
+        """
         count, mean, lift = _joined(self, other.count, other.mean)
         rows = torch.cat((self.factor, other.factor, lift[..., None, :]), -2)
         return TokenMoments(count=count, mean=mean, factor=torch.linalg.qr(rows, mode="r").R)

@@ -38,8 +38,21 @@ class AttentionMonitor:
     ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
     ...     monitor.step()
 
-    Between samples nothing is attached to the model. Of each batch the first `sequences` are looked at. Series are
-    named LAYER[HEAD].coherence, .largest_logit and .evenness; `series` holds the last `keep` samples of each.
+    Between samples nothing is attached to the model. Series are named LAYER[HEAD].coherence, .largest_logit and
+    .evenness.
+
+    Args:
+        model: the model that trains.
+        every: number of steps from one sample to the next.
+        sequences: number of sequences of each batch that are looked at, from its beginning.
+        rule: when to raise an alarm; by default never.
+        sinks: where records go.
+        run: the name of the run in its sinks; by default the date and time.
+        config: plain data that is stored with the run.
+        keep: number of samples that stay in memory.
+
+    Raises:
+        ValueError: `every` or `sequences` is less than one.
     """
 
     def __init__(

@@ -43,7 +43,14 @@ class _Seen:
 
 
 class NaturalAttention(nn.Module):
-    """softmax(X W_Q W_Kᵀ Xᵀ / √d) X W_V with square weights: the note's Definition 1, one head."""
+    """softmax(X W_Q W_Kᵀ Xᵀ / √d) X W_V with square weights: the note's Definition 1, one head.
+
+    Args:
+        dim: the width d of the tokens.
+
+    Raises:
+        ValueError: `dim` is less than one.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -85,22 +92,47 @@ class NaturalAttention(nn.Module):
 
 
 def token_fisher(weights: Float[Tensor, "*batch l l"], damping: float = 0.0) -> Float[Tensor, "*batch l l"]:
-    """The note's F = A Aᵀ, damped: positive definite only with a damping above zero."""
+    """The note's metric of tokens F = A Aᵀ, damped.
+
+    Args:
+        weights: the attention matrix A, (…, length, length).
+        damping: added to the diagonal; F is positive definite only if it is above zero.
+
+    Returns:
+        F, of the shape of A.
+    """
     return weights @ weights.mT + damping * torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
 
 
 def value_metric(x: Float[Tensor, "*batch l d"], weights: Float[Tensor, "*batch l l"]) -> Float[Tensor, "d d"]:
-    """Xᵀ Aᵀ A X, summed over the batch: the Hessian of half the squared error in each column of W_V."""
+    """Xᵀ Aᵀ A X, summed over the batch: the Hessian of half the squared error in each column of W_V.
+
+    Args:
+        x: the tokens X, (…, length, d).
+        weights: the attention matrix A, (…, length, length).
+
+    Returns:
+        A d × d matrix.
+    """
     mixed = (weights @ x).flatten(0, -2)
     return mixed.mT @ mixed
 
 
 class NaturalDescent(torch.optim.Optimizer):
-    """Steps of a NaturalAttention layer in the metrics above, from what its last forward pass saw.
+    """Steps of a NaturalAttention layer in the metrics above, from the tokens and weights of its last forward pass.
 
     Metrics are means over tokens, so that for the loss ‖Y − T‖²/(2 · tokens) a rate of one is a Newton step of the
-    values. `damping` is relative to the largest eigenvalue of each factor. With `metric` "tokens" values use the note's
-    A Aᵀ, sequence by sequence.
+    values.
+
+    Args:
+        layer: the layer to train.
+        lr: the learning rate.
+        damping: relative to the largest eigenvalue of each factor; to the values' A Aᵀ of "tokens" it is added as it
+            is.
+        metric: "gauss-newton", or "tokens" for the note's A Aᵀ on the values, sequence by sequence.
+
+    Raises:
+        ValueError: the rate or the damping is not positive, or the metric is another word.
     """
 
     def __init__(
@@ -115,7 +147,14 @@ class NaturalDescent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients of the last backward pass."""
+        """One step from the gradients of the last backward pass.
+
+        Args:
+            closure: not used; it is there because optimizers take one.
+
+        Raises:
+            RuntimeError: there was no forward and backward pass.
+        """
         layer, seen = self.layer, self.layer.seen
         if seen is None or layer.v.grad is None:
             raise RuntimeError("Run the layer and a backward pass before a step.")

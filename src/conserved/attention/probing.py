@@ -65,14 +65,14 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionProbe:
-    """What a run of a model showed."""
+    """The energy field of every head in one run of a model, and the verdict on its rank bound and zero sums."""
 
     rows: tuple[HeadRow, ...]
     skipped: tuple[tuple[str, str], ...]
     verdict: Verdict
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON; what has no value is None."""
+        """Plain data, for JSON; numbers that are not finite are None."""
         return {
             "verdict": self.verdict.status.value,
             "message": self.verdict.message,
@@ -123,9 +123,23 @@ def probe(
 ) -> AttentionProbe:
     """Run `model(*args, **model_inputs)` once and describe the energy field of every head.
 
-    The model's own attention runs, whichever backend it uses; nothing is switched, and the model is left as it was. A
-    two-axis `attention_mask` among the inputs tells padding apart. `baselines` also judges Gaussian and shuffled keys;
-    `entropy` goes over all logits by blocks, which takes quadratic time.
+    The model's own attention runs, whichever backend it uses; nothing is switched, and the model is left as it was.
+
+    Args:
+        model: a model that calls transformers' attention interface, torch.nn.MultiheadAttention,
+            torch.nn.functional.scaled_dot_product_attention or conserved.blocks.Attention.
+        *args: inputs, as the model is called.
+        baselines: whether Gaussian and shuffled keys are judged as well.
+        entropy: whether the entropy of attention is computed; it goes over all logits by blocks, in quadratic time.
+        seed: the seed of the baselines.
+        progress: called with one line for every attention call.
+        **model_inputs: more inputs, by name. A two-axis `attention_mask` tells padding apart.
+
+    Returns:
+        One row per head, layers that could not be described, and a verdict.
+
+    Raises:
+        Unheard: no call of attention was heard.
     """
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     generator = torch.Generator().manual_seed(seed)

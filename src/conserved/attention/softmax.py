@@ -57,7 +57,20 @@ def softmax_statistics(
     softcap: float | None = None,
     key_mask: Bool[Tensor, "*#heads keys"] | None = None,
 ) -> SoftmaxStatistics:
-    """Entropy and largest logit of every query, in float32 (float64 for double-precision inputs)."""
+    """Entropy and largest logit of every query, in float32 (float64 for double-precision inputs).
+
+    Args:
+        q: queries, (…, heads, queries, d).
+        k: keys, (…, key heads, keys, d); several query heads may share a key head.
+        causal: whether queries see no later keys, with the last query at the last key.
+        window: the largest number of keys that a query sees; by default all.
+        scale: factor of the logits; 1/√d if None.
+        softcap: c of logits that are capped as c · tanh(logits / c); by default none.
+        key_mask: (…, keys), False hides a key.
+
+    Returns:
+        Entropy in nats, largest logit and number of keys seen, by head and query.
+    """
     q, k = q.detach(), k.detach()
     if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
         k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)

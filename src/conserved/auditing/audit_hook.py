@@ -30,21 +30,24 @@ class GradientsDoNotConserve(RuntimeError):
 class AuditHook:
     """Audits gradients just before the optimizer uses them, in the first step and every `every`-th after it.
 
-    What is neither shown right nor wrong (no law, missing gradients) is logged. Autocast regions around the model's
-    forward pass are noticed, so clipping does not hide in what precision gradients were computed.
+    An audit that shows gradients neither right nor wrong (no law, missing gradients) is logged. Autocast regions around
+    the model's forward pass are noticed, so the precision is known even where clipping hides it in the gradients.
 
     Args:
         model: the model that is trained.
         optimizer: the optimizer whose steps are preceded by audits.
-        every: how many steps from one audit to the next.
-        on_failure: "raise" ends the run with GradientsDoNotConserve before anything moves; "log" writes to the logger
-            conserved.audit.
-        laws: what to test; by default inferred from the first inputs that come.
-        loss: what the model is trained with, as for `recognize`.
+        every: number of steps from one audit to the next.
+        on_failure: "raise" ends the run with GradientsDoNotConserve before any parameter moves; "log" writes to the
+            logger conserved.audit.
+        laws: the laws to test; by default they are inferred from the first inputs that come.
+        loss: the loss the model is trained with, as for `recognize`.
         precision: the coarsest precision of the backward pass, where it is known.
-        unused: parameters that rightly get no gradient.
+        unused: patterns of names of parameters that may have no gradient.
 
-    As a context manager it is removed at the end.
+    Raises:
+        ValueError: `every` is less than one, or `on_failure` is neither word.
+
+    As a context manager it removes its hooks at the end.
     """
 
     def __init__(
@@ -121,5 +124,15 @@ class AuditHook:
 
 
 def audit_every(optimizer: Optimizer, model: nn.Module, *args: Any, **kwargs: Any) -> AuditHook:
-    """An `AuditHook` under the name it first had, which took the optimizer first."""
+    """An `AuditHook` under the name of the first release, with the optimizer before the model.
+
+    Args:
+        optimizer: the optimizer whose steps are preceded by audits.
+        model: the model that is trained.
+        *args: further arguments of `AuditHook`, from `every` on.
+        **kwargs: keyword arguments of `AuditHook`.
+
+    Returns:
+        The hook, which is in place already.
+    """
     return AuditHook(model, optimizer, *args, **kwargs)

@@ -32,7 +32,7 @@ Trouble = Literal["missing", "not finite", "zero"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One gradient identity: how far off it is, how far rounding could take it, and what a failure suggests."""
+    """One gradient identity: its residual, the limit that rounding explains, and likely causes of a failure."""
 
     name: str
     family: str
@@ -46,7 +46,7 @@ class Row:
     source: str = "typed"
     """How the law was found: "typed", "probed" or "assumed"; see `conserved.Symmetry`."""
     where: tuple[str, ...] = ()
-    """The rows of every parameter that it speaks of, in words."""
+    """The rows of every parameter that take part, in words."""
     suggests: tuple[str, ...] = ()
 
     @property
@@ -66,7 +66,7 @@ class Row:
 
     @property
     def excess(self) -> float:
-        """The residual over what rounding explains; infinite if it is not a number."""
+        """The residual in units of its limit; infinite if it is not a number."""
         return self.residual / self.tolerance if self.residual == self.residual else float("inf")
 
     def record(self) -> dict[str, Any]:
@@ -77,14 +77,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientFinding:
-    """Something about the gradient of one parameter that no identity says."""
+    """A gradient of one parameter that is missing, not finite or zero."""
 
     parameter: str
     trouble: Trouble
 
     @property
     def matters(self) -> bool:
-        """Whether the pass cannot be called right with it; a gradient of zeros alone is only worth knowing."""
+        """Whether it keeps the pass from being called right; a gradient of zeros alone does not."""
         return self.trouble != "zero"
 
     def __str__(self) -> str:
@@ -121,18 +121,23 @@ class Judgement:
 
 
 class Audit:
-    """The identities of one backward pass, worst first.
+    """The result of one audit: the gradient identities of a backward pass, worst first.
 
     `ok`: nothing is refuted, no gradient is missing, and something was tested. `conclusive`: everything that could be
-    tested was, to rounding. Only both together are green, and `coverage` says for how much of the model.
-    `precision` is the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of
-    the gradients themselves), or read off the gradients' bits.
+    tested was, to rounding. Only both together are green, and `coverage` says for how much of the model. `precision` is
+    the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of the gradients
+    themselves), or read off the gradients' bits.
 
-    What `audit(model, wait=False)` returns is judged when it is first read; `ready` says whether that would wait.
+    An audit from `audit(model, wait=False)` is judged when it is first read; `ready` says whether reading would wait.
     """
 
     def __init__(self, judge: Callable[[], Judgement], arrived: Callable[[], bool] = lambda: True) -> None:
-        """An audit whose numbers are on their way: `judge` waits for them, `arrived` says whether it would."""
+        """An audit whose numbers may still be on their way from the device; `conserved.audit` makes them.
+
+        Args:
+            judge: waits for the numbers and judges them; called once, when the audit is first read.
+            arrived: whether the numbers are there, so that `judge` would not wait.
+        """
         self._judge: Callable[[], Judgement] | None = judge
         self._arrived = arrived
 
@@ -152,7 +157,7 @@ class Audit:
 
     @property
     def verdict(self) -> Verdict:
-        """What is to be said of the pass as a whole."""
+        """The verdict on the whole pass."""
         return self.judgement.verdict
 
     @property
@@ -176,17 +181,17 @@ class Audit:
         return self.judgement.tested
 
     def by_family(self) -> Mapping[str, float]:
-        """The largest residual over what rounding explains, by family of law."""
+        """The largest residual in units of its rounding limit, by family of law."""
         return self.judgement.by_family()
 
     @property
     def findings(self) -> tuple[GradientFinding, ...]:
-        """What is odd about single gradients: missing, not finite, zero."""
+        """Single gradients that are missing, not finite or zero."""
         return self.judgement.findings
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Parameters that no law speaks of."""
+        """Parameters that take part in no law."""
         return self.judgement.unclaimed
 
     @property
@@ -201,7 +206,7 @@ class Audit:
 
     @property
     def gauge(self) -> Gauge | None:
-        """What was seen of the keys of attention, if the pass was watched."""
+        """The sums of key gradients, if the pass was watched by `conserved.gauge`."""
         return self.judgement.gauge
 
     @property
@@ -226,13 +231,13 @@ class Audit:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """One for every identity: failures, then what holds, then what no gradient reached; worst first."""
+        """One row per identity: failures, identities that hold, identities that no gradient reached; worst first."""
         others = self.judgement.others()
         return (*self.failures, *sorted(others, key=lambda row: (not row.checked, -row.excess)))
 
     @cached_property
     def coverage(self) -> AuditCoverage:
-        """The share of trained parameters and of modules that tested identities span, and what they leave out."""
+        """The share of trained parameters and of modules that tested identities span, and the parts left out."""
         return self.judgement.covers()
 
     @property
@@ -249,7 +254,7 @@ class Audit:
 
     @property
     def badge(self) -> str:
-        """The verdict in a few words, with what it covers: "verified, 94 % of parameters"."""
+        """The verdict with the share it covers, in a few words: "verified, 94 % of parameters"."""
         if self.conclusive:
             return f"{self.verdict.status.value}, {self.coverage.percent} of parameters"
         return self.verdict.status.value
@@ -267,7 +272,7 @@ class Audit:
         return found | record_of(self, "findings unclaimed dropped")
 
     def summary(self) -> str:
-        """The verdict, failures with what they suggest, findings, and what a clean audit does not see."""
+        """The verdict, failures with likely causes, findings, and the errors that no audit sees."""
         checked = sum(row.checked for row in self.rows)
         known = {"given": "as given", "stored": "as stored", "bits": "as the bits of the gradients show"}[self.known]
         where = f" over {self.ranks} processes" if self.ranks > 1 else ""

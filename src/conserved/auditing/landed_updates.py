@@ -42,7 +42,7 @@ class Landed:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Landing:
-    """What moved between entering and leaving the `with` block; read it afterwards."""
+    """The parameters that changed inside the `with` block; read it afterwards."""
 
     least: float = LEAST
     rows: tuple[Landed, ...] = field(default=())
@@ -91,13 +91,24 @@ class Landing:
 
 @contextmanager
 def landing(model: nn.Module, *, least: float = LEAST) -> Iterator[Landing]:
-    """Watch one optimizer step.
+    """Watch one optimizer step: did the parameters that have a gradient change?
 
         with conserved.check_update(model) as update:
             optimizer.step()
         assert update.ok
 
     A copy of the trainable parameters is held inside. Of a sharded parameter this process sees its own part.
+
+    Args:
+        model: the model, with gradients on its parameters when the block is entered.
+        least: the smallest share of a parameter's entries with a nonzero gradient that must change for the update to
+            count as landed.
+
+    Yields:
+        A `Landing`, filled in at the end of the block: `.ok`, `.rows`, `.verdict`.
+
+    Raises:
+        TypeError: `model` is not a module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"landing takes a torch.nn.Module; got {type(model).__name__}.")

@@ -44,20 +44,20 @@ def audit(
     gauge: Gauge | None = None,
     wait: bool = True,
 ) -> Audit:
-    """Hold every gradient identity against rounding. Call it after `loss.backward()`, before `optimizer.step()`.
+    """Test every gradient identity of a model against rounding, after `loss.backward()` and before `optimizer.step()`.
 
     Args:
         model: the model, with gradients on its parameters.
-        laws: what to hold them against. Without it, the laws of the model are inferred for `loss` and kept with it; a
-            model that does not say how it is called needs `laws=conserved.recognize(model, x)`.
-        loss: as for `conserved.recognize`.
-        precision: the coarsest that the forward or backward pass was computed in, for instance torch.bfloat16 under
-            autocast; without it, it is taken from the stored types and read off the gradients' bits.
-        accumulated: backward passes that were added up in the gradients; it matters if those are stored in half
+        laws: the laws whose identities are tested. By default the laws of the model are inferred for `loss` and kept
+            with it; a model that does not say how it is called needs `laws=conserved.recognize(model, x)`.
+        loss: the loss the laws are inferred for, as for `conserved.recognize`.
+        precision: the coarsest precision of the forward and backward pass, for instance torch.bfloat16 under autocast.
+            By default it is taken from the stored types and read off the gradients' bits.
+        accumulated: number of backward passes added up in the gradients; it matters if those are stored in half
             precision.
         unused: patterns of names of parameters that may have no gradient.
-        gauge: what `conserved.gauge(model)` saw of the same passes. The verdict is then on both, and laws up to a
-            norm's ε are held to rounding.
+        gauge: the `Gauge` that `conserved.gauge(model)` gave for the same passes. The verdict is then on both, and laws
+            up to a norm's ε are held to rounding.
         wait: False returns as soon as everything is queued on the device, and the audit is judged when it is first
             read, `.ready` or not. Gradients may be clipped, used and freed in the meantime. As they are not looked at
             again, a failure comes without the factor that would mend it, and identities whose products over- or
@@ -67,6 +67,10 @@ def audit(
     Returns:
         An `Audit`: `.ok`, `.conclusive`, `.coverage`, `.failures`, `.summary()`.
 
+    Raises:
+        TypeError: `model` is not a module.
+        ValueError: `precision` is not a floating-point type, or `accumulated` is less than one.
+        NoExample: no laws are given, and the model does not say how it is called.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"audit takes a torch.nn.Module; got {type(model).__name__}.")

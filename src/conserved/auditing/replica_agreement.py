@@ -80,8 +80,19 @@ def replicas(model: nn.Module, group: dist.ProcessGroup | None = None, *, tolera
     """Compare all parameters and gradients that should be equal over a process group; every process must call it.
 
     Plain tensors should be equal on all processes of the group, a DTensor along the mesh dimensions over which it is
-    replicated. Each tensor is reduced to three numbers, so two small collectives serve the whole model; equality is to
-    the bit unless a `tolerance` relative to the tensor's size is given.
+    replicated. Each tensor is reduced to three numbers, so two small collectives serve the whole model.
+
+    Args:
+        model: the replica of this process; its gradients are compared where there are any.
+        group: the processes that hold plain tensors in common; by default all of them.
+        tolerance: the largest difference allowed, relative to the norm of the tensor; 0 asks for equality to the bit.
+
+    Returns:
+        The spread of every tensor over the processes, furthest apart first, with one verdict. Outside a distributed run
+        it is INCONCLUSIVE.
+
+    Raises:
+        TypeError: `model` is not a module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"replicas takes a torch.nn.Module; got {type(model).__name__}.")

@@ -70,11 +70,11 @@ class GaugeRow:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Gauge:
-    """What was seen of the keys; read it after leaving the `with` block."""
+    """The key gradients that `conserved.gauge` saw, and their sums by head; read it after leaving the `with` block."""
 
     precision: torch.dtype | None = None
     terms: EpsilonTerms | None = None
-    """What ε leaves of laws that hold up to it, for `conserved.audit(model, gauge=…)`."""
+    """The remainder that ε leaves in laws that hold up to it, for `conserved.audit(model, gauge=…)`."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Attention layers for which the identity does not hold by design, and why."""
     seen: int = 0
@@ -82,7 +82,17 @@ class Gauge:
     _sums: list[tuple[str, int, torch.dtype, int, Tensor]] = field(default_factory=list)
 
     def see(self, name: str, keys: Tensor, visible: str) -> Tensor:
-        """Watch the gradient of these keys, and of nothing else that may be computed from the same tensor."""
+        """Watch the gradient that these keys get from their attention call, and from no other use of the same tensor.
+
+        Args:
+            name: the name of the attention layer.
+            keys: the keys as the scores use them, (…, heads, length, width).
+            visible: why a shift of all keys would be visible in the outputs of this layer, so that the identity does
+                not hold by design; empty if it should hold.
+
+        Returns:
+            The keys to compute scores with: a view of `keys` of their own if they are watched.
+        """
         if being_followed():
             return keys
         if visible:
@@ -171,7 +181,7 @@ class Gauge:
         return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
 
     def summary(self) -> str:
-        """The verdict with its evidence, and what was left out."""
+        """The verdict with its evidence, and the layers left out."""
         left = [f"  left out: {name}, because {why}" for name, why in self.excluded.items()]
         return "\n".join([str(self.verdict), *left])
 
@@ -217,11 +227,24 @@ def gauge(
         assert g.ok
         assert conserved.audit(model, gauge=g).conclusive
 
-    At the norms it measures what ε leaves of laws that hold up to it, so that the audit holds them to rounding as well;
-    for that the laws are inferred at the first forward pass, unless they are given or known.
+    At the norms it measures the remainder that ε leaves in laws that hold up to it, so that the audit holds them to
+    rounding as well; for that the laws are inferred at the first forward pass, unless they are given or known.
 
     Works with attention of transformers in any implementation, with torch's scaled_dot_product_attention and with
     conserved.blocks, checkpointed or not. A compiled model must be watched uncompiled.
+
+    Args:
+        model: the model whose attention calls are watched.
+        laws: the laws of the model, for the ones that hold up to a norm's ε; by default they are inferred.
+        precision: the coarsest precision of the pass; by default that of the keys, or of autocast around them.
+        loss: the loss for which laws are inferred, as for `conserved.recognize`.
+
+    Yields:
+        A `Gauge`: `.ok`, `.rows`, `.verdict`, `.excluded`.
+
+    Raises:
+        TypeError: `model` is not a module.
+        ValueError: no attention call was seen in the block.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"gauge takes a torch.nn.Module; got {type(model).__name__}.")

@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What the proofs of a certificate gave."""
+    """The results of the proofs of a certificate."""
 
     rank: Independence
     laws: Independence | None
@@ -94,7 +94,7 @@ def pieces(contents: CertificateContents) -> list[tuple[Input, Any]]:
 class Certificate:
     """At most `at_most` independent laws exist; `found` are listed. `complete` when the two agree.
 
-    `verdict` is what was proved when the certificate was made, or by `check()`; a certificate that was only loaded says
+    `verdict` was reached when the certificate was made, or by `check()`; a certificate that was only loaded says
     nothing yet.
     """
 
@@ -155,12 +155,26 @@ class Certificate:
         return body | {"digest": digest(body)}
 
     def save(self, path: str | Path) -> None:
-        """Write a self-contained JSON file."""
+        """Write a self-contained JSON file.
+
+        Args:
+            path: the file to write, in place of one that is there.
+        """
         Path(path).write_text(json.dumps(self.record(), ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Certificate:
-        """Read a file; `Malformed` says what is wrong with it. Nothing is believed until `check()`."""
+        """Read a certificate; nothing it says is believed until `check()`.
+
+        Args:
+            path: a file that `save` wrote.
+
+        Returns:
+            The certificate. Its verdict is INCONCLUSIVE, or REFUTED if the file was changed after it was made.
+
+        Raises:
+            Malformed: the file is no certificate; the message says what is wrong with it.
+        """
         try:
             return Certificate.of(parse(Path(path).read_bytes()))
         except Malformed as problem:
@@ -168,7 +182,17 @@ class Certificate:
 
     @staticmethod
     def of(record: Any) -> Certificate:
-        """A certificate from plain data."""
+        """A certificate from plain data, as `load` reads it.
+
+        Args:
+            record: the contents of a file, parsed as JSON.
+
+        Returns:
+            The certificate, not checked.
+
+        Raises:
+            Malformed: the data is no certificate.
+        """
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise Malformed(f"This is not a certificate: its format is not {FORMAT!r}.")
         version = record.get("version")
@@ -197,11 +221,18 @@ class Certificate:
         return Certificate(contents=contents, tiers=tiers, verdict=verdict, digest=printable(str(record.get("digest"))))
 
     def checked(self, progress: Progress | None = None) -> Certificate:
-        """The same certificate with the verdict of `check()`."""
+        """The same certificate with the verdict of `check()`.
+
+        Args:
+            progress: called with one line for every stage of the proof.
+
+        Returns:
+            A copy.
+        """
         return replace(self, verdict=self.check(progress))
 
     def outcome(self) -> dict[str, Any]:
-        """What the certificate says and how well that is known, without the proof's data."""
+        """The statement of the certificate and how well it is known, without the data of the proof."""
         return claim(self.contents, self.tiers) | {
             "complete": self.complete,
             "verdict": self.verdict.status.value,
@@ -216,7 +247,15 @@ class Certificate:
         }
 
     def check(self, progress: Progress | None = None) -> Verdict:
-        """Redo the whole proof from the contents, with derivatives by this library's own rules in ball arithmetic."""
+        """Redo the whole proof from the contents, with derivatives by this library's own rules in ball arithmetic.
+
+        Args:
+            progress: called with one line for every stage of the proof.
+
+        Returns:
+            PROVED, or VERIFIED where laws could only be enclosed at random points; INCONCLUSIVE if a step could not be
+            redone, REFUTED if the file was changed after it was made.
+        """
         if self.verdict == Verdict.REFUTED:
             return self.verdict
         findings = examine(self.contents, progress)

@@ -55,11 +55,27 @@ def certify(
     progress: Progress | None = None,
     class_axis: int = -1,
 ) -> Certificate:
-    """Prove how many conservation laws a function has at most, and that those found are laws.
+    """Prove the largest possible number of conservation laws of a function, and that the laws found are laws.
 
-    `f`, `inputs`, `loss`, `seed`, `params` and `class_axis` are as for `discover`. `laws` are the laws to list, by
-    default those that inference reads off the function, and where these are not all, those that `find_laws` finds.
-    Balls have `bits` bits, and more where that does not decide.
+    Args:
+        f: a module, or a callable f(params, x) with `params=` its tensors; at most 4,096 parameters.
+        inputs: draws one input from a generator, or is an example whose shapes and types are imitated.
+        loss: the loss the laws must hold for: "any", or "cross_entropy" on the outputs.
+        bits: precision of the balls, from 2 to 4096; more are taken where these do not decide.
+        seed: the seed of all samples.
+        params: the tensors of a callable.
+        laws: the laws to list; by default those that inference reads off the function, and where these are not all, the
+            laws that `find_laws` finds.
+        progress: called with one line for every stage.
+        class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch.
+
+    Returns:
+        The certificate with its verdict; `.save(path)` writes it.
+
+    Raises:
+        NoRule: an operator of the function has no rule in ball arithmetic.
+        Unsuitable: the function is too large, cannot be traced, or has a gradient of its own making; or an argument is
+            out of its range.
     """
     say = progress or (lambda message: None)
     if not isinstance(loss, str):

@@ -29,10 +29,10 @@ _ORTHOGONAL = 1e-8
 class Discovery:
     """The laws of a function, and how well they are known.
 
-    `count` is the number of independent laws; `laws` those that were found as formulas, at random parameters.
-    `unexplained` laws exist that no found form explains. `approximate` laws hold up to something small and are not
-    part of the count. `inferred` names those of the laws that were read off the program; the others were searched for
-    in gradients. Both kinds were tried on gradients at two points, and against the brackets there.
+    `count` is the number of independent laws; `laws` are the laws found as formulas, at random parameters.
+    `unexplained` is the number of laws that exist and have no formula. `approximate` laws hold up to something small
+    and are not part of the count. `inferred` names the laws that were read off the program; all other formulas were
+    searched for in gradients. Both kinds were tried on gradients at two points, and against the brackets there.
     """
 
     parameters: int
@@ -74,7 +74,7 @@ class Discovery:
         return f"<Discovery: {self.count} laws of {self.parameters} parameters, {found}; {self.verdict.status.value}>"
 
     def summary(self) -> str:
-        """The laws as a table, and what is known about their number."""
+        """The laws as a table, and the verdict on their number."""
         if not len(self.laws):
             return str(self.verdict)
         return "\n".join([self.laws.summary(), f"Formulas: {self.origin}.", "", str(self.verdict)])
@@ -155,22 +155,25 @@ def discover(
     Args:
         f: a module, or a callable f(params, x) with `params=` its tensors.
         inputs: draws one input from a generator, or is an example whose shapes and types are imitated.
-        loss: where output gradients live: "any", "cross_entropy", or a function of (output, target).
-        depth: how deep brackets are nested; by default until a further level brings nothing new.
-        seed: of all samples.
-        device: where to compute.
+        loss: the space of output gradients: "any", "cross_entropy", or a function of (output, target).
+        depth: the largest depth of nested brackets; by default until a further level brings nothing new.
+        seed: the seed of all samples.
+        device: the device to compute on.
         params: the tensors of a callable.
         count: False looks for formulas only, which needs a few gradients instead of a square matrix of the size of the
             parameters, so that layers of real width can be studied too.
         forms: False only counts.
         infer: where formulas come from first. True reads them off the program, tries them on gradients, and searches
             only for laws that are missing; False searches for all of them in gradients, knowing nothing of the program.
-        progress: is told in words what is being done.
+        progress: called with one line for every stage.
         class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch: the last for
             (tokens, classes), 0 for (classes, positions).
 
     Returns:
-        The count, the laws and what is known about both; with `count=False` the laws alone.
+        A `Discovery`: the count, the laws and the verdict on both; with `count=False` the laws alone.
+
+    Raises:
+        Unsuitable: the function cannot be differentiated as needed or is too large; the message says why.
     """
     if not count:
         return find_laws(
@@ -213,10 +216,26 @@ def find_laws(
     progress: Progress | None = None,
     class_axis: int = -1,
 ) -> LawSet:
-    """The laws of a function as formulas, without counting how many there are.
+    """The laws of a function as formulas, without counting how many there are: `discover(…, count=False)`.
 
     The count needs memory for a square matrix of the size of the parameters; the formulas need a few gradients, so they
-    are found for layers of real width too. Arguments as for `discover`.
+    are found for layers of real width too.
+
+    Args:
+        f: a module, or a callable f(params, x) with `params=` its tensors.
+        inputs: draws one input from a generator, or is an example whose shapes and types are imitated.
+        loss: the space of output gradients: "any", "cross_entropy", or a function of (output, target).
+        seed: the seed of all samples.
+        device: the device to compute on.
+        params: the tensors of a callable.
+        progress: called with one line for every stage.
+        class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch.
+
+    Returns:
+        The laws that were found in gradients.
+
+    Raises:
+        Unsuitable: the function cannot be differentiated as needed; the message says why.
     """
     function = function_of(f, inputs, loss=loss, params=params, device=device, class_axis=class_axis)
     generator = torch.Generator().manual_seed(seed)

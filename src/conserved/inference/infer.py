@@ -36,25 +36,26 @@ LARGE = 100_000_000
 def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSet:
     """The conservation laws of a model, or of any program, inferred from the operations it runs.
 
-    One forward pass is followed, and every symmetry that the operations leave to the parameters becomes a law.
-    Nothing is known about architectures. Shapes and types of the inputs count; their values do not, except where a
-    program branches on them.
+    One forward pass is followed, and every symmetry of the parameters that the operations allow becomes a law. Nothing
+    is known about architectures. Shapes and types of the inputs count; their values do not, except where a program
+    branches on them.
 
     Args:
         model: a `torch.nn.Module`; or a function without arguments that computes the whole objective, followed by the
-            module
-            whose parameters are trained; or a function of a dictionary of parameters and inputs.
+            module whose parameters are trained; or a function of a dictionary of parameters and inputs.
         *args: example inputs, as the model is called. Without any, inputs are made up where the model says how.
-        loss: "any" lists laws that hold whatever the outputs are judged by; "cross_entropy" also those of a
-            classifier's
+        loss: "any" lists laws that hold for every loss on the outputs; "cross_entropy" also those of a classifier's
             head, with the classes on the outputs' last axis.
         **kwargs: more example inputs, by name.
 
     Returns:
-        A `LawSet`. `.dropped` says what is no law and which operation is the reason, `.unknown` which operations have
-        no rule,
-        `.explain(name)` why a law is one.
+        A `LawSet`. `.dropped` names symmetries that are no laws and the operation that breaks each, `.unknown` the
+        operations without a rule; `.explain(name)` gives the derivation of a law.
 
+    Raises:
+        ValueError: `loss` is another word.
+        TypeError: `model` is neither a module nor a function as above.
+        NoExample: there are no example inputs, and the model does not say how it is called.
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")

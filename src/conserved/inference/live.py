@@ -32,11 +32,17 @@ class FirstCall:
     """Remembers the arguments of a model's next call, and infers the laws from them when asked.
 
     The hook goes on the module that is called, which may be a wrapper (compiled, data parallel) around the one whose
-    laws are wanted. It is gone after one call, and what it remembered is forgotten once the laws are known.
+    laws are wanted. It is gone after one call, and the arguments are forgotten once the laws are known.
     """
 
     def __init__(self, called: nn.Module, model: nn.Module | None = None, *, loss: str = "any") -> None:
-        """`called` is the module that will be called, `model` the one inside it whose laws are wanted, if another."""
+        """Put the hook on a module; `close` takes it away.
+
+        Args:
+            called: the module that will be called.
+            model: the module inside it whose laws are wanted, if that is another.
+            loss: the loss for which laws are inferred, as for `recognize`.
+        """
         self.model = called if model is None else model
         self.loss = loss
         self.call: ModelCall | None = None
@@ -79,7 +85,7 @@ class FirstCall:
 
 
 def run_as_written() -> None:
-    """At the beginning of a hook: torch.compile leaves it out of what it compiles.
+    """Call it at the beginning of a hook: torch.compile then does not compile the hook.
 
     Its decorator `torch.compiler.disable` does the same and imports the compiler, which takes seconds.
     """
@@ -110,7 +116,15 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str, _Known]] = weakref.WeakKe
 
 
 def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
-    """The laws of a model as it is now, if they were inferred before."""
+    """The laws of a model as it is now, if they were inferred before; nothing is inferred.
+
+    Args:
+        model: any module.
+        loss: the loss they were inferred for, as for `recognize`.
+
+    Returns:
+        The laws, or None if they were not inferred or the model has changed since.
+    """
     kept = _KNOWN.get(model, {}).get("any" if loss == "regression" else loss)
     return kept.laws if kept is not None and kept.state == parts_of(model).state else None
 
@@ -120,16 +134,21 @@ def laws_of_model(
 ) -> LawSet:
     """The laws of a model, inferred once and kept with it.
 
-    They are inferred again when parameters were added, removed, replaced, tied, frozen or unfrozen, when a part
-    changed between training and evaluation, and when a module got another `forward`.
+    They are inferred again when parameters were added, removed, replaced, tied, frozen or unfrozen, when a part changed
+    between training and evaluation, and when a module got another `forward`.
 
     Args:
         model: any module.
         loss: as for `recognize`.
-        call: arguments to follow it with. Without them, those that a `FirstCall` on the model has seen; otherwise
-            inputs are made up where the model says how it is called.
-        parts: what `parts_of` lists of the model, where that is known.
+        call: positional and keyword arguments to follow the model with. By default the inputs that a `FirstCall` on the
+            model has seen; otherwise inputs are made up where the model says how it is called.
+        parts: the result of `parts_of(model)`, where that is known.
 
+    Returns:
+        The laws, the same object as long as the model stays the same.
+
+    Raises:
+        NoExample: there are no inputs, and the model does not say how it is called.
     """
     word = "any" if loss == "regression" else loss
     state = (parts or parts_of(model)).state

@@ -17,7 +17,7 @@ _ADVICE = (
 
 
 class Component:
-    """What a recogniser for a class of modules was; it has no effect."""
+    """A recogniser for a class of modules, of the first release; it has no effect any more."""
 
     def __init__(self, **given: Any) -> None:
         warnings.warn(f"conserved.{type(self).__name__} {_ADVICE}", DeprecationWarning, stacklevel=2)
@@ -25,15 +25,15 @@ class Component:
 
 
 class Site(Component):
-    """What a recogniser was given: a module, and where it is."""
+    """The module that a recogniser was given, with its place in the model; it has no effect any more."""
 
 
 class Linear(Component):
-    """What a recogniser said of a linear map."""
+    """A linear map in the words of a recogniser; it has no effect any more."""
 
 
 class Unreadable(ValueError):
-    """What a recogniser raised for a module that it could not read; nothing raises it any more."""
+    """Raised by a recogniser for a module that it could not read; recognisers are gone."""
 
 
 def components() -> tuple[Component, ...]:
@@ -46,16 +46,23 @@ def component_of(module: Any) -> None:
 
 
 def reads(*_: Any, **__: Any) -> Any:
-    """What a recogniser read; refused."""
+    """Refused: recognisers are gone."""
     raise Unreadable(f"conserved.recognize.reads {_ADVICE}")
 
 
 def writes(*_: Any, **__: Any) -> Any:
-    """What a recogniser wrote; refused."""
+    """Refused: recognisers are gone."""
     raise Unreadable(f"conserved.recognize.writes {_ADVICE}")
 
 
 def register(component: Any) -> Any:
-    """What made a recogniser known; it returns what it is given and has no other effect."""
+    """Deprecated and without effect: laws are read off the operations a model runs.
+
+    Args:
+        component: anything.
+
+    Returns:
+        The component, unchanged.
+    """
     warnings.warn(f"conserved.register {_ADVICE}", DeprecationWarning, stacklevel=2)
     return component

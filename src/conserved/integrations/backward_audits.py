@@ -18,12 +18,12 @@ from conserved.laws import LawSet
 class BackwardAudits:
     """A context in which every backward pass is audited; one that breaks a gradient identity raises AssertionError.
 
-    Laws are inferred from the first call of every outermost module. What a backward pass adds to gradients is audited,
-    so that accumulating them, and steps of an optimizer between, do no harm. Parameters without a gradient are no
-    failure: tests differentiate parts of models.
+    Laws are inferred from the first call of every outermost module. Each pass is audited by the gradients it adds, so
+    that accumulating them, and steps of an optimizer between, do no harm. Parameters without a gradient are no failure:
+    tests differentiate parts of models.
 
     Args:
-        loss: what models are trained with, as for `conserved.recognize`.
+        loss: the loss that models are trained with, as for `conserved.recognize`.
     """
 
     def __init__(self, loss: str = "any") -> None:

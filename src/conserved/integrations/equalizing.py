@@ -14,18 +14,23 @@ else:
 
 
 class EqualizeCallback(TrainerCallback):  # type: ignore[misc]
-    """`Trainer(..., callbacks=[EqualizeCallback(every=100)])`; options are those of `transform.EqualizeEvery`."""
+    """Equalises the model between steps: `Trainer(..., callbacks=[EqualizeCallback(every=100)])`.
+
+    Args:
+        every: number of steps from one equalisation to the next.
+        **options: further arguments of `conserved.transform.EqualizeEvery`.
+    """
 
     def __init__(self, every: int = 100, **options: Any) -> None:
         self.equalizer: EqualizeEvery | None = None
         self._options = {"every": every, **options}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The model and the optimizer are ready."""
+        """Make the equaliser: the model and the optimizer are ready."""
         self.equalizer = EqualizeEvery(kwargs["model"], optimizer=_inner(kwargs["optimizer"]), **self._options)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has stepped."""
+        """Equalise if it is time: the optimizer has stepped."""
         if self.equalizer is not None:
             self.equalizer.step()
 

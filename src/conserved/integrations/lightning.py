@@ -46,9 +46,15 @@ def _silent(module: Any) -> Iterator[None]:
 class LightningConservation(Callback):
     """`lightning.Trainer(callbacks=[LightningConservation()])`, with automatic optimization.
 
-    Gradients are audited before the optimizers use them. Records go to `conserved.db` in the default root folder unless
-    `sinks` says otherwise, and drift by block to the Trainer's own loggers. References are part of Lightning's
-    checkpoints. Clipping is told apart from a wrong gradient. Other options are those of `conserved.Monitor`.
+    Gradients are audited before the optimizers use them, and clipping by value is told apart from a wrong gradient.
+    References are part of Lightning's checkpoints.
+
+    Args:
+        laws: the laws to watch; by default they are inferred at the first forward pass, or from the training step of a
+            module that has no forward pass of its own.
+        sinks: where records go: sinks, or paths of stores; by default `conserved.db` in the default root folder.
+        log: whether the scalars of every record also go to the Trainer's own loggers.
+        **options: further arguments of `conserved.Monitor`.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class LightningConservation(Callback):
         self._restored: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The model and the optimizers are ready, and restored if training resumes."""
+        """Begin to watch: the model and the optimizers are ready, and restored if training resumes."""
         mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(trainer.precision))
         config = (self._options.get("config") or MonitorConfig()).under(mixed)
         self.monitor = Monitor(
@@ -78,7 +84,7 @@ class LightningConservation(Callback):
             self.monitor.load_state_dict(self._restored)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A module that is never called as a whole has the laws of its training step, read off the first batch."""
+        """Infer the laws of a module that has no forward pass of its own from its training step on the first batch."""
         if self.monitor is None or not self.monitor.waiting or not _never_called(pl_module):
             return
         with _silent(pl_module):
@@ -86,12 +92,12 @@ class LightningConservation(Callback):
         self.monitor.watch(laws)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Gradients are complete and not yet clipped."""
+        """Note the gradients before they are clipped by value."""
         if self.monitor is not None and trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
             self.monitor.before_clipping()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Gradients are cleared at the beginning of the next batch only."""
+        """Account for the step: gradients are cleared at the beginning of the next batch only."""
         if self.monitor is None or not self.monitor.pending:
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -102,15 +108,19 @@ class LightningConservation(Callback):
                 logger.log_metrics({f"conserved/{name}": value for name, value in scalars.items()}, self.monitor.count)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Everything is written; the monitor stays to be asked, and what it found is said once more."""
+        """Write everything, and print the summary if there were alarms; `monitor` stays open to questions."""
         if self.monitor is not None:
             self.monitor.close()
             tell(self.monitor, trainer.is_global_zero)
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning's checkpoints."""
+        """The monitor's state, for Lightning's checkpoints."""
         return {} if self.monitor is None else self.monitor.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From Lightning's checkpoints, before training starts."""
+        """Keep the state from a checkpoint of Lightning until training starts.
+
+        Args:
+            state_dict: the result of `state_dict` of the earlier run.
+        """
         self._restored = state_dict or None

@@ -26,12 +26,17 @@ STATE = "conservation.pt"
 class ConservationCallback(TrainerCallback):  # type: ignore[misc]
     """`Trainer(..., callbacks=[ConservationCallback()])`.
 
-    Gradients are audited before the optimizer uses them, and laws are watched after it has. Records go to
-    `conserved.db` in the output folder unless `sinks` says otherwise, and with `report` to where the Trainer reports
-    anyway (`report_to`: TensorBoard, Weights & Biases, trackio), alarms as alerts. References are saved in every
-    checkpoint and taken up again when training resumes from one. Other options are those of `conserved.Monitor`, such
-    as `stop=True`, which ends the run before a wrong step; the precision of autocast is read from the training
+    Gradients are audited before the optimizer uses them, and laws are watched after its step. References are saved in
+    every checkpoint and read again when training resumes from one. The precision of autocast is read from the training
     arguments.
+
+    Args:
+        laws: the laws to watch; by default they are inferred at the first forward pass.
+        sinks: where records go: sinks, or paths of stores; by default `conserved.db` in the output folder.
+        report: whether records also go where the Trainer itself reports (`report_to`: TensorBoard, Weights & Biases,
+            trackio), alarms as alerts.
+        **options: further arguments of `conserved.Monitor`, such as `stop=True`, which ends the run before a wrong
+            step.
     """
 
     def __init__(
@@ -46,7 +51,7 @@ class ConservationCallback(TrainerCallback):  # type: ignore[misc]
         self._laws, self._sinks, self._report, self._options = laws, sinks, report, options
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The model and the optimizer are ready, and restored if training resumes."""
+        """Begin to watch: the model and the optimizer are ready, and restored if training resumes."""
         precision = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         folder = Path(args.output_dir)
         config = (self._options.get("config") or MonitorConfig()).under(precision)
@@ -59,25 +64,25 @@ class ConservationCallback(TrainerCallback):  # type: ignore[misc]
             self.monitor.load_state_dict(torch.load(saved, weights_only=True))
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has stepped and gradients are still there."""
+        """Account for the step: the optimizer has stepped and gradients are still there."""
         if self.monitor is not None:
             self.monitor.step()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The loss that the Trainer logs goes beside the account."""
+        """Keep the loss that the Trainer logs beside the account."""
         loss = (kwargs.get("logs") or {}).get("loss")
         if self.monitor is not None and isinstance(loss, int | float):
             self.monitor.note(loss=float(loss))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A checkpoint has been written."""
+        """Save the monitor's state in the checkpoint that has been written."""
         if self.monitor is not None and state.is_world_process_zero:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if folder.is_dir():
                 torch.save(self.monitor.state_dict(), folder / STATE)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Everything is written; the monitor stays to be asked, and what it found is said once more."""
+        """Write everything, and print the summary if there were alarms; `monitor` stays open to questions."""
         if self.monitor is not None:
             self.monitor.close()
             tell(self.monitor, state.is_world_process_zero)

@@ -34,12 +34,12 @@ _BALANCED = 1e-6
 
 
 Law = Symmetry
-"""A conserved quantity is what a symmetry's moment map says of parameters: one thing under both names."""
+"""A conserved quantity is the moment map of a symmetry at the parameters: one class serves under both names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A symmetry the architecture has but this model does not keep, and why."""
+    """A symmetry that the architecture has and this model does not keep, and the reason."""
 
     name: str
     reason: str
@@ -62,11 +62,15 @@ class Change:
     terms: Tensor
 
     def relative(self, *, to: Literal["value", "scale"] = "value") -> Tensor:
-        """The distance in units of what it is relative to."""
+        """The distance of each h_i over its `unit`."""
         return self.distance / self.unit(to=to)
 
     def unit(self, *, to: Literal["value", "scale"] = "value") -> Tensor:
-        """What `LawSet.errors` measures each h_i against: its value, or its terms if it is balanced; never zero."""
+        """The size that `LawSet.errors` divides the distance of each h_i by; never zero.
+
+        Args:
+            to: "value" for ‖h_i(θ_0)‖, or its terms where that is below 1e-6 of them; "scale" always for its terms.
+        """
         size = self.terms if to == "scale" else self.size
         size = torch.where(size > _BALANCED * self.terms, size, self.terms)
         return torch.where(size > 0, size, torch.ones_like(size))
@@ -74,11 +78,15 @@ class Change:
 
 @runtime_checkable
 class Explains(Protocol):
-    """Whatever knows why laws hold: the inference that found them."""
+    """An object that knows why laws hold, such as the inference that found them."""
 
-    def explain(self, symmetry: Symmetry) -> str: ...
+    def explain(self, symmetry: Symmetry) -> str:
+        """Why the symmetry holds, in plain text."""
+        ...
 
-    def proof(self, symmetry: Symmetry) -> Verdict: ...
+    def proof(self, symmetry: Symmetry) -> Verdict:
+        """How well that is known: PROVED if a checker follows every step."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
@@ -94,7 +102,7 @@ class LawSet(Recorded):
     unclaimed: tuple[str, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
-    """Operations without a typing rule, and how often each occurred; what they touch is taken to be fixed."""
+    """Operations without a typing rule, and how often each occurred; tensors they touch are taken to be fixed."""
     derivation: Explains | None = None
     plan: Plan = field(init=False)
     """How all of them are evaluated together."""
@@ -140,15 +148,15 @@ class LawSet(Recorded):
         )
 
     def select(self, keep: Callable[[Symmetry], bool]) -> LawSet:
-        """The laws for which `keep` says yes."""
+        """The set of the laws for which `keep(symmetry)` is true."""
         return replace(self, symmetries=tuple(filter(keep, self.symmetries)))
 
     def explain(self, name: str) -> str:
-        """Why a law is one: which operations its space passes through, in which modules and lines."""
+        """Why the law of this name holds: the operations its space passes through, with modules and lines."""
         return self._derived().explain(self[name])
 
     def proof(self, name: str) -> Verdict:
-        """How well a law is known by its derivation: PROVED if a checker of its own follows every step of it."""
+        """How well the law of this name is known: PROVED if an independent checker follows its derivation."""
         return self._derived().proof(self[name])
 
     def _derived(self) -> Explains:
@@ -158,11 +166,19 @@ class LawSet(Recorded):
 
     @property
     def coverage(self) -> Coverage:
-        """The share of trained parameters that some law spans, by number of entries; `.tree` is the same by module."""
+        """The share of trained parameters that some law spans, by number of entries; `.tree` has it by module."""
         return Coverage.of(self.symmetries, self.parameters)
 
     def values(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """h(θ) of every law by name; gradients are not recorded."""
+        """The conserved quantity h(θ) of every law; gradients are not recorded.
+
+        Args:
+            parameters: tensors by name; by default the model's own, as they are now.
+            dtype: the precision to compute in; by default that of the parameters.
+
+        Returns:
+            By name of the law, a tensor of its conserved numbers.
+        """
         theta = self._theta(parameters)
         with torch.no_grad():
             return self._named(self.plan.evaluate([Point(theta)], [(0, 0)], law=True, dtype=dtype).values())
@@ -170,7 +186,16 @@ class LawSet(Recorded):
     def identities(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
-        """μ(θ, G) of every symmetry by name. Without `gradients`, those that backward() left on the parameters."""
+        """The left-hand side μ(θ, G) of every gradient identity; zero but for rounding if the gradients are right.
+
+        Args:
+            gradients: tensors by parameter name; by default the `.grad` of the parameters.
+            parameters: tensors by name; by default the model's own.
+            dtype: the precision to compute in; by default that of the parameters.
+
+        Returns:
+            By name of the law, the tensor μ(θ, G).
+        """
         theta = self._theta(parameters)
         sources = Point(theta), Direction(self._gradients(theta, gradients))
         with torch.no_grad():
@@ -179,13 +204,31 @@ class LawSet(Recorded):
     def residuals(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, float]:
-        """Relative size of every identity's left-hand side, in [0, 1]: ‖μ(θ, G)‖ over what it is made of."""
+        """The relative size of every identity's left-hand side: ‖μ(θ, G)‖ over the size of its terms.
+
+        Args:
+            gradients: tensors by parameter name; by default the `.grad` of the parameters.
+            parameters: tensors by name; by default the model's own.
+            dtype: the precision to compute in; by default that of the parameters.
+
+        Returns:
+            By name of the law, a number in [0, 1].
+        """
         return self._named(self.balance(gradients, parameters, dtype=dtype).residuals.tolist())
 
     def balance(
         self, gradients: Tensors | None = None, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> Balance:
-        """The residual of every identity, and what it is relative to: see `conserved.laws.identities`."""
+        """The residual of every identity together with the size it is relative to; see `conserved.laws.identities`.
+
+        Args:
+            gradients: tensors by parameter name; by default the `.grad` of the parameters.
+            parameters: tensors by name; by default the model's own.
+            dtype: the precision to compute in; by default that of the parameters.
+
+        Returns:
+            Arrays in the order of the laws, on the host.
+        """
         theta = self._theta(parameters)
         needed = {name: theta[name] for name in self.plan.needs}
         slopes = self._gradients(theta, gradients)
@@ -196,7 +239,19 @@ class LawSet(Recorded):
     def drift(
         self, updates: Tensors, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
-        """h(θ − U) − h(θ) of every law, exactly, with θ the parameters before the update."""
+        """The exact change h(θ − U) − h(θ) of every law in one step.
+
+        Args:
+            updates: the step U by parameter name: the parameters before it minus the parameters after it.
+            parameters: the parameters θ before the step; by default the model's own, as they are now.
+            dtype: the precision to compute in; by default that of the parameters.
+
+        Returns:
+            By name of the law, the change of its conserved numbers.
+
+        Raises:
+            ValueError: a parameter or its update is missing.
+        """
         theta = self._theta(parameters)
         updates = self._directions(updates)
         sources = Point(theta), Direction(updates)
@@ -206,7 +261,15 @@ class LawSet(Recorded):
             return self._named([uu - tu - ut for tu, ut, uu in pairs])
 
     def reference(self, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None) -> Reference:
-        """The laws now, to be passed to `errors` later."""
+        """The laws as they are now, to be passed to `errors` later.
+
+        Args:
+            parameters: tensors by name; by default the model's own.
+            dtype: the precision to compute in; by default that of the parameters.
+
+        Returns:
+            The value of every law and the size of its terms, copied.
+        """
         theta = self._theta(parameters)
         with torch.no_grad():
             scales = self.plan.evaluate([Point(theta)], [(0, 0)], law=True, absolute=True, dtype=dtype).values()
@@ -225,8 +288,21 @@ class LawSet(Recorded):
         """Equation (10): the mean over laws of ‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, for every block, family or law.
 
         A law whose reference value is below 1e-6 of the terms it is made of (balanced initialisation, a factor that
-        starts at zero against one that does not) is measured against the size of those terms instead; with
-        `relative_to="scale"` every law is. If the terms are zero as well, the change itself is reported.
+        starts at zero against one that does not) is measured against the size of those terms instead. If the terms are
+        zero as well, the change itself is reported.
+
+        Args:
+            reference: the laws at θ_0, from `reference()`.
+            parameters: tensors by name; by default the model's own, as they are now.
+            by: whether one number is given for each "block", "family" or "law".
+            relative_to: "value" divides by ‖h_i(θ_0)‖, "scale" always by the size of the terms.
+            dtype: the precision to compute in; by default that of the parameters.
+
+        Returns:
+            By block, family or law, the mean relative change.
+
+        Raises:
+            ValueError: `by` or `relative_to` is another word, or the reference was taken of other laws.
         """
         if by not in ("block", "family", "law") or relative_to not in ("value", "scale"):
             raise ValueError(
@@ -242,7 +318,19 @@ class LawSet(Recorded):
     def changes(
         self, reference: Reference, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, Change]:
-        """How far every law h_i of equation (10) is from its reference, by symmetry; gradients are not recorded."""
+        """How far every law h_i of equation (10) is from its reference; gradients are not recorded.
+
+        Args:
+            reference: the laws at θ_0, from `reference()`.
+            parameters: tensors by name; by default the model's own, as they are now.
+            dtype: the precision to compute in; by default that of the parameters.
+
+        Returns:
+            By name of the symmetry, distance and size of each law it adds to equation (10).
+
+        Raises:
+            ValueError: the reference was taken of other laws.
+        """
         strangers = [symmetry.name for symmetry in self.symmetries if symmetry.name not in reference.values]
         if strangers:
             raise ValueError(f"The reference was taken of other laws: it has no value for {strangers[0]}.")
@@ -260,17 +348,26 @@ class LawSet(Recorded):
         return found
 
     def independent(self, parameters: Tensors | None = None, *, exact: bool = False) -> int:
-        """Functionally independent conserved numbers at θ: the rank of all their gradients, in float64.
+        """The number of functionally independent conserved numbers at θ: the rank of all their gradients, in float64.
 
-        `exact=True` leaves out the laws that hold only up to a normalisation's ε.
+        Args:
+            parameters: tensors by name; by default the model's own.
+            exact: True leaves out the laws that hold only up to a normalisation's ε.
+
+        Returns:
+            The rank.
         """
         chosen = [symmetry for symmetry in self.symmetries if symmetry.exact or not exact]
         return rank_of_gradients(chosen, self._theta(parameters))
 
     def verify(self, loss_fn: Callable[[], Tensor]) -> Verdict:
-        """Run one backward pass of `loss_fn()` in the model's own precision; hold every identity against rounding.
+        """Run one backward pass in the model's own precision and test every gradient identity against rounding.
 
-        `.parts` of the verdict holds one for every law. Rounding is that of the coarsest precision the pass used.
+        Args:
+            loss_fn: computes the loss of the model, without arguments.
+
+        Returns:
+            One verdict; `.parts` holds one for every law. Rounding is that of the coarsest precision the pass used.
         """
         return verified(self, self._theta(None), loss_fn)
 
@@ -309,7 +406,19 @@ class LawSet(Recorded):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], parameters: Tensors | None = None) -> LawSet:
-        """The inverse of `record`; `parameters` attaches a model's tensors."""
+        """The inverse of `record`.
+
+        Args:
+            data: a law set as plain data.
+            parameters: a model's tensors by name, to attach; without them, methods that read parameters need them
+                passed.
+
+        Returns:
+            The law set, without a derivation.
+
+        Raises:
+            ValueError: the data is of another format or damaged.
+        """
         if data.get("format") != FORMAT:
             raise ValueError(f"Expected a law set in format {FORMAT!r}; got {data.get('format')!r}.")
         try:
@@ -326,12 +435,23 @@ class LawSet(Recorded):
             raise ValueError(f"The law set is damaged: {problem}.") from problem
 
     def save(self, path: str | Path) -> None:
-        """Write the laws (not the weights) as JSON."""
+        """Write the laws (not the weights) as JSON to the file `path`."""
         Path(path).write_text(json.dumps(self.record(), indent=1), encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path, parameters: Tensors | None = None) -> LawSet:
-        """Read what `save` wrote; anything else is a ValueError of one line that names the file."""
+        """Read a file that `save` wrote.
+
+        Args:
+            path: the file.
+            parameters: a model's tensors by name, to attach.
+
+        Returns:
+            The law set, without a derivation.
+
+        Raises:
+            ValueError: the file holds no law set; one line that names the file.
+        """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as problem:

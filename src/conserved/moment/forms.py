@@ -51,12 +51,12 @@ class Backend(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is computed of every leg."""
+    """Which numbers are computed of every leg."""
 
     law: bool = False
     """Only the part of μ that laws are made of."""
     absolute: bool = False
-    """Every sign plus and every entry its absolute value: what |μ| could be if nothing cancelled."""
+    """Every sign plus and every entry its absolute value: the largest |μ| if nothing cancelled."""
     sizes: bool = False
 
 
@@ -221,7 +221,14 @@ class Sums:
     """For linear laws, where asked for: bounds of the sums of absolute values."""
 
     def add(self, found: Found, degree: Degree, *, stacked: tuple[int, int] | None = None) -> None:
-        """Take a leg into account; or so many legs of several layers, leg after leg, with batches of that size."""
+        """Add one leg, or the legs of several layers at once.
+
+        Args:
+            found: the forms of the leg, and with `sizes` the squares of their terms.
+            degree: the degree of the leg.
+            stacked: (legs, batch) where the forms are of so many legs of several layers, leg after leg, with this batch
+                size.
+        """
         values, squares = found
         if squares is not None:
             scale = degree**2 * (_norms(values, squares.ndim).square() + squares)
@@ -240,7 +247,7 @@ class Sums:
         return plus if minus is None else plus - minus
 
     def unsigned(self) -> Float[Tensor, "pairs ..."]:
-        """The same with all legs counted as positive."""
+        """μ with all legs counted as positive, for every pair."""
         plus, minus = _over_legs(self.plus), _over_legs(self.minus)
         if plus is None:
             assert minus is not None
@@ -252,7 +259,7 @@ class Sums:
         return self.signed()[0]
 
     def sizes(self) -> Float[Tensor, "pairs *batch 2"]:
-        """‖μ‖, and what an identity is held against.
+        """‖μ‖, and the scale that an identity is held against.
 
         A wrong gradient leaves a μ as large as the terms of single legs; rounding leaves its unit times the scale,
         whatever the size and number of the legs.

@@ -47,7 +47,14 @@ class HostCopy:
 
     @staticmethod
     def of(tensor: Shaped[Tensor, "..."]) -> HostCopy:
-        """Start copying; on a GPU the copy is queued behind the work that makes the numbers."""
+        """Start copying; on a GPU the copy is queued behind the work that makes the numbers.
+
+        Args:
+            tensor: a tensor on any device.
+
+        Returns:
+            The copy, which `read` waits for.
+        """
         if tensor.device.type != "cuda":
             return HostCopy(tensor.detach().cpu(), None)
         with torch.cuda.device_of(tensor):
@@ -84,7 +91,14 @@ class Moments:
     """The same of the first source."""
 
     def values(self, pair: int = 0) -> list[Tensor]:
-        """μ of one pair, by its place among the pairs, for every symmetry in order."""
+        """μ of one pair of sources.
+
+        Args:
+            pair: its place among the pairs that were asked for.
+
+        Returns:
+            One tensor for every symmetry, in order.
+        """
         found: dict[int, Tensor] = {}
         for part in self.parts:
             (sums,) = part.sums.values()
@@ -93,7 +107,7 @@ class Moments:
         return [found[place] for place in range(self.count)]
 
     def sizes(self) -> tuple[list[int], list[Float[Tensor, "_ 2"]]]:
-        """‖μ‖ of the first pair and what it is held against: places of symmetries, and tables with a row for each."""
+        """‖μ‖ of the first pair and the scale of its terms: places of symmetries, and tables with a row for each."""
         places = [] if self.rows is None else [*self.rows.places]
         tables = [] if self.rows is None else [self.rows.table]
         for part in self.parts:
@@ -216,12 +230,16 @@ class Plan:
         Args:
             read: points and directions, or a reader that hands out parameters in portions.
             pairs: numbers of sources, such as (0, 1) for μ(first, second); a reader may name its own.
-            law: only the part of μ that laws are made of.
-            absolute: every sign plus and every entry its absolute value: what |μ| could be if nothing cancelled.
-            sizes: what is needed to hold identities against rounding. Nothing waits for the device.
+            law: whether only the part of μ that laws are made of is computed.
+            absolute: whether every sign is plus and every entry its absolute value: the largest |μ| could be if nothing
+                cancelled.
+            sizes: whether the norms needed to hold identities against rounding are computed. Nothing waits for the
+                device.
             together: whether kernels may read many layers at once, where there are any.
-            dtype: the precision; that of the tensors, and at least float32, if not given.
+            dtype: the precision; by default that of the tensors, at least float32.
 
+        Returns:
+            `Moments`: `.values(pair)` is μ of one pair for every symmetry, `.sizes()` the norms.
         """
         wanted = Wanted(law, absolute, sizes)
         if not isinstance(read, Sequence):

@@ -23,7 +23,7 @@ from conserved.symmetry.view import whole
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """Parameters."""
+    """Parameters, by name: a source for which constant parts of a law count."""
 
     tensors: Tensors
     point: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Direction:
-    """A gradient, an update: the difference of two points."""
+    """A gradient or an update, by parameter name: the difference of two points."""
 
     tensors: Tensors
     point: ClassVar[bool] = False
@@ -55,7 +55,7 @@ class Paired:
 
 @runtime_checkable
 class Parcel(Protocol):
-    """What a reader has of one parameter."""
+    """The tensors that a reader has of one parameter."""
 
     @property
     def made(self) -> bool:
@@ -69,7 +69,7 @@ class Parcel(Protocol):
 
 @runtime_checkable
 class Reader(Protocol):
-    """Hands out parameters in portions that fit in memory: gathered, expanded, loaded, whatever it takes."""
+    """Hands out parameters in portions that fit in memory: gathered from shards, expanded, or loaded from files."""
 
     portion: int
     """Entries of parameters that are read at a time; a larger parameter is read by itself."""
@@ -77,11 +77,25 @@ class Reader(Protocol):
     """Whether kernels may read the tensors together."""
 
     def stored(self, names: Sequence[str]) -> Sequence[Sequence[Tensor]]:
-        """Of each parameter, tensors of the types and on the device it will be read in; values are not asked for."""
+        """Of each parameter, tensors of the types and on the device it will be read in; values are not asked for.
+
+        Args:
+            names: the parameters.
+
+        Returns:
+            For each, one tensor per source.
+        """
         ...
 
     def read(self, names: Sequence[str]) -> Iterable[Parcel]:
-        """These parameters, in this order."""
+        """Read parameters, a portion at a time.
+
+        Args:
+            names: the parameters.
+
+        Returns:
+            A parcel for each, in this order.
+        """
         ...
 
 

@@ -110,13 +110,15 @@ def of_legs(
 
     Args:
         kind: the group.
-        degrees: one for every leg.
+        degrees: the degree of every leg.
         legs: of every leg an (…, n, m) matrix for each source; leading axes are batched over.
-        points: which sources are points, and not directions.
-        pairs: which pairs of sources.
-        wanted: which part of μ.
-        dtype: the precision; that of the legs, if not given.
+        points: for each source, whether it is a point (parameters) and not a direction.
+        pairs: pairs of numbers of sources.
+        wanted: the part of μ to compute.
+        dtype: the precision; by default that of the legs, at least float32.
 
+    Returns:
+        The sums over legs: `.signed()` is μ for every pair, `.value()` that of the first.
     """
     sums = Sums(pairs, wanted.absolute)
     precision = working_dtype((source.dtype for leg in legs for source in leg), dtype)

@@ -20,21 +20,24 @@ def write_report(
     command: str | None = None,
     runs: Sequence[str] = (),
 ) -> Contents:
-    """Write the report of a store, in place of one that is there, and say what is in it.
+    """Write the report of a store, in place of one that is there.
 
     Args:
         store: a run store.
         output: the file to write; it needs no network and loads nothing.
         title: the heading.
-        command: what the report says it was made with.
-        runs: of the watched runs only these, beside each other where there are several.
+        command: the command line that the report names as its origin.
+        runs: names of the watched runs to show, beside each other where there are several; by default all.
 
     Returns:
-        What the report shows, and what it leaves out.
+        The contents of the report, and the parts it leaves out.
 
-    NotAStore or FileNotFoundError if there is no store, BrokenStore if it is too damaged to be shown in part, NoSuchRun
-    if a run is not in it, Unwritable if the report cannot be put where it should go; an earlier report is then left as
-    it was.
+    Raises:
+        NotAStore: the file is no run store.
+        FileNotFoundError: there is no such file.
+        BrokenStore: the store is too damaged to be shown in part.
+        NoSuchRun: a run is not in the store.
+        Unwritable: the report cannot be written there; an earlier report is left as it was.
     """
     contents = read(store, runs)
     said = command or f"conserved report {Path(store).name} -o {Path(output).name}"

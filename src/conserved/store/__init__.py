@@ -35,7 +35,18 @@ __all__ = [
 
 
 def opened(sinks: Iterable[Sink | str | Path] | Sink | str | Path) -> tuple[Sink, ...]:
-    """Sinks, or files that say by their ending what they are: .jsonl is JSON lines, .db and .sqlite a run store."""
+    """Sinks from the argument `sinks` of a monitor.
+
+    Args:
+        sinks: one sink or several; a path stands for the sink its ending names: .jsonl is JSON lines, .db, .sqlite and
+            .sqlite3 a run store.
+
+    Returns:
+        The sinks, none of which has begun a run yet.
+
+    Raises:
+        ValueError: a path has another ending.
+    """
     given = [sinks] if isinstance(sinks, Sink | str | Path) else list(sinks)
     return tuple(sink if isinstance(sink, Sink) else _file(Path(sink)) for sink in given)
 

@@ -17,6 +17,9 @@ class JsonLines(Sink):
 
     A line that a killed process left half-written is cut off when the run goes on, and so are steps after the
     checkpoint it goes on from. Runs of several names may share a file; a second writer of the same name is noticed.
+
+    Args:
+        path: the file; folders are made.
     """
 
     def __init__(self, path: str | Path) -> None:

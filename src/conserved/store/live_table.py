@@ -14,7 +14,12 @@ from conserved.store.step_record import StepRecord
 
 
 class LiveTable(Sink):
-    """Redraws a table in place; where output is not a terminal, one plain line every `lines` records."""
+    """Redraws a table in place while a run goes on.
+
+    Args:
+        console: the rich console to draw on; by default that of the terminal.
+        lines: where output is not a terminal, number of records from one plain line to the next.
+    """
 
     def __init__(self, console: Console | None = None, *, lines: int = 100) -> None:
         self._console = console or terminal.Console()
@@ -38,7 +43,14 @@ class LiveTable(Sink):
             self._console.print(_line(record), markup=False, highlight=False, soft_wrap=True)
 
     def table(self, record: StepRecord) -> Group:
-        """What is shown for one record."""
+        """The table shown for one record.
+
+        Args:
+            record: the record of a step.
+
+        Returns:
+            All alarms so far, then a row for every block.
+        """
         table = Table(title=f"{self._name}, step {record.step}", box=None, pad_edge=False, header_style="bold")
         table.add_column("block")
         for heading in ("drift", "observed", "first order", "second order", "residual", "of rounding"):

@@ -75,7 +75,14 @@ _STEPWISE = ("step", "entry", "cause", "reading", "alarm")
 
 
 class RunStore:
-    """Reads a run store, also while others write to it. What is damaged is a `BrokenStore` that names the file."""
+    """Reads a run store, also while others write to it; a damaged store raises a `BrokenStore` that names the file.
+
+    Args:
+        path: the file of the store.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -99,7 +106,7 @@ class RunStore:
 
     @contextmanager
     def snapshot(self) -> Iterator[RunStore]:
-        """The store as it is now, whatever is written meanwhile: everything read inside belongs to one moment."""
+        """Read inside it at one moment of the store, even while others write to it."""
         with named(self.path):
             self._db.execute("begin")
         try:
@@ -108,7 +115,16 @@ class RunStore:
             self._db.rollback()
 
     def select(self, query: str, *given: Any) -> list[tuple[Any, ...]]:
-        """The rows of a query on the tables of a store, for figures that are quicker to compute where the data is."""
+        """The rows of an SQL query on the tables of the store, for figures that are quicker to compute where the data
+        is.
+
+        Args:
+            query: the query, with a question mark for each value.
+            *given: the values.
+
+        Returns:
+            The rows as tuples.
+        """
         with named(self.path):
             return self._db.execute(query, given).fetchall()
 
@@ -117,17 +133,29 @@ class RunStore:
         return [self._text(name, "the name of a run") for (name,) in self.select("select name from run order by id")]
 
     def config(self, run: str) -> dict[str, Any]:
-        """What a run was started with."""
+        """The settings that the run of this name was started with."""
         number = self._id(run)
         with undamaged(self.path):
             return dict(json.loads(self.select("select config from run where id = ?", number)[0][0]))
 
     def steps(self, run: str) -> list[int]:
-        """The steps that were written, in order."""
+        """The steps that were written of the run of this name, in order."""
         return [step for (step,) in self.select("select step from step where run = ? order by step", self._id(run))]
 
     def entries(self, run: str, *, law: str | None = None, step: int | None = None) -> list[Entry]:
-        """The ledger of a run, by step and law; of one law or one step if asked."""
+        """The ledger of a run.
+
+        Args:
+            run: the name of the run.
+            law: the name of one law; by default all.
+            step: the number of one step; by default all that are kept.
+
+        Returns:
+            One entry for each step and law, by step.
+
+        Raises:
+            KeyError: there is no run of this name.
+        """
         where = "run = ?"
         given: list[int | str] = [self._id(run)]
         if step is not None:
@@ -159,7 +187,19 @@ class RunStore:
             ]
 
     def errors(self, run: str, *, by: str = "block") -> dict[int, dict[str, float]]:
-        """Equation (10) by step and block, family or law."""
+        """Equation (10) over the steps of a run.
+
+        Args:
+            run: the name of the run.
+            by: whether one number is given for each "block", "family" or "law".
+
+        Returns:
+            By step, then by block, family or law, the mean relative change of the laws.
+
+        Raises:
+            ValueError: `by` is another word.
+            KeyError: there is no run of this name.
+        """
         if by not in ("block", "family", "law"):
             raise ValueError(f'by is "block", "family" or "law"; got {by!r}.')
         column = "name" if by == "law" else by
@@ -167,17 +207,28 @@ class RunStore:
         return self._by_step(self.select(query, self._id(run)))
 
     def readings(self, run: str) -> dict[int, dict[str, float]]:
-        """What gauges and audits showed, by step."""
+        """The readings of gauges and audits of the run of this name, by step."""
         query = "select step, name, value from reading where run = ? and name not like 'total/%'"
         return self._by_step(self.select(query, self._id(run)))
 
     def totals(self, run: str) -> dict[int, dict[str, float]]:
-        """The totals of steps whose rows were not kept one by one."""
+        """Of the run of this name, by step, the totals of steps whose rows were not kept one by one."""
         query = "select step, name, value from reading where run = ? and name like 'total/%'"
         return self._by_step(self.select(query, self._id(run)))
 
     def alarms(self, run: str, *, most: int = -1) -> list[Alarm]:
-        """Every alarm of a run, or the first of them."""
+        """The alarms of a run, by step.
+
+        Args:
+            run: the name of the run.
+            most: the largest number of alarms to read; −1 for all.
+
+        Returns:
+            The alarms, the first ones if there are more.
+
+        Raises:
+            KeyError: there is no run of this name.
+        """
         query = "select step, code, law, value, bound, message from alarm where run = ? order by step limit ?"
         rows = self.select(query, self._id(run), most)
         with undamaged(self.path):
@@ -187,7 +238,7 @@ class RunStore:
             ]
 
     def reference(self, run: str) -> dict[str, Tensor]:
-        """The laws when watching began."""
+        """The laws of the run of this name when watching began, by name of the law."""
         rows = self.select(
             "select name, shape, value from reference join law using (run, number) where run = ?", self._id(run)
         )
@@ -195,12 +246,12 @@ class RunStore:
             return {name: _tensor(value, json.loads(shape)) for name, shape, value in rows}
 
     def documents(self, kind: str) -> dict[str, dict[str, Any]]:
-        """What `store_document` put under a kind, by name, oldest first."""
+        """The documents that `store_document` put under a kind, by name, oldest first."""
         with undamaged(self.path):
             return {name: json.loads(content) for name, content in self.documents_as_text(kind).items()}
 
     def documents_as_text(self, kind: str) -> dict[str, str]:
-        """The same as it lies in the file, not yet read as JSON."""
+        """The documents of a kind as they lie in the file, not yet read as JSON."""
         if not self.select("select 1 from sqlite_master where name = 'document'"):
             return {}
         rows = self.select("select name, content from document where kind = ? order by written, rowid", kind)
@@ -227,9 +278,16 @@ class RunStore:
 
 
 def store_document(path: str | Path, kind: str, name: str, content: Mapping[str, Any]) -> None:
-    """Keep a record beside the runs (a finished trajectory, a claim's outcome, an audit), in place of one of that name.
+    """Keep a record beside the runs of a store: a finished trajectory, a claim's outcome, an audit.
 
-    NaN and infinities are kept; what JSON cannot say at all is the caller's mistake and raises TypeError.
+    Args:
+        path: the file of the store; it is made if it is not there.
+        kind: the sort of document, such as "figure", by which `RunStore.documents` finds it.
+        name: its name; a document of the same kind and name is replaced.
+        content: plain data for JSON; NaN and infinities are kept.
+
+    Raises:
+        TypeError: `content` holds something that JSON cannot say.
     """
     text = json.dumps(dict(content))
     path = Path(path)
@@ -250,14 +308,20 @@ def _insert(db: sqlite3.Connection, table: str, rows: Iterable[tuple[Any, ...]])
 class SQLite(Sink):
     """Writes a run store: one transaction per step, so that a killed process leaves whole steps only.
 
-    A run has one writer. A second process that begins a run of the same name while the first still runs is refused;
-    whoever loses its run in another way, as to a second monitor of one process, is told by its next step.
+    A run has one writer. A second process that begins a run of the same name while the first still runs is refused. A
+    sink that loses its run in another way, as to a second monitor of one process, raises RunTaken at its next step.
     """
 
     def __init__(self, path: str | Path, *, detail: int | None = DETAIL) -> None:
-        """Keep the rows of every law for `detail` steps in each doubling of their number; None keeps all.
+        """A sink that writes the store at `path`.
 
-        Of every step its readings, alarms and totals are kept.
+        Args:
+            path: the file of the store; it is made if it is not there.
+            detail: number of steps, in each doubling of the number of steps, for which the rows of every law are kept;
+                None keeps all. Of every step its readings, alarms and totals are kept.
+
+        Raises:
+            ValueError: `detail` is less than one.
         """
         if detail is not None and detail < 1:
             raise ValueError(f"detail counts steps and is at least 1, or None for all; got {detail}.")

@@ -14,7 +14,7 @@ from conserved.store.step_record import LawName, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """What is known when a run begins, or goes on at a step."""
+    """A run as it begins, or as it goes on after a step: its name, its laws and the settings to store with it."""
 
     name: str
     laws: Sequence[LawName] = ()
@@ -25,16 +25,24 @@ class Run:
 
 
 class Sink(ABC):
-    """A place for records."""
+    """A place for the records of a run: a file, a dashboard, a table in the terminal."""
 
     @abstractmethod
     def begin(self, run: Run) -> None:
-        """A run starts, or goes on after `run.step`; later records of an earlier attempt are void."""
+        """Begin a run, or go on with one after `run.step`; later records of an earlier attempt are void.
+
+        Args:
+            run: its name, laws, formulas, settings and reference values.
+        """
 
     @abstractmethod
     def write(self, record: StepRecord) -> None:
-        """Take one step."""
+        """Take the record of one step.
+
+        Args:
+            record: a row of numbers for every law, readings and alarms; on the host, in the order of steps.
+        """
 
     def close(self) -> None:
-        """No more records will come."""
+        """End the run: no more records will come."""
         return None

@@ -33,9 +33,9 @@ FIELDS = (
 class Entry:
     """One law in one step: observed = first_order + second_order + residual, at its entry where most happened.
 
-    `bound` is what rounding explains of the residual at that entry, and `excess` the largest |residual| / bound over
+    `bound` is the residual that rounding explains at that entry, and `excess` the largest |residual| / bound over
     all entries. `leak` is the same for the residuals of all steps together. `error` is equation (10) for this law,
-    `drift` its change since the reference where that is largest, `predicted` what the account adds up to there, `moved`
+    `drift` its change since the reference where that is largest, `predicted` the sum of the account there, `moved`
     the squared length of the update of its legs, `rate` the learning rate.
     """
 
@@ -58,7 +58,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawName:
-    """What a record knows about a law: its name, where it belongs, and how many laws of equation (10) it holds."""
+    """A law as records know it: its name, its block and family, and the number of laws of equation (10) it holds."""
 
     name: str
     block: str
@@ -103,7 +103,14 @@ class StepRecord(Recorded):
     alarms: tuple[Alarm, ...] = ()
 
     def entries(self, *, above: tuple[str, float] | None = None) -> list[Entry]:
-        """One entry per law; with `above`, of those laws whose field is not at most a limit."""
+        """The numbers of every law by name.
+
+        Args:
+            above: a field such as "excess" and a limit: only laws whose value is above it, or NaN.
+
+        Returns:
+            One entry per law.
+        """
         found = []
         width = len(FIELDS)
         laws, numbers = self.laws, self.numbers
@@ -125,16 +132,23 @@ class StepRecord(Recorded):
         return found
 
     def column(self, name: str) -> list[float]:
-        """One number of every law."""
+        """One number of every law, in the order of `laws`: the one that FIELDS calls `name`."""
         values: list[float] = self.numbers[:, FIELDS.index(name)].tolist()
         return values
 
     def errors(self, by: By = "block") -> dict[str, float]:
-        """Equation (10): the mean over laws, for every block, layer, family or law."""
+        """Equation (10), averaged over groups of laws.
+
+        Args:
+            by: whether one number is given for each "block", "layer", "family" or "law".
+
+        Returns:
+            By block, layer, family or law, the mean relative change.
+        """
         return averaged(self.laws, self.column("error"), by)
 
     def totals(self) -> dict[str, float]:
-        """The step in a few numbers: drift, what the causes come to, how near the limit the worst law is."""
+        """The step in a few numbers: drift, the sum of each cause, how near the limit the worst law is."""
         if not len(self.laws):
             return {}
         units = torch.tensor([law.units for law in self.laws], dtype=torch.float64)
@@ -152,10 +166,16 @@ class StepRecord(Recorded):
         return dict(zip(self.causes, sums, strict=True)) if sums else {}
 
     def scalars(self, *, laws: bool = False) -> dict[str, float]:
-        """Named numbers for a dashboard: by block and over all; with `laws`, those of every law as well.
+        """Named numbers for a dashboard.
 
-        `drift/` is equation (10), how far laws are from where they began, which is normal under Adam. `cause/` is what
-        decay, momentum and preconditioner did to all laws together in this step. `audit/` is about the gradients.
+        `drift/` is equation (10), how far laws are from where they began, which is normal under Adam. `cause/` is the
+        effect of decay, momentum and preconditioner on all laws together in this step. `audit/` is about the gradients.
+
+        Args:
+            laws: whether the numbers of every law are given as well.
+
+        Returns:
+            By name, numbers by block and over all laws.
         """
         found = {f"drift/{block or 'model'}": error for block, error in self.errors().items()}
         found |= {f"cause/{cause}": amount for cause, amount in self._cause_sums().items()}

@@ -11,11 +11,17 @@ from conserved.store.step_record import StepRecord
 
 
 class TensorBoard(Sink):
-    """Scalars under `conserved/`: equation (10) by block, the largest parts of the account; every law with `laws`.
+    """Writes scalars under `conserved/`: equation (10) by block, and the largest parts of the account.
 
     An alarm is a text, the first time it is raised.
 
-    Pass `writer` to write beside other scalars of a run.
+    Args:
+        folder: where new event files are written; give this or `writer`.
+        writer: the SummaryWriter of a run, to write beside its other scalars.
+        laws: whether the numbers of every law are written as well.
+
+    Raises:
+        ValueError: both `folder` and `writer` are given, or neither.
     """
 
     def __init__(self, folder: str | Path | None = None, *, writer: Any = None, laws: bool = False) -> None:

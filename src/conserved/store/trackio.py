@@ -10,8 +10,14 @@ from conserved.store.step_record import StepRecord
 
 
 class Trackio(Sink):
-    """Logs the scalars of every step to a trackio project on this machine, or to a run that is under way; alarms are
-    alerts there.
+    """Logs the scalars of every step to a trackio project on this machine, or to a run in progress; alarms are alerts
+    there.
+
+    Args:
+        project: the project of a new run.
+        run: a run in progress to log to, instead of a new one.
+        laws: whether the numbers of every law are logged as well.
+        **options: further arguments of `trackio.init`.
     """
 
     def __init__(self, *, project: str = "conserved", run: Any = None, laws: bool = False, **options: Any) -> None:

@@ -33,24 +33,60 @@ class Term(NamedTuple):
 
 
 class Products(ABC):
-    """A moment map of two legs, as products; `n` and `m` are the rows and columns of a leg."""
+    """The products that the moment map of two legs is made of.
+
+    In all methods `mu` is a moment map of this kind and `law` the part of it that `law(mu)` gives; leading axes are
+    batched over.
+    """
 
     __slots__ = ()
 
     @abstractmethod
     def shape(self, n: int, m: int) -> tuple[int, ...]:
-        """The shape of μ."""
+        """The shape of μ.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            Its sizes, without leading axes.
+        """
 
     @abstractmethod
     def numbers(self, n: int, m: int) -> int:
-        """How many conserved numbers the law holds."""
+        """How many conserved numbers the law holds.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            The length of `coordinates`.
+        """
 
     @abstractmethod
     def summands(self, n: int, m: int) -> int:
-        """How many products of entries one leg adds to one number of the law."""
+        """How many products of entries one leg adds to one number of the law.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            The number of products, by which rounding errors grow.
+        """
 
     def identities(self, n: int, m: int) -> int:
-        """How many numbers μ has: each is a gradient identity."""
+        """How many numbers μ has: each is a gradient identity.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            The product of `shape`.
+        """
         return prod(self.shape(n, m))
 
     @abstractmethod
@@ -70,7 +106,15 @@ class Products(ABC):
         """The law as a vector without repeated entries; leading axes are batched over."""
 
     def multiplicities(self, n: int, m: int) -> Float[Tensor, " numbers"]:
-        """How often each coordinate occurs among the entries of the law."""
+        """How often each coordinate occurs among the entries of the law.
+
+        Args:
+            n: rows of a leg.
+            m: columns of a leg.
+
+        Returns:
+            A vector in the order of `coordinates`: for a symmetric matrix 1 on the diagonal and 2 elsewhere.
+        """
         return torch.ones(self.numbers(n, m))
 
     def squares(self, law: Float[Tensor, "*law"]) -> Float[Tensor, "*batch rows"]:
@@ -90,9 +134,9 @@ class RowProducts(Products):
     unit: int = 1
     """Rows that make up one unit."""
     faces: Literal["rows", "columns", "entries"] = "rows"
-    """What counts as the rows of a leg: its rows, its columns, or all its entries as one row."""
+    """Which vectors count as the rows of a leg: its rows, its columns, or all its entries as one row."""
     lifted: bool = False
-    """A counts as all ones where it is a point, and as zero where it is a direction: what translations act on."""
+    """Whether A counts as all ones where it is a point, and as zero where it is a direction, as for translations."""
 
     @property
     def width(self) -> int:
@@ -101,7 +145,7 @@ class RowProducts(Products):
 
     @property
     def symmetric(self) -> tuple[int, ...]:
-        """The numbers of a unit that pair rows with themselves: those of the law."""
+        """The numbers of a unit that pair rows with themselves, which make up the law."""
         return tuple(k for k in range(self.width) if all(term.first == term.second for term in self.into(k)))
 
     @property
@@ -110,7 +154,7 @@ class RowProducts(Products):
         return tuple(k for k in range(self.width) if k not in self.symmetric)
 
     def into(self, number: int) -> tuple[Term, ...]:
-        """The terms of one number."""
+        """The terms that are added to the number of a unit at this place."""
         return tuple(term for term in self.terms if term.number == number)
 
     def shape(self, n: int, m: int) -> tuple[int, ...]:

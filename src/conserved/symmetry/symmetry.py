@@ -44,7 +44,18 @@ def moment_map(
     *,
     point: bool = True,
 ) -> Float[Tensor, "..."]:
-    """μ(A, B) of legs given as (…, n, m) matrices; leading axes are batched over. `point`: A are parameters."""
+    """The moment map μ(A, B) of legs that are given as matrices.
+
+    Args:
+        kind: the group.
+        degrees: the degree of every leg.
+        a: for every leg an (…, n, m) matrix of A; leading axes are batched over.
+        b: for every leg a matrix of B of the same shape.
+        point: whether A are parameters; False for a gradient or an update.
+
+    Returns:
+        μ(A, B), in the shape the kind gives it, after the leading axes.
+    """
     from conserved.moment import of_legs
 
     return of_legs(kind, degrees, [*zip(a, b, strict=True)], points=(point, False)).value()
@@ -64,7 +75,7 @@ class Leg:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Symmetry(Recorded):
-    """A group acting on legs. `block` is the module it lives in, `family` what it is, `part` which one (a head).
+    """A group acting on legs. `block` is the module it lives in, `family` the sort of law, `part` which one (a head).
 
     `epsilon` is 0 for an exact symmetry. Otherwise the symmetry holds up to a normalisation's ε: instead of zero the
     identity is Σ_t ε/(s_t + ε) ⟨y_t, ∂L/∂y_t⟩ over all that is normalised, with s_t its mean square, y_t the output.
@@ -99,6 +110,7 @@ class Symmetry(Recorded):
 
     @property
     def name(self) -> str:
+        """The name of the symmetry and of its law, unique in a model: block.family[part]."""
         stem = f"{self.block}.{self.family}" if self.block else self.family
         return f"{stem}[{self.part}]" if self.part else stem
 
@@ -110,14 +122,17 @@ class Symmetry(Recorded):
 
     @property
     def n(self) -> int:
+        """Rows of the first leg; for most kinds, of every leg."""
         return self.legs[0].view.n
 
     @property
     def m(self) -> int:
+        """Columns of the first leg."""
         return self.legs[0].view.m
 
     @property
     def exact(self) -> bool:
+        """Whether it holds exactly, and not only up to a normalisation's ε."""
         return self.epsilon == 0
 
     @property
@@ -142,6 +157,7 @@ class Symmetry(Recorded):
 
     @property
     def degrees(self) -> tuple[Degree, ...]:
+        """The degree of every leg, in order."""
         return tuple(leg.degree for leg in self.legs)
 
     @property
@@ -152,7 +168,19 @@ class Symmetry(Recorded):
     def matrices(
         self, tensors: Tensors, dtype: torch.dtype | None = None, *, point: bool = True
     ) -> list[Shaped[Tensor, "_ _"]]:
-        """Every leg of parameters (a `point`) or of a direction as an n × m matrix, in one precision, ≥ float32."""
+        """Every leg as an n × m matrix, all in one precision.
+
+        Args:
+            tensors: parameters, gradients or updates by parameter name.
+            dtype: the precision; by default the common one of the legs, at least float32.
+            point: whether the tensors are parameters, for which an offset such as 1 + γ counts.
+
+        Returns:
+            One matrix per leg, in order.
+
+        Raises:
+            KeyError: a parameter is missing.
+        """
         missing = [name for name in self.parameters if name not in tensors]
         if missing:
             raise KeyError(f"{self.name} needs {missing[0]}, which is not among the {len(tensors)} tensors given.")
@@ -169,9 +197,17 @@ class Symmetry(Recorded):
         other: bool | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """μ(A, B); set `point=False` when A is a direction (a gradient or an update) and not parameters.
+        """The moment map μ(A, B).
 
-        `other` says the same of B, which by default is a point if it is A and A is one.
+        Args:
+            a: tensors of A by parameter name.
+            b: tensors of B by parameter name.
+            point: whether A are parameters; False for a gradient or an update.
+            other: the same for B; by default B is a point if it is A itself and A is one.
+            dtype: the precision; by default the common one of the legs, at least float32.
+
+        Returns:
+            μ(A, B), in the shape the kind gives it.
         """
         second_is = (point and a is b) if other is None else other
         same = a is b and point == second_is
@@ -189,20 +225,55 @@ class Symmetry(Recorded):
         return of_legs(self.kind, self.degrees, [*zip(*legs, strict=True)], points=points, pairs=pairs).signed()
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
-        """h(θ) = μ(θ, θ), the conserved quantity of gradient flow."""
+        """h(θ) = μ(θ, θ), the conserved quantity of gradient flow.
+
+        Args:
+            theta: the parameters by name.
+            dtype: the precision; by default the common one of the legs, at least float32.
+
+        Returns:
+            The conserved numbers in the shape of the kind: for example a symmetric n × n matrix for the general linear
+            group, one number per row for scalings.
+        """
         return self.kind.conserved(self._moments([(theta, True)], ((0, 0),), dtype)[0])
 
     def identity(self, theta: Tensors, gradient: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
-        """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model."""
+        """μ(θ, G): zero, up to rounding, for the gradient of any loss of the model.
+
+        Args:
+            theta: the parameters by name.
+            gradient: their gradients by name.
+            dtype: the precision; by default the common one of the legs, at least float32.
+
+        Returns:
+            The left-hand side of the identity.
+        """
         return self._moments([(theta, True), (gradient, False)], ((0, 1),), dtype)[0]
 
     def drift(self, theta: Tensors, update: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
-        """h(θ − U) − h(θ), exactly, from the update alone."""
+        """h(θ − U) − h(θ), exactly, from the update alone.
+
+        Args:
+            theta: the parameters before the step, by name.
+            update: the step U by name: the parameters before it minus the parameters after it.
+            dtype: the precision; by default the common one of the legs, at least float32.
+
+        Returns:
+            The change of the law.
+        """
         first, mirror, second = self._moments([(theta, True), (update, False)], ((0, 1), (1, 0), (1, 1)), dtype)
         return self.kind.conserved(second - first - mirror)
 
     def act(self, theta: Tensors, g: Tensor) -> dict[str, Tensor]:
-        """The parameters moved by the group element `g`; those that no leg names are passed on as they are."""
+        """Move parameters along the symmetry; the model's function stays the same.
+
+        Args:
+            theta: the parameters by name.
+            g: a group element, as `element` makes it.
+
+        Returns:
+            All parameters by name; those that no leg names are passed on as they are.
+        """
         moved = dict(theta)
         for leg in self.legs:
             tensor = moved[leg.view.parameter]
@@ -214,7 +285,15 @@ class Symmetry(Recorded):
         return moved
 
     def element(self, *, spread: float = 0.3, generator: torch.Generator | None = None) -> Tensor:
-        """A random group element near the identity, in float64."""
+        """A random group element near the identity.
+
+        Args:
+            spread: about how far it is from the identity.
+            generator: where random numbers come from; torch's own if None.
+
+        Returns:
+            The element in float64, for `act`.
+        """
         return self.kind.element(self.n, self.m, spread=spread, generator=generator)
 
     @property
@@ -245,7 +324,19 @@ class Symmetry(Recorded):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Symmetry:
-        """The inverse of `record`; ValueError, TypeError or KeyError for anything it would not have written."""
+        """The inverse of `record`.
+
+        Args:
+            data: a symmetry as plain data.
+
+        Returns:
+            The symmetry.
+
+        Raises:
+            ValueError: the kind is unknown or a number is out of its range.
+            TypeError: a field is of another type.
+            KeyError: a field is missing.
+        """
         code = text(data["kind"])
         if code not in KINDS:
             raise ValueError(f"Unknown kind {code!r}; expected one of {', '.join(KINDS)}.")

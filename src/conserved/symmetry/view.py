@@ -62,9 +62,9 @@ class View:
     faced: int = field(init=False, compare=False, repr=False)
     """Rows before `rows` chooses among them."""
     n: int = field(init=False, compare=False, repr=False)
-    """Rows: the size of what the group acts on."""
+    """Rows: the size of the space the group acts on."""
     m: int = field(init=False, compare=False, repr=False)
-    """Columns: everything that rides along."""
+    """Columns: the entries of each row."""
 
     @staticmethod
     def of(
@@ -77,7 +77,23 @@ class View:
         rows: tuple[int, ...] | None = None,
         offset: float = 0.0,
     ) -> View:
-        """The usual way to write a view: only what differs from the whole parameter, by grid axis."""
+        """The usual way to write a view: give only the arguments in which it differs from the whole parameter.
+
+        Args:
+            parameter: the name of the parameter.
+            shape: its shape.
+            grid: the shape it is reshaped to, such as (heads, width, d); by default its own.
+            axes: the grid axes the group acts on: the rows of the matrix; the others that are left make up its columns.
+            pick: by grid axis, one index or a half-open range; by default everything.
+            rows: which of the rows, in which order; by default all.
+            offset: added to every entry where the view reads parameters, as for a norm that multiplies by 1 + γ.
+
+        Returns:
+            The view.
+
+        Raises:
+            ValueError: grid, axes or picks do not fit the shape.
+        """
         grid = tuple(shape) if grid is None else grid
         chosen = dict(pick or {})
         unknown = sorted(set(chosen) - set(range(len(grid))))
@@ -134,10 +150,14 @@ class View:
         )
 
     def reading(self, batch: tuple[int, ...] = ()) -> Reading:
-        """How to read this view: batch axes first, then `axes`, then the rest.
+        """The steps by which this view is read: batch axes first, then `axes`, then the rest.
 
-        Grid axes named in `batch` keep their whole extent whatever they pick: that is how all heads of a
-        parameter are read at once.
+        Args:
+            batch: grid axes that keep their whole extent whatever they pick, so that all heads of a parameter are read
+                at once.
+
+        Returns:
+            The steps, for tensors of the parameter's shape.
         """
         picks = tuple(
             (axis, p) for axis, p in reversed(list(enumerate(self.pick))) if p is not None and axis not in batch
@@ -147,25 +167,51 @@ class View:
         return Reading(self, picks, order)
 
     def face(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """The picked entries, `axes` first, then the rest; a view wherever torch can make one."""
+        """The picked entries of a tensor of the parameter's shape, `axes` first; a view of it wherever torch can make
+        one.
+        """
         return self.reading().of(tensor)
 
     def matrix(self, tensor: Shaped[Tensor, "..."], *, point: bool = False) -> Shaped[Tensor, "n m"]:
-        """The n × m matrix this view sees in `tensor`; of a `point` (parameters) with the offset added."""
+        """The n × m matrix that this view sees.
+
+        Args:
+            tensor: the parameter, or a gradient or update of its shape.
+            point: whether it is the parameter itself, to which the offset is added.
+
+        Returns:
+            An n × m matrix.
+        """
         return self.shifted(self.chosen(self.face(tensor).reshape(-1, self.m)), point=point)
 
     def shifted(self, matrices: Shaped[Tensor, "*batch n m"], *, point: bool) -> Shaped[Tensor, "*batch n m"]:
-        """With the offset, for points; as they are, for directions."""
+        """Matrices with the offset of the view, where they are of parameters.
+
+        Args:
+            matrices: matrices that this view has read, (…, n, m).
+            point: whether they are of parameters; directions stay as they are.
+
+        Returns:
+            Matrices of the same shape.
+        """
         return matrices + self.offset if point and self.offset else matrices
 
     def chosen(self, matrices: Shaped[Tensor, "*batch faced m"]) -> Shaped[Tensor, "*batch n m"]:
-        """The rows this view keeps of those it faces; leading axes are batched over."""
+        """The rows this view keeps of the rows it faces, (…, faced, m); leading axes are batched over."""
         if self.rows is None:
             return matrices
         return matrices.index_select(-2, torch.tensor(self.rows, device=matrices.device))
 
     def written(self, tensor: Float[Tensor, "..."], matrix: Float[Tensor, "n m"]) -> Float[Tensor, "..."]:
-        """A copy of the point `tensor` in which this view sees `matrix`."""
+        """A copy of a parameter in which this view sees another matrix.
+
+        Args:
+            tensor: the parameter; a DTensor is gathered, and the result distributed as it was.
+            matrix: the n × m matrix to write, offset included.
+
+        Returns:
+            A new tensor of the parameter's shape.
+        """
         matrix = matrix - self.offset if self.offset else matrix
         result = whole(tensor).clone(memory_format=torch.contiguous_format)
         target = self.face(result)
@@ -189,7 +235,7 @@ class View:
         return bool(columns) and max(columns) < max(self.axes)
 
     def text(self, *, latex: bool = False) -> str:
-        """The parameter and the slice of it that is seen, such as o.weight[:,0:64]."""
+        """The parameter and the slice of it that is seen, such as o.weight[:,0:64]; with `latex`, as LaTeX."""
         window = _window(self.shape, self.grid, self.pick)
         if window is None:
             chosen = (
@@ -207,7 +253,15 @@ class View:
         return f"({self.offset:g} + {name})" if self.offset else name
 
     def row(self, index: str, *, latex: bool = False) -> str:
-        """One row of the view, as a row, column or entry of the parameter."""
+        """One row of the view, as a row, column or entry of the parameter.
+
+        Args:
+            index: the index as it should be printed, such as "j".
+            latex: whether it is written as LaTeX.
+
+        Returns:
+            Text such as o.weight[:,j].
+        """
         face = self.text(latex=latex)
         place = index if self.m == 1 else f":,{index}" if self.transposed else f"{index},:"
         return rf"{face}_{{{place}}}" if latex else f"{face}[{place}]"
@@ -218,14 +272,24 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A view turned into steps: what to pick, last axis first, and how to order the axes that are left."""
+    """A view turned into steps: the entries to pick, last axis first, and the order of the axes that are left."""
 
     view: View
     picks: tuple[tuple[int, int | tuple[int, int]], ...]
     order: tuple[int, ...]
 
     def of(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """Carry the steps out on a tensor of the parameter's shape."""
+        """Carry the steps out.
+
+        Args:
+            tensor: a tensor of the parameter's shape.
+
+        Returns:
+            The picked entries with their axes in order; a view of the tensor wherever torch can make one.
+
+        Raises:
+            ValueError: the tensor has another shape, or no values (the meta device).
+        """
         view, tensor = self.view, whole(tensor)
         if tensor.is_meta:
             raise ValueError(
@@ -247,7 +311,15 @@ class Reading:
         return tensor.permute(self.order)
 
     def matrices(self, tensor: Shaped[Tensor, "..."], *, point: bool) -> Shaped[Tensor, "batch n m"]:
-        """What the view sees in a tensor, at every place along its batch axes; of a `point` with the offset added."""
+        """The matrices that the view sees, one for every place along its batch axes.
+
+        Args:
+            tensor: a tensor of the parameter's shape.
+            point: whether it is the parameter itself, to which the offset is added.
+
+        Returns:
+            (batch, n, m).
+        """
         view = self.view
         return view.shifted(view.chosen(self.of(tensor).reshape(-1, view.faced, view.m)), point=point)
 

@@ -13,7 +13,14 @@ Watchman = Callable[[StepRecord], Iterator[Alarm]]
 
 
 def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
-    """A law changed by more than its account and rounding explain, in this step."""
+    """A law changed by more than its account and rounding explain, in this step.
+
+    Args:
+        record: the record of the step.
+
+    Yields:
+        One alarm for every such law.
+    """
     families = {law.name: law.family for law in record.laws}
     for entry in record.entries(above=("excess", 1.0)):
         if entry.excess == entry.excess and entry.residual == entry.residual:
@@ -36,7 +43,14 @@ def residual_above_rounding(record: StepRecord) -> Iterator[Alarm]:
 
 
 def faster_than_account(record: StepRecord) -> Iterator[Alarm]:
-    """The residuals of all steps together exceed what rounding errors of either sign add up to."""
+    """The residuals of all steps together exceed the sum that rounding errors of either sign would reach.
+
+    Args:
+        record: the record of the latest step.
+
+    Yields:
+        One alarm for every law of which single steps stay within rounding and all together do not.
+    """
     families = {law.name: law.family for law in record.laws}
     for entry in record.entries(above=("leak", 1.0)):
         if entry.excess <= 1:
@@ -57,7 +71,7 @@ def faster_than_account(record: StepRecord) -> Iterator[Alarm]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """A reading (key coherence, the largest logit) that has grown by a factor since it was first taken."""
+    """An alarm for a reading (key coherence, the largest logit) that has grown by `factor` since it was first taken."""
 
     reading: str
     factor: float

@@ -25,11 +25,11 @@ class Combination:
 
     @staticmethod
     def of(tensor: Tensor) -> Combination:
-        """The tensor itself."""
+        """A combination of one tensor, with the coefficient 1."""
         return Combination({id(tensor): (1.0, tensor)})
 
     def coefficient(self, tensor: Tensor) -> Scalar:
-        """What multiplies this tensor."""
+        """The coefficient of a tensor; 0 if it does not occur."""
         return self.terms[id(tensor)][0] if id(tensor) in self.terms else 0.0
 
     def tensors(self) -> list[Tensor]:

@@ -38,7 +38,7 @@ FORMAT = "conserved/monitor/1"
 
 
 class Monitor:
-    """The laws of a model, its optimizer, and the account between them.
+    """Watches the laws of a model while its optimizer trains it, and accounts for every change by cause.
 
     Call `step()` right after `optimizer.step()`, before gradients are cleared. Nothing is written to the model, and
     besides the laws themselves no memory is held, except where an optimizer's rule needs the parameters from before
@@ -68,21 +68,24 @@ class Monitor:
 
         Args:
             model: the model, as it is called in training: compiled, sharded, wrapped.
-            optimizer: what steps its parameters; several if there are several.
-            laws: the laws; without them they are inferred at the first forward pass from the inputs that come, and
-                that is when the reference is taken; or when something about them is asked for before, from made-up
-                inputs.
-            every: how many steps one account is made for.
-            sinks: where records go: sinks, or paths of stores.
-            where: which laws are watched, by patterns of their names or a function.
-            loss: what the model is trained with, where laws are inferred; as for `conserved.recognize`.
+            optimizer: the optimizer of its parameters; a sequence if there are several.
+            laws: the laws to watch. By default they are inferred at the first forward pass from the inputs that come,
+                and the reference is taken then; if something about them is asked for before, they are inferred from
+                made-up inputs.
+            every: number of steps from one record to the next.
+            sinks: where records go: sinks, or paths of stores (.db, .jsonl).
+            where: which laws are watched: patterns of their names, or a function that says it of a symmetry.
+            loss: the loss the model is trained with, where laws are inferred; as for `conserved.recognize`.
             audit: "auto" audits as often as takes at most the share `budget` of the time of a step (and three seconds
                 in all), and at least every hundred steps; a number fixes how often, None does without.
             budget: the share of the time of a step that audits may take.
             stop: whether a step whose gradients are refuted is not taken: GradientsDoNotConserve is raised before it.
-            run: the name of the run in its sinks.
-            config: everything else.
-            former: fields of `config` under the names they had as arguments; for one more release.
+            run: the name of the run in its sinks; by default the date and time.
+            config: all further settings.
+            **former: fields of `config` under the names they had as arguments; for one more release.
+
+        Raises:
+            ValueError: `every` is less than one.
         """
         config = MonitorConfig.of(config, former)
         if every < 1:
@@ -156,7 +159,7 @@ class Monitor:
 
     @property
     def left_out(self) -> tuple[Dropped, ...]:
-        """Laws that are not, and why."""
+        """Laws that are not watched, and why."""
         return self._account.left_out
 
     @property
@@ -224,7 +227,14 @@ class Monitor:
         return None if first is None else (id(first), first._version, self._passes)
 
     def watch(self, laws: LawSet) -> None:
-        """Take these laws, in a monitor that waits for the first forward pass to infer them; the reference is now."""
+        """Give the laws to a monitor that waits for the first forward pass to infer them; the reference is taken now.
+
+        Args:
+            laws: the laws of its model.
+
+        Raises:
+            RuntimeError: the monitor has its laws already.
+        """
         if self._first is None:
             raise RuntimeError("This monitor has its laws already.")
         self._watch_laws(laws)
@@ -240,7 +250,11 @@ class Monitor:
         return self._first is not None
 
     def step(self, *, loss: Tensor | float | None = None) -> None:
-        """Account for the step the optimizer has just made; its `loss`, if given, is kept beside the account."""
+        """Account for the step the optimizer has just made.
+
+        Args:
+            loss: the loss of the step, to be kept beside the account; a tensor is not waited for.
+        """
         if loss is not None:
             self._readings["loss"] = loss.detach() if isinstance(loss, Tensor) else float(loss)
         account = self._account
@@ -262,7 +276,7 @@ class Monitor:
 
     @property
     def alarms(self) -> list[Alarm]:
-        """Everything that should be looked at; alarms of one kind and one family of laws are one."""
+        """All alarms of the run; alarms of one kind and one family of laws are one."""
         return self._alarms.all
 
     @property
@@ -276,7 +290,11 @@ class Monitor:
         return self._audits.last if self._first is None else None
 
     def note(self, **readings: float) -> None:
-        """Numbers to keep beside the next record, such as a loss that is known later than the step."""
+        """Keep further numbers with the next record, such as a loss that is known later than the step.
+
+        Args:
+            **readings: the numbers, by the name they are stored under.
+        """
         self._readings |= readings
 
     @property
@@ -299,7 +317,15 @@ class Monitor:
             account.note_unclipped()
 
     def ledger(self, *, law: str | None = None, step: int | None = None) -> list[Entry]:
-        """The account of the steps in memory, by step and law; of one law or one step if asked."""
+        """The account of the steps in memory.
+
+        Args:
+            law: the name of one law; by default all.
+            step: the number of one step; by default all in memory.
+
+        Returns:
+            One entry for each step and law.
+        """
         self.flush()
         return [
             entry
@@ -310,7 +336,18 @@ class Monitor:
         ]
 
     def errors(self, parameters: Tensors | nn.Module | None = None, *, by: By = "block") -> dict[str, float]:
-        """Equation (10) now, against the reference; of an averaged or otherwise copied model if one is given."""
+        """Equation (10) now: how far the laws are from their reference, relative to their size.
+
+        Args:
+            parameters: an averaged or otherwise copied model, or its tensors by name; by default the model itself.
+            by: whether one number is given for each "block", "layer", "family" or "law".
+
+        Returns:
+            By block, layer, family or law, the mean relative change.
+
+        Raises:
+            ValueError: `by` is another word.
+        """
         if by not in get_args(By):
             raise ValueError(f"by is one of {', '.join(get_args(By))}; got {by!r}.")
         if isinstance(parameters, nn.Module):
@@ -320,8 +357,12 @@ class Monitor:
     def plot(self, path: str | Path | None = None) -> Any:
         """The records in memory as a figure: loss, drift, causes and audits, with a mark for every alarm.
 
-        Without a path a figure of matplotlib, which notebooks show; with one, it is written as .html (a page that needs
-        no network), .png, .svg or .pdf, and the path is returned.
+        Args:
+            path: a file to write: .html (a page that needs no network), .png, .svg or .pdf. By default nothing is
+                written.
+
+        Returns:
+            The path, or without one a figure of matplotlib, which notebooks show.
         """
         from conserved.tracking.run_figure import draw
 
@@ -344,7 +385,7 @@ class Monitor:
         return run_summary.panel(self)
 
     def bounds(self) -> list[DriftBound]:
-        """Equation (9) for every law, with C_h and C_L from the run, beside what happened and what was predicted."""
+        """Equation (9) for every law, with C_h and C_L from the run, beside the observed and the predicted drift."""
         return self._account.bounds()
 
     def decay(self) -> list[Decay]:
@@ -361,7 +402,7 @@ class Monitor:
         return self._account.memory() | {"parameters": watched}
 
     def flush(self) -> None:
-        """Wait for everything that is under way, and hand it to the sinks."""
+        """Wait for all records on their way from the device, and hand them to the sinks."""
         if self._first is None:
             self._receive(wait=True)
 
@@ -391,10 +432,17 @@ class Monitor:
         return {"format": FORMAT, "count": self.count, "run": self._run} | self._account.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, after the model and the optimizer have been restored.
+        """Go on from a checkpoint, after the model and the optimizer have been restored.
 
-        The laws of the restored model are held against those that were saved in the next step: a checkpoint that
-        lost something shows as a residual there.
+        The laws of the restored model are held against those that were saved in the next step: a checkpoint that lost
+        something shows as a residual there.
+
+        Args:
+            state: the result of `state_dict` of an earlier monitor of the same laws.
+
+        Raises:
+            ValueError: the state is of another format or of other laws.
+            RuntimeError: this monitor has written records of its own already.
         """
         if state.get("format") != FORMAT:
             raise ValueError(f"Expected a monitor's state in format {FORMAT!r}; got {state.get('format')!r}.")

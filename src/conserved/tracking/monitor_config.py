@@ -19,18 +19,18 @@ ReadNumber = Callable[[], float | Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
-    """How a monitor works; every field has a default that serves most runs.
+    """Further settings of a monitor; every field has a default that serves most runs.
 
     Attributes:
         rule: how the optimizer's steps are read, instead of the rule registered for its class.
-        causes: whether steps are split into what decay, momentum and the preconditioner did.
+        causes: whether steps are split into the parts of decay, momentum and the preconditioner.
         baselines: whether the paper's baselines, which are not conserved, are watched as well.
         dtype: the precision laws are computed in; by default that of the parameters, at least float32.
         precision: the precision of the backward pass, where it is not the parameters' own (autocast).
-        gauges: other numbers to read after every step, by name.
-        alarms: what raises an alarm.
-        keep: how many records stay in memory.
-        notes: what is stored with the run, such as its hyperparameters.
+        gauges: functions that read other numbers after every step, by name.
+        alarms: functions of a step's record that yield alarms, and `Growth` of readings.
+        keep: number of records that stay in memory.
+        notes: plain data that is stored with the run, such as its hyperparameters.
     """
 
     rule: Rule | None = None
@@ -44,12 +44,30 @@ class MonitorConfig:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def under(self, precision: torch.dtype | None) -> MonitorConfig:
-        """The same for backward passes in this precision, unless another was asked for."""
+        """The same settings for backward passes in another precision.
+
+        Args:
+            precision: the precision of autocast, if there is one.
+
+        Returns:
+            A copy with this `precision`, unless one was set already.
+        """
         return replace(self, precision=self.precision or precision)
 
     @staticmethod
     def of(given: MonitorConfig | Mapping[str, Any] | None, former: Mapping[str, Any]) -> MonitorConfig:
-        """The configuration meant by `config`, and by arguments that `Monitor` itself had in the first release."""
+        """The settings meant by the arguments of `Monitor`.
+
+        Args:
+            given: the argument `config`: settings, notes alone as in the first release, or nothing.
+            former: settings passed to `Monitor` by name, as in the first release; they draw a DeprecationWarning.
+
+        Returns:
+            All settings in one object.
+
+        Raises:
+            TypeError: a name in `former` is no setting.
+        """
         found = given if isinstance(given, MonitorConfig) else MonitorConfig(notes=given or {})
         renamed = {_FORMER_NAMES.get(name, name): value for name, value in former.items()}
         unknown = [name for name in renamed if name not in {one.name for one in fields(MonitorConfig)}]

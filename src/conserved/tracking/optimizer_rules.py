@@ -29,7 +29,9 @@ from conserved.tracking.combination import Combination, Scalar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterStep:
-    """One parameter after a step: its values now, what the optimizer knows of it, and its values before if kept."""
+    """One parameter after a step, the argument of every rule: its values now, its gradient, the optimizer's state of
+    it.
+    """
 
     parameter: Tensor
     gradient: Tensor
@@ -39,7 +41,7 @@ class ParameterStep:
     count: float | None = None
     """How many steps the optimizer has made with it, where that is known without asking the device."""
     made: Tensor | None = None
-    """What the rule's `make` gave for it."""
+    """The direction that the rule's `make` computed for it."""
 
     @property
     def slope(self) -> Combination:
@@ -57,7 +59,7 @@ class Update:
     rate: Scalar = 0.0
 
     def total(self) -> Combination:
-        """U itself."""
+        """The whole update U."""
         return sum(self.parts.values(), self.rate * self.gradient)
 
 
@@ -96,10 +98,21 @@ def register_rule(
 ) -> Rule:
     """Make an optimizer known. Subclasses that do not change `step` follow the same rule.
 
-    With `uniform` the update of one parameter of a group is taken to be that of all with its step count, with tensors
-    of their own: it must combine the parameter, its gradient, tensors of its state and what `make` gave with numbers
-    that depend on the group and the count only. `make` computes a direction of many parameters in a few operations.
-    `decay` says λ of a group that does not call it `weight_decay`; where it is not known, `Monitor.decay()` is silent.
+    Args:
+        optimizer: the class of the optimizer.
+        update: the rule: the step of one parameter, split by cause, from tensors that exist after it.
+        keeps: whether a copy of the parameters from before the step is needed (`ParameterStep.before`); a function says
+            it for each parameter group.
+        uniform: whether the update of one parameter of a group may be taken for all with its step count, with tensors
+            of their own: it must combine the parameter, its gradient, tensors of its state and the tensor of `make`
+            with numbers that depend on the group and the count only.
+        make: computes a direction that the optimizer does not keep, for many parameters in a few operations; each
+            parameter finds its own in `ParameterStep.made`.
+        decay: the weight decay λ of a parameter group that does not call it `weight_decay`; None where it is not known,
+            and `Monitor.decay()` leaves such laws out.
+
+    Returns:
+        The rule, which is registered already and replaces an earlier one.
     """
     condition = keeps if callable(keeps) else lambda group: keeps
     name = optimizer.__name__
@@ -108,7 +121,14 @@ def register_rule(
 
 
 def rule_of(optimizer: Optimizer) -> Rule:
-    """The rule of an optimizer's class, or the generic one where the class is unknown or steps in its own way."""
+    """The rule by which an optimizer's steps are read.
+
+    Args:
+        optimizer: any optimizer.
+
+    Returns:
+        The rule registered for its class, or `GENERIC` where the class is unknown or overrides `step`.
+    """
     cls = type(optimizer)
     for base in cls.__mro__:
         if base in _RULES:

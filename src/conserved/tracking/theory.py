@@ -43,7 +43,7 @@ class DriftBound:
     """C_h/2 Σ ‖U_i‖²: the same bound with the updates the optimizer really made, for the second-order part."""
     observed: float
     predicted: float
-    """What the exact account says the change is."""
+    """The change that the exact account adds up to."""
     applies: bool
 
 
@@ -61,7 +61,7 @@ class Decay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AngularMomentum:
-    """The size of a law's angular momentum at the start and now, and what A_k = A_0 Π m_i makes of it."""
+    """The size of a law's angular momentum at the start and now, and the factor Π m_i between them."""
 
     law: str
     start: float

@@ -178,16 +178,18 @@ def channel_sizes(model: nn.Module, batches: Iterable[ModelInput]) -> ChannelSiz
 
 
 def activation_sizes(model: nn.Module, batches: Iterable[ModelInput], *, statistic: str = "max") -> dict[str, Tensor]:
-    """For every weight the largest ("max") or mean absolute value ("mean") of what it is multiplied with, by channel.
+    """The size of the activations that every weight is multiplied with, channel by channel.
 
     Args:
         model: a module; it is run as it is, without gradients.
-        batches: what to run it on: tensors, tuples of arguments, or dictionaries of named ones.
-        statistic: "max", as SmoothQuant takes it, or "mean", as AWQ does.
+        batches: batches to run it on: tensors, tuples of arguments, or dictionaries of named ones.
+        statistic: "max" for the largest absolute value, as SmoothQuant takes it, or "mean" for the mean, as AWQ does.
 
     Returns:
         By parameter name, a tensor that broadcasts against the parameter.
 
+    Raises:
+        ValueError: there are no batches, the statistic is another word, or a parameter is sharded.
     """
     check_statistic(statistic)
     found = channel_sizes(model, batches)

@@ -35,13 +35,13 @@ ROUNDS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Aligned:
-    """What `align` did."""
+    """The result of `align`: distances, the move, and the difference that remains."""
 
     before: float
     """The distance of all weights that symmetries move, before and after."""
     after: float
     remains: dict[str, float]
-    """By parameter, what is left of the difference: the distance over the size of the reference."""
+    """By parameter, the remaining difference: the distance over the size of the reference."""
     rounds: int
     steps: tuple[tuple[Symmetry, Tensor], ...]
     """The elements, in the order they were applied; `conserved.transform.elements.inverse` undoes each."""
@@ -65,11 +65,11 @@ def align(
     continuous: bool = True,
     **kwargs: Any,
 ) -> Aligned:
-    """Move one checkpoint along its orbit as near to another as it gets. Its function stays what it is.
+    """Move one checkpoint along its orbit as near to another as it gets. Its function stays the same.
 
     Args:
         reference: the checkpoint to come near to; it is not changed.
-        target: the one that is moved: a module in place, of a dictionary `Aligned.state` is the result.
+        target: the checkpoint that is moved: a module in place; for a dictionary the result is `Aligned.state`.
         *args: example inputs, as the model is called; not needed with `laws`, or where the model says how.
         laws: the symmetries, as `conserved.transform.symmetries_of` gives them; a dictionary needs them.
         exchanges: units that may change places, as `conserved.transform.exchanges` finds them; they are looked for
@@ -78,8 +78,11 @@ def align(
         **kwargs: more example inputs, by name.
 
     Returns:
-        An `Aligned`: the distance before and after, the move, and what remains in each parameter.
+        An `Aligned`: the distance before and after, the move, and the difference that remains in each parameter.
 
+    Raises:
+        Unmovable: a tensor is missing, of another shape, quantised or not finite.
+        ValueError: the target is a dictionary and no laws are given.
     """
     exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
     every = [*swaps, *(exact if continuous else ())]

@@ -30,7 +30,7 @@ def canonical(
     exchanges: Iterable[Symmetry] | None = None,
     **kwargs: Any,
 ) -> dict[str, Tensor]:
-    """The weights at a point of the orbit that does not depend on where on it they were.
+    """The weights at one fixed point of their orbit, the same for every checkpoint on it.
 
     Laws are made zero first, which fixes scales and leaves rotations; then rows of general linear spaces become
     eigenvectors of their Gram matrix, largest first, with a positive sum of cubes; pairs of rotary planes get the phase
@@ -48,6 +48,9 @@ def canonical(
     Returns:
         The moved weights in float64; names that no symmetry moves are passed on.
 
+    Raises:
+        Unmovable: a tensor is missing, of another shape or quantised.
+        ValueError: the target is a dictionary and no laws are given.
     """
     exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
     tensors = dict(target.named_parameters()) if isinstance(target, nn.Module) else dict(target)
@@ -157,7 +160,14 @@ class Fingerprint:
         return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
 
     def difference(self, other: Fingerprint) -> float:
-        """The largest relative difference of the numbers of two checkpoints; infinite if parameters differ."""
+        """The largest relative difference of the numbers of two checkpoints.
+
+        Args:
+            other: the fingerprint of the other checkpoint.
+
+        Returns:
+            A number of the size of rounding if both lie on one orbit; infinite if their parameters have other names.
+        """
         if self.numbers.keys() != other.numbers.keys():
             return float("inf")
         pairs = [(a, b) for n, mine in self.numbers.items() for a, b in zip(mine, other.numbers[n], strict=True)]
@@ -171,7 +181,22 @@ def fingerprint(
     exchanges: Iterable[Symmetry] | None = None,
     **kwargs: Any,
 ) -> Fingerprint:
-    """What identifies a checkpoint wherever on its orbit it is; takes what `canonical` does."""
+    """Numbers that identify a checkpoint wherever on its orbit it is, taken of its `canonical` form.
+
+    Args:
+        target: a module or a dictionary of weights, which stays as it is.
+        *args: example inputs, as for `canonical`.
+        laws: the symmetries, as for `canonical`.
+        exchanges: units that may change places, as for `canonical`.
+        **kwargs: more example inputs, by name.
+
+    Returns:
+        Three norms of every parameter; `.digest` is a short text, `.difference(other)` compares two.
+
+    Raises:
+        Unmovable: a tensor is missing, of another shape or quantised.
+        ValueError: the target is a dictionary and no laws are given.
+    """
     found = {}
     for name, tensor in canonical(target, *args, laws=laws, exchanges=exchanges, **kwargs).items():
         if _counts(tensor):

@@ -47,11 +47,13 @@ class Checkpoint(Weights):
     """A folder of safetensors files as weights that `equalize` and `move` take.
 
     Args:
-        folder: where the files are.
-        into: the folder to make, which holds moved tensors and whatever else lies beside the files. It appears when
-            `move` or `equalize` is done. Without it nothing is written, and what would be is listed.
+        folder: the folder of the files.
+        into: the folder to make, with the moved tensors and all other files of `folder`. It appears when `move` or
+            `equalize` is done. Without it nothing is written, and `written` lists the tensors that would be.
         known: names of the model's parameters; a further tensor with the same numbers is a tied copy.
 
+    Raises:
+        Unmovable: the files cannot be read, hold a tensor twice, or `into` cannot be made.
     """
 
     def __init__(self, folder: str | Path, into: str | Path | None = None, known: Iterable[str] = ()) -> None:
@@ -94,6 +96,15 @@ class Checkpoint(Weights):
         return self._places[self._names.get(name, name)]
 
     def movable(self, name: str, symmetry: Symmetry) -> None:
+        """Refuse a tensor that cannot be moved.
+
+        Args:
+            name: the parameter, by its name in the model.
+            symmetry: the symmetry that would move it, for the message.
+
+        Raises:
+            Unmovable: no file holds it, its shape differs from the model's, or it is stored as codes of a quantiser.
+        """
         found = self._names.get(name) or self._found(name)
         if found is None:
             raise Unmovable(
@@ -112,7 +123,14 @@ class Checkpoint(Weights):
             )
 
     def stored(self, name: str) -> Tensor:
-        """A tensor as it is in the files."""
+        """A tensor as it is in the files.
+
+        Args:
+            name: the parameter, by its name in the model or in the files.
+
+        Returns:
+            A new tensor in the stored precision.
+        """
         place = self._place(name)
         with place.file.open("rb") as file:
             file.seek(place.start)
@@ -121,10 +139,28 @@ class Checkpoint(Weights):
         return torch.frombuffer(data, dtype=TYPES[place.code]).reshape(place.shape)
 
     def read(self, name: str, least: torch.dtype = torch.float64) -> Tensor:
+        """A tensor in a precision that moves are computed in.
+
+        Args:
+            name: the parameter, by its name in the model or in the files.
+            least: the lowest precision wanted.
+
+        Returns:
+            A new tensor, in the stored precision if that is higher.
+        """
         found = self.stored(name)
         return found.to(torch.promote_types(found.dtype, least))
 
     def write(self, work: Mapping[str, Tensor]) -> None:
+        """Round tensors that move together to the stored precision and write them over the copies in `into`.
+
+        Args:
+            work: the moved tensors, by parameter name.
+
+        Raises:
+            Unmovable: a number leaves the range of the stored precision, in which case none is written; or `into` is
+                complete.
+        """
         if self.into is not None and self.staging is None:
             raise Unmovable(f"{self.into} has been written; open it as a checkpoint of its own to move it further.")
         rounded = {name: self.rounded(name, tensor, TYPES[self._place(name).code]) for name, tensor in work.items()}
@@ -141,6 +177,7 @@ class Checkpoint(Weights):
 
     @contextmanager
     def complete(self) -> Iterator[None]:
+        """Within it tensors are written; at its end `into` appears, or after an error nothing does."""
         if self.into is None or self.staging is None:
             yield
             return

@@ -191,10 +191,12 @@ def exchanges(model: nn.Module, *args: Any, laws: LawSet | None = None, **kwargs
 
     Args:
         model: a module.
-        *args: example inputs, as it is called.
+        *args: example inputs, as it is called; they may be left out where the model says how.
         laws: its symmetries if they are known, from which heads are read.
         **kwargs: more example inputs, by name.
 
+    Returns:
+        Symmetries of the kind `Exchange`, one for each set of equal units.
     """
     from conserved.transform.finding import symmetries_of
 

@@ -67,7 +67,7 @@ class Exchange(_WithoutLaw):
 
 
 class Orthogonal(_WithoutLaw):
-    """O(n): a space that only its length is seen of, as a residual stream whose norms have no gains."""
+    """O(n): acts on a space of which only lengths are seen, such as a residual stream whose norms have no gains."""
 
     __slots__ = ()
     code = "orthogonal"
@@ -87,7 +87,18 @@ class Orthogonal(_WithoutLaw):
 
 
 def checked(symmetry: Symmetry, element: Tensor) -> Tensor:
-    """The element in the precision it acts in, or a sentence saying why it is none of this symmetry."""
+    """An element in the precision it acts in.
+
+    Args:
+        symmetry: the symmetry it is meant for.
+        element: numbers in the shape of the table above.
+
+    Returns:
+        The element in float64, complex128 for complex scalings, or int64 for exchanges.
+
+    Raises:
+        Unmovable: it is no element of this symmetry; the message says why.
+    """
     kind, n, m = symmetry.kind, symmetry.n, symmetry.m
     shape = element_shape(symmetry)
     try:
@@ -143,7 +154,18 @@ def element_shape(symmetry: Symmetry) -> tuple[int, ...]:
 
 
 def inverse(kind: Kind, element: Tensor) -> Tensor:
-    """The element that undoes this one."""
+    """The element that undoes another.
+
+    Args:
+        kind: the group.
+        element: an element of it.
+
+    Returns:
+        Its inverse.
+
+    Raises:
+        Unmovable: it is not known how elements of this kind are undone.
+    """
     if isinstance(kind, GeneralLinear):
         return torch.linalg.inv(element)
     if isinstance(kind, Orthogonal):
@@ -158,7 +180,17 @@ def inverse(kind: Kind, element: Tensor) -> Tensor:
 
 
 def acted(symmetry: Symmetry, element: Tensor, matrix: Float[Tensor, "n m"], degree: Degree) -> Float[Tensor, "n m"]:
-    """One leg moved; a matrix that is diagonal, or orthogonal, never meets a solver."""
+    """One leg moved by an element; a negative degree of the general linear group inverts the matrix.
+
+    Args:
+        symmetry: the symmetry.
+        element: an element of it.
+        matrix: the leg, n × m.
+        degree: the degree of the leg.
+
+    Returns:
+        The moved leg, n × m.
+    """
     if isinstance(symmetry.kind, GeneralLinear) and degree < 0:
         return torch.linalg.inv(element).mT.to(matrix.device) @ matrix
     return symmetry.kind.act(element.to(matrix.device), matrix, degree)
@@ -184,7 +216,19 @@ def is_known(kind: Kind) -> bool:
 
 
 def composed(kind: Kind, later: Tensor, earlier: Tensor) -> Tensor:
-    """The one element that does what two do after each other."""
+    """The one element that does the work of two.
+
+    Args:
+        kind: the group.
+        later: the element that acts second.
+        earlier: the element that acts first.
+
+    Returns:
+        Their product.
+
+    Raises:
+        Unmovable: it is not known how elements of this kind are multiplied.
+    """
     if isinstance(kind, GeneralLinear | Orthogonal):
         return later @ earlier
     if isinstance(kind, Exchange):

@@ -33,7 +33,7 @@ OBJECTIVES = ("balanced", "range", "activation", "incoherent")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Equalized:
-    """What `equalize` did."""
+    """The result of `equalize`: the move, and the objective before and after."""
 
     objective: str
     moved: MovedWeights
@@ -78,7 +78,7 @@ def equalize(
     seed: int = 0,
     **kwargs: Any,
 ) -> Equalized:
-    """Move a model to the best point of its orbit, by what `objective` calls best. Its function stays what it is.
+    """Move a model to the best point of its orbit, by the `objective`. Its function stays the same.
 
     Args:
         target: a module, moved in place; or a dictionary of tensors, which needs `laws` and stays as it is; or a
@@ -86,23 +86,27 @@ def equalize(
         *args: example inputs, as the model is called, from which its symmetries are read; not needed with `laws`.
         objective: "balanced" (all laws zero: the smallest norm), "range" (equal ranges of the channels of weights),
             "activation" (scale moved between activations and weights, from `batches`), "incoherent" (random rotations
-            of spaces that allow any: heads and, if example inputs are given to probe it with, the residual stream
-            after gains are folded into their readers), or an `Objective` of your own.
+            of spaces that allow any: heads and, if example inputs are given to probe it with, the residual stream after
+            gains are folded into their readers), or an `Objective` of your own.
         laws: the symmetries to move along, for instance those of `conserved.recognize`.
-        batches: for "activation", what to run the model on: tensors, tuples of arguments or dictionaries of them.
+        batches: for "activation", batches to run the model on: tensors, tuples of arguments or dictionaries of them.
         alpha: for "activation", the share of the activations' spread that weights take over.
         statistic: for "activation", "max" (SmoothQuant) or "mean" (AWQ).
-        spaces: for "activation", which channels to scale: "predicted" (those that gains make, and those between two
-            weights where rounding is predicted to get less noisy), "gains" (as SmoothQuant), or "all".
-        rounded: for "activation", what will be rounded, which the prediction is for: "weights", "both" weights and what
-            they read, or "any" where that is not known, so that neither gets noisier.
+        spaces: for "activation", which channels to scale: "predicted" (channels that gains make, and channels between
+            two weights where rounding is predicted to get less noisy), "gains" (as SmoothQuant), or "all".
+        rounded: for "activation", which tensors will be rounded, for the prediction: "weights", "both" for weights and
+            the activations they read, or "any" where that is not known, so that neither gets noisier.
         approximate: whether to move along symmetries that hold only up to a norm's ε.
-        seed: of random rotations.
+        seed: the seed of random rotations.
         **kwargs: more example inputs, by name.
 
     Returns:
-        An `Equalized`: the move, the objective of every symmetry before and after, and what was left alone and why.
+        An `Equalized`: the move, the objective of every symmetry before and after, and the symmetries left alone and
+        why.
 
+    Raises:
+        ValueError: an option is another word, the target is no module and has no laws, or "activation" has no batches.
+        Unmovable: a moved number leaves the range of its precision.
     """
     known = _symmetries(target, laws, args, kwargs)
     name, chooser = _objective(

@@ -21,14 +21,19 @@ def symmetries_of(model: nn.Module, *args: Any, **kwargs: Any) -> LawSet:
 
     Laws of training differ from them in three ways: a frozen parameter may be moved like any other, and so may a row of
     padding, which is looked up though it gets no gradient; dropout and batch statistics are out of the way (the model
-    is read in evaluation mode); and what only says that a gradient is zero is left out. No loss is assumed: outputs
-    stay as they are.
+    is read in evaluation mode); and laws that only say that a gradient is zero are left out. No loss is assumed:
+    outputs stay as they are.
 
     Args:
         model: a module.
         *args: example inputs, as it is called; they may be left out where the model says how.
         **kwargs: more of them, by name.
 
+    Returns:
+        The symmetries, for `move`, `equalize`, `align` and `canonical`.
+
+    Raises:
+        NoExample: there are no inputs, and the model does not say how it is called.
     """
     # Solving for symmetries needs scipy, which those who only move weights need not load.
     from conserved.inference import recognize

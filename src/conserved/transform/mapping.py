@@ -50,12 +50,18 @@ def mappings(
     Args:
         model: a module of any architecture; one forward pass is run.
         *args: example inputs, as it is called; they may be left out where the model says how.
-        format: "plain" (a list of `LayerMapping`), or what `AWQModifier(mappings=…)` of llm-compressor and
-            `AWQConfig(mappings=…)` of auto-round take: dictionaries with smooth_layer and balance_layers, patterns that
-            match all layers which are alike. Mappings that these tools have no form for are left out of theirs.
+        format: "plain" for a list of `LayerMapping`; "llmcompressor" or "autoround" for the form that
+            `AWQModifier(mappings=…)` of llm-compressor and `AWQConfig(mappings=…)` of auto-round take: dictionaries
+            with smooth_layer and balance_layers, patterns that match all layers which are alike. Mappings that these
+            tools have no form for are left out of theirs.
         laws: the symmetries, if they are known already.
         **kwargs: more example inputs, by name.
 
+    Returns:
+        The mappings, in the chosen form.
+
+    Raises:
+        ValueError: `format` is another word.
     """
     if format not in FORMATS:
         raise ValueError(f"Unknown format {format!r}; expected one of {', '.join(FORMATS)}.")

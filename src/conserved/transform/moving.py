@@ -29,7 +29,7 @@ Elements = Mapping[Symmetry | str, Tensor] | Mapping[str, Tensor] | Mapping[Symm
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MovedWeights:
-    """What a move did."""
+    """The result of a move: the elements that undo it, and the laws before and after."""
 
     moved: tuple[str, ...]
     """Names of the symmetries, in the order they were applied."""
@@ -41,7 +41,7 @@ class MovedWeights:
     parameters: tuple[str, ...]
     """Names of the tensors that were written."""
     notes: tuple[str, ...] = ()
-    """What to know: symmetries up to ε, of the loss alone, assumed."""
+    """Cautions: symmetries that hold up to ε, for the loss alone, or by assumption."""
     state: dict[str, Tensor] = field(default_factory=dict)
     """The moved weights, where a dictionary was given; tensors that did not move are the ones given."""
 
@@ -62,7 +62,7 @@ def move(
     laws: LawSet | Iterable[Symmetry] = (),
     values: bool = True,
 ) -> MovedWeights:
-    """Move weights along symmetries, so that the function they compute stays what it is.
+    """Move weights along symmetries, so that the function they compute stays the same.
 
     Legs are moved in float64 and rounded once, to the precision they are stored in. Scales that are powers of two are
     exact, and undone bit for bit, as long as no number falls below the normal range of its precision. Symmetries that
@@ -70,16 +70,19 @@ def move(
     whenever something is refused.
 
     Args:
-        target: a module, moved in place; or a dictionary of tensors, which stays as it is (`MovedWeights.state` has
-            the result); or a `Checkpoint` of safetensors files.
+        target: a module, moved in place; or a dictionary of tensors, which stays as it is (`MovedWeights.state` has the
+            result); or a `Checkpoint` of safetensors files.
         elements: for each symmetry, or its name in `laws`, the group element to move it by
             (`conserved.transform.elements` lists the form for every kind). They are applied in this order.
         laws: the symmetries that names are looked up in, as `conserved.recognize` gives them.
         values: whether to evaluate the laws before and after.
 
     Returns:
-        A `MovedWeights`: what was done, the laws before and after, the elements that undo it, and what to be aware of.
+        A `MovedWeights`: the laws before and after, the elements that undo the move, and notes of caution.
 
+    Raises:
+        Unmovable: a name is unknown, an element is none of its group, a tensor is missing or quantised, or a moved
+            number leaves the range of its precision.
     """
     steps = _steps(elements, laws)
     named = laws.parameters if isinstance(laws, LawSet) else ()

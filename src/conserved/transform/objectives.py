@@ -26,7 +26,7 @@ class Impossible(Exception):
 
 
 class Objective(ABC):
-    """Chooses an element for one symmetry."""
+    """Chooses the best group element for one symmetry at a time; subclass it for an objective of your own."""
 
     sweeps: int = 50
     """How often to go round at the most."""
@@ -36,23 +36,61 @@ class Objective(ABC):
     """The least precision that elements are looked for in; they are applied in float64 whatever it is."""
 
     def applies(self, symmetry: Symmetry) -> bool:
-        """Whether the objective has something to say about a symmetry; others are not even read."""
+        """Whether the objective has something to say about a symmetry.
+
+        Args:
+            symmetry: a symmetry of the model.
+
+        Returns:
+            False leaves the symmetry alone, and its weights are not read.
+        """
         return True
 
     @abstractmethod
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
-        """The best element at these weights; None where the objective has nothing to say. Raises `Impossible`."""
+        """The best element for one symmetry.
+
+        Args:
+            symmetry: the symmetry.
+            work: the weights as they are now, by name.
+
+        Returns:
+            The element to move by, or None where the objective has nothing to say.
+
+        Raises:
+            Impossible: there is no best point on the orbit of this symmetry.
+        """
 
     @abstractmethod
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
-        """What is made small."""
+        """The number that is made small.
+
+        Args:
+            symmetry: the symmetry.
+            work: the weights as they are now, by name.
+
+        Returns:
+            The objective at these weights, for reports.
+        """
 
     def rank(self, symmetry: Symmetry) -> int:
-        """Symmetries of lower rank are moved first."""
+        """The place of a symmetry in the order of moves.
+
+        Args:
+            symmetry: the symmetry.
+
+        Returns:
+            A number; symmetries of lower rank are moved first.
+        """
         return 0
 
     def applied(self, symmetry: Symmetry, element: Tensor) -> None:  # noqa: B027
-        """Told of every element that was applied, by objectives that keep more than the weights."""
+        """Called after every element that was applied, for objectives that keep more than the weights.
+
+        Args:
+            symmetry: the symmetry that was moved.
+            element: the element.
+        """
 
 
 class Balanced(Objective):

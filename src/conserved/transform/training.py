@@ -25,19 +25,21 @@ SECOND = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
 class EqualizeEvery:
     """Equalises a model at the start and every n steps; call `.step()` after the optimizer's.
 
-    Only what is trained is moved, so that of a model with adapters the adapters are: their factors A and B are the legs
-    of a general linear group. The optimizer's averages go along: gradients move by g^{-T} where weights move by g, and
-    averages of squares by the squares of the entries of that matrix, which is exact for scalings.
+    Only trained parameters are moved, so that of a model with adapters the adapters are: their factors A and B are the
+    legs of a general linear group. The optimizer's averages go along: gradients move by g^{-T} where weights move by g,
+    and averages of squares by the squares of the entries of that matrix, which is exact for scalings.
 
     Args:
-        model: what is trained.
+        model: the model that is trained.
         *args: example inputs, as it is called; they may be left out where the model says how, or with `laws`.
-        optimizer: whose averages are moved along.
+        optimizer: the optimizer whose averages are moved along; by default none.
         every: steps between two moves; 0 for the start alone.
-        objective: what `equalize` is to make of the weights.
+        objective: the objective of `equalize`.
         laws: the symmetries to move along, if they are known.
         **kwargs: more example inputs, by name.
 
+    Raises:
+        ValueError: `every` is negative.
     """
 
     def __init__(

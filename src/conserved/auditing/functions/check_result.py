@@ -24,8 +24,8 @@ class Check:
         device: where it ran.
         symmetries: continuous symmetries found on the forward pass.
         tests: every test that was made.
-        untested: by gradient, what could not be tested and why.
-        notes: what else was noticed, such as inputs that are overwritten.
+        untested: by gradient, the tests that could not be made and why.
+        notes: further observations, such as inputs that are overwritten.
         noise: by gradient, its own relative noise.
         seconds: the time the check took.
     """
@@ -74,7 +74,7 @@ class Check:
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """The gradients that failures point at: those that fail a test of their own, else all in a failed one."""
+        """The gradients that failures point at: each that fails a test alone, or else all of a failed test."""
         own = {test.gradients[0] for test in self.failures if len(test.gradients) == 1}
         every = {name for test in self.failures for name in test.gradients}
         return tuple(name for name in self.inputs if name in (own or every))

@@ -53,17 +53,18 @@ def check(
 
     Args:
         fn: any callable on tensors; of a module, the parameters are inputs too.
-        tensors: its arguments in the precision and on the device it is meant for; integers are held fixed.
+        *tensors: its arguments in the precision and on the device it is meant for; integers are held fixed.
         names: names of the floating-point inputs, where the signature has none.
-        seed: of the random numbers, including those the function draws: it is set before every call.
+        seed: the seed of all random numbers, including those the function draws: it is set before every call.
         seconds: time after which no further test is begun.
         compiled: whether the function under torch.compile is held against itself too; a backend's name, or True for
             "inductor". Compiling takes seconds to minutes.
         arguments: keyword arguments of `fn` whose names this function has too.
-        keywords: keyword arguments of `fn`.
+        **keywords: keyword arguments of `fn`.
 
     Returns:
-        Every test by gradient, failures with their place and meaning, what could not be tested, and a verdict.
+        Every test by gradient, failures with their place and meaning, gradients that could not be tested, and a
+        verdict.
 
     Raises:
         Uncheckable: the function has no gradient to check, or cannot be run twice with the same result.

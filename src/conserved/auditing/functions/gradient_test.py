@@ -29,18 +29,18 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
-    """A test that was made.
+    """One test of one or more gradients, with its result.
 
     Attributes:
         gradients: names of the inputs whose gradient takes part.
         method: the line of defence it belongs to.
         what: the statement that was tested.
         residual: how far it is from holding, relative to the gradients' size.
-        limit: what noise and rounding explain, on the same scale.
+        limit: the residual that noise and rounding explain, on the same scale.
         worst: the largest ratio of a single entry's residual to its limit; a test fails above one.
         sees_factor: whether a gradient that is off by a constant factor would have failed.
         where: which entries failed, in words; empty if none.
-        meaning: what such a failure usually means.
+        meaning: the usual cause of such a failure.
     """
 
     gradients: tuple[str, ...]
@@ -55,6 +55,7 @@ class Tested:
 
     @property
     def ok(self) -> bool:
+        """Whether every entry is within its limit."""
         return status(self.worst, 1.0, tested=True, nearly=False) is Status.VERIFIED
 
     def record(self) -> dict[str, Any]:

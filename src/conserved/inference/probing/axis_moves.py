@@ -61,8 +61,8 @@ class ProbedSymmetry:
     """A continuous symmetry that the forward pass was seen to have.
 
     Attributes:
-        group: what moves.
-        sizes: sizes of the coordinates; for a group of matrices the last one is what is mixed.
+        group: the group that acts.
+        sizes: sizes of the coordinates; a group of matrices mixes the last one.
         legs: inputs and outputs that move, each axis list in the order of `sizes`.
         error: largest relative change of an output that the moves left, by row.
         exact: whether that is the noise of the function; if not, identities hold up to about `error`.
@@ -77,6 +77,7 @@ class ProbedSymmetry:
 
     @property
     def inputs(self) -> tuple[TensorLeg, ...]:
+        """The legs that are inputs of the function."""
         return tuple(leg for leg in self.legs if not leg.output)
 
     @property

@@ -39,7 +39,7 @@ class Probe:
         function: name of the function.
         inputs: names and shapes of its floating-point inputs.
         outputs: names and shapes of its differentiable outputs.
-        symmetries: what was found, the most informative first for each set of tensors.
+        symmetries: the symmetries found, the most informative first for each set of tensors.
         passes: forward passes that were needed.
         complete: whether every candidate was tried in the time allowed.
     """
@@ -52,7 +52,14 @@ class Probe:
     complete: bool
 
     def of(self, *names: str) -> tuple[ProbedSymmetry, ...]:
-        """The symmetries that move all of the tensors named."""
+        """The symmetries that move all of some tensors.
+
+        Args:
+            *names: names of inputs or outputs.
+
+        Returns:
+            The symmetries in which every one of these tensors takes part.
+        """
         return tuple(found for found in self.symmetries if set(names) <= {leg.name for leg in found.legs})
 
     def __str__(self) -> str:
@@ -72,14 +79,17 @@ def probe(
 
     Args:
         fn: any callable on tensors, or a module, whose parameters count as inputs.
-        tensors: example inputs in the precision and on the device the function is meant for.
+        *tensors: example inputs in the precision and on the device the function is meant for.
         names: names of the floating-point inputs, where the signature has none.
-        seed: of the moves, and of random numbers the function draws.
-        seconds: after this time no further candidate is tried.
-        keywords: further arguments of `fn`.
+        seed: the seed of the moves, and of random numbers the function draws.
+        seconds: time after which no further candidate is tried.
+        **keywords: keyword arguments of `fn`.
 
     Returns:
-        Which axes of which inputs and outputs move against which, and by which group.
+        A `Probe`: which axes of which inputs and outputs move together, and by which group.
+
+    Raises:
+        Uncheckable: the function cannot be run on these inputs, or returns infinities or NaN.
     """
     with repeatable(device_of(tensors, keywords)):
         return probe_function(function_of(fn, tensors, keywords, names=names, seed=seed), seconds=seconds)

@@ -34,7 +34,17 @@ class OperandAxes:
 
 
 def contraction(s: Step, left: Any, right: Any, axes: OperandAxes) -> Type:
-    """Σ over the axes that are not in the result."""
+    """The type of a sum of products, Σ left · right, over the axes that are not in the result.
+
+    Args:
+        s: the operation.
+        left: one operand.
+        right: the other.
+        axes: which axes of the two are the same, and which are summed over.
+
+    Returns:
+        The type of the result.
+    """
     engine = s.engine
     x, y = s.raw(left), s.raw(right)
     if any(isinstance(one, Type) and one.zero for one in (x, y)):

@@ -30,7 +30,18 @@ def _softmax(s: Step) -> Known:
 
 
 def normalised(s: Step, x: Type, dims: Sequence[int], epsilon: int | float, *, centres: bool) -> Type:
-    """x over its size along `dims`: forgets a scale common along them, up to ε, and if it centres a common shift."""
+    """The type of x over its size along some axes: a scale common along them is forgotten, up to ε.
+
+    Args:
+        s: the operation.
+        x: the type of the input.
+        dims: the axes that are normalised over.
+        epsilon: the ε that is added to the squares; 0 for none.
+        centres: whether the mean is taken away first, so that a common shift is forgotten as well.
+
+    Returns:
+        The type of the output, which does not move.
+    """
     left = s.engine.uniform(x.factors, dims)
     for one in x.factors:
         s.engine.partition.shatter(one.atoms)

@@ -46,7 +46,17 @@ def _mul(s: Step) -> Known:
 
 
 def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
-    """left · right, or left / right, entry by entry."""
+    """The type of left · right, or of left / right, entry by entry.
+
+    Args:
+        s: the operation.
+        left: one operand.
+        right: the other.
+        divides: whether it is the quotient.
+
+    Returns:
+        The type of the result.
+    """
     for one, other, inverse in ((right, left, divides), (left, right, False)):
         value = number(one, s)
         if (
@@ -87,7 +97,16 @@ def _addcmul(s: Step) -> Known:
 
 
 def power(s: Step, x: Type, exponent: Fraction) -> Type:
-    """x^k entry by entry: k times the charge, and no shift."""
+    """The type of x^k, entry by entry: k times the charge, and no shift.
+
+    Args:
+        s: the operation.
+        x: the type of the input.
+        exponent: k.
+
+    Returns:
+        The type of the result.
+    """
     for one in x.factors:
         s.engine.partition.shatter(one.atoms)
         s.engine.passed.setdefault("homogeneous", []).append(one.atoms)

@@ -21,7 +21,7 @@ Known = Type | ReadPart
 
 @dataclass(slots=True)
 class Step:
-    """One operation with what is known of its inputs."""
+    """One operation of a program with the types of its inputs: the argument of every typing rule."""
 
     engine: Engine
     program: CapturedProgram
@@ -31,16 +31,47 @@ class Step:
     """Products that are only summed up: their operands."""
 
     def shape(self, ref: Any) -> tuple[int, ...]:
+        """The shape of an operand.
+
+        Args:
+            ref: an argument of the operation.
+
+        Returns:
+            Its shape; () for a Python number.
+        """
         return self.program.values[ref.value].shape if isinstance(ref, ValueRef) else ()
 
     def constant(self, ref: Any) -> Tensor | None:
+        """The value of an operand that depends on neither parameters nor inputs.
+
+        Args:
+            ref: an argument of the operation.
+
+        Returns:
+            The tensor, or None if the value is not known.
+        """
         return self.program.values[ref.value].constant if isinstance(ref, ValueRef) else None
 
     def floating(self, ref: Any) -> bool:
+        """Whether an operand is a tensor of floating-point numbers.
+
+        Args:
+            ref: an argument of the operation.
+
+        Returns:
+            False also for Python numbers.
+        """
         return isinstance(ref, ValueRef) and self.program.values[ref.value].dtype.is_floating_point
 
     def raw(self, ref: Any) -> Known:
-        """The type, or a parameter that was not used yet."""
+        """The type of an operand as far as it is known, without deciding anything about it.
+
+        Args:
+            ref: an argument of the operation.
+
+        Returns:
+            Its type; or, for a part of a parameter that was not used yet, that part.
+        """
         if not isinstance(ref, ValueRef):
             return ZERO if isinstance(ref, int | float) and ref == 0 else FIXED
         found = self.known.get(ref.value, FIXED)
@@ -49,7 +80,16 @@ class Step:
         return found
 
     def type(self, ref: Any, *, entries: bool = True, role: str = "gain") -> Type:
-        """The type; a parameter that is used for the first time here may move entry by entry."""
+        """The type of an operand; a parameter that is used for the first time gets one here.
+
+        Args:
+            ref: an argument of the operation.
+            entries: whether each entry of such a parameter may have a shift of its own, and not one along an axis.
+            role: how such a parameter is used ("map", "gain", "bias", "table"); laws are named by it.
+
+        Returns:
+            The type: which entries move together, and how.
+        """
         found = self.raw(ref)
         if isinstance(found, ReadPart):
             dims = sorted({dim for one in found.coordinates for dim in one.dims})
@@ -63,6 +103,16 @@ class Step:
         return found
 
     def arg(self, place: int, name: str = "", default: Any = None) -> Any:
+        """An argument of the operation by its place or its name.
+
+        Args:
+            place: the position in the operator's schema.
+            name: the keyword under which it may have been passed instead.
+            default: the value if it was not passed.
+
+        Returns:
+            The argument as it was recorded: a reference to a tensor, or a plain value.
+        """
         args = self.operation.args
         return args[place] if place < len(args) else self.operation.kwargs.get(name, default)
 
@@ -78,7 +128,14 @@ RULES: dict[str, TypingRule] = {}
 
 
 def rule(*names: str) -> Callable[[TypingRule], TypingRule]:
-    """Register an entry for these operations (names without overload, such as "aten::mul")."""
+    """Register a typing rule for operators; `conserved.register_operator` is this function.
+
+    Args:
+        *names: names without overload, such as "aten::mul" or "package::name"; without "::" they belong to aten.
+
+    Returns:
+        A decorator for the rule: a function from a `Step` to the types of its results. It replaces an earlier rule.
+    """
 
     def register(function: TypingRule) -> TypingRule:
         for name in names:
@@ -173,7 +230,14 @@ _COPIES = {
 
 
 def fix_all(s: Step) -> Type:
-    """All that goes in is fixed, and so is what comes out."""
+    """Fix all inputs of an operation, and with them its output: no law passes through it.
+
+    Args:
+        s: the operation.
+
+    Returns:
+        The type of a value that does not move.
+    """
     for number_ in s.operation.inputs():
         if s.program.values[number_].dtype.is_floating_point or s.program.values[number_].dtype.is_complex:
             s.engine.zero(s.type(ValueRef(number_)))

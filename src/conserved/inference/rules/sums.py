@@ -126,7 +126,17 @@ EPSILON = 1e-2
 
 
 def plus(s: Step, left: Any, right: Any, alpha: int | float) -> Known:
-    """left + alpha · right, where a small number that is added to squares is a normalisation's ε."""
+    """The type of left + alpha · right; a small number that is added to squares is a normalisation's ε.
+
+    Args:
+        s: the operation.
+        left: one operand.
+        right: the other.
+        alpha: the factor of the second.
+
+    Returns:
+        The type of the result.
+    """
     value = number(right, s)
     if (
         value is None

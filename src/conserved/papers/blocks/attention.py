@@ -36,9 +36,20 @@ def rotate(x: Float[Tensor, "*heads length width"], pairing: Pairing) -> Float[T
 class Attention(nn.Module):
     """Σ_i softmax(scale · x Q_i (x K_i)ᵀ) x V_i O_iᵀ over heads i.
 
-    `kv_heads` fewer than `heads` share keys and values between consecutive query heads. `rotary` is False, True or
-    "interleaved" (the paper's pairing), or "half". `qk_norm` normalises queries and keys per head (RMS, with gains
-    shared by all heads) before rotary. `scale` is 1/√head_dim unless given; equation (5) as printed has scale 1.
+    Args:
+        dim: width of the tokens.
+        heads: number of query heads.
+        head_dim: width of a head; by default dim / heads.
+        kv_heads: number of key heads; fewer than `heads` share keys and values between consecutive query heads.
+        rotary: False, True or "interleaved" (the paper's pairing), or "half".
+        causal: whether a token sees no later one.
+        bias: whether the linear maps have biases.
+        qk_norm: whether queries and keys are normalised per head (RMS, with gains shared by all heads) before rotary.
+        scale: factor of the logits; by default 1/√head_dim. Equation (5) as printed has scale 1.
+        eps: ε of the norms.
+
+    Raises:
+        ValueError: sizes do not fit each other.
     """
 
     def __init__(
@@ -108,7 +119,15 @@ class Attention(nn.Module):
 
 
 class ReluAttention(nn.Module):
-    """relu(x W_QK xᵀ) x W_V, the layer of the blog post; W_QK is one matrix and not a product."""
+    """relu(x W_QK xᵀ) x W_V, the layer of the blog post; W_QK is one matrix and not a product.
+
+    Args:
+        dim: width of the tokens.
+        out: width of the outputs.
+
+    Raises:
+        ValueError: a size is less than one.
+    """
 
     def __init__(self, dim: int, out: int = 1) -> None:
         super().__init__()

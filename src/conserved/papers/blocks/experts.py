@@ -14,9 +14,19 @@ Gate = Literal["softmax", "sigmoid"]
 
 
 class MixtureOfExperts(nn.Module):
-    """Σ_i g_i(x) E_i(x), with g the gate's scores renormalised over the `top_k` experts of highest score (all if None).
+    """Σ_i g_i(x) E_i(x), with g the gate's scores renormalised over the experts of highest score.
 
     Ties go to the expert of lower index, as in the paper.
+
+    Args:
+        dim: width of the tokens.
+        hidden: hidden units of each expert, a SwiGLU.
+        experts: number of experts.
+        gate: "softmax", or "sigmoid" normalised to sum one.
+        top_k: number of active experts; by default all.
+
+    Raises:
+        ValueError: the gate is another word, or the numbers do not fit.
     """
 
     def __init__(self, dim: int, hidden: int, experts: int, gate: Gate = "softmax", top_k: int | None = None) -> None:

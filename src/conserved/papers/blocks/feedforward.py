@@ -20,7 +20,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """f(x) = A σ(B x + b) + a, with A = down.weight, B = up.weight."""
+    """f(x) = A σ(B x + b) + a, with A = down.weight, B = up.weight.
+
+    Args:
+        dim: width of the tokens.
+        hidden: hidden units.
+        activation: "gelu", "silu", "relu" or "linear".
+        bias: whether the linear maps have biases.
+
+    Raises:
+        ValueError: the activation is another word, or a size is less than one.
+    """
 
     def __init__(self, dim: int, hidden: int, activation: ActivationName = "gelu", bias: bool = False) -> None:
         super().__init__()
@@ -36,7 +46,16 @@ class FeedForward(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """f(x) = A (SiLU(B x) ⊙ C x), with A = down.weight, B = gate.weight, C = up.weight."""
+    """f(x) = A (SiLU(B x) ⊙ C x), with A = down.weight, B = gate.weight, C = up.weight.
+
+    Args:
+        dim: width of the tokens.
+        hidden: hidden units.
+        bias: whether the linear maps have biases.
+
+    Raises:
+        ValueError: a size is less than one.
+    """
 
     def __init__(self, dim: int, hidden: int, bias: bool = False) -> None:
         super().__init__()

@@ -36,7 +36,12 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """Adds one trained vector per position: x ↦ x + P."""
+    """Adds one trained vector per position: x ↦ x + P.
+
+    Args:
+        length: number of positions, the longest sequence.
+        dim: width of the tokens.
+    """
 
     def __init__(self, length: int, dim: int) -> None:
         super().__init__()
@@ -50,7 +55,17 @@ class LearnedPositions(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """x ↦ y + feedforward(norm2(y)) with y = x + attention(norm1(x))."""
+    """x ↦ y + feedforward(norm2(y)) with y = x + attention(norm1(x)).
+
+    Args:
+        attention: the attention, which also says the width of the tokens.
+        feedforward: the feed-forward network or mixture.
+        norm: "layer" or "rms".
+        bias: whether layer norms have biases.
+
+    Raises:
+        ValueError: the norm is another word.
+    """
 
     def __init__(
         self,
@@ -95,9 +110,25 @@ def _positions(kind: PositionKind, length: int, dim: int) -> nn.Module:
 class DecoderLM(nn.Module):
     """A causal language model of pre-norm blocks: token ids to next-token logits.
 
-    The defaults are the shape of the paper's language experiments (rotary positions, RMS norm, SwiGLU); `experts`
-    turns every feed-forward network into a mixture, `qk_norm` gives the Qwen-3 variant, `tie` shares the embedding
-    with the output head.
+    The defaults are the shape of the paper's language experiments.
+
+    Args:
+        vocab: number of tokens.
+        dim: width of the tokens.
+        depth: number of blocks.
+        heads: query heads of each block.
+        hidden: hidden units of each feed-forward network.
+        max_length: the longest sequence, for learned positions.
+        kv_heads: key heads of each block; by default as many as query heads.
+        positions: "none", "sinusoidal", "learned", "rotary" or "rotary-half".
+        norm: "layer" or "rms".
+        feedforward: "swiglu", or the activation of a plain network.
+        experts: number of experts of a mixture in place of each feed-forward network; 0 for none.
+        gate: the gate of the mixture, "softmax" or "sigmoid".
+        top_k: active experts; by default all.
+        qk_norm: whether queries and keys are normalised, the Qwen-3 variant.
+        bias: whether linear maps and layer norms have biases.
+        tie: whether the embedding is also the output head.
     """
 
     def __init__(
@@ -149,7 +180,26 @@ class DecoderLM(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """A classifier of square images: patches, pre-norm blocks, the mean over tokens, class logits."""
+    """A classifier of square images: patches, pre-norm blocks, the mean over tokens, class logits.
+
+    Args:
+        image: pixels along one side.
+        patch: pixels along one side of a patch.
+        dim: width of the tokens.
+        depth: number of blocks.
+        heads: heads of each block.
+        hidden: hidden units of each feed-forward network.
+        channels: colours of a pixel.
+        classes: number of classes.
+        positions: "none", "sinusoidal", "learned", "rotary" or "rotary-half".
+        norm: "layer" or "rms".
+        feedforward: "swiglu", or the activation of a plain network.
+        qk_norm: whether queries and keys are normalised.
+        bias: whether linear maps and layer norms have biases.
+
+    Raises:
+        ValueError: the image does not divide into patches.
+    """
 
     def __init__(
         self,
@@ -194,7 +244,7 @@ class VisionTransformer(nn.Module):
         return torch.zeros(2, self.channels, self.image, self.image, dtype=weight.dtype, device=weight.device)
 
     def patches(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch tokens pixels"]:
-        """Non-overlapping patches, row by row."""
+        """Non-overlapping patches of images, row by row: (batch, tokens, pixels of a patch)."""
         size = self.patch
         tiles = images.unfold(2, size, size).unfold(3, size, size)
         return tiles.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)

@@ -44,13 +44,13 @@ class Claim:
     conditions: tuple[str, ...] = ()
     """Every condition that the source states there or in its definitions; the check keeps to them."""
     hypotheses: str = ""
-    """What the check assumes or chooses beyond that."""
+    """Further assumptions and choices of the check."""
     latex: tuple[str, ...] = ()
     """The formulas as printed."""
     own_latex: tuple[str, ...] = ()
     """Formulas of ours, where the source has words; all formulas of a statement of ours are such."""
     severity: Severity | None = None
-    """What a refutation of it is; none for a statement that holds."""
+    """How much a refutation of it weighs; none for a statement that holds."""
     under: str = ""
     """The code of the claim with which this one falls. The two are one error and are counted once."""
     corrected_by: str = ""
@@ -77,7 +77,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a claim's check: the verdict, how long it took, what was recorded before, and what went wrong."""
+    """The result of a claim's check: the verdict, how long it took, the status recorded before, and an error if it
+    failed.
+    """
 
     claim: Claim
     verdict: Verdict
@@ -89,7 +91,7 @@ class Outcome:
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
-        """What was computed."""
+        """The figures that were computed."""
         return self.verdict.evidence
 
     @property
@@ -104,7 +106,7 @@ class Outcome:
 
     @property
     def proof(self) -> str:
-        """What proves the claim, or nothing."""
+        """The evidence that proves the claim; empty if it is not proved."""
         if self.verdict != Verdict.PROVED:
             return ""
         return "; ".join(str(item) for item in self.evidence if item.proof)

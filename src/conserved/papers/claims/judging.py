@@ -13,7 +13,17 @@ ALL_SIZES = "all sizes"
 def held(message: str, *evidence: Evidence, scope: str = "", beside: Sequence[Evidence] = ()) -> Verdict:
     """The claim holds: proved if every piece of evidence it needs is a proof, verified otherwise.
 
-    `beside` is what was looked at as well and is not needed. A proof says for which sizes it is one.
+    Args:
+        message: the sentence of the verdict.
+        *evidence: the evidence that the claim needs.
+        scope: the sizes for which a proof is one, such as "all sizes" or "at d = 3".
+        beside: evidence that was looked at as well and is not needed.
+
+    Returns:
+        The verdict.
+
+    Raises:
+        ValueError: all evidence is a proof and there is no scope.
     """
     proved = all(item.proof for item in evidence)
     if proved and not scope:
@@ -23,7 +33,16 @@ def held(message: str, *evidence: Evidence, scope: str = "", beside: Sequence[Ev
 
 
 def refuted(message: str, *evidence: Evidence, witness: Witness | None = None) -> Verdict:
-    """The claim does not hold."""
+    """The claim does not hold.
+
+    Args:
+        message: the sentence of the verdict.
+        *evidence: the figures that show it.
+        witness: an example that a person can recompute.
+
+    Returns:
+        The verdict.
+    """
     return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence, witness=witness)
 
 
@@ -36,7 +55,20 @@ def judged(
     scope: str = "",
     beside: Sequence[Evidence] = (),
 ) -> Verdict:
-    """One of the two, by what was found; evidence that was to prove the claim proves nothing if it fails."""
+    """`held` or `refuted`, by the result of a check.
+
+    Args:
+        good: whether the claim stood the check.
+        says: the sentence if it did.
+        otherwise: the sentence if it did not.
+        *evidence: the evidence that the claim needs; if it fails, evidence that was to prove it proves nothing.
+        witness: an example that refutes it.
+        scope: the sizes for which a proof is one.
+        beside: evidence that was looked at as well and is not needed.
+
+    Returns:
+        The verdict.
+    """
     if good:
         return held(says, *evidence, scope=scope, beside=beside)
     return refuted(otherwise, *evidence, *beside, witness=witness)
@@ -50,14 +82,34 @@ def argued(
     witness: Witness | None = None,
     beside: Sequence[Evidence] = (),
 ) -> Verdict:
-    """A proof in steps, each a sentence with what the machine found when it checked it; one that fails breaks it."""
+    """A proof in steps, each of which the machine checked; one that fails breaks it.
+
+    Args:
+        says: the sentence if all steps hold.
+        otherwise: the sentence if one fails.
+        *steps: each a sentence and whether it was found to hold.
+        scope: the sizes for which it is a proof.
+        witness: an example that refutes the claim.
+        beside: evidence that was looked at as well and is not needed.
+
+    Returns:
+        PROVED, or REFUTED with the steps that fail.
+    """
     good = all(found for _, found in steps)
     evidence = [Evidence(what=text, value=None if found else "fails", proof=found) for text, found in steps]
     return judged(good, says, otherwise, *evidence, scope=scope, witness=None if good else witness, beside=beside)
 
 
 def answered(answer: str, found: Verdict) -> Verdict:
-    """A question's verdict: the answer, with the evidence for it and its strength. One without support is none."""
+    """The verdict on a question.
+
+    Args:
+        answer: the answer in a sentence.
+        found: the verdict on the statement that supports it.
+
+    Returns:
+        ANSWERED with the evidence and its strength; if the support does not hold, its own verdict with a note.
+    """
     if not found.holds:
         return replace(found, message=f"The answer is not supported. {found.message}")
     strength = f"{found.heading.lower()}: {found.message}" if found.message else found.heading.lower()
@@ -65,7 +117,16 @@ def answered(answer: str, found: Verdict) -> Verdict:
 
 
 def together(*verdicts: Verdict, says: str = "", otherwise: str = "") -> Verdict:
-    """A verdict on several parts that are all needed: as strong as the weakest."""
+    """A verdict on several parts that are all needed: as strong as the weakest.
+
+    Args:
+        *verdicts: the verdicts on the parts.
+        says: the sentence if all hold; by default theirs.
+        otherwise: the sentence if one does not; by default that of the first that does not.
+
+    Returns:
+        One verdict with the evidence of all parts, or of the parts that do not hold.
+    """
     bad = [verdict for verdict in verdicts if not verdict.holds]
     evidence = tuple(item for verdict in (bad or verdicts) for item in verdict.evidence)
     if bad:

@@ -50,7 +50,17 @@ class NoSuchClaim(ValueError):
 
 
 def register(claim: Claim) -> Claim:
-    """Add a claim to the ledger. A code can be used once."""
+    """Add a claim to the ledger.
+
+    Args:
+        claim: a claim whose code is not used yet.
+
+    Returns:
+        The claim.
+
+    Raises:
+        ValueError: there is a claim of this code already.
+    """
     if claim.code in _registered:
         raise ValueError(f"There is a claim {claim.code} already: {_registered[claim.code].title}.")
     _registered[claim.code] = claim
@@ -60,8 +70,16 @@ def register(claim: Claim) -> Claim:
 def claim(code: str, title: str = "", **fields: Any) -> Callable[[ClaimCheck], ClaimCheck]:
     """Register the function below as the check of a claim; the function itself is left as it is.
 
-    The fields are those of `Claim`; `statement` and `place` are needed. Claims of this package have theirs in
-    readings.txt and give the code alone.
+    Args:
+        code: the stable code: the source, then the place, such as note.L10.
+        title: a few words for lists; claims of this package leave it out and have theirs in readings.txt.
+        **fields: further fields of `Claim`; `statement` and `place` are needed with a title.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        ValueError: there is a claim of this code already.
     """
 
     def registering(check: ClaimCheck) -> ClaimCheck:
@@ -107,8 +125,15 @@ MARKS = {"ours": "whose", "under": "under", "instead": "corrected_by", "replaces
 def claims(pattern: str | None = None) -> list[Claim]:
     """The claims that a pattern names, source by source.
 
-    A pattern is a code (note.L10), the beginning of codes (note, paper.T4), or has wildcards (*.corrected). Case does
-    not matter. A code that is given in full names that claim alone.
+    Args:
+        pattern: a code (note.L10), the beginning of codes (note, paper.T4), or a pattern with wildcards (*.corrected).
+            Case does not matter. A code that is given in full names that claim alone. By default all claims.
+
+    Returns:
+        The claims, by source and line.
+
+    Raises:
+        NoSuchClaim: nothing matches.
     """
     _load()
     everything = sorted(_registered.values(), key=_order)
@@ -137,17 +162,35 @@ def _order(claim: Claim) -> tuple[int, int, str]:
 
 
 def run(pattern: str | None = None, *, progress: ClaimProgress | None = None) -> list[Outcome]:
-    """Check the claims that a pattern names (all by default); see `claims` for patterns.
+    """Check claims, one after the other.
 
     >>> [outcome] = run("note.L10")
     >>> outcome.verdict.status
     <Status.REFUTED: 'refuted'>
+
+    Args:
+        pattern: which claims, as for `claims`; by default all.
+        progress: called before each check with the claim, its place and how many there are.
+
+    Returns:
+        One outcome per claim. A check that fails is reported as such and does not stop the rest.
+
+    Raises:
+        NoSuchClaim: nothing matches the pattern.
     """
     return list(outcomes(claims(pattern), progress=progress))
 
 
 def outcomes(chosen: Sequence[Claim], *, progress: ClaimProgress | None = None) -> Iterator[Outcome]:
-    """Check claims one after the other. A check that fails is reported as such and does not stop the rest."""
+    """Check claims, each when the one before has been taken.
+
+    Args:
+        chosen: the claims.
+        progress: called before each check with the claim, its place and how many there are.
+
+    Yields:
+        One outcome per claim. A check that fails is reported as such and does not stop the rest.
+    """
     for place, one in enumerate(chosen):
         if progress is not None:
             progress(one, place, len(chosen))

@@ -29,14 +29,34 @@ class Finding:
 
     @staticmethod
     def fitted(what: str, found: FittedInterval, expected: float, tolerance: float, *, note: str = "") -> Finding:
-        """A fitted number with its interval, which should be what theory says up to a tolerance."""
+        """A fitted number with its interval, which theory predicts up to a tolerance.
+
+        Args:
+            what: the name of the number.
+            found: the fit.
+            expected: the prediction.
+            tolerance: how far the number may be from it.
+            note: a remark on the prediction.
+
+        Returns:
+            The finding, which holds if the number is within the tolerance.
+        """
         said = f"{expected:g} ± {tolerance:g}{note and f' ({note})'}"
         close = abs(found.value - expected) <= tolerance
         return Finding(what=what, value=found.value, low=found.low, high=found.high, expected=said, holds=close)
 
     @staticmethod
     def rounding(what: str, value: float, limit: float) -> Finding:
-        """A number that should be what rounding leaves."""
+        """A number that should be of the size of rounding.
+
+        Args:
+            what: the name of the number.
+            value: the number.
+            limit: the size below which it counts as rounding.
+
+        Returns:
+            The finding, which holds if the number is below the limit.
+        """
         return Finding(what=what, value=value, expected=f"rounding, below {limit:g}", holds=value < limit)
 
 
