@@ -26,6 +26,7 @@ SAYS = {
         r"\(H\*\)\^2 on q \(\+\), k \(−\); 2 conserved",
         r"‖q⁽ʲ⁾‖² − ‖k⁽ʲ⁾‖²\nVERIFIED",
         r"all of it accounted for",
+        r"balanced: 8\.\de-02 → \d\.\de(-1[5-9]|\+00), with the same scores and fingerprint",
     ),
     "custom_optimizer": (r"sign: \d+% of", r"decay: \d+% of", r"copies kept: 0 bytes", r"unaccounted for: rounding"),
     "custom_sink": (r"run,step,law,observed", r"\nexample,1,gated_neurons,", r"\nexample,2,gated_neurons,"),

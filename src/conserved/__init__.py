@@ -4,7 +4,7 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from conserved import former_paths
+from conserved import former_paths, on_demand
 from conserved.version import __version__
 
 if TYPE_CHECKING:
@@ -130,3 +130,4 @@ def __dir__() -> list[str]:
 
 
 former_paths.install(__name__)
+on_demand.provide("moment maps of legs", "conserved.moment:of_legs")

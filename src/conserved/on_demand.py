@@ -1,4 +1,4 @@
-"""Packages whose names are loaded when they are first asked for, so that one of them does not wait for the others."""
+"""Names that are loaded when they are first asked for: those of a package, and what a layer provides for lower ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+_PROVIDED: dict[str, str] = {}
+
+
+def provide(service: str, home: str) -> None:
+    """Say that whoever asks for a service is given an object, as "module:name"; the module is loaded then."""
+    _PROVIDED[service] = home
+
+
+def provided(service: str) -> Any:
+    """What is provided for a service, for a layer that may not know who does."""
+    module, _, name = _PROVIDED[service].partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def loaded_on_demand(package: str, parts: Mapping[str, str]) -> Callable[[str], Any]:

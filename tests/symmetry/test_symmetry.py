@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conserved.moment.torch_backend import row_dots
+from conserved.moment import of_legs, row_dots
 from conserved.symmetry import (
     KINDS,
     ComplexScaling,
@@ -25,6 +27,7 @@ from conserved.symmetry import (
     View,
     moment_map,
 )
+from conserved.symmetry.evaluation import Evaluator, evaluator
 from reference.moment_map import BY_CODE
 from tolerances import AGREE, EXACT_STEP
 
@@ -314,3 +317,26 @@ def test_weight_decay_shrinks_laws_exponentially() -> None:
     assert math.isclose(
         float(moment_map(OneScale(), [1], [theta["w"]], [rate * theta["w"]])), rate * float(theta["w"].square().sum())
     )
+
+
+ALONE = """
+import sys
+import torch
+from conserved.symmetry import GeneralLinear, Leg, Symmetry, View, moment_map
+
+legs = Leg(View.of("q", (2, 3))), Leg(View.of("k", (2, 3)), -1)
+law = Symmetry(block="", family="pair", kind=GeneralLinear(), legs=legs)
+assert "conserved.moment" not in sys.modules
+q, k = torch.arange(12.0).reshape(2, 2, 3)
+assert torch.equal(law.law({"q": q, "k": k}), q @ q.T - k @ k.T)
+assert torch.equal(moment_map(GeneralLinear(), (1, -1), (q, k), (q, k)), q @ q.T - k @ k.T)
+"""
+
+
+def test_a_symmetry_finds_what_evaluates_it_when_it_is_asked_and_no_sooner() -> None:
+    subprocess.run([sys.executable, "-c", ALONE], check=True)
+
+
+def test_what_is_provided_evaluates_as_a_symmetry_asks_for_it() -> None:
+    promised: Evaluator = of_legs
+    assert evaluator() is promised

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import float64
 from catalogue import named
 from conserved import LawSet, Leg, Symmetry, View, recognize
 from conserved.discovery.function import tensors_in
-from conserved.transform import Exchange, Unmovable, equalize, move, symmetries_of
+from conserved.transform import Exchange, Unmovable, move, symmetries_of
 from law_checks import residuals
 from tolerances import IDENTITY
 
@@ -240,24 +238,3 @@ def test_what_holds_for_the_loss_only_or_up_to_epsilon_is_said() -> None:
     laws = recognize(untied, torch.zeros(2, 3), loss="cross_entropy")
     done = move(untied, {s.name: s.element() for s in laws}, laws=laws)
     assert "not the outputs" in done.notes[0]
-
-
-def test_a_kind_of_ones_own_that_does_not_say_how_it_is_undone_moves_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "custom_kind.py"))
-    capsys.readouterr()
-    model, law, scores = example["model"], example["law"], example["scores"]
-    before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    element = law.element(generator=torch.Generator().manual_seed(0))
-    with pytest.raises(Unmovable, match=r"quaternion scaling are multiplied and undone is not known: .* Symmetry.act"):
-        move(model, {law: element})
-    done = equalize(model, laws=example["laws"])
-    assert "quaternion scaling" in done.skipped[law.name]
-    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
-    expected = scores()
-    with torch.no_grad():
-        for name, value in law.act(before, element).items():
-            model[name].copy_(value)
-    assert not torch.equal(before["q"], model["q"])
-    assert scores().item() == pytest.approx(expected.item(), rel=1e-12)

@@ -163,7 +163,6 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     """NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
     import torch
 
-    from conserved.symmetry import Translation
     from conserved.transform.elements import element_shape, scaling_element
 
     name, separator, number = text.rpartition("=")
@@ -178,11 +177,11 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
         raise Usage(f"No symmetry is called {name!r}; there are {known}, …")
     result = {}
     for s in found:
-        if isinstance(s.kind, Translation):
+        if s.kind.linear:
             result[s.name] = torch.full(element_shape(s), value, dtype=torch.float64)
         else:
             units = element_shape(s)[0] if element_shape(s) else 1
-            result[s.name] = scaling_element(s, torch.full((units,), value, dtype=torch.float64))
+            result[s.name] = scaling_element(s.kind, torch.full((units,), value, dtype=torch.float64))
     return result
 
 

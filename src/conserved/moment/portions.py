@@ -397,3 +397,8 @@ def _portions(entries: Mapping[str, int], most: int) -> list[list[str]]:
         found[-1].append(name)
         room -= count
     return found
+
+
+def reads_together(device: torch.device) -> bool:
+    """Whether layers that are alike are read together on a device: where there are kernels for it."""
+    return triton_backend.available(device)

@@ -27,6 +27,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from conserved.plain_data import Recorded, real, record_of, size, text
+from conserved.symmetry.evaluation import evaluator
 from conserved.symmetry.formulas import Formula, formula
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS
@@ -56,9 +57,7 @@ def moment_map(
     Returns:
         μ(A, B), in the shape the kind gives it, after the leading axes.
     """
-    from conserved.moment import of_legs
-
-    return of_legs(kind, degrees, [*zip(a, b, strict=True)], points=(point, False)).value()
+    return evaluator()(kind, degrees, [*zip(a, b, strict=True)], points=(point, False)).value()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +217,9 @@ class Symmetry(Recorded):
         self, sources: Sequence[tuple[Tensors, bool]], pairs: tuple[tuple[int, int], ...], dtype: torch.dtype | None
     ) -> Float[Tensor, "pairs ..."]:
         """μ for pairs of sources, each a collection and whether it is a point."""
-        from conserved.moment import of_legs
-
         legs = [self.matrices(tensors, dtype, point=point) for tensors, point in sources]
         points = tuple(point for _, point in sources)
-        return of_legs(self.kind, self.degrees, [*zip(*legs, strict=True)], points=points, pairs=pairs).signed()
+        return evaluator()(self.kind, self.degrees, [*zip(*legs, strict=True)], points=points, pairs=pairs).signed()
 
     def law(self, theta: Tensors, *, dtype: torch.dtype | None = None) -> Tensor:
         """h(θ) = μ(θ, θ), the conserved quantity of gradient flow.

@@ -17,10 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.moment import Paired, Plan, Sums, triton_backend
-from conserved.moment.forms import full_precision, working_dtype
-from conserved.moment.launches import sent
-from conserved.moment.portions import Part
+from conserved.moment import Paired, Part, Plan, Sums, full_precision, reads_together, sent, working_dtype
 from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.tracking.combination import Scalar
 from conserved.tracking.step_expansion import Coefficients, Expansion, Slot, SlotWeights, StepWeights
@@ -186,7 +183,7 @@ class Ledger:
     def account(self, expand: Callable[[Sequence[str]], Sequence[Expansion]]) -> list[StepAccount]:
         """The account of a step for every shelf; `expand` gives the steps of some parameters when their turn comes."""
         # Where layers are read together, their parameters' steps are expanded together too.
-        together = triton_backend.available(self._like[self.parameters[0]].device)
+        together = reads_together(self._like[self.parameters[0]].device)
         steps = _Steps(expand, self._like, self._portion if together else 0)
         with torch.no_grad():
             shelved: list[list[Part]] = [[] for _ in self.shelves]

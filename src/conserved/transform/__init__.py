@@ -5,9 +5,10 @@ from conserved.transform.aligning import Aligned, align
 from conserved.transform.canonical_form import Fingerprint, canonical, fingerprint
 from conserved.transform.checkpoint import Checkpoint
 from conserved.transform.coupling import exchanges
-from conserved.transform.elements import Exchange, Orthogonal, Unmovable
+from conserved.transform.elements import Unmovable
 from conserved.transform.equalizing import OBJECTIVES, Equalized, equalize
 from conserved.transform.finding import symmetries_of
+from conserved.transform.lawless_kinds import Exchange, Orthogonal
 from conserved.transform.mapping import FORMATS, LayerMapping, mappings
 from conserved.transform.moving import MovedWeights, move
 from conserved.transform.training import EqualizeEvery

@@ -8,7 +8,8 @@ makes the distance smaller or leaves it, so going round ends.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
-from conserved.symmetry import GeneralLinear, Symmetry, Tensors, Translation
+from conserved.symmetry import Degree, GeneralLinear, Kind, Symmetry, Tensors, Translation
 from conserved.transform.canonical_form import found_symmetries, representative
 from conserved.transform.elements import (
-    Exchange,
-    Orthogonal,
+    NOT_SAID,
     Unmovable,
     by_unit,
     composed,
     inverse,
+    is_known,
+    is_registered,
     scaling_element,
 )
+from conserved.transform.lawless_kinds import Exchange, Orthogonal
 from conserved.transform.moving import Weights, act_on
 
 ROUNDS = 50
@@ -49,11 +52,14 @@ class Aligned:
     """Names of the tensors that were written."""
     state: dict[str, Tensor]
     """The moved weights, where a dictionary was given."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Symmetries that were left alone, and why."""
 
     def __str__(self) -> str:
         worst = sorted(self.remains.items(), key=lambda item: -item[1])[:3]
         left = ", ".join(f"{name} {size:.2g}" for name, size in worst)
-        return f"distance {self.before:.4g} → {self.after:.4g} in {self.rounds} rounds; most remains in {left}"
+        text = f"distance {self.before:.4g} → {self.after:.4g} in {self.rounds} rounds; most remains in {left}"
+        return "\n  ".join([text, *(f"{name} was left alone: {why}" for name, why in self.skipped.items())])
 
 
 def align(
@@ -85,6 +91,8 @@ def align(
         ValueError: the target is a dictionary and no laws are given.
     """
     exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
+    skipped = {s.name: NOT_SAID.format(s.kind.title) for s in (*swaps, *exact) if not is_known(s.kind)}
+    exact, swaps = ([s for s in some if s.name not in skipped] for some in (exact, swaps))
     every = [*swaps, *(exact if continuous else ())]
     known = laws.parameters if isinstance(laws, LawSet) else ()
     wanted, own = Weights(reference), Weights(target, known)
@@ -119,6 +127,7 @@ def align(
         after=distance(goal, found.work),
         remains={n: float((found.work[n] - goal[n]).norm() / goal[n].norm().clamp_min(1e-300)) for n in names},
         rounds=found.rounds,
+        skipped=skipped,
     )
 
 
@@ -171,27 +180,41 @@ def distance(a: Tensors, b: Tensors) -> float:
 
 
 def nearest(symmetry: Symmetry, goal: Tensors, work: Tensors) -> Tensor | None:
-    """The element that brings one symmetry's legs nearest to the goal."""
-    kind = symmetry.kind
-    wanted, mine = symmetry.matrices(goal), symmetry.matrices(work)
-    degrees = [leg.degree for leg in symmetry.legs]
-    if isinstance(kind, Exchange):
-        score = sum((a @ b.mT for a, b in zip(wanted, mine, strict=True)), torch.zeros(1, dtype=torch.float64))
-        return assignment(score)
-    if isinstance(kind, Orthogonal):
-        u, _, v = torch.linalg.svd(sum((a @ b.mT for a, b in zip(wanted, mine, strict=True)), torch.zeros(1)))
-        return u @ v
-    if isinstance(kind, Translation):
-        total = sum(d * (a - b).sum(0) for d, a, b in zip(degrees, wanted, mine, strict=True))
-        assert isinstance(total, Tensor)
-        return total / sum(d**2 * leg.view.n for d, leg in zip(degrees, symmetry.legs, strict=True))
-    if isinstance(kind, GeneralLinear):
-        return _nearest_linear(wanted, mine, degrees)
+    """The element that brings one symmetry's legs nearest to the goal; None if its kind has none to offer."""
+    return nearest_element(symmetry.kind, symmetry.degrees, symmetry.matrices(goal), symmetry.matrices(work))
+
+
+@singledispatch
+def nearest_element(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor | None:
+    """The element that brings legs nearest to those wanted; of a kind that is not registered, scales of its units."""
+    if not is_registered(scaling_element, kind):
+        return None
     squares = torch.stack([by_unit(kind, b.square().sum(1), "sum") for b in mine])
     products = torch.stack([by_unit(kind, (a * b).sum(1), "sum") for a, b in zip(wanted, mine, strict=True)])
-    return scaling_element(
-        symmetry, _nearest_scale(squares, products, torch.tensor(degrees, dtype=torch.float64)[:, None])
-    )
+    powers = torch.tensor(degrees, dtype=torch.float64)[:, None]
+    return scaling_element(kind, _nearest_scale(squares, products, powers))
+
+
+@nearest_element.register(Exchange)
+def _nearest_order(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor:
+    return assignment(_overlap(wanted, mine))
+
+
+@nearest_element.register(Orthogonal)
+def _nearest_rotation(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor:
+    u, _, v = torch.linalg.svd(_overlap(wanted, mine))
+    return u @ v
+
+
+@nearest_element.register(Translation)
+def _nearest_shift(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor:
+    total = torch.stack([d * (a - b).sum(0) for d, a, b in zip(degrees, wanted, mine, strict=True)]).sum(0)
+    return total / sum(d**2 * len(a) for d, a in zip(degrees, wanted, strict=True))
+
+
+def _overlap(wanted: list[Tensor], mine: list[Tensor]) -> Float[Tensor, "n n"]:
+    """Inner products of every row that is wanted with every row there is, over all legs."""
+    return sum((a @ b.mT for a, b in zip(wanted, mine, strict=True)), torch.zeros(1, dtype=torch.float64))
 
 
 def assignment(score: Float[Tensor, "n n"]) -> Tensor:
@@ -226,15 +249,15 @@ def _nearest_scale(
     return t.exp()
 
 
-def _nearest_linear(wanted: list[Tensor], mine: list[Tensor], degrees: Sequence[int | float]) -> Tensor:
+@nearest_element.register(GeneralLinear)
+def _nearest_linear(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor:
     """g that brings g·(+ legs) and g^{-T}·(− legs) near: first the best rotation, then Gauss–Newton in the Lie algebra.
 
     With g = exp(X) to first order, + legs move by X·A and − legs by −Xᵀ·B, and the best X solves linear equations
     X P + Q X = R with P = Σ₊AAᵀ, Q = Σ₋BBᵀ, both of which eigenvectors make diagonal.
     """
     n = mine[0].shape[0]
-    u, _, v = torch.linalg.svd(sum((a @ b.mT for a, b in zip(wanted, mine, strict=True)), torch.zeros(n, n).double()))
-    start = u @ v
+    start = _nearest_rotation(kind, degrees, wanted, mine)
     eye = torch.eye(n, dtype=torch.float64)
 
     def cost(g: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
-from conserved.symmetry import ComplexScaling, GeneralLinear, Symmetry, Tensors
+from conserved.symmetry import Symmetry, Tensors
 from conserved.symmetry.view import whole
 from conserved.transform.coupling import exchanges as equal_units
-from conserved.transform.elements import Exchange, inverse
+from conserved.transform.elements import inverse, is_registered, settled
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import symmetries_of
 from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on, is_plain
@@ -58,6 +59,12 @@ def canonical(
     for symmetry in (*exact, *swaps):
         for name in symmetry.parameters:
             weights.movable(name, symmetry)
+    for title in dict.fromkeys(s.kind.title for s in (*exact, *swaps) if not is_registered(settled, s.kind)):
+        warnings.warn(
+            f"Which point of an orbit of {title} stands for all of it is not known, so that the result depends on "
+            "where on it the weights were. conserved.transform.elements.settled is told by its register().",
+            stacklevel=2,
+        )
     state, _ = representative({n: whole(t.detach()).double() for n, t in tensors.items() if _counts(t)}, exact, swaps)
     return {**tensors, **state}
 
@@ -93,57 +100,14 @@ def representative(
     steps = [(s, inverse(s.kind, element)) for s, element in reversed(list(balanced.inverse.items()))]
     weights = Weights(balanced.state)
     work = {name: weights.read(name).cpu() for symmetry in (*exact, *swaps) for name in symmetry.parameters}
-    linear = [s for s in exact if isinstance(s.kind, GeneralLinear)]
-    passes = (
-        (linear, _principal),
-        (swaps, _sorted),
-        # Odd sums over columns do not change when these change places, so signs and phases come after that.
-        ([s for s in exact if isinstance(s.kind, GeneralLinear | ComplexScaling)], _signed),
-        # Exchanging units inside a head undoes the order of its eigenvectors.
-        (linear, _ordered),
-    )
     with torch.no_grad():
-        for members, chosen in passes:
-            for symmetry in members:
-                element = chosen(symmetry, work)
+        # Exchanging units inside a head undoes the order of its eigenvectors, so what is exact comes again after that.
+        for symmetry in (*exact, *swaps, *exact):
+            element = settled(symmetry.kind, symmetry, work) if is_registered(settled, symmetry.kind) else None
+            if element is not None:
                 act_on(symmetry, element, work)
                 steps.append((symmetry, element))
     return {**balanced.state, **work}, steps
-
-
-def _gram(symmetry: Symmetry, work: Tensors) -> Tensor:
-    found = torch.zeros(symmetry.n, symmetry.n, dtype=torch.float64)
-    for leg, matrix in zip(symmetry.legs, symmetry.matrices(work), strict=True):
-        if leg.degree > 0:
-            found += matrix @ matrix.mT
-    return found
-
-
-def _principal(symmetry: Symmetry, work: Tensors) -> Tensor:
-    _, vectors = torch.linalg.eigh(_gram(symmetry, work))
-    return vectors.flip(1).mT
-
-
-def _ordered(symmetry: Symmetry, work: Tensors) -> Tensor:
-    order = _gram(symmetry, work).diagonal().argsort(descending=True)
-    return torch.eye(symmetry.n, dtype=torch.float64)[order]
-
-
-def _sorted(symmetry: Symmetry, work: Tensors) -> Tensor:
-    assert isinstance(symmetry.kind, Exchange)
-    sizes = torch.stack([matrix.square().sum(1) for matrix in symmetry.matrices(work)]).sum(0)
-    return sizes.argsort(descending=True, stable=True)
-
-
-def _signed(symmetry: Symmetry, work: Tensors) -> Tensor:
-    """Signs and phases that make sums of cubes positive; plain sums may be zero, as where a norm centres."""
-    first = symmetry.matrices(work)[0]
-    if isinstance(symmetry.kind, GeneralLinear):
-        return torch.diag(torch.where(first.pow(3).sum(1) < 0, -1.0, 1.0).double())
-    pairs = first.unflatten(0, (-1, 2))
-    numbers = torch.complex(pairs[:, 0], pairs[:, 1])
-    total = (numbers * numbers.abs().square()).sum(1)
-    return torch.where(total.abs() > 0, total.conj() / total.abs().clamp_min(1e-300), torch.ones_like(total))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,11 @@ from torch.utils._pytree import tree_leaves
 
 from conserved.inference.parameter_types import first_use
 from conserved.laws import LawSet
-from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, Scaling, Symmetry, Tensors
+from conserved.symmetry import Leg, Symmetry, Tensors
 from conserved.transform.activations import Call, call_with
-from conserved.transform.elements import Exchange, Orthogonal, acted
+from conserved.transform.elements import acted, is_registered, turning_element
 from conserved.transform.finding import as_a_function, example_call
+from conserved.transform.lawless_kinds import Exchange, Orthogonal
 from conserved.transform.moving import ABOUT_GRADIENTS, STORED, act_on, is_plain, write
 from conserved.transform.objectives import is_matrix
 
@@ -112,9 +113,7 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
         finally:
             for name in still:
                 parameters[name].requires_grad_(True)
-    return [
-        s for s in found if isinstance(s.kind, Scaling | GeneralLinear | ComplexScaling) and _movable(s, parameters)
-    ]
+    return [s for s in found if s.kind.shared == "rows" and _movable(s, parameters)]
 
 
 def _movable(symmetry: Symmetry, tensors: Tensors) -> bool:
@@ -170,7 +169,7 @@ def holds(
         work = _after(model, first, symmetry.parameters)
         for element in elements:
             legs = symmetry.matrices(work)
-            moved = [acted(symmetry, element, leg, 1) for leg in legs]
+            moved = [acted(symmetry.kind, element, leg, 1) for leg in legs]
             sizes = [float((there - here).norm()) for there, here in zip(moved, legs, strict=True)]
             place = sizes.index(max(sizes))
             largest = symmetry.legs[place].view
@@ -317,7 +316,7 @@ def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry
     "rotation_about_ones". Without any such space nothing is folded.
     """
     folds = foldable(laws, dict(model.named_parameters()))
-    known = [{leg.view for leg in s.legs} for s in laws.symmetries if isinstance(s.kind, GeneralLinear)]
+    known = [{leg.view for leg in s.legs} for s in laws.symmetries if is_registered(turning_element, s.kind)]
     found = []
     for space in candidates(model, call, [symmetry.legs[0].view.parameter for symmetry in folds]):
         views = {leg.view for leg in space.legs}

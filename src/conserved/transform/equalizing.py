@@ -257,7 +257,7 @@ def _go_round(
                 skipped.setdefault(symmetry.name, "the objective has nothing to say about it")
                 continue
             element = element.cpu()
-            one = identity(symmetry)
+            one = identity(symmetry.kind, symmetry.n, symmetry.m)
             size = (1 + element.abs().max()) if symmetry.kind.linear else torch.tensor(1.0)
             furthest = max(furthest, float((element - one).abs().max() / size))
             act_on(symmetry, element, work)

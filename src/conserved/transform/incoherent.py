@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.symmetry import GeneralLinear, Symmetry, Tensors
+from conserved.symmetry import Symmetry, Tensors
 from conserved.transform.coupling import keeping_ones
-from conserved.transform.elements import Orthogonal
+from conserved.transform.elements import is_registered, turning_element
 from conserved.transform.objectives import Objective, is_matrix, row_ranges
 
 
@@ -37,7 +37,7 @@ def hadamard(n: int, generator: torch.Generator | None = None) -> Float[Tensor, 
 
 @dataclass
 class Incoherent(Objective):
-    """Hadamard elements of general linear and orthogonal groups."""
+    """Hadamard elements of groups that have all rotations, as general linear and orthogonal ones."""
 
     seed: int = 0
     folds: Mapping[Symmetry, Tensor] = field(default_factory=dict)
@@ -45,16 +45,19 @@ class Incoherent(Objective):
     sweeps: int = 1
 
     def applies(self, symmetry: Symmetry) -> bool:
-        turns = isinstance(symmetry.kind, GeneralLinear | Orthogonal) and symmetry.n > 1
+        turns = is_registered(turning_element, symmetry.kind) and symmetry.n > 1
         return turns or symmetry in self.folds
 
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
         if symmetry in self.folds:
             return self.folds[symmetry]
         generator = torch.Generator().manual_seed(self.seed + zlib.crc32(symmetry.name.encode()))
+        n = symmetry.n
         if symmetry.family == "rotation_about_ones":
-            return keeping_ones(torch.randn(symmetry.n - 1, symmetry.n - 1, generator=generator, dtype=torch.float64))
-        return hadamard(symmetry.n, generator)
+            matrix = keeping_ones(torch.randn(n - 1, n - 1, generator=generator, dtype=torch.float64))
+        else:
+            matrix = hadamard(n, generator)
+        return turning_element(symmetry.kind, matrix)
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """The largest coherence of a matrix: its largest entry over its root mean square."""

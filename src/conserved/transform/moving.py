@@ -167,7 +167,7 @@ def _move_together(
 
 def act_on(symmetry: Symmetry, element: Tensor, work: Mapping[str, Tensor]) -> None:
     """Move contiguous tensors in place by one element."""
-    scales = row_scales(symmetry, element)
+    scales = row_scales(symmetry.kind, element)
     for leg in symmetry.legs:
         tensor = work[leg.view.parameter]
         if scales is not None and leg.view.rows is None and not leg.view.offset:
@@ -175,7 +175,7 @@ def act_on(symmetry: Symmetry, element: Tensor, work: Mapping[str, Tensor]) -> N
             lengths = [*faced.shape[: len(leg.view.axes)], *[1] * len(leg.view.rest)] if scales.ndim else []
             faced.mul_((scales**leg.degree).reshape(lengths).to(tensor))
             continue
-        write(leg.view, tensor, acted(symmetry, element, leg.view.matrix(tensor, point=True), leg.degree))
+        write(leg.view, tensor, acted(symmetry.kind, element, leg.view.matrix(tensor, point=True), leg.degree))
 
 
 def write(view: View, tensor: Tensor, matrix: Tensor) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import singledispatch
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.moment.torch_backend import row_dots
-from conserved.symmetry import GeneralLinear, Leg, OneScale, Symmetry, Tensors, Translation
-from conserved.transform.elements import by_unit, scaling_element
+from conserved.moment import row_dots
+from conserved.symmetry import GeneralLinear, Kind, Leg, Symmetry, Tensors, Translation
+from conserved.transform.elements import by_unit, is_registered, scales_units, scaling_element
 
 RANK = 1e-12
 """Gram matrices whose smallest eigenvalue is below this share of the largest have no balanced point."""
@@ -104,16 +105,7 @@ class Balanced(Objective):
     sweeps = 1000
 
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
-        kind = symmetry.kind
-        legs = symmetry.matrices(work)
-        if isinstance(kind, Translation):
-            total = sum(leg.degree * matrix.sum(0) for leg, matrix in zip(symmetry.legs, legs, strict=True))
-            assert isinstance(total, Tensor)
-            return -total / sum(leg.degree**2 * leg.view.n for leg in symmetry.legs)
-        if isinstance(kind, GeneralLinear):
-            return _geometric_mean(symmetry, legs)
-        squares = [by_unit(kind, row_dots(matrix, matrix), "sum") for matrix in legs]
-        return scaling_element(symmetry, _least_norm(symmetry, squares))
+        return balancing(symmetry.kind, symmetry, symmetry.matrices(work))
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """The size of the law against the terms it is made of."""
@@ -122,7 +114,24 @@ class Balanced(Objective):
         return float(torch.linalg.vector_norm(law)) / size if size else 0.0
 
 
-def _geometric_mean(symmetry: Symmetry, legs: list[Tensor]) -> Tensor:
+@singledispatch
+def balancing(kind: Kind, symmetry: Symmetry, legs: list[Tensor]) -> Tensor:
+    """The element that makes a law zero or, of a kind that is not registered here, those of its units' scales."""
+    if not is_registered(scaling_element, kind):
+        raise Impossible("its group is not known to scale anything, which balancing does")
+    squares = [by_unit(kind, row_dots(matrix, matrix), "sum") for matrix in legs]
+    return scaling_element(kind, _least_norm(symmetry, squares))
+
+
+@balancing.register(Translation)
+def _centred(kind: Kind, symmetry: Symmetry, legs: list[Tensor]) -> Tensor:
+    total = sum(leg.degree * matrix.sum(0) for leg, matrix in zip(symmetry.legs, legs, strict=True))
+    assert isinstance(total, Tensor)
+    return -total / sum(leg.degree**2 * leg.view.n for leg in symmetry.legs)
+
+
+@balancing.register(GeneralLinear)
+def _geometric_mean(kind: Kind, symmetry: Symmetry, legs: list[Tensor]) -> Tensor:
     n = symmetry.n
     grams = [torch.zeros(n, n, dtype=torch.float64, device=legs[0].device) for _ in range(2)]
     for leg, matrix in zip(symmetry.legs, legs, strict=True):
@@ -211,7 +220,7 @@ class Range(Objective):
     precision = torch.float32
 
     def applies(self, symmetry: Symmetry) -> bool:
-        return any(map(is_matrix, symmetry.legs)) and not isinstance(symmetry.kind, Translation | OneScale)
+        return any(map(is_matrix, symmetry.legs)) and scales_units(symmetry.kind)
 
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
         sides = [
@@ -223,13 +232,13 @@ class Range(Objective):
             alive = (plus > 0) & (minus > 0)
             # Roots before the quotient, which may leave the range where its root does not.
             roots = (torch.where(alive, side, 1.0) ** (0.5 / degree) for side in (minus, plus))
-            return scaling_element(symmetry, next(roots) / next(roots))
+            return scaling_element(symmetry.kind, next(roots) / next(roots))
         (legs,) = filter(None, sides)
         relative = [one / one.max().clamp_min(1e-300) for one in (ranges(symmetry, work, [leg]) for leg in legs)]
         share = torch.stack(relative).amax(0)
         share = torch.where(share > 0, share, 1.0)
         share = share / share.log().mean().exp()
-        return scaling_element(symmetry, share ** ((1.0 if not sides[0] else -1.0) / degree))
+        return scaling_element(symmetry.kind, share ** ((1.0 if not sides[0] else -1.0) / degree))
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """Spread of the units' ranges: the largest mean of squared logarithms over the matrices."""

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Scaling, Symmetry, Tensors, Translation
+from conserved.symmetry import Leg, Symmetry, Tensors
 from conserved.transform.activations import ChannelSizes, check_statistic
-from conserved.transform.elements import scaling_element
+from conserved.transform.elements import acted, scales_rows, scaling_element
 from conserved.transform.moving import act_on, write
 from conserved.transform.objectives import Impossible, Objective, is_matrix, ranges
 from conserved.transform.rounding import Noise, maker_noise, reader_noise
@@ -59,10 +59,10 @@ class Activation(Objective):
         s = self._asked(symmetry, reading, work)
         matrices = [leg for leg in makers(symmetry, reading) if is_matrix(leg)]
         if not matrices or self.spaces == "all":
-            return scaling_element(symmetry, s)
+            return scaling_element(symmetry.kind, s)
         now = self._noise(symmetry, reading, matrices, work, self.sizes)
         for step in STEPS:
-            element = scaling_element(symmetry, s**step)
+            element = scaling_element(symmetry.kind, s**step)
             trial = {name: work[name].clone() for name in symmetry.parameters}
             act_on(symmetry, element, trial)
             if self._noise(symmetry, reading, matrices, trial, self._moved(symmetry, element)).improves(
@@ -114,12 +114,12 @@ class Activation(Objective):
     def _moved(self, symmetry: Symmetry, element: Tensor) -> ChannelSizes:
         """The sizes of channels after an element has been applied."""
         found: dict[str, dict[str, Tensor]] = {key: dict(getattr(self.sizes, key)) for key in _MOVING}
-        s = (element.diagonal() if isinstance(symmetry.kind, GeneralLinear) else element).to(torch.float64)
+        s = acted(symmetry.kind, element, torch.ones(symmetry.n, 1, dtype=torch.float64), 1)[:, 0]
         for leg in self._reading(symmetry):
             name = leg.view.parameter
             for key, power in _MOVING.items():
                 whole = found[key][name].expand(leg.view.shape).clone()
-                factor = s.to(whole.device)[:, None] ** (-power * leg.degree)
+                factor = s.to(whole)[:, None] ** (-power * leg.degree)
                 write(replace(leg.view, offset=0.0), whole, leg.view.matrix(whole) * factor)
                 kept = [slice(None) if extent > 1 else slice(0, 1) for extent in found[key][name].shape]
                 found[key][name] = whole[tuple(kept)]
@@ -143,11 +143,7 @@ def check_smoothing(alpha: int | float, statistic: str, spaces: str, rounded: st
 
 def _has_channels(symmetry: Symmetry, reading: Sequence[Leg]) -> bool:
     """Whether scaling a space scales channels that are read in one direction only."""
-    if not reading or isinstance(symmetry.kind, Translation | OneScale | ComplexScaling):
-        return False
-    if len({leg.degree for leg in reading}) > 1:
-        return False
-    return isinstance(symmetry.kind, Scaling) or len(reading) < len(symmetry.legs)
+    return scales_rows(symmetry.kind) and len({leg.degree for leg in reading}) == 1
 
 
 def readers(symmetry: Symmetry, sizes: Mapping[str, Tensor]) -> list[Leg]:

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
-from conserved.symmetry import ComplexScaling, GeneralLinear, Symmetry, Translation
-from conserved.transform.elements import Exchange, acted, inverse
+from conserved.symmetry import Degree, Kind, Symmetry
+from conserved.transform.elements import acted, inverse
 from conserved.transform.equalizing import Equalized, equalize
 from conserved.transform.moving import write
 from conserved.transform.objectives import Objective
@@ -86,7 +87,8 @@ def carry(
     symmetry: Symmetry, element: Tensor, optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]
 ) -> None:
     """Move an optimizer's averages of gradients along with the weights that one element moved."""
-    if isinstance(symmetry.kind, Translation):
+    if symmetry.kind.linear:
+        # Shifts: gradients do not see where the origin is.
         return
     for leg in symmetry.legs:
         parameter = parameters[leg.view.parameter]
@@ -95,21 +97,18 @@ def carry(
             if key not in (*FIRST, *SECOND) or not isinstance(value, Tensor) or value.shape != parameter.shape:
                 continue
             matrix = leg.view.matrix(value).double()
-            if key in FIRST or isinstance(symmetry.kind, Exchange):
-                moved = acted(symmetry, element, matrix, -leg.degree)
+            if key in FIRST:
+                moved = acted(symmetry.kind, element, matrix, -leg.degree)
             else:
-                moved = _squares(symmetry, element, -leg.degree).to(matrix.device) @ matrix
+                moved = _squares(symmetry.kind, element, leg.view.n, -leg.degree).to(matrix.device) @ matrix
             whole = value.detach().double().contiguous()
             write_direction(leg.view, whole, moved)
             value.copy_(whole)
 
 
-def _squares(symmetry: Symmetry, element: Tensor, degree: int | float) -> Tensor:
-    """The squared entries of the matrix that a leg is moved by."""
-    eye = torch.eye(symmetry.n, dtype=torch.float64)
-    if isinstance(symmetry.kind, GeneralLinear | ComplexScaling):
-        return acted(symmetry, element, eye, degree).square()
-    return symmetry.kind.act(element, eye, degree).square()
+def _squares(kind: Kind, element: Tensor, n: int, degree: Degree) -> Float[Tensor, "n n"]:
+    """The squared entries of the matrix that a leg of n rows is moved by."""
+    return acted(kind, element, torch.eye(n, dtype=torch.float64), degree).square()
 
 
 def write_direction(view: Any, tensor: Tensor, matrix: Tensor) -> None:
