@@ -171,9 +171,10 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
     """All ways of watching one optimizer's run, in turns."""
     torch.manual_seed(0)
     options = {key: shape[key] for key in ("vocab", "dim", "depth", "heads", "hidden")}
-    model = blocks.DecoderLM(
-        **options, kv_heads=shape["kv_heads"], positions="rotary-half", max_length=batch["length"]
-    ).to(device)
+    with torch.device(device):
+        model = blocks.DecoderLM(
+            **options, kv_heads=shape["kv_heads"], positions="rotary-half", max_length=batch["length"]
+        )
     count = sum(parameter.numel() for parameter in model.parameters())
     runs = {"none": Run(model, OPTIMIZERS[name](model), batch, shape["vocab"])}
     runs["none"].step()

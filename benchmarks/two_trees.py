@@ -41,7 +41,8 @@ def model_of(device: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     from conserved import blocks
 
     torch.manual_seed(0)
-    return blocks.DecoderLM(**SIZES[device]).to(device, dtype)
+    with torch.device(device):
+        return blocks.DecoderLM(**SIZES[device]).to(dtype)
 
 
 def backward(model: nn.Module, device: str) -> None:

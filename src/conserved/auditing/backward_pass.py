@@ -24,7 +24,7 @@ from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors
 
-Known = Literal["given", "stored", "bits"]
+PrecisionSource = Literal["given", "stored", "bits"]
 """How the precision of a pass is known."""
 
 
@@ -183,7 +183,9 @@ def residuals_of(
     return Residuals(balance=balance, residuals=residuals, limits=limits, nearly=nearly)
 
 
-def precision_of(given: torch.dtype | None, backward: BackwardPass, balance: Balance) -> tuple[torch.dtype, Known]:
+def precision_of(
+    given: torch.dtype | None, backward: BackwardPass, balance: Balance
+) -> tuple[torch.dtype, PrecisionSource]:
     """The coarsest precision of the pass, and how it is known."""
     if given is not None:
         return given, "given"

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dis
 from torch.utils._pytree import tree_map_only
 
 from conserved.inference.capture import Recorder
-from conserved.inference.examples import Call, NoExample
+from conserved.inference.examples import ModelCall, NoExample
 from conserved.inference.infer import recognize
 from conserved.laws import LawSet
 
@@ -45,7 +45,7 @@ class FirstCall:
         """
         self.model = called if model is None else model
         self.loss = loss
-        self.call: Call | None = None
+        self.call: ModelCall | None = None
         self.came: list[Callable[[], None]] = []
         """Functions to call, without arguments, as soon as inputs have come."""
         self._handle = called.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
@@ -130,7 +130,7 @@ def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
 
 
 def laws_of_model(
-    model: nn.Module, *, loss: str = "any", call: Call | None = None, parts: ModelParts | None = None
+    model: nn.Module, *, loss: str = "any", call: ModelCall | None = None, parts: ModelParts | None = None
 ) -> LawSet:
     """The laws of a model, inferred once and kept with it.
 

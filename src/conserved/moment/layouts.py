@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from conserved.symmetry.products import Products, RowProducts
 from conserved.symmetry.view import Reading
 
-Axis = tuple[int, int]
+SizeAndStride = tuple[int, int]
 """Size and stride, in entries."""
 
-Axes = tuple[Axis, Axis]
+Axes = tuple[SizeAndStride, SizeAndStride]
 """(size, stride) of an outer and an inner axis that are iterated as a single axis; (1, 0) means no axis."""
 
 
@@ -89,9 +89,9 @@ class Layout:
         return replace(self, rows=self.columns, columns=self.rows)
 
 
-def _merged(axes: list[Axis]) -> list[Axis]:
+def _merged(axes: list[SizeAndStride]) -> list[SizeAndStride]:
     """The same entries in the same order with as few axes as possible."""
-    found: list[Axis] = []
+    found: list[SizeAndStride] = []
     for size, stride in axes:
         if size == 1:
             continue
@@ -102,7 +102,7 @@ def _merged(axes: list[Axis]) -> list[Axis]:
     return found
 
 
-def _two(axes: list[Axis]) -> Axes:
+def _two(axes: list[SizeAndStride]) -> Axes:
     outer, inner = [(1, 0)] * (2 - len(axes)) + axes
     return outer, inner
 
