@@ -18,7 +18,7 @@ import torch
 from catalogue import entries
 from conserved import recognize
 from conserved.inference.derivation import Derivation
-from conserved.inference.written import Unwritten
+from conserved.inference.derivation_record import Unwritten
 from law_checks import residuals
 from measure import save
 

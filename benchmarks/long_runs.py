@@ -38,7 +38,7 @@ from conserved.attention import probe
 from conserved.papers.claims.full_size import ARITHMETIC, runs_that_count, summary_of
 from conserved.papers.lab.data import Examples
 from conserved.papers.lab.long import Arithmetic, LongRun, recorded_steps, train_on
-from conserved.papers.lab.pieces import Products
+from conserved.papers.lab.pieces import MatrixProducts
 from conserved.papers.lab.recipes import Recipe, build, examples_of, named
 from conserved.papers.lab.schedule import Schedule
 from conserved.papers.lab.train import Limits
@@ -48,7 +48,7 @@ from measure import commit, machine, save
 MICRO = {"cifar": 5_000, "imagenet": 512, "penn": 192, "wikitext": 48}
 """Examples at a time: the paper's own, where they are accumulated."""
 
-PRODUCTS: dict[str, Products] = {"cifar": "half", "imagenet": "half", "penn": "half", "wikitext": "half"}
+PRODUCTS: dict[str, MatrixProducts] = {"cifar": "half", "imagenet": "half", "penn": "half", "wikitext": "half"}
 
 IMAGES = 20_000
 """Different images that stand in for ImageNet's 1.28 million, at 224 × 224 pixels."""

@@ -59,7 +59,7 @@ DERIVED = (
     "moment.row_identities",
     "laws.identities",
     "inference.types",
-    "inference.roots",
+    "inference.mixable_atoms",
     "inference.rotation",
     "inference.shifts",
     "discovery.rank",

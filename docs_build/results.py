@@ -651,8 +651,8 @@ def long_same() -> str:
         ),
         (
             "Figures 2(d), 3(d): the softmax gate's Σ Wᵢ drifts as O(τ²k)",
-            f"no second-order part, only rounding; {', '.join(map(gate, ('penn', 'wikitext')))}; at most {number(exact)} in "
-            "small set-ups in float64",
+            f"no second-order part, only rounding; {', '.join(map(gate, ('penn', 'wikitext')))}; at most "
+            f"{number(exact)} in small set-ups in float64",
             "no",
         ),
         (

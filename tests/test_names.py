@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +22,16 @@ def test_names_of_the_first_release_work_and_warn(name: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"conserved.{name} goes with the next release: use "):
         assert callable(getattr(conserved, name))
     assert name not in conserved.__all__
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Moments", "TokenMoments"), ("Probe", "AttentionProbe"), ("Rule", "DepartureRule")]
+)
+def test_names_of_attention_that_other_things_have_too_work_and_warn(old: str, new: str) -> None:
+    attention = conserved.attention
+    with pytest.warns(DeprecationWarning, match=f"conserved.attention.{old} goes with the next release: use {new}"):
+        assert getattr(attention, old) is getattr(attention, new)
+    assert old not in attention.__all__
 
 
 def test_a_hook_takes_the_model_first_and_catches_a_wrong_gradient() -> None:
@@ -106,3 +119,17 @@ def test_equality_of_verdicts_and_statuses_is_transitive() -> None:
     assert one == other
     assert hash(one) == hash(other) == hash(Status.VERIFIED)
     assert one != Status.REFUTED
+
+
+def test_no_class_shares_its_name_with_another_class_or_type() -> None:
+    """One word for one thing; what begins with an underscore is of its file alone."""
+    classes, types = dict[str, list[str]](), dict[str, list[str]]()
+    for path in sorted(Path(conserved.__file__).parent.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(path.stem)
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    types.setdefault(getattr(target, "id", ""), []).append(path.stem)
+    shared = {name: homes + types.get(name, []) for name, homes in classes.items() if not name.startswith("_")}
+    assert {name: homes for name, homes in shared.items() if len(homes) > 1} == {}

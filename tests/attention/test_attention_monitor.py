@@ -16,7 +16,7 @@ from conserved import blocks
 from conserved.attention import (
     AttentionMonitor,
     AttentionRecord,
-    Rule,
+    DepartureRule,
     coherence_figure,
     energy_field,
     probe,
@@ -25,7 +25,7 @@ from conserved.attention import (
 from conserved.attention.departures import DepartureWatch, departures
 from conserved.store import RunStore, Sink, SQLite
 
-RULE = Rule(thresholds={"coherence": 0.5, "largest_logit": 0.5, "evenness": 0.5}, memory=3, patience=2)
+RULE = DepartureRule(thresholds={"coherence": 0.5, "largest_logit": 0.5, "evenness": 0.5}, memory=3, patience=2)
 
 
 class Kept(Sink):
@@ -200,12 +200,12 @@ class TestRule:
 
     def test_calibration_takes_the_worst_healthy_departure_and_a_margin(self) -> None:
         healthy = {"a[0].coherence": [2.0, 2.0, 2.0, 3.0, 3.0], "a[0].evenness": [0.5] * 5, "a[0].other": [1.0] * 5}
-        rule = Rule.calibrated([healthy], margin=2.0, memory=3, patience=2)
+        rule = DepartureRule.calibrated([healthy], margin=2.0, memory=3, patience=2)
         assert rule.thresholds["coherence"] == pytest.approx(2 * math.log(1.5))
         assert rule.thresholds["evenness"] == 0
         assert not DepartureWatch(rule).look(0, {name: values[0] for name, values in healthy.items()})
         with pytest.raises(ValueError, match="longer than"):
-            Rule.calibrated([{"a[0].coherence": [1.0, 2.0]}])
+            DepartureRule.calibrated([{"a[0].coherence": [1.0, 2.0]}])
 
     def test_a_series_alarms_once_until_it_is_back(self) -> None:
         watch = DepartureWatch(RULE)

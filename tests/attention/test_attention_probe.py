@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from conserved import blocks
 from conserved.attention import Unheard, energy_field, low_rank, low_rank_table, probe
-from conserved.attention.attention_calls import Capture, listening
 from conserved.attention.low_rank_heads import directions_needed, truncation_errors
 from conserved.attention.probing import gaussian_keys, shape_of, shuffled_keys
+from conserved.attention.queries_and_keys import Capture, listening
 from conserved.auditing.attention_keys import keys_seen
 from hf_zoo import FAMILIES, Family, ids, named
 from test_transformers_in_use import SENTENCES, minilm  # noqa: F401

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conserved.attention import EnergyField, Moments, energy_field, gaussian_coherence, softmax_statistics
+from conserved.attention import EnergyField, TokenMoments, energy_field, gaussian_coherence, softmax_statistics
 from conserved.attention.band import Band
 from conserved.attention.lanczos import leading_values
 from conserved.attention.prefix_sums import prefix_squares
@@ -300,7 +300,7 @@ class TestStreaming:
         places = sorted({0, length, *(min(cut, length) for cut in cuts)})
         merged = []
         for x in (q, k):
-            parts = [Moments.of(x[:, a:b]) for a, b in pairwise(places)]
+            parts = [TokenMoments.of(x[:, a:b]) for a, b in pairwise(places)]
             total = parts[0]
             for part in parts[1:]:
                 total = total.merge(part)

@@ -18,11 +18,11 @@ from conserved.certificates import intervals, proof
 from conserved.certificates.arithmetic import BALL_FUNCTIONS, Array, Balls, precision
 from conserved.certificates.batches import NotBatched, SampleBatch
 from conserved.certificates.certifying import _arrays, _one
+from conserved.certificates.chosen_brackets import bracket_rows
 from conserved.certificates.intervals import Interval, independence_bounds
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input, field_intervals, field_rows, prove_rank
 from conserved.certificates.trace import trace
-from conserved.certificates.words import bracket_rows
 from conserved.discovery.function import function_of, to_device
 
 FLOATS = st.floats(-1e6, 1e6, allow_nan=False) | st.floats(-1e-300, 1e-300)

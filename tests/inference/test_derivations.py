@@ -18,8 +18,8 @@ import program_grammar
 from conserved import LawSet, Verdict, blocks, recognize
 from conserved.inference.checker import check, motions_of
 from conserved.inference.derivation import Derivation
+from conserved.inference.derivation_record import written_law
 from conserved.inference.signed_sets import SignedSets
-from conserved.inference.written import written_law
 from conserved.verdict import Status
 from law_checks import check as check_laws
 from law_checks import subject

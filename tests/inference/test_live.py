@@ -133,17 +133,27 @@ class TestAudit:
 CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
     "frozen": lambda model: model[0].weight.requires_grad_(False),
     "added": lambda model: model.append(nn.Linear(3, 2)),
-    "removed": lambda model: model.pop(2),
+    "removed": lambda model: model.pop(4),
     "replaced": lambda model: setattr(model[0], "weight", nn.Parameter(torch.randn(3, 3))),
     "tied": lambda model: setattr(model[2], "weight", model[0].weight),
     "mode": lambda model: model.eval(),
     "forward": lambda model: setattr(model[1], "forward", torch.tanh),
+    "another forward": lambda model: setattr(model[3], "forward", torch.sigmoid),
+    "its class's forward": lambda model: delattr(model[3], "forward"),
+    "a module in a module without any": lambda model: model[0].add_module("inside", nn.Linear(2, 2)),
+    "a parameter in a module without any": lambda model: setattr(model[1], "slope", nn.Parameter(torch.ones(3))),
+    "a module without parameters": lambda model: setattr(model, "1", nn.Tanh()),
+    "another class": lambda model: setattr(model[1], "__class__", nn.Sigmoid),
+    "a bias": lambda model: setattr(model[4], "bias", nn.Parameter(torch.zeros(3))),
+    "no bias": lambda model: setattr(model[2], "bias", None),
+    "other parameters at once": lambda model: model[0].__dict__.update(_parameters=dict(nn.Linear(3, 3)._parameters)),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_model_is_read_again(change: str, counted: list[int]) -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3, bias=False))
+    model[3].forward = torch.tanh
     laws_of_model(model)
     CHANGES[change](model)
     laws_of_model(model)

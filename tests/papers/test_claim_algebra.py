@@ -18,6 +18,7 @@ from conserved.papers.claims.balls import ball, scalar_attention
 from conserved.papers.claims.certified import certificate, forms_of, gradients, named
 from conserved.papers.claims.descents import constant, drifts, exponent, flow, scattered
 from conserved.papers.claims.judging import held, judged
+from conserved.papers.claims.matrix_words import Words, matrices
 from conserved.papers.claims.polynomials import (
     Letters,
     arranged,
@@ -30,7 +31,6 @@ from conserved.papers.claims.polynomials import (
     squares,
     times,
 )
-from conserved.papers.claims.words import Words, matrices
 from conserved.verdict import Evidence, Verdict
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

@@ -19,7 +19,7 @@ from conserved.papers.lab.data import Examples
 from conserved.papers.lab.fast import Unsupported, operations, outputs, summed_loss
 from conserved.papers.lab.fits import slope
 from conserved.papers.lab.long import Arithmetic, LongRun, recorded_steps, train_on
-from conserved.papers.lab.pieces import Products
+from conserved.papers.lab.pieces import MatrixProducts
 from conserved.papers.lab.recipes import Recipe, build, cifar, penn
 from conserved.papers.lab.schedule import Schedule
 from conserved.papers.lab.step_account import RunLedger
@@ -43,7 +43,7 @@ TINY: dict[str, dict[str, Any]] = {
     "decoder": {"vocab": 40, "dim": 24, "depth": 1, "heads": 3, "hidden": 16, "max_length": 12},
     "vision": {"image": 8, "patch": 4, "dim": 16, "depth": 1, "heads": 2, "hidden": 24},
 }
-ROUNDING: dict[Products, float] = {"double": 1e-13, "single": 2e-6, "pieces": 2e-6, "half": 3e-3}
+ROUNDING: dict[MatrixProducts, float] = {"double": 1e-13, "single": 2e-6, "pieces": 2e-6, "half": 3e-3}
 """Relative error of a gradient in each arithmetic."""
 
 
@@ -70,7 +70,7 @@ def exact_gradient(recipe: Recipe, examples: Examples) -> Tensor:
     return torch.cat([slope.flatten() for slope in torch.autograd.grad(loss, list(model.parameters()))])
 
 
-def fast_gradient(recipe: Recipe, examples: Examples, products: Products, shift: float = 1.3) -> Tensor:
+def fast_gradient(recipe: Recipe, examples: Examples, products: MatrixProducts, shift: float = 1.3) -> Tensor:
     precision = torch.float64 if products == "double" else torch.float32
     model = build(recipe, 0).to(precision)
     examples = examples.to(torch.device("cpu"), precision)
@@ -89,7 +89,7 @@ def fast_gradient(recipe: Recipe, examples: Examples, products: Products, shift:
 
 @pytest.mark.parametrize("products", ["double", "single", "pieces", "half"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_fast_gradients_are_those_of_the_model(name: str, products: Products) -> None:
+def test_fast_gradients_are_those_of_the_model(name: str, products: MatrixProducts) -> None:
     recipe = tiny(name)
     examples = data_of(recipe)
     exact = exact_gradient(recipe, examples)
@@ -257,7 +257,7 @@ class TestLedger:
                 assert ledger["apart"][-1] < 1e-6 * quantity.drift[-1]
 
     @pytest.mark.parametrize("products", ["single", "pieces", "half"])
-    def test_in_any_arithmetic_drift_is_prediction_and_leak(self, products: Products) -> None:
+    def test_in_any_arithmetic_drift_is_prediction_and_leak(self, products: MatrixProducts) -> None:
         run = trained(tiny("vision"), products, rate=0.02).trajectory
         for quantity in laws_of(run):
             ledger = ledger_of(run, quantity.family)
@@ -270,7 +270,7 @@ class TestLedger:
 @pytest.mark.parametrize("products", ["double", "pieces", "half"])
 @pytest.mark.parametrize(("name", "batch"), [("decoder", None), ("vision", 4)])
 def test_a_run_interrupted_twice_is_the_one_that_was_not(
-    name: str, batch: int | None, products: Products, tmp_path: Path
+    name: str, batch: int | None, products: MatrixProducts, tmp_path: Path
 ) -> None:
     recipe = tiny(name, batch=batch)
     whole = trained(recipe, products)
@@ -358,7 +358,7 @@ def test_steps_are_recorded_evenly_too() -> None:
 
 def trained(
     recipe: Recipe,
-    products: Products,
+    products: MatrixProducts,
     *,
     rate: float = 1e-3,
     checkpoint: Path | None = None,

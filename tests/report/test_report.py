@@ -25,12 +25,12 @@ from conserved.report import NoSuchRun, NotAStore, Unwritable, write_report
 from conserved.report.claimcards import tally
 from conserved.report.contents import read
 from conserved.report.drawing import drawn
-from conserved.report.ink import colour
 from conserved.report.mathematics import typeset
 from conserved.report.numerals import numeral, without_folders
 from conserved.report.page import Anchors
 from conserved.report.scales import scale_of
 from conserved.report.summary import hero, verdict_line
+from conserved.report.svg_elements import colour
 from conserved.store.run_digest import digest, spread
 from conserved.tracking import RunStore, store_document
 from report_store import IMAGE, LINK, SCRIPT, claim, figure, hostile_store, random_ledger, refuted, watch

@@ -13,7 +13,7 @@ from conserved.moment import torch_backend
 from conserved.moment.forms import Wanted, forms
 from conserved.symmetry import KINDS, Kind, moment_map
 from conserved.tracking import ledger
-from conserved.tracking.step_expansion import StepWeights, Weights
+from conserved.tracking.step_expansion import SlotWeights, StepWeights
 from tolerances import AGREE
 from training import OPTIMIZERS, OptimizerCase, decoder, exact_text_loss, ids, image_loss, stepping, train, vision
 
@@ -148,7 +148,7 @@ def test_all_quantities_of_a_step_are_the_sums_of_their_slots(dtype: torch.dtype
     generator = torch.Generator().manual_seed(0)
     slots = ((0, 0), (0, 1), (1, 1))
     sums = torch.randn(3, 5, 4, generator=generator, dtype=dtype)
-    named: dict[str, Weights] = {"first": {(0, 1): -2.0, (1, 1): 0.25}, "second": {(1, 1): 3.0}, "nothing": {}}
+    named: dict[str, SlotWeights] = {"first": {(0, 1): -2.0, (1, 1): 0.25}, "second": {(1, 1): 3.0}, "nothing": {}}
     if on_device:
         named["first"][0, 1] = torch.tensor(-2.0)
     nothing = StepWeights(first={}, slope={}, second={}, steepness={})
@@ -170,7 +170,7 @@ def test_a_gradient_that_is_not_finite_spoils_only_what_it_is_part_of(broken: fl
     sums = torch.ones(2, 3)
     sums[1, 2] = broken
     nothing = StepWeights(first={}, slope={}, second={}, steepness={})
-    named: dict[str, Weights] = {"without": {(0, 0): 2.0}, "with": {(0, 0): 2.0, (0, 1): 1.0}}
+    named: dict[str, SlotWeights] = {"without": {(0, 0): 2.0}, "with": {(0, 0): 2.0, (0, 1): 1.0}}
     found = ledger._SlotWeights(nothing, ((0, 0), (0, 1)), 1.0).combined(sums, named)
     assert found["without"].tolist() == [2.0, 2.0, 2.0]
     assert found["with"][:2].tolist() == [3.0, 3.0]

@@ -1,18 +1,18 @@
 """The energy field of softmax attention at any length, what a live model shows of it, and natural attention."""
 
-from conserved.attention.attention_calls import Unheard
+import warnings
+from typing import Any
+
 from conserved.attention.coherence import gaussian_coherence
 from conserved.attention.departures import DepartureRule
-from conserved.attention.departures import DepartureRule as Rule
 from conserved.attention.energy import EnergyField, energy_field
 from conserved.attention.figure import coherence_figure
 from conserved.attention.low_rank_heads import LowRank, LowRankTable, low_rank, low_rank_table
 from conserved.attention.moments import TokenMoments
-from conserved.attention.moments import TokenMoments as Moments
 from conserved.attention.monitor import AttentionMonitor, AttentionRecord
 from conserved.attention.natural_attention import NaturalAttention, NaturalDescent, token_fisher, value_metric
 from conserved.attention.probing import AttentionProbe, HeadRow, probe
-from conserved.attention.probing import AttentionProbe as Probe
+from conserved.attention.queries_and_keys import Unheard
 from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
 
 __all__ = [
@@ -24,11 +24,8 @@ __all__ = [
     "HeadRow",
     "LowRank",
     "LowRankTable",
-    "Moments",
     "NaturalAttention",
     "NaturalDescent",
-    "Probe",
-    "Rule",
     "SoftmaxStatistics",
     "TokenMoments",
     "Unheard",
@@ -42,3 +39,14 @@ __all__ = [
     "token_fisher",
     "value_metric",
 ]
+
+_RENAMED = {"Moments": TokenMoments, "Probe": AttentionProbe, "Rule": DepartureRule}
+"""Names of the first release that other things have as well; they go with the next one."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    message = f"conserved.attention.{name} goes with the next release: use {_RENAMED[name].__name__}."
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return _RENAMED[name]

@@ -1,52 +1,51 @@
-"""Queries and keys of a running model, as its attention uses them, with its own attention left in place.
+"""Every call of attention in a running model, told while it happens, with the model's own attention left in place.
 
-Models of transformers call their attention through the library's attention interface: what that interface hands out is
-wrapped while the model runs, whichever backend it is. torch.nn.MultiheadAttention and this package's blocks are
-listened to at their inputs. Everything else that calls PyTorch's scaled_dot_product_attention (timm among it) is heard
-there. Nothing is left behind when the model has run, also if it fails.
+Calls are heard at the attention interface of transformers, whichever implementation it hands out; at PyTorch's
+scaled_dot_product_attention, which torch.nn, timm and most others call; where the keys of this package's blocks pass;
+and at the inputs of torch.nn.MultiheadAttention, which may compute its scores by itself. All of it is undone when
+nobody listens any more. What is compiled is not heard.
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-
-from conserved.attention.band import Band
-
-
-class Unheard(ValueError):
-    """A model ran and no attention was heard in it; the message says what can be heard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Capture:
-    """One call of attention: (batch, heads, length, width) queries and keys, and who may see what.
+class AttentionCall:
+    """One call of attention, while it happens.
 
-    `mask` is True where a query sees a key, with axes that broadcast to (batch, heads, queries, keys); None leaves it
-    to `causal` and `window`. `problem` says why the call cannot be described, if it cannot.
+    It was heard at the "interface" of transformers, at PyTorch's "product", at the keys of a "block" that computes
+    attention by itself, or at the "inputs" of torch.nn.MultiheadAttention. `queries` and `keys` have axes (…, heads,
+    length, width) and are those the scores are made of, with their graph; None where they are not known: both for
+    inputs, queries for a block. `args` and `kwargs` are what follows them in the call; for a block or inputs, what the
+    module was called with.
     """
 
+    at: Literal["interface", "product", "block", "inputs"]
     path: str
-    q: Tensor
-    k: Tensor
-    scale: float
-    causal: bool = False
-    window: int | None = None
-    softcap: float | None = None
-    mask: Tensor | None = None
-    problem: str = ""
+    module: nn.Module
+    queries: Tensor | None
+    keys: Tensor | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    part: bool = False
+    """Whether it belongs to a call that was told already."""
 
 
-Hear = Callable[[Capture], None]
+Listener = Callable[[AttentionCall], Tensor | None]
+"""Is told of a call; may answer with keys that are used in place of its own."""
 
 
 def computes_own_attention(module: nn.Module) -> bool:
@@ -56,239 +55,271 @@ def computes_own_attention(module: nn.Module) -> bool:
 
 
 @contextmanager
-def listening(model: nn.Module, hear: Hear) -> Iterator[None]:
-    """While it lasts, `hear` is told of every call of attention inside `model`."""
-    names = {module: name for name, module in model.named_modules()}
-    ear = _Ear(names, hear)
-    with ExitStack() as stack:
-        for module in names:
-            stack.callback(module.register_forward_pre_hook(ear.enter, with_kwargs=True, prepend=True).remove)
-            stack.callback(module.register_forward_hook(ear.leave, always_call=True).remove)
-        stack.enter_context(_attention_interface(ear))
-        stack.enter_context(_Products(ear))
+def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
+    """While it lasts, `tell` is told of every call of attention inside `model`.
+
+    Several may listen at a time, to the same model or others, and stop in any order.
+    """
+    ear = _Ear(model, tell)
+    with ExitStack() as undo:
+        for name, module in model.named_modules():
+            if name and _calls_no_attention(module):
+                continue
+            own: Any = module if computes_own_attention(module) else None
+            if own is not None:
+                undo.callback(own.keys.register_forward_hook(_through_block(ear, name, own)).remove)
+            if own is not None or isinstance(module, nn.MultiheadAttention):
+                enter = _enter_with_inputs(ear, name)
+                undo.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+            else:
+                undo.callback(module.register_forward_pre_hook(_enter(ear, name), prepend=True).remove)
+            undo.callback(module.register_forward_hook(_leave(ear), always_call=True).remove)
+        _EARS.append(ear)
+        undo.callback(_stop_listening, ear)
+        for holder, attribute in _products(model):
+            _replace(holder, attribute, _through_product)
+        interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
+        if hasattr(interface, "get_interface"):
+            _replace(interface, "get_interface", _through_interface)
         yield
+
+
+def _calls_no_attention(module: nn.Module) -> bool:
+    """Most of a model, where hooks would only take time: PyTorch's own modules without others inside, and norms, which
+    have vectors alone. If one of these attends after all, the call is told with the module around it."""
+    if any(True for _ in module.children()):
+        return False
+    shapes = [p.ndim for p in module.parameters(recurse=False)]
+    return type(module).__module__.startswith("torch.nn.modules.") or (bool(shapes) and max(shapes) < 2)
+
+
+class _Running(NamedTuple):
+    """A module whose forward pass is under way, and the inputs of one that may compute attention by itself."""
+
+    path: str
+    module: nn.Module
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+
+class _Stack(threading.local):
+    """Modules that are running, the innermost last. Threads that recompute or hold replicas have their own."""
+
+    def __init__(self) -> None:
+        self.modules: list[_Running] = []
 
 
 class _Ear:
-    """Which modules are running, and what to tell."""
+    """Whose attention is listened to, who is told, and which of the modules are running."""
 
-    def __init__(self, names: dict[nn.Module, str], hear: Hear) -> None:
-        self.names, self.hear = names, hear
-        self.running: list[nn.Module] = []
-        self.inside = 0
-
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.running.append(module)
-        if isinstance(module, nn.MultiheadAttention):
-            self.tell(_multihead(self.names[module], module, args, kwargs))
-        elif computes_own_attention(module):
-            own: Any = module
-            x = args[0] if args else kwargs["x"]
-            with torch.no_grad():
-                q, k = own.queries_and_keys(x)
-            self.tell(_called(self.names[module], q, k, scale=own.scale, causal=own.causal))
-
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if module in self.running:
-            while self.running.pop() is not module:
-                pass
-
-    def tell(self, capture: Capture) -> None:
-        if self.inside == 0:
-            # What is computed about the call is no part of the model.
-            self.inside += 1
-            try:
-                with torch.no_grad(), torch._C.DisableTorchFunction():
-                    self.hear(capture)
-            finally:
-                self.inside -= 1
-
-    @property
-    def claimed(self) -> bool:
-        """Whether a module that was heard at its inputs is running."""
-        return any(isinstance(one, nn.MultiheadAttention) or computes_own_attention(one) for one in self.running)
-
-    @property
-    def path(self) -> str:
-        return self.names[self.running[-1]] if self.running else ""
+    def __init__(self, model: nn.Module, tell: Listener) -> None:
+        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.tell = tell
+        self.running = _Stack()
 
 
-def _called(path: str, q: Tensor, k: Tensor, *, scale: float | None, mask: Any = None, **more: Any) -> Capture:
-    """A call in (batch, heads, length, width), with its mask read."""
-    while q.ndim < 4:
-        q, k = q[None], k[None]
-    q, k = q.detach().flatten(0, -4), k.detach().flatten(0, -4)
-    allowed, problem = _allowed(mask)
-    return Capture(
-        path=path,
-        q=q,
-        k=k,
-        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-        mask=allowed,
-        problem=problem,
-        **more,
-    )
+_EARS: list[_Ear] = []
+"""Everyone who listens now."""
 
 
-def _allowed(mask: Any) -> tuple[Tensor | None, str]:
-    """A mask as booleans with four axes; a bias that is not one cannot be described."""
-    if mask is None:
-        return None, ""
-    if not isinstance(mask, Tensor):
-        return None, f"its mask is a {type(mask).__name__}"
-    if mask.dtype == torch.bool:
-        allowed = mask
-    elif mask.is_floating_point():
-        allowed = mask > torch.finfo(mask.dtype).min / 2
-        if bool((mask[allowed] != 0).any()):
-            return None, "a bias that is not a mask is added to its logits"
-    else:
-        allowed = mask != 0
-    while allowed.ndim < 4:
-        allowed = allowed[None]
-    return allowed, ""
+class _Within(threading.local):
+    """How many calls are under way, or being described: what happens inside them is not told again."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+_WITHIN = _Within()
 
 
 @contextmanager
-def _attention_interface(ear: _Ear) -> Iterator[None]:
-    """Wrap whatever function transformers' attention interface hands out."""
-    library: Any = sys.modules.get("transformers.modeling_utils")
-    interface = getattr(library, "AttentionInterface", None)
-    if interface is None or not hasattr(interface, "get_interface"):
-        yield
-        return
-    original = interface.get_interface
-
-    def get_interface(self: Any, implementation: Any, default: Any) -> Any:
-        chosen = original(self, implementation, default)
-
-        def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any) -> Any:
-            if module in ear.names:
-                ear.tell(_from_transformers(ear.names[module], module, q, k, mask, kwargs))
-            ear.inside += 1
-            try:
-                return chosen(module, q, k, v, mask, *args, **kwargs)
-            finally:
-                ear.inside -= 1
-
-        return attend
-
-    interface.get_interface = get_interface
+def _unheard() -> Iterator[None]:
+    _WITHIN.calls += 1
     try:
         yield
     finally:
-        interface.get_interface = original
+        _WITHIN.calls -= 1
 
 
-def _from_transformers(path: str, module: Any, q: Tensor, k: Tensor, mask: Any, options: dict[str, Any]) -> Capture:
-    given = options.get("is_causal")
-    causal = bool(getattr(module, "is_causal", True) if given is None else given) and q.shape[-2] > 1
-    window = options.get("sliding_window")
-    extra = [name for name in ("position_bias", "s_aux") if options.get(name) is not None]
-    if isinstance(mask, Tensor) and mask.ndim == 2:
-        # Backends without a mask of four axes take one of padding, and know the rest by themselves.
-        mask = mask[:, None, None, :].bool()
-        band = Band.of(q.shape[-2], k.shape[-2], causal=causal, window=window or None)
-        mask = mask if band.whole else mask & band.visible(q.shape[-2], k.shape[-2], q.device)
-    capture = _called(
-        path,
-        q,
-        k,
-        scale=options.get("scaling"),
-        mask=mask,
-        causal=causal and mask is None,
-        window=window if causal and mask is None else None,
-        softcap=options.get("softcap"),
-    )
-    return replace(capture, problem=f"it takes {extra[0]}") if extra else capture
+def _enter(ear: _Ear, path: str) -> Callable[[nn.Module, Any], None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            ear.running.modules.append(_Running(path, module))
+
+    return hook
 
 
-_PRODUCT = torch._C._nn.scaled_dot_product_attention
-"""PyTorch's own, which whatever stands in its place under `torch.nn.functional` ends in; audits put one there."""
+def _enter_with_inputs(ear: _Ear, path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        ear.running.modules.append(_Running(path, module, (args, kwargs)))
+        if isinstance(module, nn.MultiheadAttention) and not _WITHIN.calls:
+            call = AttentionCall(
+                at="inputs", path=path, module=module, queries=None, keys=None, args=args, kwargs=kwargs
+            )
+            with _unheard():
+                ear.tell(call)
+
+    return hook
 
 
-class _Products(TorchFunctionMode):
-    """Hears calls of scaled_dot_product_attention that nobody else speaks for."""
+def _leave(ear: _Ear) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        running = ear.running.modules
+        if running and running[-1].module is module:
+            running.pop()
+        elif any(one.module is module for one in running):
+            while running.pop().module is not module:
+                pass
 
-    def __init__(self, ear: _Ear) -> None:
-        super().__init__()
-        self._ear = ear
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        ear = self._ear
-        if func is _PRODUCT and ear.inside == 0 and not ear.claimed:
-            ear.tell(_product(ear.path, *args, **kwargs))
-        return func(*args, **kwargs)
-
-
-def _product(
-    path: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Capture:
-    if is_causal and query.shape[-2] != key.shape[-2]:
-        # PyTorch's own triangle begins at the first query and key.
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        is_causal = False
-    return _called(path, query, key, scale=scale, mask=attn_mask, causal=is_causal)
+    return hook
 
 
-_MULTIHEAD = inspect.signature(nn.MultiheadAttention.forward)
+def _through_block(ear: _Ear, path: str, block: nn.Module) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+    """A hook on the module that the keys of a block pass through."""
+
+    def hook(module: nn.Module, args: Any, keys: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or _WITHIN.calls:
+            return keys
+        given = next((one for one in reversed(ear.running.modules) if one.module is block), None)
+        call = AttentionCall(
+            at="block",
+            path=path,
+            module=block,
+            queries=None,
+            keys=keys,
+            args=() if given is None else given.inputs[0],
+            kwargs={} if given is None else given.inputs[1],
+            # Only a pass that is computed again for the backward gets here without the block itself.
+            part=given is None,
+        )
+        with _unheard():
+            answer = ear.tell(call)
+        return keys if answer is None else answer
+
+    return hook
 
 
-def _multihead(path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-    """Queries and keys of torch.nn.MultiheadAttention, projected again from what it is given."""
-    given = _MULTIHEAD.bind(module, *args, **kwargs)
-    given.apply_defaults()
-    options = given.arguments
-    x, y = options["query"], options["key"]
-    if x.is_nested or y.is_nested:
-        return Capture(path=path, q=x, k=y, scale=1.0, problem="its inputs are nested tensors")
-    if x.ndim == 2:
-        x, y = x[None], y[None]
-    elif not module.batch_first:
-        x, y = x.transpose(0, 1), y.transpose(0, 1)
-    width = module.embed_dim
-    if module.in_proj_weight is not None:
-        wq, wk, _ = module.in_proj_weight.chunk(3)
-    else:
-        wq, wk = module.q_proj_weight, module.k_proj_weight
-    bq, bk = (None, None) if module.in_proj_bias is None else module.in_proj_bias.split([width, width, width])[:2]
-    with torch.no_grad(), torch._C.DisableTorchFunction():
-        q, k = F.linear(x, wq, bq), F.linear(y, wk, bk)
-        extra = 0
-        if module.bias_k is not None:
-            k, extra = torch.cat((k, module.bias_k.expand(len(k), -1, -1)), 1), 1
-        q, k = (t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in (q, k))
-        if module.add_zero_attn:
-            k, extra = torch.cat((k, torch.zeros_like(k[:, :, :1])), 2), extra + 1
-        mask, problem = _multihead_mask(options, len(q), module.num_heads, extra)
-    capture = _called(path, q, k, scale=None, mask=mask)
-    return replace(capture, problem=problem) if problem else capture
+def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scaled_dot_product_attention(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or _WITHIN.calls:
+            return original(query, key, *rest, **options)
+        with _unheard():
+            for ear in _EARS[:]:
+                running = ear.running.modules
+                if running and not any(computes_own_attention(one.module) for one in running):
+                    answer = ear.tell(
+                        AttentionCall(
+                            at="product",
+                            path=running[-1].path,
+                            module=running[-1].module,
+                            queries=query,
+                            keys=key,
+                            args=rest,
+                            kwargs=options,
+                            part=any(isinstance(one.module, nn.MultiheadAttention) for one in running),
+                        )
+                    )
+                    key = key if answer is None else answer
+            return original(query, key, *rest, **options)
+
+    return scaled_dot_product_attention
 
 
-def _multihead_mask(options: dict[str, Any], batch: int, heads: int, extra: int) -> tuple[Tensor | None, str]:
-    """Both masks of torch.nn.MultiheadAttention as one; True there hides a key."""
-    total: Tensor | None = None
-    for name in ("attn_mask", "key_padding_mask"):
-        mask = options[name]
-        if mask is None:
-            continue
-        if mask.dtype != torch.bool:
-            if bool(((mask != 0) & (mask != -torch.inf)).any()):
-                return None, f"{name} adds a bias to its logits"
-            mask = mask == -torch.inf
-        seen = F.pad(~mask, (0, extra), value=True)
-        if name == "key_padding_mask":
-            seen = (seen if seen.ndim == 2 else seen[None])[:, None, None, :]
-        elif seen.ndim == 3:
-            seen = seen.unflatten(0, (batch, heads))
-        total = seen if total is None else total & seen
-    return total, ""
+def _through_interface(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_interface(self: Any, *args: Any, **options: Any) -> Any:
+        attend = original(self, *args, **options)
+        return attend if torch.compiler.is_compiling() else _through_implementation(attend)
+
+    return get_interface
+
+
+def _through_implementation(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Whatever function the interface of transformers hands out."""
+
+    def attending(module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or _WITHIN.calls:
+            return attend(module, query, key, *rest, **options)
+        with _unheard():
+            for ear in _EARS[:]:
+                path = ear.paths.get(id(module))
+                if path is None and ear.running.modules:
+                    path = ear.running.modules[-1].path
+                if path is not None:
+                    answer = ear.tell(
+                        AttentionCall(
+                            at="interface",
+                            path=path,
+                            module=module,
+                            queries=query,
+                            keys=key,
+                            args=rest,
+                            kwargs=options,
+                        )
+                    )
+                    key = key if answer is None else answer
+            return attend(module, query, key, *rest, **options)
+
+    return attending
+
+
+class _Replaced(NamedTuple):
+    """A function of others in whose place one of ours stands."""
+
+    holder: Any
+    attribute: str
+    original: Any
+    ours: Any
+
+
+_REPLACED: list[_Replaced] = []
+
+
+def _replace(holder: Any, attribute: str, through: Callable[[Any], Any]) -> None:
+    """Put ours in the place of a function, unless it is there already; one layer, however many listen."""
+    original = getattr(holder, attribute)
+    if any(one.ours is original for one in _REPLACED):
+        return
+    ours = through(original)
+    setattr(holder, attribute, ours)
+    _REPLACED.append(_Replaced(holder, attribute, original, ours))
+
+
+def _stop_listening(ear: _Ear) -> None:
+    """Functions get their places back when nobody listens any more; what others have put there since stays."""
+    _EARS.remove(ear)
+    while _REPLACED and not _EARS:
+        one = _REPLACED.pop()
+        if vars(one.holder).get(one.attribute) is one.ours:
+            setattr(one.holder, one.attribute, one.original)
+
+
+_NAME = "scaled_dot_product_attention"
+
+
+def _products(model: nn.Module) -> Iterator[tuple[ModuleType, str]]:
+    """Where PyTorch's function is looked up when it is called: in its own module and in those that imported it from
+    there; under another name in those that define the model's classes."""
+    product = getattr(torch._C._nn, _NAME)
+    yield F, _NAME
+    for module in _importers(len(sys.modules)):
+        if vars(module).get(_NAME) is product:
+            yield module, _NAME
+    for path in {"__main__", *(kind.__module__ for found in set(map(type, model.modules())) for kind in found.__mro__)}:
+        home = sys.modules.get(path)
+        if home is not None and path.partition(".")[0] != "torch":
+            yield from [(home, name) for name, value in vars(home).items() if value is product]
+
+
+@lru_cache(maxsize=1)
+def _importers(count: int) -> list[ModuleType]:
+    """Modules outside PyTorch that have something of this name, looked for again when their number has changed."""
+    # Not vars(module): to ask a module that is imported lazily for anything imports it.
+    modules = ((path, one) for path, one in sys.modules.copy().items() if isinstance(one, ModuleType))
+    return [
+        one
+        for path, one in modules
+        if path.partition(".")[0] != "torch" and _NAME in object.__getattribute__(one, "__dict__")
+    ]

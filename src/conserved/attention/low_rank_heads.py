@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from conserved.attention.attention_calls import Capture
 from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
 from conserved.attention.probing import Heard, described
+from conserved.attention.queries_and_keys import Capture
 
 TOLERANCE = 0.1
 """Relative error in the Frobenius norm at which a field counts as being of a rank: 99 % of its energy."""

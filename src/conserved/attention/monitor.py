@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from conserved.alarm import Alarm
-from conserved.attention.attention_calls import Capture, listening
 from conserved.attention.departures import DepartureRule, DepartureWatch
 from conserved.attention.energy import energy_field
 from conserved.attention.probing import sequences
+from conserved.attention.queries_and_keys import Capture, listening
 from conserved.attention.softmax import softmax_statistics
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import StepRecord

@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from conserved.attention.attention_calls import Capture, Unheard, listening
 from conserved.attention.band import Band
 from conserved.attention.coherence import gaussian_coherence
 from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
+from conserved.attention.queries_and_keys import Capture, Unheard, listening
 from conserved.attention.softmax import softmax_statistics
 from conserved.laws.law_table import plain
 from conserved.verdict import Evidence, Verdict

@@ -24,8 +24,23 @@ from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
 from conserved.symmetry import Symmetry, Tensors
 
-Known = Literal["given", "stored", "bits"]
+PrecisionSource = Literal["given", "stored", "bits"]
 """How the precision of a pass is known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTypes:
+    """The types that parameters and their gradients are stored in."""
+
+    names: Collection[str]
+    points: tuple[torch.dtype, ...]
+    slopes: tuple[torch.dtype, ...]
+
+    @staticmethod
+    def of(points: Tensors, slopes: Tensors) -> StoredTypes:
+        """Of parameters and gradients by the same names, in the same order; the gradients are not kept."""
+        kind = attrgetter("dtype")
+        return StoredTypes(points.keys(), (*map(kind, points.values()),), (*map(kind, slopes.values()),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +56,12 @@ class BackwardPass:
     """Trained parameters that have no gradient; those that laws need are taken to have a zero one."""
     dropped: tuple[Dropped, ...]
     """Laws of the architecture that this model does not keep, and why."""
-    types: Mapping[str, tuple[torch.dtype, torch.dtype]]
-    """The types of parameters and of their gradients, by name."""
+    types: StoredTypes
 
     @staticmethod
     def of(parts: ModelParts, laws: LawSet) -> BackwardPass:
         """After a backward pass of a model that has these parts."""
-        theta = parameters_of(parts)
-        lawful, gone, frozen = _lawful(parts, theta, laws)
-        trained = {name: p for name, p in theta.items() if name not in frozen} if frozen else theta
+        lawful, gone, trained = _lawful(parts, parameters_of(parts), laws)
         slopes: dict[str, Tensor] = dict(zip(trained, map(attrgetter("grad"), trained.values()), strict=True))
         absent: tuple[str, ...] = ()
         if not all(map(is_not, slopes.values(), repeat(None))):
@@ -59,8 +71,6 @@ class BackwardPass:
                 many = f"None of the {len(trained)} trainable parameters has a gradient."
                 raise ValueError(f"{many} Call backward() first.")
             slopes |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
-        points = map(trained.__getitem__, slopes) if absent else trained.values()
-        types = zip(map(attrgetter("dtype"), points), map(attrgetter("dtype"), slopes.values()), strict=True)
         return BackwardPass(
             model=parts.model,
             laws=lawful,
@@ -68,27 +78,26 @@ class BackwardPass:
             slopes=slopes,
             absent=absent,
             dropped=(*laws.dropped, *gone),
-            types=dict(zip(slopes, types, strict=True)),
+            types=StoredTypes.of({name: trained[name] for name in slopes} if absent else trained, slopes),
         )
 
 
-_Lawful = tuple[LawSet, tuple[Dropped, ...], frozenset[str]]
-"""Laws that a model keeps, those that it does not, and its parameters that are not trained."""
+_Lawful = tuple[LawSet, tuple[Dropped, ...], Mapping[str, nn.Parameter]]
+"""Laws that a model keeps, those that it does not, and its parameters that are trained."""
 
 _LAWFUL: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, LawSet, _Lawful]] = weakref.WeakKeyDictionary()
 """For every model the laws it was last audited with, and those of them that it keeps."""
 
 
-def _lawful(parts: ModelParts, theta: Mapping[str, Tensor], laws: LawSet) -> _Lawful:
+def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) -> _Lawful:
     """The laws that a model keeps as it is now, and why it does not keep the others; found out once.
 
     A law that a frozen leg takes away is not listed; one that was frozen since is not held against anything. Nor is one
     with a parameter that shares its memory with another since: a step of that one moves it too; nor one of an embedding
     whose padding row is no longer zero.
     """
-    listed = len(theta) == len(parts.names)
     # A wrapper may make other parameters than its modules have.
-    own = parts.state if listed else ((*theta,), (*map(id, theta.values()),), parts.state)
+    own = parts.state if theta is parts.named else ((*theta,), (*map(id, theta.values()),), parts.state)
     state = own, _addresses(theta.values())
     known = _LAWFUL.get(parts.model)
     if known is not None and known[1] is laws and known[0] == state:
@@ -99,7 +108,8 @@ def _lawful(parts: ModelParts, theta: Mapping[str, Tensor], laws: LawSet) -> _La
             f"The laws speak of {strangers[0]}, which the model does not have. "
             "Pass laws=conserved.recognize(model, x) of this model."
         )
-    trained = {name: p for name, p in theta.items() if p.requires_grad}
+    every = all(map(attrgetter("requires_grad"), theta.values()))
+    trained = theta if every else {name: p for name, p in theta.items() if p.requires_grad}
     away = [name for name, p in trained.items() if p.is_meta]
     if away:
         raise ValueError(f"{away[0]} is on the meta device and has no gradient to audit. Load the weights first.")
@@ -107,7 +117,7 @@ def _lawful(parts: ModelParts, theta: Mapping[str, Tensor], laws: LawSet) -> _La
     gone = tuple(Dropped(s.name, reason) for s in laws if (reason := _lost(s, trained, beside, looked_up)))
     names = {item.name for item in gone}
     lawful = laws.select(lambda s: s.name not in names) if gone else laws
-    found = lawful, gone, frozenset(name for name in theta if name not in trained)
+    found = lawful, gone, trained
     _LAWFUL[parts.model] = (state, laws, found)
     return found
 
@@ -173,11 +183,13 @@ def residuals_of(
     return Residuals(balance=balance, residuals=residuals, limits=limits, nearly=nearly)
 
 
-def precision_of(given: torch.dtype | None, backward: BackwardPass, balance: Balance) -> tuple[torch.dtype, Known]:
+def precision_of(
+    given: torch.dtype | None, backward: BackwardPass, balance: Balance
+) -> tuple[torch.dtype, PrecisionSource]:
     """The coarsest precision of the pass, and how it is known."""
     if given is not None:
         return given, "given"
-    stored = coarsest(*{slope for _, slope in backward.types.values()})
+    stored = coarsest(*{*backward.types.slopes})
     seen = None if stored in HALF else balance.grain
     return (stored, "stored") if seen is None else (seen, "bits")
 
@@ -193,9 +205,10 @@ def _limits(backward: BackwardPass, used: torch.dtype, accumulated: int, *, give
         more = math.sqrt(accumulated) if kind in HALF else 1.0
         return more * rounding(coarsest(least, kind), plan.entries)
 
-    by_kind = {kind: limits(kind) for kind in {coarsest(*pair) for pair in set(backward.types.values())}}
+    pairs = [*zip(backward.types.points, backward.types.slopes, strict=True)]
+    by_kind = {kind: limits(kind) for kind in {coarsest(*pair) for pair in {*pairs}}}
     if len(by_kind) == 1:
         return next(iter(by_kind.values()))
-    stored = {name: coarsest(*pair) for name, pair in backward.types.items()}
+    stored = {name: coarsest(*pair) for name, pair in zip(backward.types.names, pairs, strict=True)}
     kinds = (coarsest(*(stored[name] for name in symmetry.parameters)) for symmetry in plan.symmetries)
     return np.array([by_kind[kind][place] for place, kind in enumerate(kinds)])

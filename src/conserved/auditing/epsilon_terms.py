@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
-from conserved.inference.softened import Forgetting
+from conserved.inference.laws_up_to_epsilon import Forgetting
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry, Tensors
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conserved.auditing.backward_pass import BackwardPass, Residuals
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
-from conserved.inference.moved import moved, runs
+from conserved.inference.moving_parameters import moved, runs
 from conserved.laws.identities import HALF, TOLERANCE, coarsest
 from conserved.symmetry import Symmetry, Tensors, whole
 

@@ -22,7 +22,7 @@ from conserved.certificates.intervals import Interval
 from conserved.certificates.jets import Jet, apply, slope
 from conserved.certificates.program import UNARY, Node, Program
 
-Numbers = Any
+SampleArray = Any
 """An array of floats, or an `Interval`."""
 
 
@@ -34,36 +34,36 @@ class NotBatched(NotImplementedError):
 class FloatArrays(Elementary):
     """Plain float64."""
 
-    def exact(self, values: Array) -> Numbers:
+    def exact(self, values: Array) -> SampleArray:
         """Floating-point numbers as they are."""
         return values
 
-    def apply(self, function: str, a: Numbers) -> Numbers:
+    def apply(self, function: str, a: SampleArray) -> SampleArray:
         return Floats().apply(function, a)
 
-    def full(self, shape: tuple[int, ...], value: int) -> Numbers:
+    def full(self, shape: tuple[int, ...], value: int) -> SampleArray:
         return np.full((1,) * len(shape), float(value))
 
-    def two_over_root_pi(self, shape: tuple[int, ...]) -> Numbers:
+    def two_over_root_pi(self, shape: tuple[int, ...]) -> SampleArray:
         return np.array(2 / math.sqrt(math.pi))
 
-    def move(self, change: Callable[[Array], Array], a: Numbers) -> Numbers:
+    def move(self, change: Callable[[Array], Array], a: SampleArray) -> SampleArray:
         """A rearrangement of entries."""
         return change(a)
 
-    def together(self, change: Callable[..., Array], *items: Numbers) -> Numbers:
+    def together(self, change: Callable[..., Array], *items: SampleArray) -> SampleArray:
         """A rearrangement of the entries of several arrays."""
         return change(*items)
 
-    def sum_last(self, a: Numbers) -> Numbers:
+    def sum_last(self, a: SampleArray) -> SampleArray:
         """The sum over the last axis."""
         return a.sum(-1)
 
-    def gathered(self, add: Callable[[Array], Array], a: Numbers, longest: int) -> Numbers:
+    def gathered(self, add: Callable[[Array], Array], a: SampleArray, longest: int) -> SampleArray:
         """Sums of at most `longest` entries each."""
         return add(a)
 
-    def bounds(self, a: Numbers) -> tuple[Array, Array]:
+    def bounds(self, a: SampleArray) -> tuple[Array, Array]:
         """Lower and upper ends."""
         return a, a
 
@@ -72,33 +72,33 @@ class FloatArrays(Elementary):
 class IntervalArrays(Elementary):
     """Float64 with proved error bounds."""
 
-    def exact(self, values: Array) -> Numbers:
+    def exact(self, values: Array) -> SampleArray:
         return Interval.exact(values)
 
-    def apply(self, function: str, a: Numbers) -> Numbers:
+    def apply(self, function: str, a: SampleArray) -> SampleArray:
         return a.apply(function)
 
-    def full(self, shape: tuple[int, ...], value: int) -> Numbers:
+    def full(self, shape: tuple[int, ...], value: int) -> SampleArray:
         return Interval.exact(np.full((1,) * len(shape), float(value)))
 
-    def two_over_root_pi(self, shape: tuple[int, ...]) -> Numbers:
+    def two_over_root_pi(self, shape: tuple[int, ...]) -> SampleArray:
         exact = 2 / flint.arb.const_sqrt_pi()
         middle = float(exact.mid())
         return Interval(np.array(middle), np.array(2 * float(abs(exact - middle).abs_upper()) + 2.0**-60))
 
-    def move(self, change: Callable[[Array], Array], a: Numbers) -> Numbers:
+    def move(self, change: Callable[[Array], Array], a: SampleArray) -> SampleArray:
         return a.move(change)
 
-    def together(self, change: Callable[..., Array], *items: Numbers) -> Numbers:
+    def together(self, change: Callable[..., Array], *items: SampleArray) -> SampleArray:
         return Interval(change(*(a.middle for a in items)), change(*(a.radius for a in items)))
 
-    def sum_last(self, a: Numbers) -> Numbers:
+    def sum_last(self, a: SampleArray) -> SampleArray:
         return a.sum_last()
 
-    def gathered(self, add: Callable[[Array], Array], a: Numbers, longest: int) -> Numbers:
+    def gathered(self, add: Callable[[Array], Array], a: SampleArray, longest: int) -> SampleArray:
         return a.gathered(add, longest)
 
-    def bounds(self, a: Numbers) -> tuple[Array, Array]:
+    def bounds(self, a: SampleArray) -> tuple[Array, Array]:
         wide = a.radius * (1 + 2.0**-50) + 2.0**-1000
         slack = np.where(a.radius == 0, 0.0, wide + 2.0**-52 * np.abs(a.middle))
         return a.middle - slack, a.middle + slack
@@ -113,7 +113,7 @@ class Samples:
 
     x: tuple[Array, ...]
     v: Array
-    known: Mapping[int, Numbers] = field(default_factory=dict)
+    known: Mapping[int, SampleArray] = field(default_factory=dict)
     """Values of nodes at θ that are known better than a run would compute them."""
 
 
@@ -215,7 +215,7 @@ class SampleBatch:
 
     def _joined(self, change: Callable[..., Array], inputs: Sequence[Jet]) -> Jet:
         """A linear map of several operands together; a coefficient that one of them lacks is zero."""
-        found: dict[int, Numbers] = {}
+        found: dict[int, SampleArray] = {}
         for key in {key for item in inputs for key in item.parts}:
             zeros = (self.arrays.exact(np.zeros((1, *item.value.shape[1:]))) for item in inputs)
             found[key] = self.arrays.together(

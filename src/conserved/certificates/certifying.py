@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from conserved.certificates.arithmetic import Array, Floats
 from conserved.certificates.certificate import Certificate, Progress, claim, examine, verdict_of
+from conserved.certificates.chosen_brackets import choose
 from conserved.certificates.contents import FORMAT, VERSION, CertificateContents, digest
 from conserved.certificates.differentiate import Sample, gradient, run
 from conserved.certificates.form import Form
@@ -22,9 +23,8 @@ from conserved.certificates.listing import listed
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input
 from conserved.certificates.ranges import refuse_wraparound
-from conserved.certificates.stops import refuse_hooks, refuse_own_backwards
+from conserved.certificates.stopped_gradients import refuse_hooks, refuse_own_backwards
 from conserved.certificates.trace import trace_with_limits
-from conserved.certificates.words import choose
 from conserved.discovery import find_laws
 from conserved.discovery.function import Inputs, ParameterFunction, Unsuitable, function_of, to_device, written_out
 from conserved.discovery.listed import upright

@@ -17,7 +17,7 @@ from conserved.certificates.arithmetic import Array, Numbers
 from conserved.certificates.jets import Jet, apply, slope
 from conserved.certificates.program import UNARY, Malformed, Node, Program
 
-Value = Any
+ProgramValue = Any
 """A real value is a `Jet`, a discrete one an array of whole numbers; programs are checked to mix the two rightly."""
 
 
@@ -29,13 +29,15 @@ class Sample:
     v: Array
 
 
-def run(program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array], *, stopped: bool = False) -> list[Value]:
+def run(
+    program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array], *, stopped: bool = False
+) -> list[ProgramValue]:
     """The value of every node.
 
     `stopped` says that directions end where backpropagation does, at `stop`: then the coefficient of a direction is
     its product with the transposed backward pass, instead of the derivative of the value.
     """
-    values: list[Value] = []
+    values: list[ProgramValue] = []
     for place, node in enumerate(program.nodes):
         inputs = [values[i] for i in node.inputs]
         jets = [value.parts for value in inputs if isinstance(value, Jet)]
@@ -48,8 +50,8 @@ def run(program: Program, numbers: Numbers, theta: Jet, x: Sequence[Array], *, s
 
 
 def _forward(
-    program: Program, numbers: Numbers, place: int, inputs: list[Value], theta: Jet, x: Sequence[Array]
-) -> Value:
+    program: Program, numbers: Numbers, place: int, inputs: list[ProgramValue], theta: Jet, x: Sequence[Array]
+) -> ProgramValue:
     node = program.nodes[place]
     op = node.op
     if op == "parameters":
@@ -122,7 +124,7 @@ def _inside(index: Array, size: int) -> Array:
     return index
 
 
-def _compared(numbers: Numbers, node: Node, inputs: list[Value], moving: bool) -> Array:
+def _compared(numbers: Numbers, node: Node, inputs: list[ProgramValue], moving: bool) -> Array:
     if isinstance(inputs[0], Jet):
         a = inputs[0].value
         if node.op == "order":
@@ -134,12 +136,12 @@ def _compared(numbers: Numbers, node: Node, inputs: list[Value], moving: bool) -
     return np.asarray(first > rest[0] if node.op == "greater" else first == rest[0]).astype(np.int64)
 
 
-def _linear(move: Callable[[Array], Array], a: Value) -> Value:
+def _linear(move: Callable[[Array], Array], a: ProgramValue) -> ProgramValue:
     """A linear map, applied to every coefficient of a jet."""
     return a.map(move) if isinstance(a, Jet) else np.asarray(move(a))
 
 
-def _together(numbers: Numbers, move: Callable[..., Array], items: Sequence[Value]) -> Value:
+def _together(numbers: Numbers, move: Callable[..., Array], items: Sequence[ProgramValue]) -> ProgramValue:
     """A map that is linear in several operands together; a coefficient that one of them lacks is zero."""
     if not isinstance(items[0], Jet):
         return move(*items)
@@ -149,7 +151,7 @@ def _together(numbers: Numbers, move: Callable[..., Array], items: Sequence[Valu
     return Jet({key: move(*(item.parts.get(key, zero) for item, zero in pairs)) for key in keys})
 
 
-def _taken(numbers: Numbers, node: Node, inputs: list[Value]) -> Value:
+def _taken(numbers: Numbers, node: Node, inputs: list[ProgramValue]) -> ProgramValue:
     """Entries of the inputs, joined; the place −1 is the zero put at the end."""
     places = node.places
     assert places is not None
@@ -188,7 +190,7 @@ def gradient(program: Program, numbers: Numbers, theta: Jet, sample: Sample) -> 
     return adjoints[theta_place] if theta_place in adjoints else Jet({0: numbers.zeros((program.size,))})
 
 
-def _backward(numbers: Numbers, node: Node, g: Jet, values: list[Value], place: int) -> list[Jet | None]:
+def _backward(numbers: Numbers, node: Node, g: Jet, values: list[ProgramValue], place: int) -> list[Jet | None]:
     """What an adjoint passes on to the inputs of its node: the transposed derivative."""
     op = node.op
     inputs = [values[i] for i in node.inputs]
@@ -211,7 +213,7 @@ def _backward(numbers: Numbers, node: Node, g: Jet, values: list[Value], place: 
     return _moved_back(numbers, node, g, inputs)
 
 
-def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[Value]) -> list[Jet | None]:
+def _moved_back(numbers: Numbers, node: Node, g: Jet, inputs: list[ProgramValue]) -> list[Jet | None]:
     """The transposes of operators that move entries."""
     shapes = [item.value.shape if isinstance(item, Jet) else item.shape for item in inputs]
     if node.op == "choose":

@@ -17,7 +17,7 @@ import numpy as np
 from conserved.certificates.arithmetic import Elementary
 from conserved.certificates.intervals import Interval
 
-Part = Any
+JetPart = Any
 """An array of numbers, or an `Interval`."""
 
 
@@ -25,7 +25,7 @@ Part = Any
 class Jet:
     """Σ_S c_S ε_S over sets S of directions; coefficients that are zero are left out."""
 
-    parts: dict[int, Part]
+    parts: dict[int, JetPart]
 
     def __add__(self, other: Jet) -> Jet:
         parts = dict(self.parts)
@@ -42,9 +42,9 @@ class Jet:
     def __mul__(self, other: Jet) -> Jet:
         return self.product(other, lambda a, b: a * b)
 
-    def product(self, other: Jet, times: Callable[[Part, Part], Part]) -> Jet:
+    def product(self, other: Jet, times: Callable[[JetPart, JetPart], JetPart]) -> Jet:
         """A bilinear product of two jets: directions that meet themselves vanish."""
-        parts: dict[int, Part] = {}
+        parts: dict[int, JetPart] = {}
         for left, a in self.parts.items():
             for right, b in other.parts.items():
                 if not left & right:
@@ -52,12 +52,12 @@ class Jet:
                     parts[left | right] = _array(parts[left | right] + term) if left | right in parts else term
         return Jet(parts)
 
-    def map(self, linear: Callable[[Part], Part]) -> Jet:
+    def map(self, linear: Callable[[JetPart], JetPart]) -> Jet:
         """A linear map of every coefficient."""
         return Jet({key: _array(linear(part)) for key, part in self.parts.items()})
 
     @property
-    def value(self) -> Part:
+    def value(self) -> JetPart:
         """The part without any direction."""
         return self.parts[0]
 
@@ -80,7 +80,7 @@ class Jet:
         return Jet({key | bit: part for key, part in self.parts.items()})
 
 
-def _array(part: Part) -> Part:
+def _array(part: JetPart) -> JetPart:
     """Numbers that NumPy made of an array without axes, as an array again."""
     return part if isinstance(part, Interval) else np.asarray(part)
 

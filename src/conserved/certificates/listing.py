@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from conserved.certificates.arithmetic import Array
+from conserved.certificates.chosen_brackets import Choice
 from conserved.certificates.form import Form
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input, encloses_zero, enclosure, random_fields
-from conserved.certificates.words import Choice
 from conserved.discovery.function import ParameterFunction, Unsuitable
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry

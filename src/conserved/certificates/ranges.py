@@ -13,14 +13,14 @@ from conserved.certificates.arithmetic import Array
 from conserved.certificates.program import Node, Program
 from conserved.discovery.function import Unsuitable
 
-Span = tuple[int, int]
-Limits = dict[int, Span]
+WholeRange = tuple[int, int]
+TypeLimits = dict[int, WholeRange]
 """For nodes that are integers in PyTorch, the least and the greatest number of their type."""
 
 
-def refuse_wraparound(program: Program, limits: Limits, inputs: Sequence[tuple[Array, ...]]) -> None:
+def refuse_wraparound(program: Program, limits: TypeLimits, inputs: Sequence[tuple[Array, ...]]) -> None:
     """Refuse a function in which an integer may leave the range of its type."""
-    spans: list[Span] = []
+    spans: list[WholeRange] = []
     for place, node in enumerate(program.nodes):
         spans.append(_span(node, [spans[i] for i in node.inputs], program, inputs) if node.discrete else (0, 0))
         low, high = limits.get(place, spans[-1])
@@ -31,7 +31,7 @@ def refuse_wraparound(program: Program, limits: Limits, inputs: Sequence[tuple[A
             )
 
 
-def _span(node: Node, given: list[Span], program: Program, inputs: Sequence[tuple[Array, ...]]) -> Span:
+def _span(node: Node, given: list[WholeRange], program: Program, inputs: Sequence[tuple[Array, ...]]) -> WholeRange:
     if node.op == "input":
         return _hull([(int(x[node.which].min()), int(x[node.which].max())) for x in inputs if x[node.which].size])
     if node.op == "constant":
@@ -61,5 +61,5 @@ def _span(node: Node, given: list[Span], program: Program, inputs: Sequence[tupl
     return min(corners), max(corners)
 
 
-def _hull(spans: list[Span]) -> Span:
+def _hull(spans: list[WholeRange]) -> WholeRange:
     return (min(low for low, _ in spans), max(high for _, high in spans)) if spans else (0, 0)

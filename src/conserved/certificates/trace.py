@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from conserved.certificates.builder import Builder, NodeRef, NoRule, positions
 from conserved.certificates.operators import MOVES, RULES, WRITES
 from conserved.certificates.program import Malformed, Program
-from conserved.certificates.ranges import Limits
-from conserved.certificates.stops import stops_marked
+from conserved.certificates.ranges import TypeLimits
+from conserved.certificates.stopped_gradients import stops_marked
 from conserved.certificates.validate import well_formed
 from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
 
@@ -34,7 +34,7 @@ def trace(function: ParameterFunction, theta: Tensor, x: Any) -> Program:
     return trace_with_limits(function, theta, x)[0]
 
 
-def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tuple[Program, Limits]:
+def trace_with_limits(function: ParameterFunction, theta: Tensor, x: Any) -> tuple[Program, TypeLimits]:
     """The program, and between which whole numbers PyTorch's integers of its nodes can count."""
     leaves, spec = tree_flatten(x)
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -72,7 +72,7 @@ def core_aten_decompositions_used() -> dict[Any, Callable[..., Any]]:
     return {target: rule for target, rule in core_aten_decompositions().items() if target not in own}
 
 
-def _lowered(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Program, Limits]:
+def _lowered(graph: fx.Graph, size: int, inputs: Sequence[Tensor]) -> tuple[Program, TypeLimits]:
     builder = Builder(size)
     values: dict[fx.Node, Any] = {}
     given = iter(range(-1, len(inputs)))
@@ -206,7 +206,7 @@ def _counted(builder: Builder, given: Sequence[Any]) -> tuple[list[NodeRef], lis
     return items, counted
 
 
-def pruned(program: Program, limits: Limits) -> tuple[Program, Limits]:
+def pruned(program: Program, limits: TypeLimits) -> tuple[Program, TypeLimits]:
     """Without nodes the output does not need; inputs stay, so that samples keep their shape."""
     needed = {program.output} | {i for i, node in enumerate(program.nodes) if node.op in ("input", "parameters")}
     for place in range(len(program.nodes) - 1, -1, -1):

@@ -85,7 +85,7 @@ def on_device(name: str | None) -> str | None:
 
 
 _LOSS = f"what the model is trained with: {' or '.join(LOSSES)}"
-Loss = Annotated[str, typer.Option(help=_LOSS, autocompletion=among(LOSSES), callback=known_loss)]
+LossOption = Annotated[str, typer.Option(help=_LOSS, autocompletion=among(LOSSES), callback=known_loss)]
 
 _DEVICE = "where to compute, such as cuda"
 Device = Annotated[str | None, typer.Option(help=_DEVICE, autocompletion=among(DEVICES), callback=on_device)]

@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import DOES_NOT_HOLD, INCONCLUSIVE, AsJson, Device, Loss, Usage, among, app, print_json, say
+from conserved.cli.app import (
+    DOES_NOT_HOLD,
+    INCONCLUSIVE,
+    AsJson,
+    Device,
+    LossOption,
+    Usage,
+    among,
+    app,
+    print_json,
+    say,
+)
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
 from conserved.cli.storing import Store, store_record
 from conserved.verdict import Status
@@ -19,7 +30,7 @@ def audit(
     target: Target,
     options: Options = None,
     inputs: InputShape = None,
-    loss: Loss = "any",
+    loss: LossOption = "any",
     autocast: Annotated[
         str | None,
         typer.Option(help=f"compute under autocast in {' or '.join(HALVES)}", autocompletion=among(HALVES)),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import conserved
-from conserved.cli.app import AsJson, ClassAxis, Device, Loss, app, ended, print_json, progress
+from conserved.cli.app import AsJson, ClassAxis, Device, LossOption, app, ended, print_json, progress
 from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
 from conserved.output.terminal import Console
 
@@ -18,7 +18,7 @@ def discover(
     target: Target,
     options: Options = None,
     inputs: InputShape = None,
-    loss: Loss = "any",
+    loss: LossOption = "any",
     class_axis: ClassAxis = -1,
     depth: Annotated[int | None, typer.Option(min=0, help="how deep brackets are nested")] = None,
     seed: Annotated[int, typer.Option(help="seed of all samples")] = 0,

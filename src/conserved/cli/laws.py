@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import AsJson, Loss, Usage, app, print_json
+from conserved.cli.app import AsJson, LossOption, Usage, app, print_json
 from conserved.cli.models import InputShape, Options, Target, call_of, load_model
 from conserved.cli.storing import Store, store_record
 from conserved.output.terminal import Console
@@ -18,7 +18,7 @@ def laws(
     target: Target,
     options: Options = None,
     inputs: InputShape = None,
-    loss: Loss = "any",
+    loss: LossOption = "any",
     latex: Annotated[bool, typer.Option("--latex", help="Print each law as a line of LaTeX.")] = False,
     store: Store = None,
     as_json: AsJson = False,

@@ -29,7 +29,7 @@ from conserved.papers.lab import CODES
 
 if TYPE_CHECKING:
     from conserved.papers.lab.places import Place
-    from conserved.papers.lab.reproduction import Reproduction, Scale
+    from conserved.papers.lab.reproduction import ExperimentSize, Reproduction
     from conserved.papers.lab.sweep import Say
 
 
@@ -61,7 +61,7 @@ def reproduce(
     from conserved.tracking import BrokenStore
 
     try:
-        scale: Scale = "full" if full else "small"
+        scale: ExperimentSize = "full" if full else "small"
         tasks = plan(figures or CODES, scale=scale, seeds=seeds, data=data or (), device=device, seconds=seconds)
         with _shown(len(tasks)) as tell:
             found = reproduce(tasks, store, _place(device, workers, ray), codes=figures or CODES, say=tell)

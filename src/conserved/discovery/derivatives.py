@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 
 from conserved.discovery.function import ParameterFunction
 
-Rows = Float[Tensor, "count D"]
+FieldRows = Float[Tensor, "count D"]
 
 
 def one_of(samples: Any, place: int) -> Any:
@@ -40,7 +40,7 @@ class Derivatives:
     Each is computed once. `order` is how many directions are asked for at most, beyond which no graph is kept.
     """
 
-    def __init__(self, function: ParameterFunction, points: Rows, letters: Sequence[Any], order: int) -> None:
+    def __init__(self, function: ParameterFunction, points: FieldRows, letters: Sequence[Any], order: int) -> None:
         self._order = order
         self._points: list[Tensor] = []
         self._sums: list[Tensor] = []
@@ -54,25 +54,25 @@ class Derivatives:
                 self._points.append(point)
                 self._sums.append((outputs_at(function, point, x) * v).sum())
 
-    def letter(self, place: int, directions: tuple[Rows, ...]) -> Rows:
+    def letter(self, place: int, directions: tuple[FieldRows, ...]) -> FieldRows:
         """L_i[d_1, …, d_m]; it does not depend on the order of the directions, so those known longest come first."""
         directions = tuple(sorted(directions, key=self._number))
         return self.once(place, directions, lambda: self._slope(place, directions))
 
-    def once(self, what: Hashable, directions: tuple[Rows, ...], compute: Callable[[], Tensor]) -> Rows:
+    def once(self, what: Hashable, directions: tuple[FieldRows, ...], compute: Callable[[], Tensor]) -> FieldRows:
         """A derivative along directions that was computed before, or is now."""
         key = (what, *map(self._number, directions))
         if key not in self._known:
             self._known[key] = compute()
         return self._known[key]
 
-    def _number(self, direction: Rows) -> int:
+    def _number(self, direction: FieldRows) -> int:
         if id(direction) not in self._numbers:
             self._numbers[id(direction)] = len(self._kept)
             self._kept.append(direction)
         return self._numbers[id(direction)]
 
-    def _slope(self, place: int, directions: tuple[Rows, ...]) -> Rows:
+    def _slope(self, place: int, directions: tuple[FieldRows, ...]) -> FieldRows:
         point = self._points[place]
         with torch.enable_grad():
             if directions:
@@ -86,7 +86,7 @@ class Derivatives:
         return torch.zeros_like(point) if slope is None else slope
 
 
-def outputs_at(function: ParameterFunction, points: Rows, x: Any) -> Float[Tensor, "count out"]:
+def outputs_at(function: ParameterFunction, points: FieldRows, x: Any) -> Float[Tensor, "count out"]:
     """f at rows of parameters, each with an input of its own: vectorised, or one by one where vmap cannot."""
     stacked = tree_map(lambda part: 0 if isinstance(part, Tensor) else None, x)
 
@@ -102,19 +102,19 @@ def outputs_at(function: ParameterFunction, points: Rows, x: Any) -> Float[Tenso
     return found
 
 
-Field = Callable[[Derivatives, tuple[Rows, ...]], Rows]
+FieldDerivatives = Callable[[Derivatives, tuple[FieldRows, ...]], FieldRows]
 """A field as its derivatives: D^m E [d_1, …, d_m] at the points, its value for no directions."""
 
 
-def letter(place: int) -> Field:
+def letter(place: int) -> FieldDerivatives:
     """The gradient field of one letter of each word."""
     return lambda at, directions: at.letter(place, directions)
 
 
-def along(outer: Field, inner: Field) -> Field:
+def along(outer: FieldDerivatives, inner: FieldDerivatives) -> FieldDerivatives:
     """DE·B, the derivative of one field along another."""
 
-    def derivative(at: Derivatives, directions: tuple[Rows, ...]) -> Rows:
+    def derivative(at: Derivatives, directions: tuple[FieldRows, ...]) -> FieldRows:
         places = range(len(directions))
         parts = []
         for size in range(len(directions) + 1):
@@ -127,11 +127,11 @@ def along(outer: Field, inner: Field) -> Field:
     return derivative
 
 
-def bracket(field: Field, base: Field) -> Field:
+def bracket(field: FieldDerivatives, base: FieldDerivatives) -> FieldDerivatives:
     """[A, X] = DX·A − DA·X."""
     forward, backward = along(base, field), along(field, base)
     return lambda at, directions: _value(forward, at, directions) - _value(backward, at, directions)
 
 
-def _value(field: Field, at: Derivatives, directions: tuple[Rows, ...]) -> Rows:
+def _value(field: FieldDerivatives, at: Derivatives, directions: tuple[FieldRows, ...]) -> FieldRows:
     return at.once(field, directions, lambda: field(at, directions))

@@ -19,7 +19,7 @@ from conserved.symmetry import ComplexScaling, GeneralLinear, Kind, Leg, Scaling
 WHOLE = 12
 """Samples on which entries off the diagonal of the moment map are looked at."""
 
-Term = tuple[str, float]
+LegTerm = tuple[str, float]
 """Parameter and coefficient, shared by all entries of one leg."""
 
 
@@ -41,7 +41,7 @@ class Entries:
 class _Row:
     """A relation with its entries by parameter and coefficient; places are in the flat vector of all parameters."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[LegTerm, ...]
     places: tuple[Positions, ...]
 
     @property
@@ -86,7 +86,7 @@ def _alike(relations: list[EntryRelation], entries: Entries) -> list[list[_Row]]
     return [sorted(rows, key=lambda row: row.places[0][0]) for rows in groups.values()]
 
 
-def _stacked(rows: list[_Row]) -> list[tuple[Term, Positions]]:
+def _stacked(rows: list[_Row]) -> list[tuple[LegTerm, Positions]]:
     """The legs of several rows: term, and positions with one row for each relation."""
     return [(term, np.stack([row.places[k] for row in rows])) for k, term in enumerate(rows[0].terms)]
 
@@ -123,7 +123,7 @@ def _products(positions: Positions, entries: Entries) -> tuple[Tensor, Tensor]:
     return w @ g.mT, w.abs() @ g.abs().mT
 
 
-def _mixing(legs: list[tuple[Term, Positions]], entries: Entries) -> Bool[Tensor, "rows rows"]:
+def _mixing(legs: list[tuple[LegTerm, Positions]], entries: Entries) -> Bool[Tensor, "rows rows"]:
     """Between which rows all of μ(θ, G) cancels, and not only its diagonal."""
     totals, sizes = [], []
     for (_, coefficient), positions in legs:
@@ -177,7 +177,7 @@ def _turned(row: _Row, entries: Entries) -> list[Positions] | None:
 _MOST_CUTS = 256
 
 
-def _halves(term: Term, places: Positions, entries: Entries) -> list[Positions]:
+def _halves(term: LegTerm, places: Positions, entries: Entries) -> list[Positions]:
     """Ways to cut entries into two rows that are shifts of one another, either of them first."""
     start = entries.starts()[term[0]]
     found = []
@@ -194,11 +194,11 @@ def _halves(term: Term, places: Positions, entries: Entries) -> list[Positions]:
     return found
 
 
-def _stored(term: Term, entries: Entries) -> tuple[str, tuple[int, ...]]:
+def _stored(term: LegTerm, entries: Entries) -> tuple[str, tuple[int, ...]]:
     return term[0], entries.shapes[term[0]]
 
 
-def _symmetries(kind: Kind, legs: list[tuple[Term, Positions]], entries: Entries) -> Iterator[Symmetry]:
+def _symmetries(kind: Kind, legs: list[tuple[LegTerm, Positions]], entries: Entries) -> Iterator[Symmetry]:
     starts = entries.starts()
     made = []
     for (name, coefficient), positions in legs:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from conserved.discovery.derivatives import Derivatives, Field, along, bracket, letter, one_of
+from conserved.discovery.derivatives import Derivatives, FieldDerivatives, along, bracket, letter, one_of
 from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
 
 __all__ = ["bracket_field", "derivative_error", "draw_words", "gradient_rows", "one_of", "vectors"]
@@ -48,7 +48,7 @@ def letters_of(words: Any, depth: int) -> list[Any]:
     return [words, *last[::-1]]
 
 
-def nested(depth: int) -> Field:
+def nested(depth: int) -> FieldDerivatives:
     """The left-nested bracket of the first depth + 1 letters."""
     field = letter(0)
     for place in range(1, depth + 1):

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from conserved.discovery.function import ParameterFunction, written_out
 from conserved.laws.verification import precision_of
 
-Rows = Callable[[Tensor, Any, int], Tensor]
+FieldsAtPoints = Callable[[Tensor, Any, int], Tensor]
 """Gradient fields at points, one for each of that many stacked samples."""
 
 _SAMPLES = 12
@@ -51,7 +51,9 @@ class Sizes:
     """The rounding of the whole program, relative to its fields: a cast to float32 inside makes it 1e-7."""
 
 
-def sizes_of(function: ParameterFunction, theta: Float[Tensor, " D"], rows: Rows, generator: torch.Generator) -> Sizes:
+def sizes_of(
+    function: ParameterFunction, theta: Float[Tensor, " D"], rows: FieldsAtPoints, generator: torch.Generator
+) -> Sizes:
     """Measure them on a few fields."""
     x, v = function.draw_many(theta, _SAMPLES, generator)
     nearby = torch.randn(theta.shape, generator=generator, dtype=torch.float64).to(theta.device)

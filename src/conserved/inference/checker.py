@@ -1,8 +1,8 @@
 """Checks the derivation of a law step by step, with rules of its own.
 
-A derivation (see `conserved.inference.written`) is plain data: the operations of a program in order, and a law, that
-is, the entries of parameters that its group moves. The checker draws one direction of the group at random, moves the
-parameters along it, and works out for one operation after the other how its results move
+A derivation (see `conserved.inference.derivation_record`) is plain data: the operations of a program in order, and a
+law, that is, the entries of parameters that its group moves. The checker draws one direction of the group at random,
+moves the parameters along it, and works out for one operation after the other how its results move
 (`conserved.inference.checker_rules`). The law is proved if no output moves. Which directions are symmetries is a linear
 space, so one that was drawn from 2⁴⁰ numbers for every coordinate stands for all of them. Where derivations also say
 how tensors move, as the inference has it, that must agree. Nothing is shared with the inference that wrote them.

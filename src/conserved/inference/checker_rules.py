@@ -35,14 +35,14 @@ MASKED = -1e4
 _NAMESPACES = ("", "aten", "prims", "conserved")
 """Whose operations the rules are about."""
 
-Rule = Callable[["CheckedStep"], "Motion | Sequence[Motion | None]"]
-RULES: dict[str, Rule] = {}
+CheckerRule = Callable[["CheckedStep"], "Motion | Sequence[Motion | None]"]
+RULES: dict[str, CheckerRule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[CheckerRule], CheckerRule]:
     """Register a rule for operations of these names."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: CheckerRule) -> CheckerRule:
         RULES.update(dict.fromkeys(names, function))
         return function
 

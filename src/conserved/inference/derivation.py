@@ -10,13 +10,13 @@ import numpy as np
 
 from conserved.inference.capture import Operation
 from conserved.inference.checker import Report, check
+from conserved.inference.derivation_record import Unwritten, written, written_law, written_program
 from conserved.inference.engine import ReadPart
+from conserved.inference.laws_up_to_epsilon import Forgets, Forgetting, counted
 from conserved.inference.rules import Known, base_name
-from conserved.inference.softened import Forgets, Forgetting, counted
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type
 from conserved.inference.typing import Typing
-from conserved.inference.written import Unwritten, written, written_law, written_program
 from conserved.symmetry import ComplexScaling, Symmetry
 from conserved.verdict import Evidence, Verdict
 

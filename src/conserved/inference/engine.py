@@ -16,8 +16,8 @@ from math import prod
 import numpy as np
 
 from conserved.inference.field_groups import axes_of, cancelled, components, coordinates_of, has_axis, terms_of, within
-from conserved.inference.moves import Move, Renumber
-from conserved.inference.roots import Partition
+from conserved.inference.mixable_atoms import Partition
+from conserved.inference.reindexing import Move, Renumber
 from conserved.inference.system import LinearSystem
 from conserved.inference.types import Atoms, Field, Image, Strand, Type, Virtual, distinct, spread, tidy
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+ModelCall = tuple[tuple[Any, ...], dict[str, Any]]
 
 LENGTH = 8
 """Tokens of a made-up sequence, where nothing depends on the length."""
@@ -19,7 +19,7 @@ class NoExample(ValueError):
     """How a model is called cannot be told from the model."""
 
 
-def example_inputs(model: nn.Module) -> Iterator[Call]:
+def example_inputs(model: nn.Module) -> Iterator[ModelCall]:
     """Calls to try, the most telling first.
 
     Lightning's `example_input_array`, transformers' configurations, then the first layer that fixes a shape.
@@ -61,7 +61,7 @@ def numbers(model: nn.Module, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
 
 
-def _transformers(model: nn.Module, config: Any) -> Iterator[Call]:
+def _transformers(model: nn.Module, config: Any) -> Iterator[ModelCall]:
     name = getattr(model, "main_input_name", "input_ids")
     text = getattr(config, "text_config", config)
     vocabulary = getattr(text, "vocab_size", None)
@@ -88,7 +88,7 @@ def _transformers(model: nn.Module, config: Any) -> Iterator[Call]:
         yield (), {key: value.to(device) if isinstance(value, Tensor) else value for key, value in dummy.items()}
 
 
-def _first_layer(model: nn.Module) -> Iterator[Call]:
+def _first_layer(model: nn.Module) -> Iterator[ModelCall]:
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             yield (tokens(model, module.num_embeddings, 2, LENGTH),), {}

@@ -23,7 +23,7 @@ class LegPart:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundSymmetry:
     """A symmetry without a name."""
 
     kind: Kind
@@ -36,7 +36,7 @@ class Found:
     family: str = ""
     """What it is called, if that is known already."""
 
-    def signed(self) -> Found:
+    def signed(self) -> FoundSymmetry:
         """With the first leg moving by a positive power."""
         if self.legs[0].degree < 0:
             self.legs = tuple(Leg(leg.view, -leg.degree) for leg in self.legs)

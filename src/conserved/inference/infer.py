@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from conserved.inference.capture import CapturedProgram, capture, shared_among
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExample, example_inputs
-from conserved.inference.inert import inert
+from conserved.inference.materialised_models import made_up, materialised, unsharded
 from conserved.inference.naming import named
+from conserved.inference.parameters_without_gradient import inert
 from conserved.inference.probed import with_probed
 from conserved.inference.symmetries import Assembly
-from conserved.inference.twin import made_up, materialised, unsharded
 from conserved.inference.typing import Typing, typed
 from conserved.laws import Dropped, LawSet
 from conserved.symmetry import Symmetry

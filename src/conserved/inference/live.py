@@ -5,10 +5,10 @@ model stays the same.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
-from operator import attrgetter, call, itemgetter
+from itertools import chain, compress, repeat
+from operator import attrgetter, call, is_not, itemgetter
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dis
 from torch.utils._pytree import tree_map_only
 
 from conserved.inference.capture import Recorder
-from conserved.inference.examples import Call, NoExample
+from conserved.inference.examples import ModelCall, NoExample
 from conserved.inference.infer import recognize
 from conserved.laws import LawSet
 
@@ -45,7 +45,7 @@ class FirstCall:
         """
         self.model = called if model is None else model
         self.loss = loss
-        self.call: Call | None = None
+        self.call: ModelCall | None = None
         self.came: list[Callable[[], None]] = []
         """Functions to call, without arguments, as soon as inputs have come."""
         self._handle = called.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
@@ -130,7 +130,7 @@ def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
 
 
 def laws_of_model(
-    model: nn.Module, *, loss: str = "any", call: Call | None = None, parts: ModelParts | None = None
+    model: nn.Module, *, loss: str = "any", call: ModelCall | None = None, parts: ModelParts | None = None
 ) -> LawSet:
     """The laws of a model, inferred once and kept with it.
 
@@ -179,11 +179,9 @@ class ModelParts:
     parameters: tuple[nn.Parameter, ...]
     """Wherever a module has one: those that are shared, several times."""
     state: Hashable
-    """What the laws of the model depend on besides its code, and the names of its parameters. Kept laws hold the
-    parameters, so that no identity is used twice.
-    """
-    names: dict[str, int]
-    """Where among the parameters the one of each name is; filled in when names are asked for."""
+    """What the laws of the model depend on besides its code, and the names of its parameters."""
+    named: dict[str, nn.Parameter]
+    """Every parameter by its first name, filled in when names are asked for and kept while the model stays the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,18 +194,20 @@ class _Walk:
     """Places of the modules that have modules inside."""
     owners: tuple[int, ...]
     """Places of the modules that have parameters of their own."""
+    parameters: tuple[nn.Parameter, ...]
+    """They do not hold the model, and while they are held no other gets the identity of one of them."""
     state: Hashable
-    names: dict[str, int]
+    named: dict[str, nn.Parameter]
 
     def again(self, model: nn.Module) -> ModelParts | None:
         """The parts of the model if it is still made of the same; None otherwise."""
         modules = [*map(call, self.modules)]
         try:
-            found = _state(modules, self.parents, self.owners)
+            found = _state(modules, self.parents, self.owners)[1]
         except AttributeError:
             # A module that is gone has no parts.
             return None
-        return ModelParts(model, found[0], self.state, self.names) if found[1] == self.state else None
+        return ModelParts(model, self.parameters, self.state, self.named) if found == self.state else None
 
 
 _WALKS: weakref.WeakKeyDictionary[nn.Module, _Walk] = weakref.WeakKeyDictionary()
@@ -233,8 +233,8 @@ def parts_of(model: nn.Module) -> ModelParts:
         for part in ("_modules", "_parameters")
     )
     parameters, state = _state(every, parents, owners)
-    walk = _WALKS[model] = _Walk((*map(weakref.ref, every),), parents, owners, state, {})
-    return ModelParts(model, parameters, state, walk.names)
+    walk = _WALKS[model] = _Walk((*map(weakref.ref, every),), parents, owners, parameters, state, {})
+    return ModelParts(model, parameters, state, walk.named)
 
 
 def _state(
@@ -245,7 +245,9 @@ def _state(
     inside, own = ([*map(itemgetter(part), attributes)] for part in ("_modules", "_parameters"))
     holding, owning = [*map(inside.__getitem__, parents)], [*map(own.__getitem__, owners)]
     placed = [*chain.from_iterable(map(dict.values, owning))]
-    parameters = tuple(parameter for parameter in placed if parameter is not None)
+    parameters = (*compress(placed, map(is_not, placed, repeat(None))),)
+    # Few models have a module with a `forward` that is not its class's.
+    replaced = any(map(dict.__contains__, attributes, repeat("forward")))
     state = (
         # How many each has tells apart what one module has last from what the next one has first.
         (*map(len, inside),),
@@ -254,7 +256,7 @@ def _state(
         (*map(id, chain.from_iterable(map(dict.values, holding))),),
         (*map(type, modules),),
         (*map(attrgetter("training"), modules),),
-        (*map(id, map(dict.get, attributes, repeat("forward"))),),
+        (*map(id, map(dict.get, attributes, repeat("forward"))),) if replaced else (),
         (*chain.from_iterable(owning),),
         (*map(id, placed),),
         (*map(attrgetter("requires_grad"), parameters),),
@@ -262,13 +264,12 @@ def _state(
     return parameters, state
 
 
-def parameters_of(parts: ModelParts) -> dict[str, nn.Parameter]:
-    """Every parameter once, by its first name."""
-    if not parts.names:
+def parameters_of(parts: ModelParts) -> Mapping[str, nn.Parameter]:
+    """Every parameter once, by its first name; the same mapping as long as the model stays the same."""
+    if not parts.named:
         named = dict(parts.model.named_parameters())
-        places = {id(parameter): place for place, parameter in enumerate(parts.parameters)}
-        if not places.keys() >= {*map(id, named.values())}:
+        if not {*map(id, parts.parameters)} >= {*map(id, named.values())}:
             # A wrapper that makes them when they are asked for.
             return named
-        parts.names.update((name, places[id(parameter)]) for name, parameter in named.items())
-    return dict(zip(parts.names, map(parts.parameters.__getitem__, parts.names.values()), strict=True))
+        parts.named.update(named)
+    return parts.named

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conserved.inference.found_symmetry import Found, LegPart
+from conserved.inference.found_symmetry import FoundSymmetry, LegPart
 from conserved.inference.rules import base_name
 from conserved.inference.symmetries import Assembly
 from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Symmetry
@@ -31,7 +31,7 @@ class _Marks:
     gated: np.ndarray
 
 
-def named(assembly: Assembly, found: Sequence[Found]) -> list[Symmetry]:
+def named(assembly: Assembly, found: Sequence[FoundSymmetry]) -> list[Symmetry]:
     """Symmetries with unique names, in the order of the program."""
     passed = assembly.engine.passed
     count = assembly.engine.charges.count
@@ -73,7 +73,7 @@ def _gates(assembly: Assembly) -> list[np.ndarray]:
     return [atoms for origin, atoms in assembly.engine.gates if trained.issuperset(program.operations[origin].inputs())]
 
 
-def _place(assembly: Assembly, one: Found) -> tuple[int, int, int]:
+def _place(assembly: Assembly, one: FoundSymmetry) -> tuple[int, int, int]:
     first = min(one.parts, key=lambda part: part.region.origin)
     place = int(first.places.reshape(-1)[0]) if first.places.size else 0
     return first.region.origin, first.factor, place
@@ -87,7 +87,7 @@ def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
     return found
 
 
-def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str, str]:
+def _described(assembly: Assembly, one: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
     """Block, family and part of a symmetry."""
     if one.family:
         module, _, leaf = one.legs[0].view.parameter.rpartition(".")
@@ -130,14 +130,14 @@ def _described(assembly: Assembly, one: Found, marks: _Marks) -> tuple[str, str,
     return _common(modules), family, ""
 
 
-def _through_batch(assembly: Assembly, one: Found) -> bool:
+def _through_batch(assembly: Assembly, one: FoundSymmetry) -> bool:
     """Whether the space went through a product with a batch axis, as the values of attention do."""
     part = one.parts[0]
     atoms = _atoms(part)
     return bool((assembly.engine.partition.spaces[atoms] != assembly.engine.partition.labels[atoms]).any())
 
 
-def _scale(one: Found, makes: Sequence[LegPart], modules: Sequence[str]) -> tuple[str, str, str]:
+def _scale(one: FoundSymmetry, makes: Sequence[LegPart], modules: Sequence[str]) -> tuple[str, str, str]:
     if any(part.region.role == "table" for part in one.parts):
         return _common(modules), "stream_scale", ""
     both = len({leg.degree > 0 for leg in one.legs}) == 2
@@ -160,7 +160,7 @@ def _scale(one: Found, makes: Sequence[LegPart], modules: Sequence[str]) -> tupl
     return _common(modules), "sum_scale" if both else "stream_scale", ""
 
 
-def _shift(assembly: Assembly, one: Found) -> tuple[str, str, str]:
+def _shift(assembly: Assembly, one: FoundSymmetry) -> tuple[str, str, str]:
     names = [leg.view.parameter for leg in one.legs]
     modules = list(map(_module, names))
     if len(one.legs) > 1:

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from conserved.inference.capture import CapturedProgram
-from conserved.inference.moved import Run, moved, runs
-from conserved.inference.stand_ins import StandIn, guesses, unknown_operations
+from conserved.inference.guessed_operations import StandIn, guesses, unknown_operations
+from conserved.inference.moving_parameters import RunProgram, moved, runs
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
 
@@ -80,7 +80,7 @@ def _motion(symmetry: Symmetry) -> tuple[Any, ...]:
     return (symmetry.kind, frozenset((leg.view.squeezed(), leg.degree) for leg in symmetry.legs))
 
 
-def _holding(run: Run, parameters: Mapping[str, Tensor], candidates: list[Symmetry]) -> list[Symmetry]:
+def _holding(run: RunProgram, parameters: Mapping[str, Tensor], candidates: list[Symmetry]) -> list[Symmetry]:
     """The candidates along which the outputs do not move."""
     if not candidates:
         return []

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conserved.inference.found_symmetry import Found, LegPart, simple
-from conserved.inference.roots import combine, mix, shared
+from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
+from conserved.inference.mixable_atoms import combine, mix, shared
 from conserved.inference.rotation import Rotations
 from conserved.inference.system import Solution, unsolved
 from conserved.inference.translations import Translations
@@ -42,12 +42,12 @@ class Assembly:
             for place, one in enumerate(region.type.factors)
         ]
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[FoundSymmetry]:
         """Every symmetry."""
         linear, gone = self._linear()
         return linear + self._scalings(gone) + Translations(self.regions, self.shifts, self.unviewable).found()
 
-    def _linear(self) -> tuple[list[Found], np.ndarray]:
+    def _linear(self) -> tuple[list[FoundSymmetry], np.ndarray]:
         """Blocks of atoms that mix, and the free charges that are the diagonals of those groups."""
         count = self.engine.charges.count
         present = np.zeros(int(self.classes.max(initial=0)) + 1, dtype=bool)
@@ -107,11 +107,11 @@ class Assembly:
                 continue
             if legs[0].degree < 0:
                 legs = tuple(Leg(leg.view, -leg.degree) for leg in legs)
-            result.append(Found(GeneralLinear(), legs, mine, space=int(self.spaces[members[0]])))
+            result.append(FoundSymmetry(GeneralLinear(), legs, mine, space=int(self.spaces[members[0]])))
             diagonal.append(members)
         return result, np.concatenate(diagonal) if diagonal else np.zeros(0, dtype=np.int64)
 
-    def _scalings(self, diagonal: np.ndarray) -> list[Found]:
+    def _scalings(self, diagonal: np.ndarray) -> list[FoundSymmetry]:
         """Free charges that are not diagonals of a general linear group."""
         columns = np.arange(self.charges.soft.size)
         if diagonal.size:
@@ -137,7 +137,7 @@ class Assembly:
             signature = combine(signature, space)
             signature = combine(signature, (self.charges.soft[columns] > 0).astype(np.uint64))
         _label, inverse = np.unique(signature[present], return_inverse=True)
-        result: list[Found] = []
+        result: list[FoundSymmetry] = []
         grouped = np.argsort(inverse, kind="stable")
         borders = np.flatnonzero(np.diff(inverse[grouped])) + 1
         gathered = []
@@ -306,7 +306,7 @@ class Assembly:
 
     def _scaling(
         self, count: int, parts: list[LegPart], scalar: list[LegPart], soft: int | float, space: int, turning: set[int]
-    ) -> list[Found]:
+    ) -> list[FoundSymmetry]:
         """The symmetry of free charges that move the same factors of the same parameters."""
         widths = {part.places.shape[1] for part in parts}
         try:
@@ -314,13 +314,13 @@ class Assembly:
                 return [self._inert(parts[0], space)]
             if parts and not scalar and widths == {1} and not any(_repeats(part) for part in parts):
                 legs = tuple(Leg(_rows(part), part.degree) for part in parts)
-                return [Found(Scaling(), legs, parts, soft, space).signed()]
+                return [FoundSymmetry(Scaling(), legs, parts, soft, space).signed()]
             if parts and not scalar and widths == {2} and all(abs(part.degree) == 1 for part in parts):
                 if id(parts) in turning:
                     legs = tuple(Leg(_rows(part), part.degree) for part in parts)
-                    return [Found(ComplexScaling(), legs, parts, soft, space).signed()]
+                    return [FoundSymmetry(ComplexScaling(), legs, parts, soft, space).signed()]
                 if all(part.region.role == "gain" for part in parts):
-                    return [Found(Scaling(), tuple(map(_planes, parts)), parts, soft, space).signed()]
+                    return [FoundSymmetry(Scaling(), tuple(map(_planes, parts)), parts, soft, space).signed()]
         except Unviewable:
             # No one view shows all of them: each is a law by itself, below.
             pass
@@ -329,14 +329,14 @@ class Assembly:
             own = [LegPart(part.region, part.factor, part.degree, part.places[n : n + 1].T) for part in parts]
             legs_or_none = self._legs(own + scalar)
             if legs_or_none is not None:
-                result.append(Found(OneScale(), legs_or_none, own + scalar, soft, space).signed())
+                result.append(FoundSymmetry(OneScale(), legs_or_none, own + scalar, soft, space).signed())
         return result
 
-    def _inert(self, part: LegPart, space: int) -> Found:
+    def _inert(self, part: LegPart, space: int) -> FoundSymmetry:
         """Entries whose scales are free one by one get no gradient: θ ∂L/∂θ = 0 for each, so each is conserved."""
         one = part.region.type.factors[part.factor]
         view = entries_view(part.region, one.dims, np.sort(part.places.reshape(-1)))
-        return Found(Translation(), (Leg(view),), [part], space=space, family="inert")
+        return FoundSymmetry(Translation(), (Leg(view),), [part], space=space, family="inert")
 
     def _legs(self, parts: Sequence[LegPart]) -> tuple[Leg, ...] | None:
         try:

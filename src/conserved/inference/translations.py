@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conserved.inference.engine import Region
-from conserved.inference.found_symmetry import Found, LegPart, simple
+from conserved.inference.found_symmetry import FoundSymmetry, LegPart, simple
 from conserved.inference.row_sums import row_sums
 from conserved.inference.shifts import ShiftSpace
 from conserved.inference.system import Solution
@@ -24,7 +24,7 @@ class Translations:
     shifts: Solution
     unviewable: list[str]
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[FoundSymmetry]:
         """Free shifts as families that are easy to read: sums along axes of one parameter, or of two of them."""
         space = ShiftSpace(self.regions, self.shifts)
         result = self._row_sums(space)
@@ -40,7 +40,7 @@ class Translations:
             parts = [
                 LegPart(self.regions[unit.region], unit.field, simple(weight), unit.places) for unit, weight in family
             ]
-            result.append(Found(Translation(), legs, parts).signed())
+            result.append(FoundSymmetry(Translation(), legs, parts).signed())
         for alike in space.rest():
             together = self._entries(space, alike)
             if together is not None:
@@ -52,7 +52,7 @@ class Translations:
                     result.append(found)
         return result
 
-    def _row_sums(self, space: ShiftSpace) -> list[Found]:
+    def _row_sums(self, space: ShiftSpace) -> list[FoundSymmetry]:
         """Sums over ranges of rows, as those of one head, where they are more than the sums over all rows."""
         result = []
         for number, region in enumerate(self.regions):
@@ -71,10 +71,10 @@ class Translations:
                     except Unviewable as problem:
                         self.unviewable.append(str(problem))
                         continue
-                    result.append(Found(Translation(), (Leg(view),), [LegPart(region, place, 1, columns)]))
+                    result.append(FoundSymmetry(Translation(), (Leg(view),), [LegPart(region, place, 1, columns)]))
         return result
 
-    def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> Found | None:
+    def _entries(self, space: ShiftSpace, alike: Sequence[tuple[np.ndarray, np.ndarray]]) -> FoundSymmetry | None:
         """Numbers added to single entries of the same parameters with the same weights, as one law of slices."""
         legs, parts = [], []
         rows = np.stack([entries for entries, _ in alike], 1) if len({e.size for e, _ in alike}) == 1 else None
@@ -93,9 +93,9 @@ class Translations:
                 return None
             legs.append(Leg(view, simple(weight)))
             parts.append(LegPart(region, index, simple(weight), (row - space.starts[number])[:, None]))
-        return Found(Translation(), tuple(legs), parts).signed()
+        return FoundSymmetry(Translation(), tuple(legs), parts).signed()
 
-    def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> Found | None:
+    def _irregular(self, space: ShiftSpace, rows: np.ndarray, weights: np.ndarray) -> FoundSymmetry | None:
         """A number that is added, with weights, to a list of entries of parameters."""
         legs, parts = [], []
         for number, start, stop in space.spans():
@@ -119,4 +119,4 @@ class Translations:
                     return None
                 legs.append(Leg(view, simple(float(weight))))
                 parts.append(LegPart(region, index, simple(float(weight)), chosen[None]))
-        return Found(Translation(), tuple(legs), parts).signed() if legs else None
+        return FoundSymmetry(Translation(), tuple(legs), parts).signed() if legs else None

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Atoms = NDArray[np.int64]
-Axis = "int | Virtual"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -7,7 +7,7 @@ residual any of them found, because a gradient that should be the same everywher
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from operator import attrgetter
@@ -157,9 +157,8 @@ class Weighing:
             places, tables = moments.sizes()
             anywhere = next((slope.device for slope in slopes.values()), torch.device("cpu"))
             device = tables[0].device if tables else anywhere
-            names, norms = _norms_of_all(slopes, moments.norms, device)
-            needed = {name: theta[name] for name in plan.needs} if lengths else {}
-            long, own = _norms_of_all(needed, moments.lengths, device) if lengths else ((), [])
+            names, norms = _norms_of_all(slopes, moments.norms, device, slopes)
+            long, own = _norms_of_all(theta, moments.lengths, device, plan.needs) if lengths else ((), [])
             samples = _samples(slopes, device)
             parts = [*(table.flatten() for table in tables), *norms, *own]
             parts += [torch.cat(samples)] if samples else []
@@ -279,17 +278,18 @@ def _least(parameter: str | None, slopes: Tensors) -> float:
 
 
 def _norms_of_all(
-    tensors: Tensors, known: Norms | None, device: torch.device
+    tensors: Tensors, known: Norms | None, device: torch.device, wanted: Collection[str]
 ) -> tuple[tuple[str, ...], list[Float[Tensor, " some"]]]:
-    """Norms of tensors, of which some may be known: the names in some order, and the norms in pieces."""
-    if known is None:
-        names, values = _norms(tensors, device)
-        return names, [values]
-    rest = tensors.keys() - known.names
-    if not rest:
+    """Norms of the tensors of these names: the names in some order, and the norms in pieces.
+
+    Norms that are known already are of tensors among these.
+    """
+    if known is not None and len(known.names) == len(wanted):
         return known.names, [known.values]
-    names, values = _norms({name: tensor for name, tensor in tensors.items() if name in rest}, device)
-    return (*known.names, *names), [known.values, values]
+    read = () if known is None else known.names
+    rest = {*wanted}.difference(read)
+    names, values = _norms({name: tensors[name] for name in wanted if name in rest}, device)
+    return (*read, *names), [*([] if known is None else [known.values]), values]
 
 
 def _norms(slopes: Tensors, device: torch.device) -> tuple[tuple[str, ...], Float[Tensor, " gradients"]]:
@@ -322,7 +322,10 @@ def _dense(slope: Tensor) -> Tensor:
 def _samples(slopes: Tensors, device: torch.device) -> list[Tensor]:
     """Entries of the largest single-precision gradients, spread over each."""
     every = [*slopes.values()]
-    if {*map(attrgetter("dtype"), every)} != {torch.float32}:
+    kinds = {*map(attrgetter("dtype"), every)}
+    if torch.float32 not in kinds:
+        return []
+    if len(kinds) > 1:
         every = [slope for slope in every if slope.dtype == torch.float32]
     sizes = np.fromiter(map(Tensor.numel, every), np.int64, len(every))
     taken: list[Tensor] = []

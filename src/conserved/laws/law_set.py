@@ -27,7 +27,7 @@ from conserved.verdict import Verdict
 
 FORMAT = "conserved/laws/1"
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 _BALANCED = 1e-6
 """A law this small against its own terms has no meaningful value to be relative to."""
@@ -493,5 +493,5 @@ class LawSet(Recorded):
             )
         return given
 
-    def _named(self, found: Sequence[Found]) -> dict[str, Found]:
+    def _named(self, found: Sequence[T]) -> dict[str, T]:
         return dict(zip(self.names, found, strict=True))

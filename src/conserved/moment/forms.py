@@ -229,7 +229,8 @@ class Sums:
         """
         values, squares = found
         if squares is not None:
-            scale = degree**2 * (_norms(values, squares.ndim).square() + squares)
+            scale = _norms(values, squares.ndim).square() + squares
+            scale = scale if abs(degree) == 1 else degree**2 * scale
             self.scales.append(scale if stacked is None else _together(scale, *stacked))
         values = values if stacked is None else _together(values, *stacked)
         (self.plus if degree > 0 or self.absolute else self.minus).append(

@@ -72,6 +72,12 @@ class Launch:
     programs: Tensor
     """For every program: its product, which of the batch, and which rows."""
 
+    @property
+    def count(self) -> int:
+        """How many programs."""
+        # Counted by its shape: the length of a tensor is asked for through several calls.
+        return self.programs.shape[0]
+
     def run(
         self,
         where: Addresses,
@@ -86,7 +92,7 @@ class Launch:
         from conserved.moment import kernels
 
         tile = self.tile
-        kernels.placed_sums[(len(self.programs),)](
+        kernels.placed_sums[(self.count,)](
             self.programs,
             self.fields,
             self.shifts,

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from conserved.symmetry.view import Reading
 
-Axis = tuple[int, int]
+SizeAndStride = tuple[int, int]
 """Size and stride, in entries."""
 
-Axes = tuple[Axis, Axis]
+Axes = tuple[SizeAndStride, SizeAndStride]
 """(size, stride) of an outer and an inner axis that are iterated as a single axis; (1, 0) means no axis."""
 
 
@@ -88,9 +88,9 @@ class Layout:
         return replace(self, rows=self.columns, columns=self.rows)
 
 
-def _merged(axes: list[Axis]) -> list[Axis]:
+def _merged(axes: list[SizeAndStride]) -> list[SizeAndStride]:
     """The same entries in the same order with as few axes as possible."""
-    found: list[Axis] = []
+    found: list[SizeAndStride] = []
     for size, stride in axes:
         if size == 1:
             continue
@@ -101,7 +101,7 @@ def _merged(axes: list[Axis]) -> list[Axis]:
     return found
 
 
-def _two(axes: list[Axis]) -> Axes:
+def _two(axes: list[SizeAndStride]) -> Axes:
     outer, inner = [(1, 0)] * (2 - len(axes)) + axes
     return outer, inner
 
@@ -125,6 +125,12 @@ class PlacedProduct:
 _PLAIN = frozenset((Tensor, nn.Parameter))
 
 
+def _on_one_device(tensors: Sequence[Tensor]) -> bool:
+    """Whether there are tensors, and all on one device. There is one kind of accelerator, so its number says which."""
+    numbers = {*map(Tensor.get_device, tensors)}
+    return len(numbers) == 1 and (min(numbers) >= 0 or len({*map(attrgetter("device"), tensors)}) == 1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainTensors:
     """Where tensors lie that are plain, contiguous and on one device, so that a layout says where their entries are."""
@@ -136,8 +142,7 @@ class PlainTensors:
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> PlainTensors | None:
         """Nothing if one of them is something else; there may be thousands, so each question is put to all at once."""
-        devices = {*map(attrgetter("device"), tensors)}
-        if len(devices) != 1 or not {*map(type, tensors)} <= _PLAIN:
+        if not {*map(type, tensors)} <= _PLAIN or not _on_one_device(tensors):
             return None
         try:
             addresses = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
@@ -146,7 +151,7 @@ class PlainTensors:
             return None
         if not all(map(Tensor.is_contiguous, tensors)):
             return None
-        return PlainTensors(devices.pop(), (*map(attrgetter("dtype"), tensors),), addresses)
+        return PlainTensors(tensors[0].device, (*map(attrgetter("dtype"), tensors),), addresses)
 
     def some(self, places: NDArray[np.int64]) -> PlainTensors:
         """Those with these numbers, in this order."""

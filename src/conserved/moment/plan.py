@@ -295,7 +295,8 @@ class Plan:
     ) -> Moments | None:
         """All symmetries, read by kernels where they can be; None where there are no kernels, or gradients to follow.
 
-        Identities that act on single rows come with the norms of gradients, if every tensor they need can be read.
+        `tensors` are those of all parameters that are read, source by source. Identities that act on single rows come
+        with the norms of gradients, if every tensor they need can be read.
         """
         if not tensors or not triton_backend.available(tensors[0].device):
             return None

@@ -98,15 +98,15 @@ class _Program:
         """‖μ(θ, G)‖ of every symmetry that is covered, then the scale of each, ‖G‖ of every gradient, and every ‖θ‖."""
         where = Addresses.of(tensors)
         sums = torch.empty(self.rows, device=tensors.device, dtype=torch.float64)
-        squares = sums.new_empty(3, self.programs)
-        counts = [len(launch.programs) for launch in self.launches]
-        of_launches = zip(*(kind.split(counts) for kind in squares.unbind()), strict=True)
+        squares = sums.new_empty(3 * self.programs)
+        # Of all three kinds the programs of every launch, cut out at once.
+        pieces = torch.split_with_sizes(squares, 3 * [launch.count for launch in self.launches])
         with torch.cuda.device_of(sums):
-            for launch, own in zip(self.launches, of_launches, strict=True):
-                launch.run(where, sums, own)
+            for number, launch in enumerate(self.launches):
+                launch.run(where, sums, pieces[number :: len(self.launches)])
         terms = self.to_terms @ sums
         moments = self.to_moments @ terms
-        return (self.to_sizes @ torch.cat((moments.square(), terms.square(), squares.flatten()))).sqrt_()
+        return (self.to_sizes @ torch.cat((moments.square(), terms.square(), squares))).sqrt_()
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ class RowIdentities:
             types = (*zip(tensors.types[:many], tensors.types[many:], strict=True),)
             program = self.programs[tensors.device, tensors.types] = _Drafting(self, types).program(tensors.device)
         found = program.run(tensors)
-        sizes, norms, lengths = found.split((2 * count, many, many))
+        sizes, norms, lengths = torch.split_with_sizes(found, (2 * count, many, many))
         return RowSizes(self.places, sizes.view(2, count).mT, Norms(self.names, norms), Norms(self.names, lengths))
 
 

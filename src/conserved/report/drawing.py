@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from conserved.report.ink import letters, number, path, shortened, width_of, words
 from conserved.report.scales import Scale, scale_of
+from conserved.report.svg_elements import letters, number, path, shortened, width_of, words
 from conserved.report.traces import Shade, heat_of, shades, trace_marks
 
 WIDE, SMALL, NARROW = 840, 450, 340

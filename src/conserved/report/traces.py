@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved.report.ink import colour, mark, number, path, plain, polyline, stroke, words
 from conserved.report.numerals import numeral
 from conserved.report.scales import Scale
+from conserved.report.svg_elements import colour, mark, number, path, plain, polyline, stroke, words
 
 _MOST_TITLES = 400
 """Marks that say what they are when pointed at; more are drawn as one."""

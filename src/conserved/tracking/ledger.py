@@ -20,7 +20,7 @@ from torch import Tensor
 from conserved.moment import LawPairs, Paired, Part, Plan, Sums, full_precision, reads_together, sent, working_dtype
 from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.tracking.combination import Scalar
-from conserved.tracking.step_expansion import Coefficients, Expansion, Slot, StepWeights, Weights
+from conserved.tracking.step_expansion import Coefficients, Expansion, Slot, SlotWeights, StepWeights
 
 _TEMPORARY = 1 << 25
 """Entries of parameters whose steps are expanded together at least: for each of them a rule may make a tensor."""
@@ -73,7 +73,7 @@ class _SlotWeights:
     matrices: dict[Hashable, Tensor] = field(default_factory=dict)
     """Those that were sent to a device already, in some type."""
 
-    def combined(self, forms: Float[Tensor, "..."], named: Mapping[str, Weights]) -> dict[str, Tensor]:
+    def combined(self, forms: Float[Tensor, "..."], named: Mapping[str, SlotWeights]) -> dict[str, Tensor]:
         """Σ weight · form of every quantity: one product of matrices, if all weights are known on the host.
 
         A form that is not finite spoils the quantities that have it, and no others.
@@ -221,7 +221,7 @@ def _index(gradient: Sequence[Scalar]) -> int:
     return next(j for j, weight in enumerate(gradient) if isinstance(weight, Tensor) or weight != 0)
 
 
-def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: Weights) -> Tensor:
+def _combined(forms: Tensor, slots: tuple[Slot, ...], weights: SlotWeights) -> Tensor:
     """Σ weight · form."""
     total: Tensor | None = None
     for slot, weight in weights.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 from conserved.tracking.alarm_rules import STANDARD, Growth, Watchman
 from conserved.tracking.optimizer_rules import Rule
 
-Gauge = Callable[[], float | Tensor]
+ReadNumber = Callable[[], float | Tensor]
 """Reads something else that is worth watching, such as a head's key coherence."""
 
 
@@ -38,7 +38,7 @@ class MonitorConfig:
     baselines: bool = False
     dtype: torch.dtype | None = None
     precision: torch.dtype | None = None
-    gauges: Mapping[str, Gauge] = field(default_factory=dict)
+    gauges: Mapping[str, ReadNumber] = field(default_factory=dict)
     alarms: Iterable[Watchman | Growth] = STANDARD
     keep: int = 1000
     notes: Mapping[str, Any] = field(default_factory=dict)

@@ -26,7 +26,7 @@ from conserved.tracking.optimizer_rules import Update
 Slot = tuple[int, int]
 """A pair of tensors, i ≤ j; for a linear law (0, j) stands for the sum of rows of tensor j."""
 
-Weights = dict[Slot, Scalar]
+SlotWeights = dict[Slot, Scalar]
 """A quantity as a combination of slots."""
 
 
@@ -64,7 +64,7 @@ class Coefficients:
         """What each quantity of the account weighs every slot with."""
         point = [-2 * a for a in self.before]
 
-        def first(direction: Sequence[Scalar]) -> Weights:
+        def first(direction: Sequence[Scalar]) -> SlotWeights:
             return _nonzero({(0, j): -1 * b for j, b in enumerate(direction)}) if linear else _paired(point, direction)
 
         return StepWeights(
@@ -134,10 +134,10 @@ class Expansion:
 class StepWeights:
     """The account of a step as combinations of slots: first order by cause, of the gradient per rate, and second."""
 
-    first: Mapping[str, Weights]
-    slope: Weights
-    second: Weights
-    steepness: Weights
+    first: Mapping[str, SlotWeights]
+    slope: SlotWeights
+    second: SlotWeights
+    steepness: SlotWeights
     """The squared size of the gradient."""
 
     def slots(self) -> tuple[Slot, ...]:
@@ -148,13 +148,13 @@ class StepWeights:
         return tuple(used)
 
 
-def _nonzero(weights: Mapping[Slot, Scalar]) -> Weights:
+def _nonzero(weights: Mapping[Slot, Scalar]) -> SlotWeights:
     return {slot: w for slot, w in weights.items() if isinstance(w, Tensor) or w != 0}
 
 
-def _paired(left: Sequence[Scalar], right: Sequence[Scalar]) -> Weights:
+def _paired(left: Sequence[Scalar], right: Sequence[Scalar]) -> SlotWeights:
     """Σ_ij a_i b_j p(B_i, B_j)."""
-    found: Weights = {}
+    found: SlotWeights = {}
     for i, a in enumerate(left):
         for j, b in enumerate(right):
             slot = (min(i, j), max(i, j))

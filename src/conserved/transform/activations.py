@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 STATISTICS = ("max", "mean")
 
-Batch = Any
+ModelInput = Any
 """A tensor, a tuple of arguments, a dictionary of named ones, or a `Call`: what the model is called with."""
 
 
@@ -155,7 +155,7 @@ class _Watch(TorchDispatchMode):
         self._note(owner[0], shape, ..., channels, (1,) if transposed else (0,), weight.device)
 
 
-def channel_sizes(model: nn.Module, batches: Iterable[Batch]) -> ChannelSizes:
+def channel_sizes(model: nn.Module, batches: Iterable[ModelInput]) -> ChannelSizes:
     """Run a model, as it is and without gradients, and measure what every weight is multiplied with."""
     if isinstance(batches, Tensor | Mapping):
         raise ValueError("batches is a list of batches; to measure on one batch, put it in a list.")
@@ -177,7 +177,7 @@ def channel_sizes(model: nn.Module, batches: Iterable[Batch]) -> ChannelSizes:
     return watch.sizes()
 
 
-def activation_sizes(model: nn.Module, batches: Iterable[Batch], *, statistic: str = "max") -> dict[str, Tensor]:
+def activation_sizes(model: nn.Module, batches: Iterable[ModelInput], *, statistic: str = "max") -> dict[str, Tensor]:
     """The size of the activations that every weight is multiplied with, channel by channel.
 
     Args:
@@ -202,7 +202,7 @@ def check_statistic(statistic: str) -> None:
         raise ValueError(f'statistic is "max" or "mean"; got {statistic!r}.')
 
 
-def call_with(model: nn.Module, batch: Batch) -> Any:
+def call_with(model: nn.Module, batch: ModelInput) -> Any:
     """Call a model with one batch."""
     if isinstance(batch, Call):
         return model(*batch.args, **batch.kwargs)

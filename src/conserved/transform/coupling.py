@@ -44,7 +44,7 @@ def _relaxed() -> Iterator[None]:
     """Within it, functions of single entries pass charges on as ReLU does, and norms as if they were not there."""
     from conserved.inference.capture import ValueRef
     from conserved.inference.engine import ReadPart
-    from conserved.inference.moves import Renumber
+    from conserved.inference.reindexing import Renumber
     from conserved.inference.rules import RULES, Step
     from conserved.inference.rules.products import FIXING, power
     from conserved.inference.rules.step import fix_all, number

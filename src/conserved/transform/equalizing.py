@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.symmetry import Symmetry
-from conserved.transform.activations import Batch, Call, channel_sizes
+from conserved.transform.activations import Call, ModelInput, channel_sizes
 from conserved.transform.coupling import rotatable
 from conserved.transform.elements import NOT_SAID, Unmovable, composed, identity, inverse, is_known
 from conserved.transform.finding import as_a_function, symmetries_of
@@ -69,7 +69,7 @@ def equalize(
     *args: Any,
     objective: str | Objective = "balanced",
     laws: LawSet | Iterable[Symmetry] | None = None,
-    batches: Iterable[Batch] | None = None,
+    batches: Iterable[ModelInput] | None = None,
     alpha: int | float = 0.5,
     statistic: str = "max",
     spaces: str = "predicted",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from conserved.inference.moves import broadcast
+from conserved.inference.reindexing import broadcast
 from conserved.inference.rules.step import Known, Step, base_name, fix_all, number, rule
 from conserved.inference.types import FIXED, ZERO, Type
 

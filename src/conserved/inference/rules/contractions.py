@@ -8,15 +8,15 @@ from typing import Any
 
 from conserved.inference.engine import Engine, ReadPart, renumbered, scaled
 from conserved.inference.field_groups import components
-from conserved.inference.moves import Regroup, Renumber, broadcast
 from conserved.inference.parameter_types import first_use
+from conserved.inference.reindexing import Regroup, Renumber, broadcast
 from conserved.inference.rules.step import Known, Step, fix_all, moved, rule, virtual_axes
 from conserved.inference.rules.sums import added, adopt
 from conserved.inference.types import FIXED, ZERO, Field, Type
 
 
 @dataclass(frozen=True, slots=True)
-class Axes:
+class OperandAxes:
     """How the axes of two operands meet: names for all of them, and what becomes of each."""
 
     left: tuple[int, ...]
@@ -33,7 +33,7 @@ class Axes:
         return {axis for axis in set(self.left) & set(self.right) & set(self.result) if self.sizes[axis] != 1}
 
 
-def contraction(s: Step, left: Any, right: Any, axes: Axes) -> Type:
+def contraction(s: Step, left: Any, right: Any, axes: OperandAxes) -> Type:
     """The type of a sum of products, Σ left · right, over the axes that are not in the result.
 
     Args:
@@ -80,7 +80,7 @@ def first_contraction(
     view: ReadPart,
     place: Renumber,
     partner: Type,
-    axes: Axes,
+    axes: OperandAxes,
     *,
     fresh_sum: bool = False,
     rows: bool = False,
@@ -134,25 +134,25 @@ def batched_product(s: Step, left: Any, right: Any) -> Type:
     """Products of matrices, one for every index of the first axis."""
     b, n, k = s.shape(left)
     m = s.shape(right)[2]
-    return contraction(s, left, right, Axes((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: b, 1: n, 2: k, 3: m}))
+    return contraction(s, left, right, OperandAxes((0, 1, 2), (0, 2, 3), (0, 1, 3), {0: b, 1: n, 2: k, 3: m}))
 
 
 def matrix_product(s: Step, left: Any, right: Any) -> Type:
     """The product of two matrices."""
     n, k = s.shape(left)
     m = s.shape(right)[1]
-    return contraction(s, left, right, Axes((0, 1), (1, 2), (0, 2), {0: n, 1: k, 2: m}))
+    return contraction(s, left, right, OperandAxes((0, 1), (1, 2), (0, 2), {0: n, 1: k, 2: m}))
 
 
 @rule("mv")
 def _mv(s: Step) -> Known:
     n, k = s.shape(s.arg(0))
-    return contraction(s, s.arg(0), s.arg(1), Axes((0, 1), (1,), (0,), {0: n, 1: k}))
+    return contraction(s, s.arg(0), s.arg(1), OperandAxes((0, 1), (1,), (0,), {0: n, 1: k}))
 
 
 @rule("dot", "vdot")
 def _dot(s: Step) -> Known:
-    return contraction(s, s.arg(0), s.arg(1), Axes((0,), (0,), (), {0: s.shape(s.arg(0))[0]}))
+    return contraction(s, s.arg(0), s.arg(1), OperandAxes((0,), (0,), (), {0: s.shape(s.arg(0))[0]}))
 
 
 @rule("linear")
@@ -162,7 +162,7 @@ def _linear(s: Step) -> Known:
     count = len(s.shape(x))
     sizes = {**dict(enumerate(s.shape(x))), count: s.shape(w)[0]}
     lead = tuple(range(count - 1))
-    result: Known = contraction(s, x, w, Axes((*lead, count - 1), (count, count - 1), (*lead, count), sizes))
+    result: Known = contraction(s, x, w, OperandAxes((*lead, count - 1), (count, count - 1), (*lead, count), sizes))
     return result if b is None else with_bias(s, result, b)
 
 
@@ -196,7 +196,7 @@ def _baddbmm(s: Step) -> Known:
 @rule("addmv", "addmv_")
 def _addmv(s: Step) -> Known:
     n, k = s.shape(s.arg(1))
-    inner = contraction(s, s.arg(1), s.arg(2), Axes((0, 1), (1,), (0,), {0: n, 1: k}))
+    inner = contraction(s, s.arg(1), s.arg(2), OperandAxes((0, 1), (1,), (0,), {0: n, 1: k}))
     return with_bias(s, inner, s.arg(0), float(s.operation.kwargs.get("beta", 1)))
 
 
@@ -232,7 +232,7 @@ def _convolution(s: Step) -> Known:
     image = tuple(5 + len(spatial) + n for n in range(len(places)))
     sizes = {0: shape[0], 1: groups, 2: inputs, 3: outputs, 4: 1}
     sizes |= dict(zip(spatial, weight[2:], strict=True)) | dict(zip(image, shape[2:], strict=True))
-    axes = Axes((0, 1, 2, *image), names, (0, 1, 3, *image), sizes)
+    axes = OperandAxes((0, 1, 2, *image), names, (0, 1, 3, *image), sizes)
     result = conv_contraction(s, left, raw, axes, kernel)
     merged = Regroup((shape[0], groups, outputs, *s.out[2:]), s.out)
     result = merged.type(
@@ -253,7 +253,7 @@ def _convolution(s: Step) -> Known:
     return added(s.engine, result, Renumber((1,)).type(known_b))
 
 
-def conv_contraction(s: Step, left: Type, raw: Known, axes: Axes, kernel: int) -> Type:
+def conv_contraction(s: Step, left: Type, raw: Known, axes: OperandAxes, kernel: int) -> Type:
     """The contraction over the channels of a group, with a kernel that is the same at every place."""
     engine = s.engine
     place = Renumber(axes.right)

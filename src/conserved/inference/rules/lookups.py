@@ -12,8 +12,8 @@ import torch
 
 from conserved.inference.capture import ValueRef
 from conserved.inference.engine import ReadPart
-from conserved.inference.moves import Renumber
 from conserved.inference.parameter_types import first_use
+from conserved.inference.reindexing import Renumber
 from conserved.inference.rules.places import taken, unvirtual
 from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, origin_of, rule, wide
 from conserved.inference.rules.sums import added

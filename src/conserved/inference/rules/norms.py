@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from conserved.inference.engine import ReadPart
-from conserved.inference.moves import Regroup, Renumber
 from conserved.inference.parameter_types import first_use
+from conserved.inference.reindexing import Regroup, Renumber
 from conserved.inference.rules.step import Known, Step, at, rule
 from conserved.inference.rules.sums import added
 from conserved.inference.types import FIXED, Field, Type

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from conserved.inference.engine import ENTRIES, Engine
-from conserved.inference.moves import Regroup, Renumber, Take, broadcast, permute
+from conserved.inference.reindexing import Regroup, Renumber, Take, broadcast, permute
 from conserved.inference.rules.step import Known, Step, at, fix_all, moved, rule, wide
 from conserved.inference.types import FIXED, ZERO, Field, Image, Type, distinct, tidy, without_constant_axes
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from conserved.inference.capture import ValueRef
 from conserved.inference.engine import ReadPart, scaled
-from conserved.inference.moves import broadcast
+from conserved.inference.reindexing import broadcast
 from conserved.inference.rules.places import taken
 from conserved.inference.rules.step import (
     Known,
-    Rule,
     Step,
+    TypingRule,
     at,
     base_name,
     fix_all,
@@ -138,7 +138,7 @@ HOMOGENEOUS: dict[str, int | Fraction] = {
 """f(s·x) = s^k f(x) for positive s: the exponent k."""
 
 
-def _homogeneous(exponent: Fraction) -> Rule:
+def _homogeneous(exponent: Fraction) -> TypingRule:
     def apply(s: Step) -> Known:
         for ref in s.operation.args[1:]:
             if isinstance(ref, ValueRef) and s.floating(ref):

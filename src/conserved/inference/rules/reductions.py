@@ -9,8 +9,8 @@ from math import prod
 from typing import Any
 
 from conserved.inference.capture import ValueRef
-from conserved.inference.moves import Renumber
-from conserved.inference.rules.contractions import Axes, contraction
+from conserved.inference.reindexing import Renumber
+from conserved.inference.rules.contractions import OperandAxes, contraction
 from conserved.inference.rules.step import RULES, Step, at, base_name, fix_all, number, rule
 from conserved.inference.types import FIXED, Field, Image, Type, distinct
 
@@ -158,7 +158,7 @@ def summed_product(s: Step, left: Any, right: Any, shape: Sequence[int]) -> Type
                 fixed.append(axis)
         labelled.append(tuple(fixed))
     kept = tuple(axis for axis in range(count) if axis not in dims)
-    result = contraction(s, left, right, Axes(labelled[0], labelled[1], kept, sizes))
+    result = contraction(s, left, right, OperandAxes(labelled[0], labelled[1], kept, sizes))
     if len(s.out) == count and count:
         return Renumber(tuple(kept)).type(result)
     return result

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from conserved.inference.capture import CapturedProgram, Operation, ValueRef
 from conserved.inference.engine import ENTRIES, Engine, ReadPart
-from conserved.inference.moves import Move
 from conserved.inference.parameter_types import first_use, known_type
+from conserved.inference.reindexing import Move
 from conserved.inference.types import FIXED, ZERO, Type, Virtual
 
 Known = Type | ReadPart
@@ -122,12 +122,12 @@ class Step:
         return self.program.values[self.operation.results[0]].shape
 
 
-Rule = Callable[[Step], Sequence[Known] | Known]
+TypingRule = Callable[[Step], Sequence[Known] | Known]
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, TypingRule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[TypingRule], TypingRule]:
     """Register a typing rule for operators; `conserved.register_operator` is this function.
 
     Args:
@@ -137,7 +137,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         A decorator for the rule: a function from a `Step` to the types of its results. It replaces an earlier rule.
     """
 
-    def register(function: Rule) -> Rule:
+    def register(function: TypingRule) -> TypingRule:
         for name in names:
             RULES[name if "::" in name else f"aten::{name}"] = function
         return function

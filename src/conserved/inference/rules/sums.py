@@ -12,8 +12,8 @@ import torch
 
 from conserved.inference.capture import ValueRef
 from conserved.inference.engine import Engine, ReadPart, scaled
-from conserved.inference.moves import broadcast
 from conserved.inference.parameter_types import first_use
+from conserved.inference.reindexing import broadcast
 from conserved.inference.rules.step import Known, Step, base_name, norm_like, number, rule, wide
 from conserved.inference.types import FIXED, Field, Image, Type
 

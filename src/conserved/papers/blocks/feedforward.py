@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-Activation = Literal["gelu", "silu", "relu", "linear"]
+ActivationName = Literal["gelu", "silu", "relu", "linear"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -32,10 +32,10 @@ class FeedForward(nn.Module):
         ValueError: the activation is another word, or a size is less than one.
     """
 
-    def __init__(self, dim: int, hidden: int, activation: Activation = "gelu", bias: bool = False) -> None:
+    def __init__(self, dim: int, hidden: int, activation: ActivationName = "gelu", bias: bool = False) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
-            raise ValueError(f"Unknown activation {activation!r}; expected one of {', '.join(get_args(Activation))}.")
+            raise ValueError(f"Unknown activation {activation!r}; expected one of {', '.join(ACTIVATIONS)}.")
         _positive(dim=dim, hidden=hidden)
         self.activation = activation
         self.up = nn.Linear(dim, hidden, bias=bias)

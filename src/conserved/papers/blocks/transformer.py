@@ -14,7 +14,7 @@ from conserved.papers.blocks.feedforward import ACTIVATIONS, FeedForward, SwiGLU
 
 Norm = Literal["layer", "rms"]
 Hidden = Literal["gelu", "silu", "relu", "linear", "swiglu"]
-Positions = Literal["none", "sinusoidal", "learned", "rotary", "rotary-half"]
+PositionKind = Literal["none", "sinusoidal", "learned", "rotary", "rotary-half"]
 
 
 def normalization(kind: Norm, dim: int, *, bias: bool = True, eps: float = 1e-6) -> nn.LayerNorm | nn.RMSNorm:
@@ -97,7 +97,7 @@ def _feedforward(dim: int, hidden: int, kind: Hidden, bias: bool) -> FeedForward
     return FeedForward(dim, hidden, kind, bias=bias)
 
 
-def _positions(kind: Positions, length: int, dim: int) -> nn.Module:
+def _positions(kind: PositionKind, length: int, dim: int) -> nn.Module:
     if kind == "learned":
         return LearnedPositions(length, dim)
     if kind == "sinusoidal":
@@ -141,7 +141,7 @@ class DecoderLM(nn.Module):
         *,
         max_length: int = 256,
         kv_heads: int | None = None,
-        positions: Positions = "rotary",
+        positions: PositionKind = "rotary",
         norm: Norm = "rms",
         feedforward: Hidden = "swiglu",
         experts: int = 0,
@@ -212,7 +212,7 @@ class VisionTransformer(nn.Module):
         *,
         channels: int = 3,
         classes: int = 10,
-        positions: Positions = "learned",
+        positions: PositionKind = "learned",
         norm: Norm = "layer",
         feedforward: Hidden = "swiglu",
         qk_norm: bool = False,

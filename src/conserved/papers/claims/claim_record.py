@@ -11,7 +11,7 @@ from conserved.papers.claims.passages import Passage, passage, shown
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict, Witness
 
-Check = Callable[..., Verdict]
+ClaimCheck = Callable[..., Verdict]
 """Called without arguments. Its keyword arguments are what the claim is about: a model, a formula, a bound."""
 
 
@@ -36,7 +36,7 @@ class Claim:
     """Our reading, in our words. The verdict is about this reading."""
     source: str
     place: str
-    check: Check
+    check: ClaimCheck
     lines: str = ""
     """The lines of the source, such as "308-310, 338"; for a statement of ours those it corrects or answers."""
     whose: Literal["source", "ours"] = "source"

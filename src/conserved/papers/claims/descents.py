@@ -14,11 +14,11 @@ from conserved.tracking import Monitor
 
 Watch = Callable[[dict[str, Tensor]], Tensor]
 """Numbers made of the parameters."""
-Schedule = Callable[[int], float]
+StepSizes = Callable[[int], float]
 """The step size of step k, from 0."""
 
 
-def constant(size: float) -> Schedule:
+def constant(size: float) -> StepSizes:
     """The same step size throughout."""
     return lambda _: size
 
@@ -51,7 +51,7 @@ def drifts(
     build: Callable[[], nn.Module],
     shape: tuple[int, ...],
     watch: Watch,
-    schedule: Schedule,
+    schedule: StepSizes,
     steps: Sequence[int],
     *,
     stochastic: bool,

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from conserved.attention import NaturalAttention
-from conserved.papers.claims.balls import Balls, number, scalar_attention, surely_differs
+from conserved.papers.claims.balls import BallMatrix, number, scalar_attention, surely_differs
 from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.matrix_words import Words, matrices
 from conserved.papers.claims.polynomials import Letters, fractions, identical, written
 from conserved.papers.claims.registry import claim, claims
-from conserved.papers.claims.words import Words, matrices
 from conserved.verdict import Evidence, Verdict, Witness
 
 
@@ -138,7 +138,7 @@ assert not np.allclose(A(2 * X), A(X))"""
 
 
 @claim("note.T4")
-def scale_invariance(*, attention: Callable[[Sequence[Fraction]], Balls] = scalar_attention) -> Verdict:
+def scale_invariance(*, attention: Callable[[Sequence[Fraction]], BallMatrix] = scalar_attention) -> Verdict:
     cases = [tuple(map(Fraction, x)) for x in ((1,), (1, 0), (2, 1))]
     shown, witness = [], None
     for x, alpha in itertools.product(cases, map(Fraction, (2, 3))):

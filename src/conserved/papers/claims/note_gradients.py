@@ -12,6 +12,7 @@ import torch
 
 from conserved.attention import NaturalAttention, NaturalDescent
 from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.matrix_words import Words, matrices
 from conserved.papers.claims.note import lagrange_identity
 from conserved.papers.claims.note_information import stochastic_matrices
 from conserved.papers.claims.polynomials import (
@@ -24,7 +25,6 @@ from conserved.papers.claims.polynomials import (
     written,
 )
 from conserved.papers.claims.registry import claim
-from conserved.papers.claims.words import Words, matrices
 from conserved.verdict import Evidence, Verdict, Witness
 
 CONVEX = """\

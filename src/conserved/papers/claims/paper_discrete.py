@@ -17,9 +17,9 @@ from conserved.papers.claims import paper_blocks as block
 from conserved.papers.claims.certified import Build
 from conserved.papers.claims.descents import Watch, constant, drifts, exponent, monitored, scattered
 from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.matrix_words import matrices
 from conserved.papers.claims.polynomials import Letters, identical
 from conserved.papers.claims.registry import claim
-from conserved.papers.claims.words import matrices
 from conserved.verdict import Evidence, Verdict, Witness
 
 TINY = (0.0001, 0.0002, 0.0004)
@@ -116,9 +116,9 @@ def decaying_steps(*, falls: Callable[[int], float] = lambda k: 1 / (k + 1)) -> 
     )
 
 
-Panel = tuple[Build, tuple[int, ...], Watch, bool, str, tuple[str, ...]]
+FigurePanel = tuple[Build, tuple[int, ...], Watch, bool, str, tuple[str, ...]]
 
-PANELS: dict[str, Panel] = {
+PANELS: dict[str, FigurePanel] = {
     "paper.Fig2a": (block.attention, (5, 4), block.gram_differences, True, "imagenet", ("query_key", "value_output")),
     "paper.Fig2b": (block.swiglu_network, (5, 3), block.neuron_differences, True, "imagenet", ("gated_neurons",)),
     "paper.Fig2c": (block.rotary_attention, (5, 4), block.plane_differences, True, "wikitext", ()),
@@ -130,7 +130,7 @@ PANELS: dict[str, Panel] = {
 was measured. Where rounding is larger than drift, as at the tiny steps on text, only its second-order part is told."""
 
 
-def scaling(panel: Panel) -> Callable[..., Verdict]:
+def scaling(panel: FigurePanel) -> Callable[..., Verdict]:
     """A check of one panel: how the laws of a block deviate with the step size and with the number of steps."""
     build, shape, laws, stochastic, recipe, measured = panel
 

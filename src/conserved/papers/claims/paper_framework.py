@@ -14,13 +14,13 @@ from conserved.inference import recognize
 from conserved.papers.blocks import Attention, FeedForward, TransformerBlock
 from conserved.papers.claims.certified import Build, Parameters, Quantities, all_laws
 from conserved.papers.claims.judging import answered, argued, judged
+from conserved.papers.claims.matrix_words import matrices
 from conserved.papers.claims.paper_blocks import gram_differences
 from conserved.papers.claims.polynomials import Letters, Matrix, arranged, determinant, identical
 from conserved.papers.claims.registry import claim
-from conserved.papers.claims.words import matrices
 from conserved.verdict import Evidence, Verdict
 
-Quantity = Callable[[Tensor], Tensor]
+QuantityFunction = Callable[[Tensor], Tensor]
 
 PRODUCT: Build = partial(FeedForward, 1, 1, "linear")
 """f(x) = a b x, the toy example."""
@@ -30,7 +30,7 @@ HEAD: Build = partial(nn.Linear, 2, 3, bias=False)
 
 @claim("paper.eq2")
 def orthogonality(*, outputs: Sequence[int] = (0, 1)) -> Verdict:
-    cases: list[tuple[nn.Module, Quantity]] = [
+    cases: list[tuple[nn.Module, QuantityFunction]] = [
         (nn.Linear(2, 2, bias=False), lambda t: t[3]),
         (nn.Linear(2, 2, bias=False), lambda t: t[0] * t[3] - t[1] * t[2]),
         (FeedForward(2, 1, "linear"), lambda t: t[:2].square().sum() - t[2:].square().sum()),

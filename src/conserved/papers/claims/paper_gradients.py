@@ -21,14 +21,14 @@ from conserved.verdict import Evidence, Verdict, Witness
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors, Tensor], Tensor]
 """A scalar function of parameters and input."""
-Formula = Callable[[Tensors, Tensor], dict[str, Tensor]]
+PrintedGradients = Callable[[Tensors, Tensor], dict[str, Tensor]]
 """The gradients that a source prints, by parameter."""
 
 SAMPLES = 10
 
 
 def agreement(
-    function: Function, formula: Formula, shapes: Mapping[str, Sequence[int]], inputs: Sequence[int]
+    function: Function, formula: PrintedGradients, shapes: Mapping[str, Sequence[int]], inputs: Sequence[int]
 ) -> Verdict:
     """The largest relative difference between printed and automatic gradients, over random parameters and inputs."""
     worst = 0.0
@@ -164,7 +164,7 @@ class Printed:
     """Gradients as printed, with the function they are of and the shapes to try them on."""
 
     function: Function
-    formula: Formula
+    formula: PrintedGradients
     shapes: Mapping[str, Sequence[int]]
     inputs: Sequence[int]
 

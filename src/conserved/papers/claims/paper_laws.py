@@ -25,10 +25,10 @@ from conserved.papers.claims.certified import (
     named,
 )
 from conserved.papers.claims.judging import argued, judged, together
+from conserved.papers.claims.matrix_words import matrices
 from conserved.papers.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES, TWO_ROTARY_HEADS
 from conserved.papers.claims.polynomials import Letters, identical, rank, times
 from conserved.papers.claims.registry import claim
-from conserved.papers.claims.words import matrices
 from conserved.verdict import Evidence, Verdict, Witness
 
 

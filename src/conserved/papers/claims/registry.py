@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import conserved.papers.claims
-from conserved.papers.claims.claim_record import Check, Claim, Outcome, Severity
+from conserved.papers.claims.claim_record import Claim, ClaimCheck, Outcome, Severity
 from conserved.papers.claims.passages import DOCUMENTS, spans
 from conserved.verdict import Verdict
 
@@ -26,7 +26,7 @@ SOURCES = {name: document.title for name, document in DOCUMENTS.items()}
 ENTRY_POINT = "conserved.claims"
 """Packages that name a module in this group have it imported, to register their claims."""
 
-Progress = Callable[[Claim, int, int], None]
+ClaimProgress = Callable[[Claim, int, int], None]
 """Told before each check: the claim, its place and how many there are."""
 
 _registered: dict[str, Claim] = {}
@@ -67,7 +67,7 @@ def register(claim: Claim) -> Claim:
     return claim
 
 
-def claim(code: str, title: str = "", **fields: Any) -> Callable[[Check], Check]:
+def claim(code: str, title: str = "", **fields: Any) -> Callable[[ClaimCheck], ClaimCheck]:
     """Register the function below as the check of a claim; the function itself is left as it is.
 
     Args:
@@ -82,7 +82,7 @@ def claim(code: str, title: str = "", **fields: Any) -> Callable[[Check], Check]
         ValueError: there is a claim of this code already.
     """
 
-    def registering(check: Check) -> Check:
+    def registering(check: ClaimCheck) -> ClaimCheck:
         given = dict(fields, title=title) if title else readings()[code]
         given |= {name: tuple(given.get(name, ())) for name in ("latex", "own_latex", "conditions")}
         given["severity"] = Severity(given["severity"]) if given.get("severity") else None
@@ -161,7 +161,7 @@ def _order(claim: Claim) -> tuple[int, int, str]:
     return (sources.index(claim.document), first, claim.code) if known else (len(sources), 0, "")
 
 
-def run(pattern: str | None = None, *, progress: Progress | None = None) -> list[Outcome]:
+def run(pattern: str | None = None, *, progress: ClaimProgress | None = None) -> list[Outcome]:
     """Check claims, one after the other.
 
     >>> [outcome] = run("note.L10")
@@ -181,7 +181,7 @@ def run(pattern: str | None = None, *, progress: Progress | None = None) -> list
     return list(outcomes(claims(pattern), progress=progress))
 
 
-def outcomes(chosen: Sequence[Claim], *, progress: Progress | None = None) -> Iterator[Outcome]:
+def outcomes(chosen: Sequence[Claim], *, progress: ClaimProgress | None = None) -> Iterator[Outcome]:
     """Check claims, each when the one before has been taken.
 
     Args:

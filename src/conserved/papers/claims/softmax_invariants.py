@@ -16,9 +16,9 @@ from conserved.attention import energy_field
 from conserved.papers.blocks import DecoderLM, TransformerBlock
 from conserved.papers.claims import full_size
 from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.matrix_words import Words, matrices
 from conserved.papers.claims.polynomials import Matrix, fractions, rank
 from conserved.papers.claims.registry import claim
-from conserved.papers.claims.words import Words, matrices
 from conserved.papers.lab.data.embedded import VOCABULARY, sequences
 from conserved.verdict import Evidence, Verdict, Witness
 

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from conserved.papers.blocks import Attention, DecoderLM, MixtureOfExperts, SwiGLU, VisionTransformer
 from conserved.papers.blocks.attention import rotate
 from conserved.papers.blocks.transformer import TransformerBlock
-from conserved.papers.lab.data.examples import Loss
-from conserved.papers.lab.pieces import Products, gated, linear
+from conserved.papers.lab.data.examples import LossName
+from conserved.papers.lab.pieces import MatrixProducts, gated, linear
 
 
 class Unsupported(ValueError):
     """A model that is not made of the parts this file knows."""
 
 
-def summed_loss(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, products: Products) -> Tensor:
+def summed_loss(model: nn.Module, inputs: Tensor, targets: Tensor, loss: LossName, products: MatrixProducts) -> Tensor:
     """The sum, not the mean, of the cross-entropies of all targets."""
     if loss != "cross_entropy":
         raise Unsupported(f"Only cross-entropy is computed the fast way; this loss is {loss}.")
@@ -32,7 +32,7 @@ def summed_loss(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss, p
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
 
-def outputs(model: nn.Module, inputs: Tensor, products: Products) -> Tensor:
+def outputs(model: nn.Module, inputs: Tensor, products: MatrixProducts) -> Tensor:
     """What the model computes."""
     if isinstance(model, DecoderLM):
         x = model.positions(F.embedding(inputs, model.embedding.weight))
@@ -51,7 +51,7 @@ def outputs(model: nn.Module, inputs: Tensor, products: Products) -> Tensor:
     return linear(x, model.head.weight, None, products)
 
 
-def _attention(block: Attention, x: Tensor, products: Products) -> Tensor:
+def _attention(block: Attention, x: Tensor, products: MatrixProducts) -> Tensor:
     if block.q_norm is not None or block.kv_heads != block.heads:
         raise Unsupported("Query/key norms and shared key heads are not computed the fast way.")
     parts = (block.q, block.k, block.v)
@@ -64,7 +64,7 @@ def _attention(block: Attention, x: Tensor, products: Products) -> Tensor:
     return linear(mixed.transpose(-2, -3).flatten(-2), block.o.weight, block.o.bias, products)
 
 
-def _feedforward(block: nn.Module, x: Tensor, products: Products) -> Tensor:
+def _feedforward(block: nn.Module, x: Tensor, products: MatrixProducts) -> Tensor:
     share: Tensor | None
     if isinstance(block, MixtureOfExperts):
         experts, share = [cast(SwiGLU, expert) for expert in block.experts], block.weights(x)

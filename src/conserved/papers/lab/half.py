@@ -270,7 +270,7 @@ class _Form:
 
 
 Layer = Callable[..., Tensor]
-Weights = dict[str, Tensor]
+BlockWeights = dict[str, Tensor]
 """By short names: q, k, v, o; n1, n2 for norms; g, u, d and the number of an expert; router; b at the end of biases."""
 
 
@@ -284,7 +284,7 @@ def _layer(form: _Form) -> Layer:
         scaled = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + form.epsilon) * gain
         return scaled if bias is None else scaled + bias
 
-    def attention(x: Tensor, s: Tensor, w: Weights, high: Weights, low: Weights) -> Tensor:
+    def attention(x: Tensor, s: Tensor, w: BlockWeights, high: BlockWeights, low: BlockWeights) -> Tensor:
         count, length, dim = x.shape
         joint, bias = joined(w, "qkv"), torch.cat((w["qb"], w["kb"], w["vb"])) if "qb" in w else None
         wide = _Linear.apply(x.reshape(-1, dim), joint, bias, s, True, joined(high, "qkv"), joined(low, "qkv"))
@@ -314,16 +314,16 @@ def _layer(form: _Form) -> Layer:
 
     count = max(1, form.experts)
 
-    def joined(w: Weights, parts: str) -> Tensor:
+    def joined(w: BlockWeights, parts: str) -> Tensor:
         return torch.cat([w[part] for part in parts])
 
-    def branches(w: Weights) -> Tensor:
+    def branches(w: BlockWeights) -> Tensor:
         return torch.cat([w[f"g{e}"] for e in range(count)] + [w[f"u{e}"] for e in range(count)])
 
-    def downs(w: Weights) -> Tensor:
+    def downs(w: BlockWeights) -> Tensor:
         return torch.cat([w[f"d{e}"] for e in range(count)], 1)
 
-    def layer(x: Tensor, s: Tensor, w: Weights, high: Weights, low: Weights) -> Tensor:
+    def layer(x: Tensor, s: Tensor, w: BlockWeights, high: BlockWeights, low: BlockWeights) -> Tensor:
         x = x + attention(norm(x, w["n1"], w.get("n1b")), s, w, high, low)
         y = norm(x, w["n2"], w.get("n2b")).flatten(0, 1)
         bias = torch.cat((w["g0b"], w["u0b"])) if "g0b" in w else None

@@ -25,7 +25,7 @@ from conserved.papers.lab.checkpoint import restored, saved
 from conserved.papers.lab.data import Examples
 from conserved.papers.lab.fast import operations, summed_loss
 from conserved.papers.lab.half import KERNELS, HalfModel, two_pieces
-from conserved.papers.lab.pieces import Products
+from conserved.papers.lab.pieces import MatrixProducts
 from conserved.papers.lab.recipes import Recipe, build
 from conserved.papers.lab.step_account import PARTS, RunLedger
 from conserved.papers.lab.sweep import Say
@@ -57,7 +57,7 @@ _COARSE = 0.01
 class Arithmetic:
     """How gradients are computed: which products, and how many examples at a time (fixed, to get the same numbers)."""
 
-    products: Products
+    products: MatrixProducts
     micro: int
 
     @property

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Products = Literal["double", "single", "pieces", "half"]
+MatrixProducts = Literal["double", "single", "pieces", "half"]
 """How matrices are multiplied: as they are in float64 or float32; in float32 by pieces, see above; or in half precision
 (`conserved.lab.half`)."""
 
@@ -227,7 +227,7 @@ def _spread(share: Tensor, width: int) -> Tensor:
     return share.repeat_interleave(width // share.shape[1], 1)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, products: Products) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, products: MatrixProducts) -> Tensor:
     """x Wᵀ + b along the last axis."""
     if products in ("double", "single"):
         return F.linear(x, weight, bias)
@@ -236,7 +236,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, products: Products) -
 
 
 def gated(
-    x: Tensor, both: Tensor, bias: Tensor | None, down: Tensor, share: Tensor | None, products: Products
+    x: Tensor, both: Tensor, bias: Tensor | None, down: Tensor, share: Tensor | None, products: MatrixProducts
 ) -> Tensor:
     """(SiLU(x Bᵀ) ⊙ x Cᵀ ⊙ shares of the experts) Aᵀ along the last axis, without the output's bias."""
     shares = None if share is None else share.reshape(-1, share.shape[-1])

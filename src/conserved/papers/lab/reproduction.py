@@ -23,7 +23,7 @@ from conserved.plain_data import record_of
 FIGURES = "figure"
 """Under which figures are kept in a run store."""
 
-Scale = Literal["small", "full"]
+ExperimentSize = Literal["small", "full"]
 
 _RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     **drift.RECIPES,
@@ -59,7 +59,7 @@ class Reproduction:
 def plan(
     figures: Sequence[str] = CODES,
     *,
-    scale: Scale = "small",
+    scale: ExperimentSize = "small",
     seeds: int | None = None,
     data: Sequence[str] = (),
     device: str = "cpu",

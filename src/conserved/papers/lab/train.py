@@ -16,14 +16,14 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from conserved.papers.lab.checkpoint import restored, saved
 from conserved.papers.lab.data import Examples
-from conserved.papers.lab.data.examples import Loss
+from conserved.papers.lab.data.examples import LossName
 from conserved.papers.lab.graphed import Slopes, graphed
 from conserved.papers.lab.memory import micro_batch
 from conserved.papers.lab.recipes import Recipe, build
 from conserved.papers.lab.trajectory import Trajectory
 from conserved.papers.lab.watched import Recording, Stacked, watch_recipe
 
-Progress = Callable[[int, int], None]
+StepProgress = Callable[[int, int], None]
 """Told the steps done and planned."""
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -67,7 +67,7 @@ def train(
     seeds: Sequence[int] | None = None,
     device: str = "cpu",
     limits: Limits | None = None,
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
 ) -> list[Trajectory]:
     """Train a recipe from every seed at one step size, all together, and give back one trajectory each."""
     limits = limits or Limits()
@@ -109,14 +109,14 @@ def stacked(models: Sequence[nn.Module], dtype: torch.dtype, device: torch.devic
     return {name: tensor.detach().to(device, dtype).clone() for name, tensor in parameters.items()}
 
 
-def loss_of(output: Tensor, targets: Tensor, loss: Loss) -> Tensor:
+def loss_of(output: Tensor, targets: Tensor, loss: LossName) -> Tensor:
     """The mean loss over a batch, over tokens too where every token has a target."""
     if loss == "square":
         return 0.5 * (output - targets).square().mean()
     return F.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
-def slopes_of(model: nn.Module, loss: Loss, precision: torch.dtype, *, own_batches: bool) -> Slopes:
+def slopes_of(model: nn.Module, loss: LossName, precision: torch.dtype, *, own_batches: bool) -> Slopes:
     """Gradients and losses of a stack of models on a batch, or each on its own; computed in a precision.
 
     The gradient of a conversion is the conversion back: gradients arrive in the precision of the weights.

@@ -15,7 +15,7 @@ from conserved.inference import recognize
 from conserved.laws import Change, LawSet, Reference
 from conserved.moment import Direction, LawPairs, Magnitudes
 from conserved.papers.blocks import MixtureOfExperts
-from conserved.papers.lab.data.examples import Examples, Loss
+from conserved.papers.lab.data.examples import Examples, LossName
 from conserved.papers.lab.recipes import Recipe
 from conserved.papers.lab.trajectory import Quantity, Role
 from conserved.symmetry import Leg, Symmetry, Translation, View
@@ -81,7 +81,7 @@ def _over_seeds(of_one: Callable[..., Any], *stacks: dict[str, Tensor]) -> Any:
     return tree_map(lambda tensor: tensor.unsqueeze(0), found)
 
 
-def watch(model: nn.Module, loss: Loss, inputs: Tensor) -> Watched:
+def watch(model: nn.Module, loss: LossName, inputs: Tensor) -> Watched:
     """The exact laws of a model on such inputs, what looks like them, and what the paper says of routers."""
     like = next(model.parameters())
     x = inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
-Loss = Literal["cross_entropy", "square"]
+LossName = Literal["cross_entropy", "square"]
 
 UNKNOWN = "<unk>"
 """Stands for every word outside a vocabulary."""
@@ -29,7 +29,7 @@ class Examples:
     name: str
     inputs: Shaped[Tensor, "count ..."]
     targets: Shaped[Tensor, "count ..."]
-    loss: Loss = "cross_entropy"
+    loss: LossName = "cross_entropy"
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from conserved.papers.lab.accounts import OPTIMIZERS
@@ -11,9 +11,8 @@ from conserved.papers.lab.exponents import growth_after, in_step_size
 from conserved.papers.lab.figure import PALETTE, Figure, Finding, Table, in_words, line, panels, positive
 from conserved.papers.lab.figures.curves import panel_curves
 from conserved.papers.lab.figures.drift import exponent_findings, runs_of
+from conserved.papers.lab.task import Documents
 from conserved.papers.lab.trajectory import Trajectory
-
-Documents = Mapping[str, dict[str, Any]]
 
 _ROUNDING = 1e-13
 _FAMILIES = (("query_key", "rotary attention"), ("gated_neurons", "SwiGLU neurons"), ("shift", "softmax gate Σ Wᵢ"))

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from conserved.symmetry import Leg, Symmetry, whole
 
-Run = Callable[[Mapping[str, Tensor], int], list[Tensor]]
+RunProgram = Callable[[Mapping[str, Tensor], int], list[Tensor]]
 """The outputs of a program for given parameters and a seed of its randomness."""
 
 _SAME = 1e-3
@@ -37,7 +37,7 @@ class Moved:
         return self.change <= max(_SAME * self.half, self.rounding)
 
 
-def runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+def runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunProgram:
     """A model's forward pass on given inputs, as a function of its parameters: nothing is left changed."""
     buffers = dict(model.named_buffers())
 
@@ -53,7 +53,7 @@ def runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return run
 
 
-def moved(run: Run, parameters: Mapping[str, Tensor], symmetries: Sequence[Symmetry], *, seed: int = 0) -> Moved:
+def moved(run: RunProgram, parameters: Mapping[str, Tensor], symmetries: Sequence[Symmetry], *, seed: int = 0) -> Moved:
     """Move parameters along symmetries, one after the other, and compare outputs with those before."""
     generator = torch.Generator().manual_seed(seed)
     start = {name: whole(value.detach()) for name, value in parameters.items()}

@@ -19,7 +19,7 @@ from conserved.certificates.differentiate import Sample, bracket, gradient
 from conserved.certificates.jets import Jet
 from conserved.certificates.program import Program
 
-Rows = NDArray[np.float64]
+Vectors = NDArray[np.float64]
 
 _SMALLEST = 1e-9
 """Remainders below this are not taken for new directions."""
@@ -34,17 +34,17 @@ class Choice:
 
     size: int
     rank: int = 0
-    _room: Rows = field(init=False)
+    _room: Vectors = field(init=False)
 
     def __post_init__(self) -> None:
         self._room = np.empty((16, self.size))
 
     @property
-    def basis(self) -> Rows:
+    def basis(self) -> Vectors:
         """Orthonormal rows."""
         return self._room[: self.rank]
 
-    def pick(self, rows: Rows, most: int) -> list[int]:
+    def pick(self, rows: Vectors, most: int) -> list[int]:
         """Which rows to add, largest remainder first, until nothing or enough is left."""
         left = self._rest(rows)
         chosen: list[int] = []
@@ -61,13 +61,13 @@ class Choice:
             chosen.append(best)
         return chosen
 
-    def _append(self, fresh: Rows) -> None:
+    def _append(self, fresh: Vectors) -> None:
         if self.rank == len(self._room):
             self._room = np.concatenate([self._room, np.empty_like(self._room)])
         self._room[self.rank] = fresh
         self.rank += 1
 
-    def _rest(self, rows: Rows) -> Rows:
+    def _rest(self, rows: Vectors) -> Vectors:
         for _ in range(2):
             rows = rows - (rows @ self.basis.T) @ self.basis
         return rows
@@ -116,11 +116,11 @@ def choose(
     return _used(samples, words)
 
 
-Word = Sequence[tuple[tuple[Array, ...], Sequence[int]]]
+BracketWord = Sequence[tuple[tuple[Array, ...], Sequence[int]]]
 """Samples: the tensors of an input, and a direction of the output."""
 
 
-def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Word]) -> Rows:
+def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[BracketWord]) -> Vectors:
     """Brackets of words of one length, each over the size of its terms; zero where it is not finite."""
     with np.errstate(all="ignore"):
         try:
@@ -135,7 +135,7 @@ def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Word]
         return np.where(good[:, None], found / np.where(good, sizes, 1)[:, None], 0.0)
 
 
-def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Word]) -> tuple[Rows, Rows]:
+def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[BracketWord]) -> tuple[Vectors, Vectors]:
     """The two terms that brackets are differences of, for many words at once; the second is zero for fields."""
     batch = SampleBatch(program, FloatArrays())
     point = batch.point(theta)
@@ -146,7 +146,7 @@ def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Word]
     return first, second
 
 
-def _single_terms(program: Program, theta: Sequence[float], word: Word) -> tuple[Rows, Rows]:
+def _single_terms(program: Program, theta: Sequence[float], word: BracketWord) -> tuple[Vectors, Vectors]:
     """The same for one word, by the rules that know every operator."""
     numbers, point = Floats(), Jet({0: np.array(theta)})
     *inner, last = (Sample(x, np.array(v, dtype=np.float64)) for x, v in word)
