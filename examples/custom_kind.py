@@ -3,16 +3,14 @@
 Positions of three coordinates can be written into queries and keys by multiplying from the right with unit quaternions,
 as rotary positions multiply with phases. What commutes with that is multiplying from the left: Q ← c·Q, K ← c/|c|²·K
 leaves every score ⟨q·p, k·p'⟩ alone. A kind says how elements act and which rows the pairing ⟨ξ·A, B⟩ is made of; laws,
-identities, drift, audits and the ledger of a run follow. It registers how elements are multiplied and undone, which of
-them are scales and which phase to prefer; weights are moved, balanced, aligned and given fingerprints along it.
+identities, drift, audits and the ledger of a run follow. `moving_along_my_kind.py` moves weights along it.
 """
 
 import torch
 from torch import Tensor
 
-from conserved import Kind, LawSet, Leg, Monitor, Symmetry, View, transform
+from conserved import Kind, LawSet, Leg, Monitor, Symmetry, View
 from conserved.symmetry import RowProducts, Term
-from conserved.transform.elements import composed, inverse, scaling_element, settled
 
 REAL = tuple(Term(row, row) for row in range(4))
 ONE = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
@@ -53,23 +51,6 @@ class QuaternionScaling(Kind):
         return f"(H*)^{n // 4}"
 
 
-def conjugate(q: Tensor) -> Tensor:
-    """The quaternions with their imaginary parts turned round."""
-    return q * (2 * ONE - 1)
-
-
-@settled.register(QuaternionScaling)
-def phases(kind: Kind, law: Symmetry, weights: dict[str, Tensor]) -> Tensor:
-    """Unit quaternions that make the sums of c|c|² over the columns of the first leg real and positive."""
-    rows = law.matrices(weights)[0].unflatten(0, (-1, 4))
-    return torch.nn.functional.normalize(conjugate((rows * rows.square().sum(1, keepdim=True)).sum(-1)), dim=1)
-
-
-inverse.register(QuaternionScaling, lambda kind, c: conjugate(c) / c.square().sum(-1, keepdim=True))
-composed.register(QuaternionScaling, lambda kind, later, earlier: times(later[..., None], earlier[..., None])[..., 0])
-scaling_element.register(QuaternionScaling, lambda kind, factors: factors[:, None] * ONE)
-
-
 torch.manual_seed(0)
 model = torch.nn.ParameterDict({name: torch.randn(8, 5, dtype=torch.float64) for name in ("q", "k")})
 x = torch.randn(5, 7, dtype=torch.float64)
@@ -96,9 +77,3 @@ with Monitor(model, optimizer, laws) as monitor:
         monitor.step()
 assert not monitor.alarms
 print(f"after 20 steps the law has drifted by {max(monitor.errors().values()):.1e}, all of it accounted for")
-
-before, mark = scores(), transform.fingerprint(model, laws=laws)
-done = transform.equalize(model, laws=laws)
-assert torch.allclose(scores(), before)
-assert transform.fingerprint(model, laws=laws).difference(mark) < 1e-9
-print(f"balanced: {done.before[law.name]:.1e} → {done.after[law.name]:.1e}, with the same scores and fingerprint")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 import time
 from pathlib import Path
 
@@ -26,8 +27,8 @@ SAYS = {
         r"\(H\*\)\^2 on q \(\+\), k \(−\); 2 conserved",
         r"‖q⁽ʲ⁾‖² − ‖k⁽ʲ⁾‖²\nVERIFIED",
         r"all of it accounted for",
-        r"balanced: 8\.\de-02 → \d\.\de(-1[5-9]|\+00), with the same scores and fingerprint",
     ),
+    "moving_along_my_kind": (r"balanced: 8\.\de-02 → \d\.\de(-1[5-9]|\+00), with the same scores and fingerprint",),
     "custom_optimizer": (r"sign: \d+% of", r"decay: \d+% of", r"copies kept: 0 bytes", r"unaccounted for: rounding"),
     "custom_sink": (r"run,step,law,observed", r"\nexample,1,gated_neurons,", r"\nexample,2,gated_neurons,"),
     "custom_claim": (r"lectures.linear: VERIFIED: 6 laws, as stated",),
@@ -79,6 +80,7 @@ def test_an_example_runs_and_says_what_it_should(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.delitem(sys.modules, "custom_kind", raising=False)  # another test may have moved its weights
     began = time.process_time()
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     shown = capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,12 @@ def pair(kind: Kind, minus: int = -1) -> tuple[Symmetry, dict[str, Tensor]]:
 
 
 @pytest.fixture
-def quaternions(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The example of a kind in one file, with what it registers."""
-    found = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "custom_kind.py"))
+def quaternions(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The example of a kind in one file, with what another registers of it."""
+    examples = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(examples)
+    monkeypatch.delitem(sys.modules, "custom_kind", raising=False)
+    found = runpy.run_path(str(examples / "moving_along_my_kind.py"))
     capsys.readouterr()
     return found
 
