@@ -532,3 +532,21 @@ def test_a_law_of_all_entries_reads_nothing_that_another_reads(kernels: list[str
     assert programs(rows) == 2
     assert programs(everything) == 2
     assert programs(rows, everything) == programs(everything, rows) == 3
+
+
+def test_kernels_never_read_a_parameter_whose_data_got_another_shape(kernels: list[str]) -> None:
+    torch.manual_seed(0)
+    model = blocks.Attention(16, 2)
+    laws = recognize(model, torch.randn(2, 5, 16))
+    monitor = Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), laws, audit=None)
+    model(torch.randn(2, 5, 16)).square().sum().backward()
+    assert audit(model, laws).ok
+    assert kernels
+    shrunk = model.q.weight
+    shrunk.data, shrunk.grad = shrunk.data[:8], None
+    shrunk.grad = torch.zeros_like(shrunk)
+    kernels.clear()
+    for read in (lambda: audit(model, laws).ok, laws.values, monitor.step):
+        with pytest.raises(ValueError, match=r"q\.weight has shape \(16, 16\); got a tensor of shape \(8, 16\)"):
+            read()
+    assert not kernels

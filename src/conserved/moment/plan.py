@@ -231,6 +231,11 @@ class Plan:
         return {leg.view.parameter: prod(leg.view.shape) for batch in self.batches for leg in batch.legs}
 
     @cached_property
+    def _entries_read(self) -> list[int]:
+        """The same of all that are read, in order."""
+        return [self.counts[name] for name in self.needs]
+
+    @cached_property
     def divisions(self) -> dict[int, Sequence[Sequence[str]]]:
         """By the entries of a portion, the parameters of each."""
         return {}
@@ -302,6 +307,8 @@ class Plan:
             return None
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
+        if [*map(Tensor.numel, tensors)] != self._entries_read * len(sources):
+            return None  # PyTorch's own operations say which of them has another shape
         found = triton_backend.readable(tensors)
         identities = wanted.sizes and pairs == ((0, 1),) and [*map(type, sources)] == [Point, Direction]
         if not identities or found is None or not self.row_identities.names:

@@ -207,7 +207,9 @@ class _Reading:
             paired = parcel.paired(linear=use.linear, offset=use.offset)
             self._pairs[paired.key] = paired.pairs
             legs = use.others
-            if use.by_kernels and self._kernels and not use.offset:
+            # Kernels read as many entries as the laws speak of. Single legs say that a tensor has another shape.
+            whole = {*map(Tensor.numel, paired.tensors)} == {self._plan.counts[name]}
+            if use.by_kernels and self._kernels and not use.offset and whole:
                 self._waiting.append((name, use, paired))
             elif use.by_kernels:
                 legs = (*legs, *use.by_kernels)
