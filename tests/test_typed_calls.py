@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 
 import beartype
@@ -100,5 +101,7 @@ def test_arguments_arrive_as_they_were_given() -> None:
 def test_the_package_is_checked() -> None:
     """Whatever other tests of this process have called before, and whether its functions have tests left."""
     assert View.of.__wrapped__.__name__ == "of"  # type: ignore[attr-defined]
-    (checking,) = (value for name, value in View.of.__globals__.items() if name.startswith("__checking_View_of_"))
+    (checking,) = (
+        value for name, value in View.of.__globals__.items() if re.fullmatch(r"__checking_View_of_\d+", name)
+    )
     assert checking.__code__.co_filename == typed_calls.__file__

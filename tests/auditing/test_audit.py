@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import conserved
 from conserved import Status, Symmetry, Verdict, audit, blocks, gauge, recognize
-from conserved.auditing import Audit, backward_pass
+from conserved.auditing import Audit
 from conserved.inference import FirstCall, live
 from conserved.laws.identities import grain
 from conserved.moment import Direction, Plan, Point
@@ -595,7 +595,7 @@ def test_what_is_kept_of_a_model_is_not_used_once_it_has_changed(change: str, gi
             assert audit(model, laws if given else None).ok
         CHANGES[change](model)
         found = audit(model, laws if given else None)
-        for kept in (backward_pass._LAWFUL, live._WALKS):
-            kept.pop(model, None)
+        kept = live.kept_with(model)
+        kept.walk = kept.audited = None
         afresh = audit(model, replace(laws) if given else None)
     assert found.record() == afresh.record()

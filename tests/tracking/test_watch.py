@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,77 @@ def test_a_clean_run_is_quiet_and_conclusive_and_its_residuals_are_a_series() ->
     assert [record.readings["audit/refuted"] for record in monitor.records] == [0.0] * 8
     assert monitor.last_audit is not None
     assert monitor.last_audit.badge == "verified, 100 % of parameters"
+
+
+def with_torch_norms() -> nn.Module:
+    torch.manual_seed(0)
+    norms = nn.LayerNorm(16), nn.RMSNorm(16, eps=1e-6)
+    return nn.Sequential(nn.Embedding(64, 16), norms[0], nn.Linear(16, 16), norms[1], nn.Linear(16, 64))
+
+
+@pytest.mark.parametrize("build", [decoder, with_torch_norms])
+def test_nothing_that_a_pass_computed_outlives_its_step(build: Callable[[], nn.Module]) -> None:
+    model, outputs = build(), list[weakref.ref[Tensor]]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer, audit=1)
+    for module in model.modules():
+        module.register_forward_hook(lambda _module, _args, output: outputs.append(weakref.ref(output)))
+    for number in range(3):
+        optimizer.zero_grad()
+        for part in range(2):
+            objective(model, 2 * number + part).backward()
+        optimizer.step()
+        monitor.step()
+    gc.collect()
+    assert all(entry.conclusive for entry in monitor.audits)
+    assert len(outputs) > 30
+    assert sum(one() is not None for one in outputs) == 0
+
+
+NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "scaled_dot_product_attention")
+
+
+@pytest.mark.parametrize("build", [decoder, with_torch_norms])
+def test_a_monitor_that_is_dropped_goes_with_its_model_and_leaves_pytorch_as_it_was(
+    build: Callable[[], nn.Module],
+) -> None:
+    gc.collect()
+    before = [getattr(F, name) for name in NORMS]
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = Monitor(model, optimizer, audit=1)
+    for number in range(2):
+        optimizer.zero_grad()
+        objective(model, number).backward()
+        optimizer.step()
+        monitor.step()
+    assert [getattr(F, name) for name in NORMS] != before, "it listens for the next step"
+    gone = weakref.ref(model)
+    del model, optimizer, monitor
+    gc.collect()
+    assert gone() is None
+    assert [getattr(F, name) for name in NORMS] == before
+
+
+def test_two_monitors_that_stop_in_any_order_both_hear_norms() -> None:
+    gc.collect()
+    before = [getattr(F, name) for name in NORMS]
+    models = [with_torch_norms() for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    monitors = [Monitor(*pair, audit=1) for pair in zip(models, optimizers, strict=True)]
+    for number in range(4):
+        for model, optimizer, monitor in zip(models, optimizers, monitors, strict=True):
+            if number > 1 and monitor is monitors[0]:
+                monitor.close()
+                continue
+            optimizer.zero_grad()
+            objective(model, number).backward()
+            optimizer.step()
+            monitor.step()
+    assert [len(monitor.audits) for monitor in monitors] == [2, 4]
+    assert all(entry.conclusive for monitor in monitors for entry in monitor.audits)
+    monitors[1].close()
+    assert [getattr(F, name) for name in NORMS] == before
 
 
 def test_stopping_leaves_the_parameters_as_they_were() -> None:

@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved.function_listeners import Listeners
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionCall:
@@ -74,13 +76,13 @@ def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
             else:
                 undo.callback(module.register_forward_pre_hook(_enter(ear, name), prepend=True).remove)
             undo.callback(module.register_forward_hook(_leave(ear), always_call=True).remove)
-        _EARS.append(ear)
-        undo.callback(_stop_listening, ear)
+        _EARS.begin(ear)
+        undo.callback(_EARS.end, ear)
         for holder, attribute in _products(model):
-            _replace(holder, attribute, _through_product)
+            _EARS.replace(holder, attribute, _through_product)
         interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
         if hasattr(interface, "get_interface"):
-            _replace(interface, "get_interface", _through_interface)
+            _EARS.replace(interface, "get_interface", _through_interface)
         yield
 
 
@@ -117,8 +119,7 @@ class _Ear:
         self.running = _Stack()
 
 
-_EARS: list[_Ear] = []
-"""Everyone who listens now."""
+_EARS = Listeners[_Ear]()
 
 
 class _Within(threading.local):
@@ -207,7 +208,7 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling() or _WITHIN.calls:
             return original(query, key, *rest, **options)
         with _unheard():
-            for ear in _EARS[:]:
+            for ear in _EARS.now():
                 running = ear.running.modules
                 if running and not any(computes_own_attention(one.module) for one in running):
                     answer = ear.tell(
@@ -243,7 +244,7 @@ def _through_implementation(attend: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling() or _WITHIN.calls:
             return attend(module, query, key, *rest, **options)
         with _unheard():
-            for ear in _EARS[:]:
+            for ear in _EARS.now():
                 path = ear.paths.get(id(module))
                 if path is None and ear.running.modules:
                     path = ear.running.modules[-1].path
@@ -263,37 +264,6 @@ def _through_implementation(attend: Callable[..., Any]) -> Callable[..., Any]:
             return attend(module, query, key, *rest, **options)
 
     return attending
-
-
-class _Replaced(NamedTuple):
-    """A function of others in whose place one of ours stands."""
-
-    holder: Any
-    attribute: str
-    original: Any
-    ours: Any
-
-
-_REPLACED: list[_Replaced] = []
-
-
-def _replace(holder: Any, attribute: str, through: Callable[[Any], Any]) -> None:
-    """Put ours in the place of a function, unless it is there already; one layer, however many listen."""
-    original = getattr(holder, attribute)
-    if any(one.ours is original for one in _REPLACED):
-        return
-    ours = through(original)
-    setattr(holder, attribute, ours)
-    _REPLACED.append(_Replaced(holder, attribute, original, ours))
-
-
-def _stop_listening(ear: _Ear) -> None:
-    """Functions get their places back when nobody listens any more; what others have put there since stays."""
-    _EARS.remove(ear)
-    while _REPLACED and not _EARS:
-        one = _REPLACED.pop()
-        if vars(one.holder).get(one.attribute) is one.ours:
-            setattr(one.holder, one.attribute, one.original)
 
 
 _NAME = "scaled_dot_product_attention"

@@ -4,7 +4,6 @@ identities beside what rounding explains."""
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from conserved.auditing.lookup_tables import Loses, lost, tables
 from conserved.auditing.softmax_gauge import Gauge
-from conserved.inference.live import ModelParts, parameters_of
+from conserved.inference.live import ModelParts, kept_with, parameters_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
@@ -85,9 +84,6 @@ class BackwardPass:
 _Lawful = tuple[LawSet, tuple[Dropped, ...], Mapping[str, nn.Parameter]]
 """Laws that a model keeps, those that it does not, and its parameters that are trained."""
 
-_LAWFUL: weakref.WeakKeyDictionary[nn.Module, tuple[Hashable, LawSet, _Lawful]] = weakref.WeakKeyDictionary()
-"""For every model the laws it was last audited with, and those of them that it keeps."""
-
 
 def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) -> _Lawful:
     """The laws that a model keeps as it is now, and why it does not keep the others; found out once.
@@ -99,7 +95,8 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     # A wrapper may make other parameters than its modules have.
     own = parts.state if theta is parts.named else ((*theta,), (*map(id, theta.values()),), parts.state)
     state = own, _addresses(theta.values())
-    known = _LAWFUL.get(parts.model)
+    kept = kept_with(parts.model)
+    known: tuple[Hashable, LawSet, _Lawful] | None = kept.audited
     if known is not None and known[1] is laws and known[0] == state:
         return known[2]
     strangers = [name for name in laws.plan.needs if name not in theta]
@@ -118,7 +115,7 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     names = {item.name for item in gone}
     lawful = laws.select(lambda s: s.name not in names) if gone else laws
     found = lawful, gone, trained
-    _LAWFUL[parts.model] = (state, laws, found)
+    kept.audited = (state, laws, found)
     return found
 
 

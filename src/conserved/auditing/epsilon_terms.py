@@ -11,6 +11,7 @@ a norm and the gradient of its output, which later operations made: a wrong inpu
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved.function_listeners import Listeners
 from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
 from conserved.inference.laws_up_to_epsilon import Forgetting
@@ -110,7 +112,7 @@ class EpsilonTerms:
                 undo.callback(module.register_forward_hook(self._through(name)).remove)
         for name, parameter in self._reference.items():
             undo.callback(parameter.register_post_accumulate_grad_hook(self._keep(name)).remove)
-        undo.enter_context(_norm_functions(lambda *call: self._function(running[-1] if running else "", *call)))
+        undo.enter_context(_norms_heard(_NormEar(self, running)))
 
     def of(self, symmetry: Symmetry, slopes: Tensors) -> RightHandSide | None:
         """The right-hand side of a law, in units of the gradients as they are now; None if it is not known."""
@@ -181,9 +183,13 @@ class EpsilonTerms:
         return not backward or not self._forwards[module]
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
+        # Weakly: Python does not see what such hooks of a parameter hold, so that the model would stay for ever.
+        kept = weakref.ref(self)
+
         def hook(parameter: Tensor) -> None:
-            if parameter.grad is not None and not parameter.grad.is_sparse:
-                self._taken[name] = parameter.grad.detach().clone()
+            terms = kept()
+            if terms is not None and parameter.grad is not None and not parameter.grad.is_sparse:
+                terms._taken[name] = parameter.grad.detach().clone()
 
         return hook
 
@@ -199,12 +205,13 @@ class EpsilonTerms:
 
         return hook
 
-    def _function(self, module: str, x: Tensor, out: Tensor, norm: _Norm) -> None:
+    def function(self, module: str, x: Tensor, out: Tensor, norm: _Norm) -> None:
         """One of torch's norm functions was called."""
         if module in self._counts and module not in self._written and self._counts_now(module):
             key = self._number(module)
             if key in self._dims and out.requires_grad:
-                out.register_hook(lambda slope: self._add(key, x, slope, norm))
+                values = x.detach()
+                out.register_hook(lambda slope: self._add(key, values, slope, norm))
 
     def _through(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
@@ -212,15 +219,16 @@ class EpsilonTerms:
                 return
             key = self._number(name)
             if key in self._dims and isinstance(out, Tensor) and out.requires_grad and len(args) == 1:
-                found, x = self._written[name], args[0]
-                out.register_hook(lambda slope: self._add_written(key, module, found, x, out, slope))
+                # A hook that held its own tensor would keep it and its graph for ever: Python cannot see that cycle.
+                found, x, y = self._written[name], args[0].detach(), out.detach()
+                out.register_hook(lambda slope: self._add_written(key, module, found, x, y, slope))
 
         return hook
 
     @torch.no_grad()
     def _add(self, key: Key, x: Tensor, slope: Tensor, norm: _Norm) -> None:
         kind = torch.promote_types(x.dtype, torch.float32)
-        values, slopes = x.detach().to(kind), slope.detach().to(kind)
+        values, slopes = x.to(kind), slope.detach().to(kind)
         if norm.gain is not None:
             slopes = slopes * norm.gain.detach().to(kind)
         values, slopes = values.reshape(norm.apart), slopes.reshape(norm.apart)
@@ -231,12 +239,12 @@ class EpsilonTerms:
     @torch.no_grad()
     def _add_written(self, key: Key, module: nn.Module, found: _Written, x: Tensor, out: Tensor, slope: Tensor) -> None:
         kind = torch.promote_types(x.dtype, torch.float32)
-        values = x.detach().to(kind)
+        values = x.to(kind)
         bias = module.forward(torch.zeros_like(x[(0,) * (x.ndim - 1)])[None]).to(kind)[0]
         square = (values - values.mean(-1, keepdim=True) if found.centred else values).square().mean(-1, keepdim=True)
         # The output is y itself: take its root out again, as `_sum` puts it in.
         root = (square + found.epsilon).sqrt()
-        products = (out.detach().to(kind) - bias) * slope.detach().to(kind) * root
+        products = (out.to(kind) - bias) * slope.detach().to(kind) * root
         self._sum(key, products, square, found.epsilon, (x.ndim - 1,))
 
     def _sum(self, key: Key, products: Tensor, square: Tensor, epsilon: float, dims: tuple[int, ...]) -> None:
@@ -327,18 +335,46 @@ def _leave(running: list[str]) -> Callable[[nn.Module, Any, Any], None]:
     return hook
 
 
+@dataclass(frozen=True, eq=False)
+class _NormEar:
+    """Whose norms are listened to, and which of its modules are running."""
+
+    terms: EpsilonTerms
+    running: list[str]
+
+
+_EARS = Listeners[_NormEar]()
+
+
 @contextmanager
-def _norm_functions(see: Callable[..., None]) -> Iterator[None]:
+def _norms_heard(ear: _NormEar) -> Iterator[None]:
     """Within it, torch's norm functions report what they were called with."""
-    layer, rms, group, batch = F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm
+    _EARS.begin(ear)
+    try:
+        for name, through in _THROUGH.items():
+            _EARS.replace(F, name, through)
+        yield
+    finally:
+        _EARS.end(ear)
 
-    def last(x: Tensor, shape: Any, weight: Any, eps: float, *, centred: bool) -> _Norm:
-        return _Norm(tuple(x.shape), tuple(range(x.ndim - len(shape), x.ndim)), weight, eps, centred)
 
-    def by_channel(x: Tensor, apart: Sequence[int], dims: Sequence[int], weight: Any, eps: float) -> _Norm:
-        gain = None if weight is None else weight.reshape(1, -1, *(1,) * (x.ndim - 2))
-        return _Norm(tuple(apart), tuple(dims), gain, eps, True)
+def _tell(x: Tensor, out: Tensor, norm: _Norm) -> Tensor:
+    for ear in _EARS.now():
+        ear.terms.function(ear.running[-1] if ear.running else "", x, out, norm)
+    return out
 
+
+def _last(x: Tensor, shape: Any, weight: Any, eps: float, *, centred: bool) -> _Norm:
+    """A norm over the last axes."""
+    return _Norm(tuple(x.shape), tuple(range(x.ndim - len(shape), x.ndim)), weight, eps, centred)
+
+
+def _by_channel(x: Tensor, apart: Sequence[int], dims: Sequence[int], weight: Any, eps: float) -> _Norm:
+    gain = None if weight is None else weight.reshape(1, -1, *(1,) * (x.ndim - 2))
+    return _Norm(tuple(apart), tuple(dims), gain, eps, True)
+
+
+def _through_layer_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def layer_norm(
         input: Tensor,  # noqa: A002
         normalized_shape: Any,
@@ -346,21 +382,27 @@ def _norm_functions(see: Callable[..., None]) -> Iterator[None]:
         bias: Any = None,
         eps: float = 1e-5,
     ) -> Tensor:
-        out = layer(input, normalized_shape, weight, bias, eps)
-        see(input, out, last(input, normalized_shape, weight, eps, centred=True))
-        return out
+        out = original(input, normalized_shape, weight, bias, eps)
+        return _tell(input, out, _last(input, normalized_shape, weight, eps, centred=True))
 
+    return layer_norm
+
+
+def _through_rms_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def rms_norm(
         input: Tensor,  # noqa: A002
         normalized_shape: Any,
         weight: Any = None,
         eps: float | None = None,
     ) -> Tensor:
-        out = rms(input, normalized_shape, weight, eps)
+        out = original(input, normalized_shape, weight, eps)
         used = torch.finfo(input.dtype).eps if eps is None else eps
-        see(input, out, last(input, normalized_shape, weight, used, centred=False))
-        return out
+        return _tell(input, out, _last(input, normalized_shape, weight, used, centred=False))
 
+    return rms_norm
+
+
+def _through_group_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def group_norm(
         input: Tensor,  # noqa: A002
         num_groups: int,
@@ -368,11 +410,14 @@ def _norm_functions(see: Callable[..., None]) -> Iterator[None]:
         bias: Any = None,
         eps: float = 1e-5,
     ) -> Tensor:
-        out = group(input, num_groups, weight, bias, eps)
+        out = original(input, num_groups, weight, bias, eps)
         apart = (input.shape[0], num_groups, input.shape[1] // num_groups, *input.shape[2:])
-        see(input, out, by_channel(input, apart, range(2, len(apart)), weight, eps))
-        return out
+        return _tell(input, out, _by_channel(input, apart, range(2, len(apart)), weight, eps))
 
+    return group_norm
+
+
+def _through_batch_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def batch_norm(
         input: Tensor,  # noqa: A002
         running_mean: Any,
@@ -383,16 +428,16 @@ def _norm_functions(see: Callable[..., None]) -> Iterator[None]:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        out = batch(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        out = original(input, running_mean, running_var, weight, bias, training, momentum, eps)
         dims = [dim for dim in range(input.ndim) if dim != 1]
-        see(input, out, by_channel(input, input.shape, dims, weight, eps))
-        return out
+        return _tell(input, out, _by_channel(input, input.shape, dims, weight, eps))
 
-    new: dict[str, Any] = {"layer_norm": layer_norm, "rms_norm": rms_norm, "group_norm": group_norm}
-    new["batch_norm"] = batch_norm
-    for name, function in new.items():
-        setattr(F, name, function)
-    try:
-        yield
-    finally:
-        F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm = layer, rms, group, batch
+    return batch_norm
+
+
+_THROUGH: dict[str, Callable[[Any], Any]] = {
+    "layer_norm": _through_layer_norm,
+    "rms_norm": _through_rms_norm,
+    "group_norm": _through_group_norm,
+    "batch_norm": _through_batch_norm,
+}

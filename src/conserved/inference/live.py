@@ -49,7 +49,7 @@ class FirstCall:
         self.came: list[Callable[[], None]] = []
         """Functions to call, without arguments, as soon as inputs have come."""
         self._handle = called.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
-        _WAITING[self.model] = self
+        kept_with(self.model).waiting = self
 
     def laws(self) -> LawSet:
         """The laws, from the inputs that came; from made-up ones if none came yet and the model tells them."""
@@ -66,8 +66,9 @@ class FirstCall:
         self._handle.remove()
         self.call = None
         self.came.clear()
-        if _WAITING.get(self.model) is self:
-            del _WAITING[self.model]
+        kept = kept_with(self.model)
+        if kept.waiting is self:
+            kept.waiting = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients, or made to infer laws, are not those of training."""
@@ -111,8 +112,35 @@ class _Known:
     laws: LawSet
 
 
-_WAITING: weakref.WeakKeyDictionary[nn.Module, FirstCall] = weakref.WeakKeyDictionary()
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str, _Known]] = weakref.WeakKeyDictionary()
+class Kept:
+    """What was found out about a model, kept in the model: they go together, whatever else its parameters hold."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.owner = weakref.ref(model)
+        self.waiting: FirstCall | None = None
+        """Whoever remembers the inputs of its first call."""
+        self.laws: dict[str, _Known] = {}
+        """By the loss they were inferred for."""
+        self.walk: _Walk | None = None
+        """How the model was last gone through."""
+        self.audited: Any = None
+        """The laws it was last audited with, as `auditing` keeps them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of the model, and files it is saved in, know nothing."""
+        return type(None), ()
+
+
+_PLACE = "_kept_by_conserved"
+
+
+def kept_with(model: nn.Module) -> Kept:
+    """What was found out about a model; a copy that shares the attributes of another model has its own."""
+    found = model.__dict__.get(_PLACE)
+    if found is None or found.owner() is not model:
+        found = model.__dict__[_PLACE] = Kept(model)
+    known: Kept = found
+    return known
 
 
 def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
@@ -125,7 +153,7 @@ def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
     Returns:
         The laws, or None if they were not inferred or the model has changed since.
     """
-    kept = _KNOWN.get(model, {}).get("any" if loss == "regression" else loss)
+    kept = kept_with(model).laws.get("any" if loss == "regression" else loss)
     return kept.laws if kept is not None and kept.state == parts_of(model).state else None
 
 
@@ -152,10 +180,10 @@ def laws_of_model(
     """
     word = "any" if loss == "regression" else loss
     state = (parts or parts_of(model)).state
-    kept = _KNOWN.setdefault(model, {})
+    kept = kept_with(model).laws
     if word in kept and kept[word].state == state:
         return kept[word].laws
-    waiting = _WAITING.get(model)
+    waiting = kept_with(model).waiting
     call = waiting.call if call is None and waiting is not None else call
     args, kwargs = call or ((), {})
     try:
@@ -189,13 +217,13 @@ class _Walk:
     """The modules of a model, to be visited again without looking for them: those that hold parts are told apart."""
 
     modules: tuple[weakref.ref[nn.Module], ...]
-    """Weakly, as what is kept about a model must not keep it."""
+    """Weakly: a module that was taken out of the model is not kept by it."""
     parents: tuple[int, ...]
     """Places of the modules that have modules inside."""
     owners: tuple[int, ...]
     """Places of the modules that have parameters of their own."""
     parameters: tuple[nn.Parameter, ...]
-    """They do not hold the model, and while they are held no other gets the identity of one of them."""
+    """While they are held no other gets the identity of one of them."""
     state: Hashable
     named: dict[str, nn.Parameter]
 
@@ -210,14 +238,10 @@ class _Walk:
         return ModelParts(model, self.parameters, self.state, self.named) if found == self.state else None
 
 
-_WALKS: weakref.WeakKeyDictionary[nn.Module, _Walk] = weakref.WeakKeyDictionary()
-"""How every model was last gone through."""
-
-
 def parts_of(model: nn.Module) -> ModelParts:
     """The parts of a model. It is asked for in every step: one that did not change is recognised without a loop."""
-    kept = _WALKS.get(model)
-    found = None if kept is None else kept.again(model)
+    kept = kept_with(model)
+    found = None if kept.walk is None else kept.walk.again(model)
     if found is not None:
         return found
     modules = {id(model): model}
@@ -233,7 +257,7 @@ def parts_of(model: nn.Module) -> ModelParts:
         for part in ("_modules", "_parameters")
     )
     parameters, state = _state(every, parents, owners)
-    walk = _WALKS[model] = _Walk((*map(weakref.ref, every),), parents, owners, parameters, state, {})
+    walk = kept.walk = _Walk((*map(weakref.ref, every),), parents, owners, parameters, state, {})
     return ModelParts(model, parameters, state, walk.named)
 
 
