@@ -263,3 +263,51 @@ def test_nesterov_momentum_has_no_such_invariant() -> None:
     monitor = Monitor(model, optimizer)
     train(model, optimizer, exact_text_loss, 2, after=lambda _: monitor.step())
     assert monitor.angular_momenta() == []
+
+
+class Rolling(torch.optim.Optimizer):
+    """v ← friction · v + g and θ ← θ − lr · v: heavy-ball momentum in words of its own, and descent without friction."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], friction: float) -> None:
+        super().__init__(parameters, {"lr": 0.05, "friction": friction})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                velocity = self.state[parameter].setdefault("velocity", torch.zeros_like(parameter))
+                velocity.mul_(group["friction"]).add_(parameter.grad)
+                parameter.sub_(group["lr"] * velocity)
+
+
+def rolling(step: ParameterStep) -> Update:
+    lr, velocity = step.group["lr"], Combination.of(step.state["velocity"])
+    return Update(gradient=step.slope, rate=lr, parts={"momentum": lr * (velocity - step.slope)})
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
+@pytest.mark.parametrize("friction", [0.0, 0.8], ids=["descent", "heavy ball"])
+def test_an_optimizer_with_words_of_its_own_says_in_its_rule_which_theory_it_follows(
+    friction: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_rules, "_RULES", dict(optimizer_rules._RULES))
+    theory: dict[str, Any] = {
+        "plain": lambda group: group["friction"] == 0,
+        "momentum": lambda group: group["friction"] or None,
+        "buffer": "velocity",
+    }
+    register_rule(Rolling, rolling, **(theory if told else {}))
+    model = decoder(positions="none").double()
+    optimizer = Rolling(model.parameters(), friction)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["velocity"] = 0.01 * torch.randn_like(parameter)
+    monitor = Monitor(model, optimizer)
+    train(model, optimizer, exact_text_loss, 4, after=lambda _: monitor.step())
+    assert not monitor.alarms
+    assert any(row.applies for row in monitor.bounds()) == (told and friction == 0)
+    turning = monitor.angular_momenta()
+    assert bool(turning) == (told and friction > 0)
+    for row in turning:
+        assert row.start > 0
+        assert row.factor == pytest.approx(friction**4)
+        assert row.error < 1e-13, row

@@ -23,6 +23,7 @@ from conserved.tracking import (
     PrecisionChanged,
     StepMissed,
     Update,
+    optimizer_rules,
     register_rule,
     rule_of,
 )
@@ -502,6 +503,34 @@ class TestConversionsInMidRun:
         optimizer.load_state_dict(optimizer.state_dict())
         self.steps(model, optimizer, monitor, 3)
         assert not monitor.alarms
+
+    @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
+    def test_a_rule_says_which_tensors_are_averages(self, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Averaging(torch.optim.Optimizer):
+            """m ← m + (g − m)/10 and θ ← θ − lr · m."""
+
+            def __init__(self, parameters: Any) -> None:
+                super().__init__(parameters, {"lr": 0.01})
+
+            @torch.no_grad()
+            def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                        parameter.sub_(group["lr"] * mean.lerp_(parameter.grad, 0.1))
+
+        def update(step: ParameterStep) -> Update:
+            lr, mean = step.group["lr"], Combination.of(step.state["mean"])
+            return Update(gradient=step.slope, rate=lr, parts={"momentum": lr * (mean - step.slope)})
+
+        monkeypatch.setattr(optimizer_rules, "_RULES", dict(optimizer_rules._RULES))
+        options: dict[str, Any] = {"averages": ["mean"]} if told else {}
+        register_rule(Averaging, update, **options)
+        model, optimizer, monitor = self.watched(Averaging)
+        self.steps(model, optimizer, monitor, 2)
+        model.double()
+        with pytest.raises(PrecisionChanged if told else RuntimeError, match="averages" if told else "dtype"):
+            self.steps(model, optimizer, monitor, 1)
 
     @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64], ids=str)
     @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -69,6 +69,14 @@ def _weight_decay(group: Mapping[str, Any]) -> Scalar | None:
     return found
 
 
+def _never(group: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _without_momentum(group: Mapping[str, Any]) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """How to read an optimizer's last step, and for which parameter groups it needs a copy of θ from before."""
@@ -82,6 +90,16 @@ class Rule:
     """A direction that the optimizer does not keep, for parameters of one group with one step count together."""
     decay: Callable[[Mapping[str, Any]], Scalar | None] = _weight_decay
     """λ of a parameter group, by which weights decay as e^{−λ Σ lr}; None where it is not known."""
+    plain: Callable[[Mapping[str, Any]], bool] = _never
+    """Whether a parameter group is stepped by gradient descent and nothing else: θ' = θ − lr·g."""
+    momentum: Callable[[Mapping[str, Any]], Scalar | None] = _without_momentum
+    """m of a parameter group under heavy-ball momentum, b ← m·b + c·(g + λθ) and θ' = θ − lr·b; None without."""
+    buffer: str = "momentum_buffer"
+    """Where the optimizer's state has b."""
+    averages: tuple[str, ...] = ("exp_avg",)
+    """Where the state has tensors that are interpolated with the gradient, which torch refuses between two types."""
+    reads_gradient: bool = True
+    """Whether the gradient has to be there when the rule is asked."""
 
 
 _RULES: dict[type[Optimizer], Rule] = {}
@@ -95,6 +113,10 @@ def register_rule(
     uniform: bool = False,
     make: Callable[[Sequence[ParameterStep]], Sequence[Tensor]] | None = None,
     decay: Callable[[Mapping[str, Any]], Scalar | None] = _weight_decay,
+    plain: Callable[[Mapping[str, Any]], bool] = _never,
+    momentum: Callable[[Mapping[str, Any]], Scalar | None] = _without_momentum,
+    buffer: str = "momentum_buffer",
+    averages: Sequence[str] = ("exp_avg",),
 ) -> Rule:
     """Make an optimizer known. Subclasses that do not change `step` follow the same rule.
 
@@ -110,13 +132,31 @@ def register_rule(
             parameter finds its own in `ParameterStep.made`.
         decay: the weight decay λ of a parameter group that does not call it `weight_decay`; None where it is not known,
             and `Monitor.decay()` leaves such laws out.
+        plain: whether a parameter group is stepped by gradient descent and nothing else, θ' = θ − lr·g, for which
+            `Monitor.bounds()` is a theorem.
+        momentum: m of a parameter group under heavy-ball momentum, b ← m·b + c·(g + λθ) and θ' = θ − lr·b, for which
+            `Monitor.angular_momenta()` is exact; None for groups that are stepped in another way.
+        buffer: where the optimizer's state has the momentum buffer b of a parameter.
+        averages: where the state has tensors that the optimizer interpolates with the gradient. They cannot step once
+            the model was converted to another type, and the monitor says so before they try.
 
     Returns:
         The rule, which is registered already and replaces an earlier one.
     """
     condition = keeps if callable(keeps) else lambda group: keeps
     name = optimizer.__name__
-    _RULES[optimizer] = Rule(name=name, update=update, keeps=condition, uniform=uniform, make=make, decay=decay)
+    _RULES[optimizer] = Rule(
+        name=name,
+        update=update,
+        keeps=condition,
+        uniform=uniform,
+        make=make,
+        decay=decay,
+        plain=plain,
+        momentum=momentum,
+        buffer=buffer,
+        averages=tuple(averages),
+    )
     return _RULES[optimizer]
 
 
@@ -145,7 +185,7 @@ def _generic(step: ParameterStep) -> Update:
     return Update(parts={"update": Combination.of(moved)})
 
 
-GENERIC = Rule(name="generic", update=_generic, keeps=lambda group: True)
+GENERIC = Rule(name="generic", update=_generic, keeps=lambda group: True, reads_gradient=False)
 
 
 def _sgd(step: ParameterStep) -> Update:
@@ -163,6 +203,14 @@ def _sgd(step: ParameterStep) -> Update:
         )
     loss = lr * decay * (theta + lr * buffer)
     return Update(gradient=slope, rate=lr, parts=_present(decay=loss) | {"momentum": lr * (buffer - slope) - loss})
+
+
+def _sgd_is_plain(group: Mapping[str, Any]) -> bool:
+    return not group["momentum"] and not group["weight_decay"]
+
+
+def _sgd_momentum(group: Mapping[str, Any]) -> Scalar | None:
+    return group["momentum"] if group["momentum"] and not group["nesterov"] else None
 
 
 def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
@@ -275,9 +323,9 @@ def _number(step: Tensor | float) -> Scalar:
     return float(step)
 
 
-register_rule(SGD, _sgd, uniform=True)
+register_rule(SGD, _sgd, uniform=True, plain=_sgd_is_plain, momentum=_sgd_momentum)
 register_rule(Adam, _adam, uniform=True, make=_adam_directions)
 register_rule(AdamW, partial(_adam, decoupled=True), uniform=True, make=_adam_directions)
 register_rule(RMSprop, _rmsprop, keeps=lambda group: bool(group["weight_decay"] != 0 and group["momentum"] == 0))
 if hasattr(torch.optim, "Muon"):  # torch 2.9
-    register_rule(torch.optim.Muon, _muon)
+    register_rule(torch.optim.Muon, _muon, averages=["momentum_buffer"])

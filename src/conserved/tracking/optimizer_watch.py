@@ -132,14 +132,14 @@ class OptimizerWatch:
     def descends_plainly(self, name: str) -> bool:
         """Whether a parameter is stepped by gradient descent and nothing else."""
         watched, options = self._owner(name)
-        return watched.rule.name == "SGD" and not options["momentum"] and not options["weight_decay"]
+        return watched.rule.plain(options)
 
     def buffer_of(self, name: str) -> Tensor | None:
-        """The momentum buffer of a parameter under heavy-ball SGD, None where there is none."""
+        """The buffer of a parameter under heavy-ball momentum, None where there is none."""
         watched, options = self._owner(name)
-        if watched.rule.name != "SGD" or not options["momentum"] or options["nesterov"]:
+        if watched.rule.momentum(options) is None:
             return None
-        buffer = watched.optimizer.state[self._theta[name]].get("momentum_buffer")
+        buffer = watched.optimizer.state[self._theta[name]].get(watched.rule.buffer)
         return buffer if isinstance(buffer, Tensor) else None
 
     def optimizer_sums(self) -> list[list[GroupSums]]:
@@ -155,7 +155,7 @@ class OptimizerWatch:
                     "Call it after every optimizer step; to look at fewer of them, pass every=."
                 )
             gone = sorted(name for name in watched.moved if self._theta[name].grad is None)
-            if gone and watched.rule.name != "generic":
+            if gone and watched.rule.reads_gradient:
                 raise StepMissed(
                     f"{gone[0]} had a gradient when its optimizer stepped and has none now. "
                     "Call Monitor.step() right after optimizer.step(), before zero_grad()."
@@ -315,11 +315,11 @@ class OptimizerWatch:
         """Parameters whose type has changed since the last step, before their optimizer trips over it."""
         changed = [name for name in self._place if self._theta[name].dtype != self._types[name]]
         for name in changed:
-            optimizer = self._place[name][0].optimizer
-            average = optimizer.state[self._theta[name]].get("exp_avg")
+            watched = self._place[name][0]
+            optimizer, state = watched.optimizer, watched.optimizer.state[self._theta[name]]
+            averages = [state.get(average) for average in watched.rule.averages]
             now, before = (str(kind).removeprefix("torch.") for kind in (self._theta[name].dtype, self._types[name]))
-            # Averages of this kind are interpolated, which torch refuses between two types.
-            if isinstance(average, Tensor) and average.dtype != self._theta[name].dtype:
+            if any(isinstance(one, Tensor) and one.dtype != self._theta[name].dtype for one in averages):
                 raise PrecisionChanged(
                     f"{name} was {before} and is {now} since the last step, while {type(optimizer).__name__} keeps its "
                     "averages as they were and cannot step. Convert the model before its optimizer is made, let "
@@ -369,7 +369,8 @@ class OptimizerWatch:
             sums.squares = sums.squares + lr * lr
             decay = watched.rule.decay(group)
             sums.decayed = nan if decay is None else sums.decayed + lr * decay
-            sums.damped = sums.damped * group.get("momentum", 0.0)
+            momentum = watched.rule.momentum(group)
+            sums.damped = 0.0 if momentum is None else sums.damped * momentum
 
 
 def remote(tensor: Tensor) -> bool:
