@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
 import weakref
 from collections.abc import Callable
@@ -168,6 +169,22 @@ def test_kept_laws_go_with_their_model() -> None:
     del model
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("audited", [True, False], ids=["audited", "new"])
+def test_a_file_of_an_audited_model_loads_wherever_one_of_a_new_model_does(audited: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    if audited:
+        model(torch.randn(5, 3)).sum().backward()
+        assert conserved.audit(model).tested
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.ReLU]):
+        loaded = torch.load(file, weights_only=True)
+    loaded(torch.randn(5, 3)).sum().backward()
+    assert conserved.audit(loaded).tested
+    assert len(laws_of_model(copy.deepcopy(loaded))) == len(laws_of_model(model))
 
 
 class TestMonitor:

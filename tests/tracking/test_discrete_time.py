@@ -266,7 +266,7 @@ def test_nesterov_momentum_has_no_such_invariant() -> None:
 
 
 class Rolling(torch.optim.Optimizer):
-    """v ← friction · v + g and θ ← θ − lr · v: heavy-ball momentum in words of its own, and descent without friction."""
+    """v ← friction · v + g and θ ← θ − lr · v: heavy-ball momentum by other names, and descent without friction."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], friction: float) -> None:
         super().__init__(parameters, {"lr": 0.05, "friction": friction})

@@ -5,6 +5,7 @@ model stays the same.
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, repeat
@@ -127,8 +128,8 @@ class Kept:
         """The laws it was last audited with, as `auditing` keeps them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of the model, and files it is saved in, know nothing."""
-        return type(None), ()
+        """Copies of the model, and files it is saved in, know nothing; `torch.load` trusts what stands there instead."""
+        return OrderedDict, ()
 
 
 _PLACE = "_kept_by_conserved"
@@ -137,10 +138,9 @@ _PLACE = "_kept_by_conserved"
 def kept_with(model: nn.Module) -> Kept:
     """What was found out about a model; a copy that shares the attributes of another model has its own."""
     found = model.__dict__.get(_PLACE)
-    if found is None or found.owner() is not model:
+    if not isinstance(found, Kept) or found.owner() is not model:
         found = model.__dict__[_PLACE] = Kept(model)
-    known: Kept = found
-    return known
+    return found
 
 
 def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
