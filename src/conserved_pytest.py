@@ -35,12 +35,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     from conserved.integrations.backward_audits import BackwardAudits
 
     options = {} if marker is None else dict(marker.kwargs)
-    with BackwardAudits(**options) as audits:
-        item.stash[_KEY] = audits
+    with BackwardAudits(**options):
         return (yield)
-
-
-_KEY: pytest.StashKey[BackwardAudits] = pytest.StashKey()
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,50 @@ def test_everything_is_as_before_afterwards() -> None:
     with BackwardAudits():
         assert nn.Module.__call__ is not before[0]
     assert (nn.Module.__call__, torch.autograd.backward) == before
+
+
+def test_models_that_a_test_drops_are_gone_while_it_runs_and_their_audits_are_there() -> None:
+    gone: list[weakref.ref[object]] = []
+    with BackwardAudits() as audits:
+        for _ in range(3):
+            model = Net()
+            model(torch.randn(5, 4)).square().mean().backward()
+            gone += [weakref.ref(model), weakref.ref(model.a.weight), weakref.ref(model.a.weight.grad)]
+            del model
+        gc.collect()
+        assert [one() for one in gone] == [None] * len(gone)
+    assert len(audits.audits) == 3
+    for one in audits.audits:
+        assert one.conclusive
+        assert {row.name for row in one.rows}
+        assert one.coverage.parameters > 0.5
+        assert one.by_family()
+        assert "identities tested" in one.summary()
+
+
+SESSION = """
+import gc, weakref
+import torch
+from torch import nn
+
+MADE = []
+
+def test_first():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model(torch.randn(5, 3)).sum().backward()
+    MADE.append(weakref.ref(model))
+
+def test_second():
+    gc.collect()
+    assert MADE and MADE[0]() is None
+"""
+
+
+def test_models_of_one_test_are_gone_in_the_next(tmp_path: Path) -> None:
+    (tmp_path / "test_session.py").write_text(SESSION)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--conserved", "test_session.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout
 
 
 def test_a_model_nothing_is_known_of_is_no_failure() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -120,6 +120,10 @@ class Judgement:
     moved: float | None
 
 
+def _there() -> bool:
+    return True
+
+
 class Audit:
     """The result of one audit: the gradient identities of a backward pass, worst first.
 
@@ -131,7 +135,7 @@ class Audit:
     An audit from `audit(model, wait=False)` is judged when it is first read; `ready` says whether reading would wait.
     """
 
-    def __init__(self, judge: Callable[[], Judgement], arrived: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, judge: Callable[[], Judgement], arrived: Callable[[], bool] = _there) -> None:
         """An audit whose numbers may still be on their way from the device; `conserved.audit` makes them.
 
         Args:
@@ -146,9 +150,16 @@ class Audit:
         """Everything that was found, judged now if it was not before."""
         assert self._judge is not None
         found = self._judge()
-        # What the judge holds on to (numbers, parameters) is let go.
-        self._judge = None
+        # What these hold on to (numbers, parameters) is let go.
+        self._judge, self._arrived = None, _there
         return found
+
+    def settle(self) -> None:
+        """Work out everything there is to read now, and let go of the laws and parameters it is worked out from."""
+        found, families, whole = self.judgement, self.by_family(), self.coverage
+        others = self.rows[len(found.failures) :]
+        known = replace(found, others=lambda: others, by_family=lambda: families, covers=lambda: whole)
+        vars(self)["judgement"] = known
 
     @property
     def ready(self) -> bool:

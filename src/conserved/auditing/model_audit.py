@@ -118,9 +118,9 @@ def _judged(
         moved = step_size(case.suspected[:EXPLAINED], backward.points, slopes)
     failures = case.failures(moved)
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
-    # An audit that is kept must not keep the gradients.
+    # An audit that is kept must not keep the gradients, nor the model.
     laws, points, tested = backward.laws, backward.points, left.balance.tested
-    case.backward = replace(backward, slopes=None)
+    del case.backward
     return Judgement(
         verdict=verdict,
         failures=failures,

@@ -44,13 +44,23 @@ class FirstCall:
             model: the module inside it whose laws are wanted, if that is another.
             loss: the loss for which laws are inferred, as for `recognize`.
         """
-        self.model = called if model is None else model
+        wanted = called if model is None else model
+        # Weakly: whoever keeps this by the model would keep the model.
+        self._model = weakref.ref(wanted)
         self.loss = loss
         self.call: ModelCall | None = None
         self.came: list[Callable[[], None]] = []
         """Functions to call, without arguments, as soon as inputs have come."""
         self._handle = called.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
-        kept_with(self.model).waiting = self
+        kept_with(wanted).waiting = self
+
+    @property
+    def model(self) -> nn.Module:
+        """The module whose laws are wanted."""
+        found = self._model()
+        if found is None:
+            raise ReferenceError("The model whose first call was waited for is gone.")
+        return found
 
     def laws(self) -> LawSet:
         """The laws, from the inputs that came; from made-up ones if none came yet and the model tells them."""
@@ -67,9 +77,9 @@ class FirstCall:
         self._handle.remove()
         self.call = None
         self.came.clear()
-        kept = kept_with(self.model)
-        if kept.waiting is self:
-            kept.waiting = None
+        model = self._model()
+        if model is not None and kept_with(model).waiting is self:
+            kept_with(model).waiting = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients, or made to infer laws, are not those of training."""
@@ -128,7 +138,7 @@ class Kept:
         """The laws it was last audited with, as `auditing` keeps them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of the model, and files it is saved in, know nothing; `torch.load` trusts what stands there instead."""
+        """Copies of the model, and files it is saved in, know nothing; `torch.load` trusts what stands there."""
         return OrderedDict, ()
 
 

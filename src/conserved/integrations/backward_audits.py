@@ -34,6 +34,8 @@ class BackwardAudits:
         """Models that could not be audited, by the name of their class, and why."""
         self._calls: weakref.WeakKeyDictionary[nn.Module, FirstCall] = weakref.WeakKeyDictionary()
         self._laws: weakref.WeakKeyDictionary[nn.Module, LawSet | None] = weakref.WeakKeyDictionary()
+        self._called: set[nn.Module] = set()
+        """Models that were called since their last backward pass: the test itself need not hold them until the next."""
         self._depth = 0
         self._undo: list[tuple[Any, str, Any]] = []
 
@@ -64,6 +66,7 @@ class BackwardAudits:
             setattr(owner, name, was)
         for first in self._calls.values():
             first.close()
+        self._called.clear()
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         self._undo.append((owner, name, getattr(owner, name)))
@@ -72,7 +75,10 @@ class BackwardAudits:
     def _see(self, module: nn.Module) -> None:
         """Remember how a model is called, the first time it is."""
         trained = any(p.requires_grad and p.is_floating_point() for p in module.parameters())
-        if trained and module not in self._calls:
+        if not trained:
+            return
+        self._called.add(module)
+        if module not in self._calls:
             self._calls[module] = FirstCall(module, loss=self.loss)
 
     @contextmanager
@@ -106,10 +112,14 @@ class BackwardAudits:
             except (RuntimeError, TypeError, ValueError, NotImplementedError, LookupError) as problem:
                 self._laws[model] = None
                 self.skipped[type(model).__name__] = str(problem).partition("\n")[0]
+        # Only now: laws are inferred by calling the model.
+        self._called.discard(model)
         laws = self._laws[model]
         if laws is None or not len(laws):
             return
         found = audit(model, laws)
+        # A test may make models by the hundred; their audits stay, and they do not.
+        found.settle()
         self.audits.append(found)
         if found.failures or any(item.trouble == "not finite" for item in found.findings):
             raise AssertionError(f"A backward pass of {type(model).__name__} is wrong.\n{found.summary()}")
