@@ -194,7 +194,12 @@ class Symmetry(Recorded):
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def moment_map(
-        self, a: Tensors | Point | Direction, b: Tensors | Point | Direction, *, dtype: torch.dtype | None = None
+        self,
+        a: Tensors | Point | Direction,
+        b: Tensors | Point | Direction,
+        *,
+        dtype: torch.dtype | None = None,
+        point: bool | None = None,
     ) -> Tensor:
         """The moment map μ(A, B).
 
@@ -202,10 +207,17 @@ class Symmetry(Recorded):
             a: tensors of A by parameter name: parameters, or a `Direction`.
             b: tensors of B by parameter name: a gradient or an update, unless it is A itself or a `Point`.
             dtype: the precision; by default the common one of the legs, at least float32.
+            point: as in the first release, False where A is a `Direction`; it draws a DeprecationWarning.
 
         Returns:
             μ(A, B), in the shape the kind gives it.
         """
+        if point is not None:
+            message = (
+                "moment_map(point=…) goes with the next release: pass Direction(tensors) where A is no parameters."
+            )
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            a = a if point or isinstance(a, Point | Direction) else Direction(a)
         first = a if isinstance(a, Point | Direction) else Point(a)
         second = b if isinstance(b, Point | Direction) else first if b is a else Direction(b)
         same = type(first) is type(second) and first.tensors is second.tensors
