@@ -210,7 +210,8 @@ def _sgd_is_plain(group: Mapping[str, Any]) -> bool:
 
 
 def _sgd_momentum(group: Mapping[str, Any]) -> Scalar | None:
-    return group["momentum"] if group["momentum"] and not group["nesterov"] else None
+    found: Scalar | None = group["momentum"] if group["momentum"] and not group["nesterov"] else None
+    return found
 
 
 def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
