@@ -168,3 +168,17 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def nobody_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no other test of this process held a monitor, which listens to functions of PyTorch."""
+    from conserved.attention import attention_calls
+    from conserved.auditing import epsilon_terms
+    from conserved.function_listeners import Listeners
+
+    gc.collect()
+    for module in (attention_calls, epsilon_terms):
+        for one in module._EARS._replaced:
+            monkeypatch.setattr(one.holder, one.attribute, one.original)
+        monkeypatch.setattr(module, "_EARS", Listeners())

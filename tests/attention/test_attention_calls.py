@@ -28,8 +28,7 @@ PLACES = (F, "scaled_dot_product_attention"), (Interface, "get_interface")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    gc.collect()  # a monitor that another test dropped listens until then
+def nothing_is_left_behind(nobody_else_listens: None) -> Iterator[None]:
     before = [getattr(*place) for place in PLACES]
     yield
     assert [getattr(*place) for place in PLACES] == before

@@ -103,11 +103,11 @@ def test_nothing_that_a_pass_computed_outlives_its_step(build: Callable[[], nn.M
 NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "scaled_dot_product_attention")
 
 
+@pytest.mark.usefixtures("nobody_else_listens")
 @pytest.mark.parametrize("build", [decoder, with_torch_norms])
 def test_a_monitor_that_is_dropped_goes_with_its_model_and_leaves_pytorch_as_it_was(
     build: Callable[[], nn.Module],
 ) -> None:
-    gc.collect()
     before = [getattr(F, name) for name in NORMS]
     model = build()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -125,8 +125,8 @@ def test_a_monitor_that_is_dropped_goes_with_its_model_and_leaves_pytorch_as_it_
     assert [getattr(F, name) for name in NORMS] == before
 
 
+@pytest.mark.usefixtures("nobody_else_listens")
 def test_two_monitors_that_stop_in_any_order_both_hear_norms() -> None:
-    gc.collect()
     before = [getattr(F, name) for name in NORMS]
     models = [with_torch_norms() for _ in range(2)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
