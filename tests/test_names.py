@@ -125,10 +125,12 @@ def test_no_class_shares_its_name_with_another_class_or_type() -> None:
     """One word for one thing; what begins with an underscore is of its file alone."""
     classes, types = dict[str, list[str]](), dict[str, list[str]]()
     for path in sorted(Path(conserved.__file__).parent.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(node.name, []).append(path.stem)
-            elif isinstance(node, ast.Assign):
+        for node in tree.body:
+            if isinstance(node, ast.Assign):
                 for target in node.targets:
                     types.setdefault(getattr(target, "id", ""), []).append(path.stem)
     shared = {name: homes + types.get(name, []) for name, homes in classes.items() if not name.startswith("_")}

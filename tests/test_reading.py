@@ -159,12 +159,3 @@ def test_the_guide_names_the_further_files_of_kernels(monkeypatch: pytest.Monkey
     broken = followed(*gpt(), spoiled=True)
     assert broken - set(LISTED) == further("kernels read")[0] | further("an identity")[0]
     assert len(broken) == further("both")[1]
-
-
-def test_no_two_classes_share_a_name() -> None:
-    homes: dict[str, list[str]] = {}
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(file.relative_to(SOURCE).as_posix())
-    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
