@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -18,6 +20,13 @@ class _Replaced(NamedTuple):
     ours: Any
 
 
+class _Under(threading.local):
+    """How many calls of the functions are under way in a thread."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
 class Listeners(Generic[T]):
     """Who listens to some functions now, and the functions of ours that stand in their places meanwhile.
 
@@ -28,9 +37,15 @@ class Listeners(Generic[T]):
     def __init__(self) -> None:
         self._listeners: list[weakref.ref[T]] = []
         self._replaced: list[_Replaced] = []
+        self._under = _Under()
 
     def now(self) -> list[T]:
-        """Everyone who listens now."""
+        """Everyone who is to be told of a call now: nobody inside of one, which is told by the outermost function.
+
+        There may be several of ours: others may have kept one and put it back after its time.
+        """
+        if self._under.calls:
+            return []
         return [one for kept in self._listeners if (one := kept()) is not None]
 
     def begin(self, listener: T) -> None:
@@ -56,6 +71,17 @@ class Listeners(Generic[T]):
         original = getattr(holder, attribute)
         if any(one.ours is original for one in self._replaced):
             return
-        ours = through(original)
+        ours = through(self._told_once(original))
         setattr(holder, attribute, ours)
         self._replaced.append(_Replaced(holder, attribute, original, ours))
+
+    def _told_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def call(*args: Any, **options: Any) -> Any:
+            self._under.calls += 1
+            try:
+                return original(*args, **options)
+            finally:
+                self._under.calls -= 1
+
+        return call

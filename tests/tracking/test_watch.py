@@ -146,6 +146,31 @@ def test_two_monitors_that_stop_in_any_order_both_hear_norms() -> None:
     assert [getattr(F, name) for name in NORMS] == before
 
 
+@pytest.mark.usefixtures("nobody_else_listens")
+def test_norms_are_told_once_where_others_put_an_old_listener_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = with_torch_norms()
+    model[1].eps = 0.5  # what it leaves of a law is large, and twice that would be a wrong gradient
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def watched() -> Monitor:
+        monitor = Monitor(model, optimizer, audit=1)
+        for number in range(2):
+            optimizer.zero_grad()
+            objective(model, number).backward()
+            optimizer.step()
+            monitor.step()
+        return monitor
+
+    before = F.layer_norm
+    with watched():
+        old = F.layer_norm
+    assert old is not before
+    monkeypatch.setattr(F, "layer_norm", lambda *args, **options: old(*args, **options))
+    with watched() as monitor:
+        pass
+    assert all(entry.conclusive for entry in monitor.audits)
+
+
 def test_stopping_leaves_the_parameters_as_they_were() -> None:
     model = decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
