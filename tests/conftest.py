@@ -174,11 +174,11 @@ def _seeded() -> None:
 def nobody_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no other test of this process held a monitor, which listens to functions of PyTorch."""
     from conserved.attention import attention_calls
-    from conserved.auditing import epsilon_terms
+    from conserved.auditing import norm_calls
     from conserved.function_listeners import Listeners
 
     gc.collect()
-    for module in (attention_calls, epsilon_terms):
+    for module in (attention_calls, norm_calls):
         for one in module._EARS._replaced:
             monkeypatch.setattr(one.holder, one.attribute, one.original)
         monkeypatch.setattr(module, "_EARS", Listeners())

@@ -189,10 +189,10 @@ def test_stopping_leaves_the_parameters_as_they_were() -> None:
 def test_audits_keep_to_their_budget_and_come_at_least_every_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     _, short = run(steps=14, monitor={"audit": "auto", "budget": 1e-6})
     assert [entry.step for entry in short.audits] == list(range(1, 15)), "a second in all is no burden"
-    monkeypatch.setattr("conserved.tracking.run_audits.GRACE", 0.0)
-    monkeypatch.setattr("conserved.tracking.run_audits.AT_LEAST", 6)
-    _, monitor = run(steps=14, monitor={"audit": "auto", "budget": 1e-6})
-    assert [entry.step for entry in monitor.audits] == [1, 2, 8, 14]
+    monkeypatch.setattr("conserved.tracking.audit_pace.GRACE", 0.0)
+    monkeypatch.setattr("conserved.tracking.audit_pace.AT_LEAST", 6)
+    _, monitor = run(steps=17, monitor={"audit": "auto", "budget": 1e-6})
+    assert [entry.step for entry in monitor.audits] == [1, 2, 3, 4, 6, 8, 10, 16], "three of each kind tell the cost"
     assert monitor.audits[0].why == "the first backward pass"
     _, often = run(steps=6, monitor={"audit": "auto", "budget": 1.0})
     assert len(often.audits) == 6

@@ -21,6 +21,7 @@ from conserved.inference.live import ModelParts, kept_with, parameters_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
+from conserved.moment import Direction, Point, fetched
 from conserved.symmetry import Symmetry, Tensors
 
 PrecisionSource = Literal["given", "stored", "bits"]
@@ -165,18 +166,17 @@ def residuals_of(
     residuals, limits = balance.residuals.copy(), rounding_alone + plan.epsilons**0.5
     nearly = plan.epsilons > 0
     terms, slopes = None if gauge is None else gauge.terms, backward.slopes
-    for place in np.flatnonzero(nearly).tolist():
-        if terms is None or slopes is None:
-            break
-        symmetry = plan.symmetries[place]
-        side = terms.of(symmetry, slopes)
-        if side is None or not balance.tested[place]:
-            continue
-        mu = symmetry.identity(backward.points, slopes, dtype=torch.float64).flatten()
-        value = side.value.to(mu.device)
-        size = math.hypot(balance.scales[place], float(value.norm()), side.spread**0.5)
-        residuals[place] = float((mu - value).norm()) / size if size else 0.0
-        limits[place], nearly[place] = rounding_alone[place], False
+    if terms is not None and slopes is not None and nearly.any():
+        sides, (some, places) = terms.sides(slopes), plan.up_to_epsilon
+        with torch.no_grad():
+            moments = some.evaluate((Point(backward.points), Direction(slopes)), [(0, 1)]).values() if sides else []
+        for place, mu in zip(places, fetched(moments), strict=bool(sides)):
+            side = sides.get(plan.symmetries[place].name)
+            if side is None or not balance.tested[place]:
+                continue
+            size = math.hypot(balance.scales[place], float(np.linalg.norm(side.value)), side.spread**0.5)
+            residuals[place] = float(np.linalg.norm(mu.flatten() - side.value)) / size if size else 0.0
+            limits[place], nearly[place] = rounding_alone[place], False
     return Residuals(balance=balance, residuals=residuals, limits=limits, nearly=nearly)
 
 

@@ -20,15 +20,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from conserved.function_listeners import Listeners
+from conserved.auditing.norm_calls import NormCall, norms_heard, over_last
 from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
 from conserved.inference.laws_up_to_epsilon import Forgetting
 from conserved.laws import LawSet
-from conserved.symmetry import Symmetry, Tensors
+from conserved.moment import RowNorm, fetched
+from conserved.symmetry import Tensors
 
 Key = tuple[str, bool, int]
 """A normalisation: its module, whether it is one function, its number there."""
@@ -38,15 +39,15 @@ Key = tuple[str, bool, int]
 class RightHandSide:
     """What the identity of a law equals, one number for each of its rows, and the square of what that is made of."""
 
-    value: Tensor
+    value: NDArray[np.float64]
     spread: float
 
 
 class EpsilonTerms:
     """Measures the right-hand sides of the laws of a model that hold up to ε.
 
-    `watching()` puts hooks on the norms; forward and backward passes of one optimizer step go inside. `of(law)` is the
-    right-hand side afterwards, or None where it could not be measured: the law is then left as it was.
+    `watching()` puts hooks on the norms; forward and backward passes of one optimizer step go inside. `sides` are the
+    right-hand sides afterwards, of those laws of which they could be measured: the others are left as they were.
     """
 
     def __init__(self, model: nn.Module, laws: LawSet) -> None:
@@ -69,7 +70,7 @@ class EpsilonTerms:
         self._written = {
             name: found
             for name, epsilon in written.items()
-            if name in modules and (found := _Written.of(modules[name], epsilon)) is not None
+            if name in modules and (found := _written_norm(modules[name], epsilon)) is not None
         }
         # Torch writes some of its norm functions out, so that they look like norms in the module that calls them.
         self._functions = {name: count for (name, function), count in counts.items() if function}
@@ -88,7 +89,12 @@ class EpsilonTerms:
         self._calls: Counter[str] = Counter()
         self._forwards: Counter[str] = Counter()
         """By module, calls that were made in forward passes, and not again in a backward pass."""
-        self._sums: dict[Key, tuple[Tensor, Tensor]] = {}
+        self._sums: dict[Key, Tensor] = {}
+        """What ε leaves at each norm, and the squares of what that is made of."""
+        self._unknown: set[Key] = set()
+        """Norms of which it cannot be added up: over axes that laws tell apart."""
+        self._gains: dict[str, Tensor] = {}
+        """Of norms that are written out, as they are in this step."""
         self._taken: dict[str, Tensor] = {}
 
     @contextmanager
@@ -112,51 +118,56 @@ class EpsilonTerms:
                 undo.callback(module.register_forward_hook(self._through(name)).remove)
         for name, parameter in self._reference.items():
             undo.callback(parameter.register_post_accumulate_grad_hook(self._keep(name)).remove)
-        undo.enter_context(_norms_heard(_NormEar(self, running)))
+        undo.enter_context(norms_heard(_Ear(self, running)))
 
-    def of(self, symmetry: Symmetry, slopes: Tensors) -> RightHandSide | None:
-        """The right-hand side of a law, in units of the gradients as they are now; None if it is not known."""
-        found = self._laws.get(symmetry.name)
-        ratio = self._rescaled(slopes)
-        if not found or not self._calls or ratio is None:
+    def sides(self, slopes: Tensors) -> dict[str, RightHandSide]:
+        """The right-hand sides that are known, by law, in units of the gradients as they are now."""
+        ratio = self._rescaled(slopes) if self._calls else None
+        if ratio is None:
+            return {}
+        sums = dict(zip(self._sums, fetched([*self._sums.values()]), strict=True))
+        found = {name: self._side(some, sums, ratio) for name, some in self._laws.items()}
+        return {name: side for name, side in found.items() if side is not None}
+
+    def _side(
+        self, forgotten: Sequence[Forgetting], sums: Mapping[Key, NDArray[np.float64]], ratio: float
+    ) -> RightHandSide | None:
+        """Of a law that these norms forget; None if not all of them were seen."""
+        if not forgotten or not all(self._complete(one.module) and _key(one) not in self._unknown for one in forgotten):
             return None
-        total: Tensor | None = None
-        spread = 0.0
-        for one in found:
-            key = _key(one)
-            if not self._complete(one.module):
-                return None
-            if key not in self._sums:
+        total, spread = np.zeros(forgotten[0].charges.shape[0]), 0.0
+        for one in forgotten:
+            if _key(one) not in sums:
                 continue
-            value, squares = (part.to(torch.float64) for part in self._sums[key])
-            charges = torch.as_tensor(one.charges, dtype=torch.float64, device=value.device)
+            value, squares = sums[_key(one)]
             # What a written norm adds its ε to is a mean square, whose charge is twice that of the entries.
-            charges = charges * (ratio if one.function else ratio / 2)
-            charges = charges.reshape(len(charges), -1)
-            if charges.shape[1] not in (1, value.numel()):
+            charges = np.asarray(one.charges, dtype=np.float64).reshape(len(total), -1) * ratio
+            charges = charges if one.function else charges / 2
+            if charges.shape[1] not in (1, value.size):
                 return None
-            part = (charges * value.reshape(1, -1)).sum(1)
-            total = part if total is None else total + part
-            spread += float((charges.square() * squares.reshape(1, -1)).sum())
-        zero = torch.zeros(found[0].charges.shape[0], dtype=torch.float64)
-        return RightHandSide(zero if total is None else total, spread)
+            total += (charges * value.reshape(1, -1)).sum(1)
+            spread += float((charges**2 * squares.reshape(1, -1)).sum())
+        return RightHandSide(total, spread)
 
     def _rescaled(self, slopes: Tensors) -> float | None:
         """By how much all gradients were multiplied since the backward pass (clipping, a loss scale); None if unknown.
 
         None as well if they are not those of the passes that were watched.
         """
-        ratios = []
+        products = []
         for name, then in self._taken.items():
             now = slopes.get(name)
             if now is None or now.shape != then.shape:
                 return None
             a, b = now.detach().double().flatten(), then.double().flatten()
-            size = float(b @ b)
-            if size == 0:
+            products.append(torch.stack((b @ b, a @ b, a @ a)))
+        ratios = []
+        for before, both, after in fetched(products):
+            if before == 0:
                 continue
-            ratio = float(a @ b) / size
-            if not float((a - ratio * b).norm()) <= 1e-2 * float(a.norm()):
+            ratio = both / before
+            # ‖a − ratio b‖, which is at right angles to b
+            if not max(after - ratio * both, 0.0) <= 1e-4 * after:
                 return None
             ratios.append(ratio)
         return float(np.median(ratios)) if ratios else None
@@ -205,105 +216,94 @@ class EpsilonTerms:
 
         return hook
 
-    def function(self, module: str, x: Tensor, out: Tensor, norm: _Norm) -> None:
+    def function(self, module: str, x: Tensor, out: Tensor, norm: NormCall) -> None:
         """One of torch's norm functions was called."""
         if module in self._counts and module not in self._written and self._counts_now(module):
-            key = self._number(module)
-            if key in self._dims and out.requires_grad:
-                values = x.detach()
-                out.register_hook(lambda slope: self._add(key, values, slope, norm))
+            self._follow(self._number(module), x, out, norm)
 
     def _through(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
             if not self._counts_now(name):
                 return
             key = self._number(name)
-            if key in self._dims and isinstance(out, Tensor) and out.requires_grad and len(args) == 1:
-                # A hook that held its own tensor would keep it and its graph for ever: Python cannot see that cycle.
-                found, x, y = self._written[name], args[0].detach(), out.detach()
-                out.register_hook(lambda slope: self._add_written(key, module, found, x, y, slope))
+            if isinstance(out, Tensor) and len(args) == 1:
+                x, row = args[0], self._written[name]
+                if name not in self._gains:
+                    self._gains[name] = _gain_of(module, row, x)
+                gain = self._gains[name]
+                self._follow(key, x, out, over_last(x, 1, gain, row.epsilon, centred=row.centred))
 
         return hook
 
-    @torch.no_grad()
-    def _add(self, key: Key, x: Tensor, slope: Tensor, norm: _Norm) -> None:
-        kind = torch.promote_types(x.dtype, torch.float32)
-        values, slopes = x.to(kind), slope.detach().to(kind)
-        if norm.gain is not None:
-            slopes = slopes * norm.gain.detach().to(kind)
-        values, slopes = values.reshape(norm.apart), slopes.reshape(norm.apart)
-        if norm.centred:
-            values = values - values.mean(norm.dims, keepdim=True)
-        self._sum(key, values * slopes, values.square().mean(norm.dims, keepdim=True), norm.epsilon, norm.dims)
+    def _follow(self, key: Key, x: Tensor, out: Tensor, norm: NormCall) -> None:
+        if key in self._dims and out.requires_grad:
+            # A hook that held its own tensor would keep it and its graph for ever: Python cannot see that cycle.
+            values = x.detach()
+            out.register_hook(lambda slope: self._add(key, values, slope, norm))
 
     @torch.no_grad()
-    def _add_written(self, key: Key, module: nn.Module, found: _Written, x: Tensor, out: Tensor, slope: Tensor) -> None:
-        kind = torch.promote_types(x.dtype, torch.float32)
-        values = x.to(kind)
-        bias = module.forward(torch.zeros_like(x[(0,) * (x.ndim - 1)])[None]).to(kind)[0]
-        square = (values - values.mean(-1, keepdim=True) if found.centred else values).square().mean(-1, keepdim=True)
-        # The output is y itself: take its root out again, as `_sum` puts it in.
-        root = (square + found.epsilon).sqrt()
-        products = (out.to(kind) - bias) * slope.detach().to(kind) * root
-        self._sum(key, products, square, found.epsilon, (x.ndim - 1,))
-
-    def _sum(self, key: Key, products: Tensor, square: Tensor, epsilon: float, dims: tuple[int, ...]) -> None:
-        """Add ε/(s + ε) ⟨y, ∂L/∂y⟩ over everything but the axes that charges differ along; y = products' x/√(s + ε)."""
-        weight = epsilon / (square + epsilon).pow(1.5)
-        kept = self._dims[key]
-        if set(kept) & set(dims):
+    def _add(self, key: Key, x: Tensor, slope: Tensor, norm: NormCall) -> None:
+        found = norm.remainder(x, slope.detach(), self._dims[key])
+        if found is None:
+            self._unknown.add(key)
             return
-        others = tuple(dim for dim in range(products.ndim) if dim not in kept)
-        terms = products * weight
-        value, squares = (part.sum(others) if others else part for part in (terms, terms.square()))
         old = self._sums.get(key)
-        self._sums[key] = (value, squares) if old is None else (old[0] + value, old[1] + squares)
+        self._sums[key] = found if old is None else old.add_(found)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Norm:
-    """One call of a norm function: over which axes, of its input in which shape."""
+@dataclass(frozen=True, eq=False)
+class _Ear:
+    """Whose norms are listened to, and which of its modules are running."""
 
-    apart: tuple[int, ...]
-    dims: tuple[int, ...]
-    gain: Tensor | None
-    epsilon: float
-    centred: bool
+    terms: EpsilonTerms
+    running: list[str]
+
+    def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
+        """A norm was called by the module that is running."""
+        self.terms.function(self.running[-1] if self.running else "", x, out, norm)
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A module that is a norm over the last axis, written out: what it divides by is √(s + ε)."""
+def _written_norm(module: nn.Module, epsilon: float) -> RowNorm | None:
+    """A module that is a norm over the last axis, written out, so that it divides by √(s + ε).
 
-    epsilon: float
-    centred: bool
-
-    @staticmethod
-    def of(module: nn.Module, epsilon: float) -> _Written | None:
-        """Found out by calling it with small numbers, at which ε shows; None if it computes something else."""
-        sizes = {tuple(p.shape) for p in module.parameters(recurse=False)}
-        if any(True for _ in module.children()) or any(True for _ in module.buffers()) or len(sizes) != 1:
-            return None
-        (shape,) = sizes
-        like = next(module.parameters(recurse=False))
-        if len(shape) != 1 or not like.is_floating_point() or like.is_meta:
-            return None
-        generator = torch.Generator().manual_seed(0)
-        x = (torch.randn(4, shape[0], generator=generator) * epsilon**0.5).to(like)
-        limit = 200 * torch.finfo(like.dtype).eps + 1e-6
-        try:
-            with torch.no_grad():
-                zero, once, twice = (module.forward(one).double() for one in (torch.zeros_like(x), x, 2 * x))
-        except Exception:
-            # Whatever a stranger's module makes of such a call: it is not a norm of one input.
-            return None
-        for centred in (False, True):
-            values = x.double() - x.double().mean(-1, keepdim=True) if centred else x.double()
-            s = values.square().mean(-1, keepdim=True)
-            expected = (once - zero) * 2 * ((s + epsilon) / (4 * s + epsilon)).sqrt()
-            if float((twice - zero - expected).norm()) <= limit * float(expected.norm()):
-                return _Written(epsilon, centred)
+    Found out by calling it with small numbers, at which ε shows; None if it computes something else.
+    """
+    sizes = {tuple(p.shape) for p in module.parameters(recurse=False)}
+    if any(True for _ in module.children()) or any(True for _ in module.buffers()) or len(sizes) != 1:
         return None
+    (shape,) = sizes
+    like = next(module.parameters(recurse=False))
+    if len(shape) != 1 or not like.is_floating_point() or like.is_meta:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(4, shape[0], generator=generator) * epsilon**0.5).to(like)
+    limit = 200 * torch.finfo(like.dtype).eps + 1e-6
+    try:
+        with torch.no_grad():
+            zero, once, twice = (module.forward(one).double() for one in (torch.zeros_like(x), x, 2 * x))
+    except Exception:
+        # Whatever a stranger's module makes of such a call: it is not a norm of one input.
+        return None
+    for centred in (False, True):
+        values = x.double() - x.double().mean(-1, keepdim=True) if centred else x.double()
+        s = values.square().mean(-1, keepdim=True)
+        expected = (once - zero) * 2 * ((s + epsilon) / (4 * s + epsilon)).sqrt()
+        if float((twice - zero - expected).norm()) <= limit * float(expected.norm()):
+            return RowNorm(epsilon, centred)
+    return None
+
+
+@torch.no_grad()
+def _gain_of(module: nn.Module, norm: RowNorm, like: Tensor) -> Tensor:
+    """What a norm that is written out multiplies its rows by: its answer to ones, half of them negative."""
+    width = like.shape[-1]
+    x = like.new_ones(1, width)
+    x[:, : width // 2] = -1
+    values = x.float() - x.float().mean() if norm.centred else x.float()
+    root = (values.square().mean() + norm.epsilon).sqrt()
+    answer = (module.forward(x) - module.forward(torch.zeros_like(x))).float()
+    # Of a single number there is nothing left once its mean is taken away.
+    return torch.where(values == 0, 0.0, answer * root / values)[0]
 
 
 def _key(one: Forgetting) -> Key:
@@ -333,111 +333,3 @@ def _leave(running: list[str]) -> Callable[[nn.Module, Any, Any], None]:
             running.pop()
 
     return hook
-
-
-@dataclass(frozen=True, eq=False)
-class _NormEar:
-    """Whose norms are listened to, and which of its modules are running."""
-
-    terms: EpsilonTerms
-    running: list[str]
-
-
-_EARS = Listeners[_NormEar]()
-
-
-@contextmanager
-def _norms_heard(ear: _NormEar) -> Iterator[None]:
-    """Within it, torch's norm functions report what they were called with."""
-    _EARS.begin(ear)
-    try:
-        for name, through in _THROUGH.items():
-            _EARS.replace(F, name, through)
-        yield
-    finally:
-        _EARS.end(ear)
-
-
-def _tell(x: Tensor, out: Tensor, norm: _Norm) -> Tensor:
-    for ear in _EARS.now():
-        ear.terms.function(ear.running[-1] if ear.running else "", x, out, norm)
-    return out
-
-
-def _last(x: Tensor, shape: Any, weight: Any, eps: float, *, centred: bool) -> _Norm:
-    """A norm over the last axes."""
-    return _Norm(tuple(x.shape), tuple(range(x.ndim - len(shape), x.ndim)), weight, eps, centred)
-
-
-def _by_channel(x: Tensor, apart: Sequence[int], dims: Sequence[int], weight: Any, eps: float) -> _Norm:
-    gain = None if weight is None else weight.reshape(1, -1, *(1,) * (x.ndim - 2))
-    return _Norm(tuple(apart), tuple(dims), gain, eps, True)
-
-
-def _through_layer_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def layer_norm(
-        input: Tensor,  # noqa: A002
-        normalized_shape: Any,
-        weight: Any = None,
-        bias: Any = None,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        out = original(input, normalized_shape, weight, bias, eps)
-        return _tell(input, out, _last(input, normalized_shape, weight, eps, centred=True))
-
-    return layer_norm
-
-
-def _through_rms_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def rms_norm(
-        input: Tensor,  # noqa: A002
-        normalized_shape: Any,
-        weight: Any = None,
-        eps: float | None = None,
-    ) -> Tensor:
-        out = original(input, normalized_shape, weight, eps)
-        used = torch.finfo(input.dtype).eps if eps is None else eps
-        return _tell(input, out, _last(input, normalized_shape, weight, used, centred=False))
-
-    return rms_norm
-
-
-def _through_group_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def group_norm(
-        input: Tensor,  # noqa: A002
-        num_groups: int,
-        weight: Any = None,
-        bias: Any = None,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        out = original(input, num_groups, weight, bias, eps)
-        apart = (input.shape[0], num_groups, input.shape[1] // num_groups, *input.shape[2:])
-        return _tell(input, out, _by_channel(input, apart, range(2, len(apart)), weight, eps))
-
-    return group_norm
-
-
-def _through_batch_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def batch_norm(
-        input: Tensor,  # noqa: A002
-        running_mean: Any,
-        running_var: Any,
-        weight: Any = None,
-        bias: Any = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        out = original(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        dims = [dim for dim in range(input.ndim) if dim != 1]
-        return _tell(input, out, _by_channel(input, input.shape, dims, weight, eps))
-
-    return batch_norm
-
-
-_THROUGH: dict[str, Callable[[Any], Any]] = {
-    "layer_norm": _through_layer_norm,
-    "rms_norm": _through_rms_norm,
-    "group_norm": _through_group_norm,
-    "batch_norm": _through_batch_norm,
-}

@@ -115,20 +115,24 @@ class Gauge:
 
     def _sum_up(self, name: str, call: int, precision: torch.dtype, slope: Tensor) -> None:
         self.__dict__.pop("rows", None)
-        rows = slope.detach().to(torch.promote_types(slope.dtype, torch.float32))
+        rows = slope.detach()
         if rows.shape[-2] == 1 or not rows.numel():
             # Of one key the gradient is zero but for rounding, and there is nothing for it to cancel against.
             return
-        # Only the quotient matters, and squares of large or small gradients are infinite or zero.
-        peak = rows.abs().amax((-2, -1), keepdim=True)
-        rows = rows / torch.where(peak > 0, peak, 1)
         with torch.no_grad():
+            if rows.dtype == torch.float64:
+                # Only the quotient matters, and squares of huge or tiny gradients are infinite or zero.
+                peak = rows.abs().amax((-2, -1), keepdim=True)
+                rows = rows / torch.where(peak > 0, peak, 1)
             plan = self._plans.get(rows.shape)
             if plan is None:
                 plan = self._plans[rows.shape] = Plan.of_matrices(Translation(), (1,), [rows.shape])
             keys = dict.fromkeys(plan.needs, rows)
-            _, (sizes,) = plan.evaluate((Point(keys), Direction(keys)), [(0, 1)], sizes=True).sizes()
-            sizes = sizes.double() * peak.double().reshape(-1, 1)
+            # Squares of gradients in less than float64 are finite and not zero in it.
+            found = plan.evaluate((Point(keys), Direction(keys)), [(0, 1)], sizes=True, dtype=torch.float64)
+            _, (sizes,) = found.sizes()
+            if rows.dtype == torch.float64:
+                sizes = sizes * peak.reshape(-1, 1)
         # Everything before the heads is a sequence.
         heads = rows.shape[-3] if rows.ndim > 2 else 1
         self._sums.append((name, call, precision, rows.shape[-2] * rows.shape[-1], sizes.reshape(-1, heads, 2)))

@@ -1,7 +1,8 @@
 """How moment maps are evaluated: sources, the plan for many symmetries, and backends for products of legs."""
 
 from conserved.moment.forms import Sums, full_precision, working_dtype
-from conserved.moment.launches import sent
+from conserved.moment.launches import fetched, sent
+from conserved.moment.normalised_rows import RowNorm
 from conserved.moment.plan import HostCopy, Moments, Plan
 from conserved.moment.portions import Part, reads_together
 from conserved.moment.row_identities import Norms
@@ -22,8 +23,10 @@ __all__ = [
     "Plan",
     "Point",
     "Reader",
+    "RowNorm",
     "Source",
     "Sums",
+    "fetched",
     "full_precision",
     "reads_together",
     "row_dots",

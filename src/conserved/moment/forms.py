@@ -155,14 +155,19 @@ def _row_totals(
     legs: Sequence[Tensor], pairs: Sequence[Pair], constants: Sequence[float], dtype: torch.dtype, *, sizes: bool
 ) -> Found:
     """Σ_j b_ij for every row i of B where A is a point, and zero where it is a direction: no product, on any device."""
-    cast = {j: legs[j].to(dtype) for _, j in pairs}
-    # Times a column of ones: on processors that is faster than a sum over what lies far apart.
-    ones = legs[0].new_ones((1,) * legs[0].ndim, dtype=dtype).expand(*legs[0].shape[:-2], 1, legs[0].shape[-1])
-    sums = {j: (ones @ leg.mT)[..., 0, :] for j, leg in cast.items()}
+    needed = {j: legs[j] for _, j in pairs}
+    if legs[0].device.type == "cuda":
+        # Read in the types they have: a copy in another would cost more than the sums.
+        sums = {j: leg.sum(-1, dtype=dtype) for j, leg in needed.items()}
+    else:
+        # Times a column of ones: on processors that is faster than a sum over what lies far apart.
+        needed = {j: leg.to(dtype) for j, leg in needed.items()}
+        ones = legs[0].new_ones((1,) * legs[0].ndim, dtype=dtype).expand(*legs[0].shape[:-2], 1, legs[0].shape[-1])
+        sums = {j: (ones @ leg.mT)[..., 0, :] for j, leg in needed.items()}
     values = stack([sums[j] if constants[i] else torch.zeros_like(sums[j]) for i, j in pairs])
     if not sizes:
         return values, None
-    squares = {j: torch.linalg.vector_norm(leg, dim=(-2, -1)).square() for j, leg in cast.items()}
+    squares = {j: torch.linalg.vector_norm(leg, dim=(-2, -1), dtype=dtype).square() for j, leg in needed.items()}
     return values, stack([squares[j] * constants[i] for i, j in pairs])
 
 

@@ -175,3 +175,15 @@ def sent(numbers: NDArray[Any], device: torch.device) -> Shaped[Tensor, "*number
     host = torch.from_numpy(numbers)
     # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+def fetched(tensors: Sequence[Shaped[Tensor, "..."]]) -> list[NDArray[np.float64]]:
+    """Small tensors on the host in float64, those of a device in one copy: every copy waits for it."""
+    found: dict[int, NDArray[np.float64]] = {}
+    for device in {one.device for one in tensors}:
+        here = {number: one for number, one in enumerate(tensors) if one.device == device}
+        together = torch.cat([one.detach().double().flatten() for one in here.values()]).cpu().numpy()
+        ends = np.cumsum([one.numel() for one in here.values()])[:-1]
+        parts = np.split(together, ends)
+        found |= {number: part.reshape(one.shape) for (number, one), part in zip(here.items(), parts, strict=True)}
+    return [found[number] for number in range(len(tensors))]

@@ -197,6 +197,12 @@ class Plan:
         return np.array([symmetry.epsilon for symmetry in self.symmetries], dtype=np.float64)
 
     @cached_property
+    def up_to_epsilon(self) -> tuple[Plan, tuple[int, ...]]:
+        """The plan of the symmetries that hold up to ε alone, and their places in this one."""
+        places = tuple(np.flatnonzero(self.epsilons).tolist())
+        return Plan.of([self.symmetries[place] for place in places]), places
+
+    @cached_property
     def linear(self) -> dict[int, str | None]:
         """Symmetries, by their place, whose laws are linear, each with a parameter that it moves; None if inert."""
         return {
@@ -377,8 +383,8 @@ class Plan:
 
 
 def _concatenated(matrices: Sequence[Tensor], unit: Sequence[Batch], dtype: torch.dtype) -> Tensor:
-    """One leg of a few batches as one tensor of (symmetries, n, m)."""
+    """One leg of a few batches as one tensor of (symmetries, n, m); of a single one as it lies, in the type it has."""
     if len(unit) == 1:
-        return matrices[0].to(dtype)
+        return matrices[0]
     parts = (one.to(dtype).expand(len(b.members), -1, -1) for one, b in zip(matrices, unit, strict=True))
     return torch.cat([*parts])

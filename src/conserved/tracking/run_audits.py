@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -25,20 +23,12 @@ from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
 from conserved.laws.independence import connected
+from conserved.tracking.audit_pace import Pace
 
 LOGGER = logging.getLogger("conserved")
 
 BUDGET = 0.01
 """Share of the time of a step that audits may take, on average."""
-
-GRACE = 3.0
-"""Seconds that audits may take in a run beyond their budget: short runs of small models are audited at every step."""
-
-AT_LEAST = 100
-"""Steps between two audits at the most, whatever they cost."""
-
-_TIMES = 20
-"""Steps whose times are remembered."""
 
 Cadence = Literal["auto"] | int | None
 
@@ -78,9 +68,9 @@ class AuditEntry:
 class Audits:
     """Audits the gradients of a run just before an optimizer uses them.
 
-    With `every="auto"`, at every step until audits have taken `GRACE` seconds; from then on as often as `budget`
-    allows, judged by the time steps and audits took so far, and at least every `AT_LEAST` steps. The first step is
-    always audited, and the first after anything that `expect` is told of.
+    With `every="auto"`, at every step until audits have taken a few seconds; from then on as often as `budget` allows,
+    judged by the time that steps, watching them and audits took so far (`Pace`). The first step is always audited, and
+    the first after anything that `expect` is told of.
     """
 
     def __init__(
@@ -96,11 +86,9 @@ class Audits:
     ) -> None:
         if isinstance(every, int) and every < 1:
             raise ValueError(f'audit is "auto", None or a number of steps of at least 1; got {every}.')
-        if not 0 < budget <= 1:
-            raise ValueError(f"The budget of audits is a share of step time between 0 and 1; got {budget}.")
         self.series: list[AuditEntry] = []
         self.last: Audit | None = None
-        self.every, self.budget = every, budget
+        self.every, self.pace = every, Pace(budget)
         self._model, self._optimizers, self._laws = model, list(optimizers), laws
         self._precision, self._seen = precision, set[torch.dtype]()
         self._hooks = not compiled and not any(hasattr(p, "full_tensor") for p in model.parameters())
@@ -109,10 +97,8 @@ class Audits:
         self._armed: ExitStack | None = None
         self._due, self._why = 0, "the first backward pass"
         self._groups = self._signature()
-        self._costs: deque[float] = deque(maxlen=_TIMES)
-        self._steps: deque[float] = deque(maxlen=_TIMES)
-        self._began: float | None = None
-        self._spent, self._total = 0.0, 0.0
+        self._last: tuple[int, float] | None = None
+        """The step of the last regular audit, and when it ended."""
         self.passes = 0
         """Forward passes since the last step."""
 
@@ -161,10 +147,6 @@ class Audits:
 
     def before_step(self, step: int) -> Audit | None:
         """The audit of the gradients that step number `step` is about to use, if it is time for one."""
-        now = time.perf_counter()
-        if self._began is not None:
-            self._steps.append(max(now - self._began - self._spent, 1e-9))
-        self._began, self._spent = now, 0.0
         groups = self._signature()
         if groups != self._groups:
             self._groups = groups
@@ -172,18 +154,35 @@ class Audits:
         passes, self.passes = max(self.passes, 1), 0
         if self.every is None or (step < self._due and not self._why):
             return None
+        self._wait()
+        began = time.perf_counter()
         found = self._audited(step, passes)
-        self._spent = time.perf_counter() - now
-        self._total += self._spent
-        if self._why or len(self.series) < 2:
-            # The first audit of its kind compiles what later ones reuse.
-            self._costs.clear()
-        self._costs.append(self._spent)
+        if found is None:
+            self._last = None
+        else:
+            self._timed(step, began, time.perf_counter())
         self._why = ""
         self._due = step + self._interval()
         if found is not None and self._due == step + 1:
             self.arm()
         return found
+
+    def _wait(self) -> None:
+        """For the backward pass, on which an audit would wait as well: that is not what an audit costs."""
+        device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def _timed(self, step: int, began: float, ended: float) -> None:
+        if self._why or len(self.series) < 2:
+            # The first audit of its kind compiles what later ones reuse.
+            self.pace.start_again()
+            self._last = None
+        last, self._last = self._last, (step, ended)
+        if last is None or last[0] >= step:
+            self.pace.note(ended - began)
+        else:
+            self.pace.note(ended - began, steps=step - last[0], between=began - last[1])
 
     def after_step(self, step: int) -> None:
         """The step was made; the one after it may be due."""
@@ -217,10 +216,7 @@ class Audits:
         """Steps until the next audit; the same on all processes, which audit together."""
         if isinstance(self.every, int):
             return self.every
-        cost, step = median(self._costs), median(self._steps) if self._steps else 0.0
-        wanted = 1
-        if self._total > GRACE and len(self.series) > 1:
-            wanted = min(max(math.ceil(cost / (self.budget * step)) if step else AT_LEAST, 1), AT_LEAST)
+        wanted = self.pace.interval()
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
             agreed = torch.tensor([wanted], device=device)

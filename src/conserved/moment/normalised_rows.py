@@ -1,0 +1,87 @@
+r"""What ε leaves of the scale of rows that a norm divides by their size: one pass over what it read and what came back.
+
+A norm gives y = g ∘ x/√(s + ε), with s the mean square of a row x, or of x − mean. Along the scale of the row its
+derivative is ε/(s + ε) y, where without ε it would be zero; so with D = ∂L/∂y each row contributes
+
+    ε/(s + ε) ⟨y, D⟩ = ε (s + ε)^(−3/2) Σ_i x_i g_i D_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from conserved.moment import triton_backend
+from conserved.moment.launches import power
+
+_WIDEST = 8192
+"""Entries of the longest row that a program of the kernel holds at once."""
+
+_TILE = 4096
+"""Entries that a program reads where rows are short."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowNorm:
+    """How a norm treats a row: its ε, and whether it takes the mean away first."""
+
+    epsilon: float
+    centred: bool
+
+    def remainder(
+        self, x: Float[Tensor, "rows width"], slope: Float[Tensor, "rows width"], gain: Float[Tensor, " width"] | None
+    ) -> Float[Tensor, "2 rows"]:
+        """Of every row ε/(s + ε) ⟨y, D⟩, and the sum of the squares of its terms; at least in float32.
+
+        Args:
+            x: what was normalised.
+            slope: D, the gradient of the output.
+            gain: g; None for 1.
+
+        Returns:
+            Both numbers of every row. Nothing waits for the device.
+        """
+        tensors = [one.detach().contiguous() for one in (x, slope, gain) if one is not None]
+        short = 0 < x.shape[1] <= _WIDEST and x.shape[0] > 0
+        if short and all(t.dtype in triton_backend.TYPES for t in tensors) and triton_backend.available(x.device):
+            return self._by_kernel(*tensors)
+        return self._by_torch(*tensors)
+
+    def _by_torch(self, x: Tensor, slope: Tensor, gain: Tensor | None = None) -> Tensor:
+        kind = torch.promote_types(torch.promote_types(x.dtype, slope.dtype), torch.float32)
+        values = x.to(kind)
+        if self.centred:
+            values = values - values.mean(1, keepdim=True)
+        root = (torch.linalg.vector_norm(values, dim=1).square() / x.shape[1] + self.epsilon).sqrt()
+        products = values * slope.to(kind)
+        if gain is not None:
+            products *= gain
+        weight = self.epsilon / root**3
+        return torch.stack((products.sum(1) * weight, (torch.linalg.vector_norm(products, dim=1) * weight).square()))
+
+    def _by_kernel(self, x: Tensor, slope: Tensor, gain: Tensor | None = None) -> Tensor:
+        from conserved.moment import kernels
+
+        rows, width = x.shape
+        across = power(width, _WIDEST)
+        down = max(1, _TILE // across)
+        found = torch.empty(2, rows, device=x.device)
+        with torch.cuda.device_of(x):
+            kernels.norm_remainders[(-(-rows // down),)](
+                x,
+                slope,
+                x if gain is None else gain,
+                found,
+                rows,
+                width,
+                self.epsilon,
+                HEIGHT=down,
+                WIDTH=across,
+                CENTRED=self.centred,
+                GAINED=gain is not None,
+                num_warps=8 if across > 2048 else 4,
+            )
+        return found

@@ -1,0 +1,79 @@
+"""How often audits come, from times that are known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from conserved.tracking import audit_pace
+from conserved.tracking.audit_pace import Pace
+
+
+def shares(pace: Pace, *, step: float, extra: float, cost: float, steps: int, noise: float = 0.0) -> tuple[float, int]:
+    """The share of the last half of a run that watching and audits took, and the last interval."""
+    chance = random.Random(0)
+    at, interval = 0, 1
+    late = lost = 0.0
+    while at < steps:
+        at += interval
+        between = (interval + extra) * step * (1 + noise * chance.uniform(-1, 1))
+        pace.note(cost, steps=interval, between=between)
+        if at > steps / 2:
+            late, lost = late + interval * step, lost + extra * step + cost
+        interval = pace.interval()
+    return lost / late, interval
+
+
+@pytest.mark.parametrize("step", [0.05, 2.0])
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize(
+    ("extra", "cost", "interval"), [(0.19, 0.002, 20), (0.0, 0.002, 1), (0.0, 0.05, 5), (0.04, 0.0, 4), (3.0, 1.0, 100)]
+)
+def test_what_watching_costs_counts_as_well(
+    step: float, noise: float, extra: float, cost: float, interval: int
+) -> None:
+    pace = Pace(0.01)
+    share, last = shares(pace, step=step, extra=extra, cost=cost * step, steps=40_000, noise=noise)
+    if noise:
+        assert abs(pace.extra() - extra) <= 6 * noise * (1 + extra) ** 2
+        assert last <= 6 * interval + 8
+    else:
+        assert last == interval
+        assert share <= 0.0101 or last == audit_pace.AT_LEAST
+
+
+def test_short_runs_are_audited_at_every_step() -> None:
+    pace = Pace(1e-6)
+    for _ in range(50):
+        pace.note(0.05, steps=1, between=0.1)
+        assert pace.interval() == 1
+    for _ in range(20):
+        pace.note(0.05, steps=pace.interval(), between=0.1)
+    assert pace.interval() == audit_pace.AT_LEAST
+
+
+def test_long_steps_are_not_watched_for_hours_before_it_is_known_what_that_costs() -> None:
+    pace = Pace(0.01)
+    for _ in range(7):
+        assert pace.interval() == 1
+        pace.note(0.01, steps=1, between=10.0)
+    assert pace.interval() == 2
+
+
+def test_a_budget_of_everything_buys_every_step() -> None:
+    pace = Pace(1.0)
+    assert shares(pace, step=1.0, extra=2.0, cost=1.0, steps=200)[1] == 1
+
+
+def test_times_are_taken_anew_after_a_change() -> None:
+    pace = Pace(0.01)
+    assert shares(pace, step=1.0, extra=0.19, cost=0.0, steps=500)[1] == 19
+    pace.start_again()
+    assert shares(pace, step=1.0, extra=0.05, cost=0.0, steps=500)[1] == 5
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, 1.5, float("nan")])
+def test_a_budget_is_a_share(budget: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Pace(budget)
