@@ -70,7 +70,7 @@ class EpsilonTerms:
         self._written = {
             name: found
             for name, epsilon in written.items()
-            if name in modules and (found := _written_norm(modules[name], epsilon)) is not None
+            if name in modules and (found := _Written.of(modules[name], epsilon)) is not None
         }
         # Torch writes some of its norm functions out, so that they look like norms in the module that calls them.
         self._functions = {name: count for (name, function), count in counts.items() if function}
@@ -227,11 +227,11 @@ class EpsilonTerms:
                 return
             key = self._number(name)
             if isinstance(out, Tensor) and len(args) == 1:
-                x, row = args[0], self._written[name]
+                x, norm = args[0], self._written[name]
                 if name not in self._gains:
-                    self._gains[name] = _gain_of(module, row, x)
+                    self._gains[name] = norm.gain(module, x)
                 gain = self._gains[name]
-                self._follow(key, x, out, over_last(x, 1, gain, row.epsilon, centred=row.centred))
+                self._follow(key, x, out, over_last(x, 1, gain, norm.row.epsilon, centred=norm.row.centred))
 
         return hook
 
@@ -263,47 +263,87 @@ class _Ear:
         self.terms.function(self.running[-1] if self.running else "", x, out, norm)
 
 
-def _written_norm(module: nn.Module, epsilon: float) -> RowNorm | None:
-    """A module that is a norm over the last axis, written out, so that it divides by √(s + ε).
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A module that is a norm over the last axis, written out, so that it divides by √(s + ε)."""
 
-    Found out by calling it with small numbers, at which ε shows; None if it computes something else.
-    """
-    sizes = {tuple(p.shape) for p in module.parameters(recurse=False)}
-    if any(True for _ in module.children()) or any(True for _ in module.buffers()) or len(sizes) != 1:
+    row: RowNorm
+    parameter: str | None
+    """The parameter that it multiplies by, if it does so; else its gain is asked of it at every step."""
+    offset: float = 0.0
+    """What is added to the parameter."""
+
+    @staticmethod
+    def of(module: nn.Module, epsilon: float) -> _Written | None:
+        """Found out by calling it with small numbers, at which ε shows; None if it computes something else."""
+        sizes = {tuple(p.shape) for p in module.parameters(recurse=False)}
+        if any(True for _ in module.children()) or any(True for _ in module.buffers()) or len(sizes) != 1:
+            return None
+        (shape,) = sizes
+        like = next(module.parameters(recurse=False))
+        if len(shape) != 1 or not like.is_floating_point() or like.is_meta:
+            return None
+        generator = torch.Generator().manual_seed(0)
+        x = (torch.randn(4, shape[0], generator=generator) * epsilon**0.5).to(like)
+        limit = 200 * torch.finfo(like.dtype).eps + 1e-6
+        try:
+            with torch.no_grad():
+                zero, once, twice = (module.forward(one).double() for one in (torch.zeros_like(x), x, 2 * x))
+        except Exception:
+            # Whatever a stranger's module makes of such a call: it is not a norm of one input.
+            return None
+        for centred in (False, True):
+            values = x.double() - x.double().mean(-1, keepdim=True) if centred else x.double()
+            s = values.square().mean(-1, keepdim=True)
+            expected = (once - zero) * 2 * ((s + epsilon) / (4 * s + epsilon)).sqrt()
+            if float((twice - zero - expected).norm()) <= limit * float(expected.norm()):
+                row = RowNorm(epsilon, centred)
+                return _Written(row, *_multiplied_by(module, row, like))
         return None
-    (shape,) = sizes
-    like = next(module.parameters(recurse=False))
-    if len(shape) != 1 or not like.is_floating_point() or like.is_meta:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    x = (torch.randn(4, shape[0], generator=generator) * epsilon**0.5).to(like)
-    limit = 200 * torch.finfo(like.dtype).eps + 1e-6
-    try:
-        with torch.no_grad():
-            zero, once, twice = (module.forward(one).double() for one in (torch.zeros_like(x), x, 2 * x))
-    except Exception:
-        # Whatever a stranger's module makes of such a call: it is not a norm of one input.
-        return None
-    for centred in (False, True):
-        values = x.double() - x.double().mean(-1, keepdim=True) if centred else x.double()
-        s = values.square().mean(-1, keepdim=True)
-        expected = (once - zero) * 2 * ((s + epsilon) / (4 * s + epsilon)).sqrt()
-        if float((twice - zero - expected).norm()) <= limit * float(expected.norm()):
-            return RowNorm(epsilon, centred)
-    return None
+
+    def gain(self, module: nn.Module, like: Tensor) -> Tensor:
+        """What the module multiplies rows by, as it is now."""
+        if self.parameter is None:
+            return _gain_of(module.forward, self.row, like)
+        found = module.get_parameter(self.parameter).detach()
+        return found + self.offset if self.offset else found
 
 
 @torch.no_grad()
-def _gain_of(module: nn.Module, norm: RowNorm, like: Tensor) -> Tensor:
+def _gain_of(forward: Callable[[Tensor], Tensor], norm: RowNorm, like: Tensor) -> Tensor:
     """What a norm that is written out multiplies its rows by: its answer to ones, half of them negative."""
     width = like.shape[-1]
     x = like.new_ones(1, width)
     x[:, : width // 2] = -1
     values = x.float() - x.float().mean() if norm.centred else x.float()
     root = (values.square().mean() + norm.epsilon).sqrt()
-    answer = (module.forward(x) - module.forward(torch.zeros_like(x))).float()
+    answer = (forward(x) - forward(torch.zeros_like(x))).float()
     # Of a single number there is nothing left once its mean is taken away.
     return torch.where(values == 0, 0.0, answer * root / values)[0]
+
+
+def _multiplied_by(module: nn.Module, norm: RowNorm, like: Tensor) -> tuple[str | None, float]:
+    """Which parameter, with what added to it, the gain of a norm is; tried with parameters that are not alike."""
+    generator = torch.Generator().manual_seed(1)
+    others = {
+        name: torch.randn(p.shape, generator=generator).to(p) for name, p in module.named_parameters(recurse=False)
+    }
+
+    def forward(x: Tensor) -> Tensor:
+        found: Tensor = torch.func.functional_call(module, others, (x,))
+        return found
+
+    try:
+        gain = _gain_of(forward, norm, like)
+    except Exception:
+        # A module may insist on parameters of its own.
+        return None, 0.0
+    limit = 8 * torch.finfo(like.dtype).eps + 1e-5
+    for name, value in others.items():
+        for offset in (0.0, 1.0):
+            if float((gain - value.float() - offset).norm()) <= limit * float(gain.norm()):
+                return name, offset
+    return None, 0.0
 
 
 def _key(one: Forgetting) -> Key:

@@ -5,6 +5,7 @@ from conserved.moment.launches import fetched, sent
 from conserved.moment.normalised_rows import RowNorm
 from conserved.moment.plan import HostCopy, Moments, Plan
 from conserved.moment.portions import Part, reads_together
+from conserved.moment.quotients import root_quotients
 from conserved.moment.row_identities import Norms
 from conserved.moment.sources import Magnitudes, Paired, Reader, Source
 from conserved.moment.torch_backend import row_dots
@@ -29,6 +30,7 @@ __all__ = [
     "fetched",
     "full_precision",
     "reads_together",
+    "root_quotients",
     "row_dots",
     "sent",
     "working_dtype",

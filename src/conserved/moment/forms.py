@@ -43,6 +43,10 @@ class Backend(ABC):
         """Σ_j a_ij b_ij for every row i and every pair of legs."""
 
     @abstractmethod
+    def row_totals(self, leg: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Σ_j b_ij for every row i of a leg, and the sum of all squares."""
+
+    @abstractmethod
     def outer_products(self, legs: Sequence[Any], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool) -> Found:
         """A Bᵀ for every pair of legs."""
 
@@ -143,32 +147,20 @@ def forms(
         return nothing.unsqueeze(-1)[..., :0], nothing if wanted.sizes else None
     faced = backend.faced(legs, products.faces)
     if products.lifted:
-        return _row_totals(faced, pairs, constants, dtype, sizes=wanted.sizes)
+        # Where A is a point its rows are ones, where it is a direction zeros.
+        totals = {j: backend.row_totals(faced[j], dtype) for j in {j for _, j in pairs}}
+        values, squares = (
+            stack(
+                [one if constants[i] else torch.zeros_like(one) for i, j in pairs for one in totals[j][kind : kind + 1]]
+            )
+            for kind in (0, 1)
+        )
+        return values, squares if wanted.sizes else None
     rows = [
         faced[source] if row is None else backend.row_of_units(faced[source], products.unit, row)
         for source, row in recipe.rows
     ]
     return finished(products, recipe, *backend.row_products(rows, recipe.products, dtype, sizes=wanted.sizes))
-
-
-def _row_totals(
-    legs: Sequence[Tensor], pairs: Sequence[Pair], constants: Sequence[float], dtype: torch.dtype, *, sizes: bool
-) -> Found:
-    """Σ_j b_ij for every row i of B where A is a point, and zero where it is a direction: no product, on any device."""
-    needed = {j: legs[j] for _, j in pairs}
-    if legs[0].device.type == "cuda":
-        # Read in the types they have: a copy in another would cost more than the sums.
-        sums = {j: leg.sum(-1, dtype=dtype) for j, leg in needed.items()}
-    else:
-        # Times a column of ones: on processors that is faster than a sum over what lies far apart.
-        needed = {j: leg.to(dtype) for j, leg in needed.items()}
-        ones = legs[0].new_ones((1,) * legs[0].ndim, dtype=dtype).expand(*legs[0].shape[:-2], 1, legs[0].shape[-1])
-        sums = {j: (ones @ leg.mT)[..., 0, :] for j, leg in needed.items()}
-    values = stack([sums[j] if constants[i] else torch.zeros_like(sums[j]) for i, j in pairs])
-    if not sizes:
-        return values, None
-    squares = {j: torch.linalg.vector_norm(leg, dim=(-2, -1), dtype=dtype).square() for j, leg in needed.items()}
-    return values, stack([squares[j] * constants[i] for i, j in pairs])
 
 
 def stack(tensors: Sequence[Tensor]) -> Tensor:

@@ -273,4 +273,57 @@ def norm_remainders(
     products *= weight[:, None]
     tl.store(found + rows, tl.sum(products, 1), mask=rows < ROWS)
     tl.store(found + ROWS + rows, tl.sum(products * products, 1), mask=rows < ROWS)
+
+
+@triton.jit
+def root_quotients(
+    programs, table, found, COUNT, shift,
+    A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ALIGNED: tl.constexpr,
+):
+    """a/(√b + shift), entry by entry: a program does some blocks of one of COUNT pairs of tensors.
+
+    The table has the addresses of all first and all second tensors, where results go, and how many entries there are.
+    """
+    number = tl.load(programs + 2 * tl.program_id(0))
+    begin = tl.load(programs + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK * BLOCKS
+    a = tl.load(table + number).to(tl.pointer_type(A))
+    b = tl.load(table + COUNT + number).to(tl.pointer_type(B))
+    out = found + tl.load(table + 2 * COUNT + number)
+    size = tl.load(table + 3 * COUNT + number)
+    if ALIGNED:
+        a = tl.multiple_of(a, 16)
+        b = tl.multiple_of(b, 16)
+        out = tl.multiple_of(out, 16)
+    for block in range(BLOCKS):
+        entries = begin + block * BLOCK + tl.arange(0, BLOCK)
+        inside = entries < size
+        top = tl.load(a + entries, mask=inside, other=0.0).to(tl.float32)
+        below = tl.load(b + entries, mask=inside, other=0.0).to(tl.float32)
+        # Rounded as PyTorch rounds them: the account of a step must not differ from the step.
+        tl.store(out + entries, tl.div_rn(top, tl.sqrt_rn(below) + shift), mask=inside)
+
+
+@triton.jit
+def row_totals(
+    leg, sums, squares, ROWS, COLUMNS, PIECES, batch_stride, row_stride, column_stride,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+):
+    """Σ_j b_ij of some rows over a piece of the columns, and Σ b_ij² over all of them, added up in float64."""
+    piece = tl.program_id(0) % PIECES
+    member = tl.program_id(0) // PIECES
+    rows = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
+    length = tl.cdiv(COLUMNS, PIECES)
+    end = tl.minimum((piece + 1) * length, COLUMNS)
+    start = leg + member.to(tl.int64) * batch_stride + rows.to(tl.int64)[:, None] * row_stride
+    total = tl.zeros((HEIGHT,), tl.float64)
+    square = tl.zeros((HEIGHT,), tl.float64)
+    for begin in range(piece * length, end, WIDTH):
+        columns = begin + tl.arange(0, WIDTH)
+        mask = (rows < ROWS)[:, None] & (columns < end)[None, :]
+        values = tl.load(start + columns.to(tl.int64)[None, :] * column_stride, mask=mask, other=0.0).to(tl.float64)
+        total += tl.sum(values, 1)
+        square += tl.sum(values * values, 1)
+    where = tl.program_id(0).to(tl.int64) * ROWS + rows
+    tl.store(sums + where, total, mask=rows < ROWS)
+    tl.store(squares + where, square, mask=rows < ROWS)
 # fmt: on

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from operator import attrgetter
 from typing import Literal
 
@@ -86,6 +86,32 @@ class Layout:
     def turned(self) -> Layout:
         """The transposes of the matrices."""
         return replace(self, rows=self.columns, columns=self.rows)
+
+    def folded(self, length: int) -> Layout:
+        """The same entries in rows of at most this length, where each is a row of its own, for sums over all of them.
+
+        Args:
+            length: a power of two; rows are as long as the greatest common divisor of it and the number of entries.
+        """
+        far, (size, stride) = self.rows
+        along = gcd(size, length)
+        if self.count("columns") > 1 or far[0] > 1 or along == 1:
+            return self
+        return replace(self, rows=((1, 0), (size // along, along * stride)), columns=((1, 0), (along, stride)))
+
+    def in_pieces(self, length: int) -> tuple[Layout, int]:
+        """The columns in pieces of at most this length, and how many: each member of the batch becomes so many.
+
+        As they are, if they do not divide into pieces at least half as long, or if there is no axis left for them.
+        """
+        far, (size, stride) = self.columns
+        pieces = next((k for k in range(-(-size // length), 2 * size // length + 1) if size % k == 0), 1)
+        if far[0] > 1 or self.batch[0][0] > 1 or pieces <= 1:
+            return self, 1
+        columns = size // pieces
+        members = self.batch[1] if self.batch[1][0] > 1 else (1, 0)
+        batch = (members, (pieces, columns * stride))
+        return replace(self, batch=batch, columns=((1, 0), (columns, stride))), pieces
 
 
 def _merged(axes: list[SizeAndStride]) -> list[SizeAndStride]:

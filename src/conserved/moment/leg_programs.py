@@ -30,6 +30,12 @@ from conserved.symmetry.products import OuterProduct, Products, RowProducts
 
 Integers = NDArray[np.int64]
 
+_LENGTH = 1024
+"""Entries of a row where all entries are added up: each program writes one number for it."""
+
+_COLUMNS = 512
+"""Columns that a program goes through, where neighbours are in different rows."""
+
 LegTensors = tuple[int, int]
 """The number of the first tensor of a leg among all, and where in each of them the leg begins, in entries."""
 
@@ -60,6 +66,8 @@ class LegResults:
     """Batch and rows of the values of one product."""
     squares: tuple[int, ...]
     """Batch, and rows if there are any, of the sums of squares that follow them."""
+    pieces: int
+    """How many of a batch belong to one member of it, and are added up."""
 
     @property
     def size(self) -> int:
@@ -78,10 +86,14 @@ class LegResults:
         values, squares = found, None
         if leg.wanted.sizes:
             values, spread = found[..., : prod(self.values)], found[..., prod(self.values) :]
-            squares = spread.unflatten(-1, self.squares)
+            squares = self._added_up(spread.unflatten(-1, self.squares))
             squares = squares.sum(-1) if len(self.squares) > 1 else squares
         recipe = multiplied(leg.products, leg.pairs, leg.degree, leg.wanted)
-        return finished(leg.products, recipe, values.unflatten(-1, self.values), squares)
+        return finished(leg.products, recipe, self._added_up(values.unflatten(-1, self.values)), squares)
+
+    def _added_up(self, found: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Pieces of the batch, the third axis, together."""
+        return found if self.pieces == 1 else found.unflatten(2, (-1, self.pieces)).sum(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +193,15 @@ class _Draft:
     def _add(self, leg: ProgramLeg, tensors: Sequence[LegTensors]) -> None:
         outer = isinstance(leg.products, OuterProduct)
         factors, pairs = _factors(leg)
+        pieces = 1
+        if not outer and _in_one_go(factors[0][1]):
+            cut = [(source, *lies.in_pieces(_COLUMNS)) for source, lies in factors]
+            factors, pieces = [(source, lies) for source, lies, _ in cut], cut[0][2]
         layout = factors[0][1]
         rows = layout.count("rows")
         batch = layout.count("batch")
         values, squares = ((batch, rows, rows), (batch,)) if outer else ((batch, rows), (batch, rows))
-        block = LegResults(leg, self._size, (len(tensors), len(pairs)), values, squares)
+        block = LegResults(leg, self._size, (len(tensors), len(pairs)), values, squares, pieces)
         self._blocks.append(block)
         sizes = leg.wanted.sizes
         # One entry for all pairs where a kernel reads so many factors, else one for each: parameter by parameter, so
@@ -211,7 +227,14 @@ def _factors(leg: ProgramLeg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...
         return [(source, layout) for source in range(len(leg.types))], recipe.products
     factors = placed_rows(leg.products, recipe, layout)
     assert factors is not None, "takes() says so"
+    if leg.products.faces == "entries":
+        factors = [(source, lies.folded(_LENGTH)) for source, lies in factors]
     return factors, recipe.products
+
+
+def _in_one_go(layout: Layout) -> bool:
+    """Whether neighbours are in different rows, so that few programs would go through all columns."""
+    return Tile.of(PlacedProduct(layout, layout)).turned
 
 
 def placed_rows(products: RowProducts, recipe: ProductList, layout: Layout) -> list[tuple[int, Layout]] | None:

@@ -16,12 +16,16 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from conserved.moment.launches import Tile, power
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.symmetry.pairs import Pair
 from conserved.symmetry.products import OuterProduct, Products, RowProducts
+
+_PIECE = 256
+"""Columns of a leg that one program adds up."""
 
 LARGEST = 128
 """Rows of a leg whose outer product fits one tile."""
@@ -68,6 +72,28 @@ def takes(products: Products, layout: Layout | None, n: int) -> bool:
     assert isinstance(products, RowProducts)
     in_units = layout.row_of_units(products.unit, 0) is not None
     return bool(products.terms) and not products.lifted and in_units
+
+
+def row_totals(leg: Float[Tensor, "*batch n m"]) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, " *batch"]] | None:
+    """Σ_j b_ij for every row i of a leg in float64, and the sum of all squares; None where kernels do not read it.
+
+    To convert it first would take longer than the sums.
+    """
+    if leg.dtype not in TYPES or leg.ndim != 3 or not leg.numel() or not available(leg.device):
+        return None
+    from conserved.moment import kernels
+
+    batch, n, m = leg.shape
+    turned = leg.stride(1) < leg.stride(2)
+    height, width = (power(n, 64), power(m, 32)) if turned else (power(n, 16), power(m, 128))
+    pieces = -(-m // _PIECE)
+    sums = leg.new_empty((2, batch, pieces, n), dtype=torch.float64)
+    with torch.cuda.device_of(leg):
+        grid = batch * pieces, -(-n // height)
+        strides = leg.stride()
+        kernels.row_totals[grid](leg, sums[0], sums[1], n, m, pieces, *strides, HEIGHT=height, WIDTH=width)
+    totals, squares = sums.sum(2).unbind()
+    return totals, squares.sum(-1)
 
 
 FACTORS = 4

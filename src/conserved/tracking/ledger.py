@@ -25,7 +25,7 @@ from conserved.tracking.step_expansion import Coefficients, Expansion, Slot, Slo
 _TEMPORARY = 1 << 25
 """Entries of parameters whose steps are expanded together at least: for each of them a rule may make a tensor."""
 
-_PORTIONS = 6
+_PORTIONS = 3
 """About how many portions parameters are read in where there are more: each costs as many launches as a small model."""
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+from conserved.moment import root_quotients
 from conserved.tracking.combination import Combination, Scalar
 
 
@@ -219,11 +220,8 @@ def _adam_directions(steps: Sequence[ParameterStep]) -> list[Tensor]:
     group = steps[0].group
     _, root = _corrections(steps[0])
     key = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-    divisors = torch._foreach_sqrt([_wide(step.state[key]) for step in steps])
-    shift: Any = group["eps"] * root
-    # One number for all takes fewer launches than a list of them.
-    torch._foreach_add_(divisors, [shift] * len(steps) if isinstance(shift, Tensor) else shift)
-    return list(torch._foreach_div([_wide(step.state["exp_avg"]) for step in steps], divisors))
+    averages, squares = zip(*((step.state["exp_avg"], step.state[key]) for step in steps), strict=True)
+    return root_quotients(averages, squares, group["eps"] * root)
 
 
 def _corrections(step: ParameterStep) -> tuple[Scalar, Scalar]:
