@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import logging
 import os
 import tempfile
@@ -187,6 +188,9 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
         if isinstance(found, Monitor):
             monitors[way] = found
         run.after = found.step if isinstance(found, Monitor) else found
+    # What all these monitors know, which a run has once, would be gone through by every collection of garbage.
+    gc.collect()
+    gc.freeze()
     taken = in_turns({way: run.step for way, run in runs.items()}, rounds)
     seconds = {way: median(each) for way, each in taken.items()}
     added = shares(taken)

@@ -31,23 +31,28 @@ from conserved.attention.small_matrices import fetched, placed
 BLOCK = 1 << 19
 """How many numbers a temporary may hold on a processor: 4 MiB in double precision, which caches hold."""
 
-DEVICE_BLOCKS = 16
-"""How many times as many on a GPU, where few large operations count: 64 MiB."""
+DEVICE_BLOCKS = 32
+"""How many times as many on a GPU, where few large operations count: 128 MiB."""
+
+DEVICE_PASSES = 64
+"""The same where tokens are gone through once, with few temporaries at a time."""
 
 _CHUNK = 512
 """Rows whose products are summed by one product of matrices; a device takes many such at once."""
 
 
-def block_rows(heads: int, width: int, device: torch.device, least: int = 64) -> int:
+def block_rows(
+    heads: int, width: int, device: torch.device, least: int = 64, device_blocks: int = DEVICE_BLOCKS
+) -> int:
     """How many rows of all heads make up one block."""
-    numbers = DEVICE_BLOCKS * BLOCK if device.type == "cuda" else BLOCK
+    numbers = device_blocks * BLOCK if device.type == "cuda" else BLOCK
     return max(least, numbers // max(1, heads * width))
 
 
 def row_blocks(x: Tensor, width: int | None = None) -> Iterator[slice]:
     """Slices of the second-last axis of `x` whose blocks fit a temporary."""
     length, size = x.shape[-2:]
-    rows = block_rows(x.shape[:-2].numel(), max(size, width or 0), x.device)
+    rows = block_rows(x.shape[:-2].numel(), max(size, width or 0), x.device, device_blocks=DEVICE_PASSES)
     for start in range(0, length, rows):
         yield slice(start, min(start + rows, length))
 

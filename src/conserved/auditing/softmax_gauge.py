@@ -12,12 +12,14 @@ capped scores; such layers are left out. Nothing of size length × length is for
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.laws import LawSet
 from conserved.laws.identities import HALF, TOLERANCE, coarsest, rounding
-from conserved.moment import Direction, Plan, Point
+from conserved.moment import Direction, Plan, Point, fetched
 from conserved.plain_data import record_of
 from conserved.symmetry import Translation
 from conserved.verdict import Evidence, Status, Verdict
@@ -142,24 +144,30 @@ class Gauge:
         """Per call and head, worst first."""
         if not self._sums:
             return ()
-        table = [sizes.to(torch.float64).cpu() for *_, sizes in self._sums]
-        found = []
+        table = fetched([sizes for *_, sizes in self._sums])
+        alike: dict[Any, list[int]] = defaultdict(list)
+        for place, (_, _, precision, entries, sizes) in enumerate(self._sums):
+            alike[precision, entries, sizes.shape].append(place)
         # Where softmax is saturated, key gradients are differences of equal numbers, and what is left is rounding of
         # those: it is held against the largest key gradients of the pass as well.
-        largest = max((float(sizes[..., 1].nan_to_num().max()) for sizes in table if sizes.numel()), default=0.0)
-        for (name, call, precision, entries, _), sizes in zip(self._sums, table, strict=True):
-            value, scale = sizes.unbind(-1)
+        largest = max((float(np.nan_to_num(sizes[..., 1]).max()) for sizes in table if sizes.size), default=0.0)
+        found = []
+        for (precision, entries, _), places in alike.items():
             used = self.precision or coarsest(precision, torch.float32)
             share = torch.finfo(used).eps / TOLERANCE[used] * (1 / 64 if used in HALF else 1.0)
-            scale = torch.hypot(scale, (scale != 0) * torch.tensor(share * largest, dtype=torch.float64))
-            residuals = torch.where(scale == 0, torch.zeros_like(value), value / scale)
-            where = residuals.nan_to_num(nan=float("inf")).argmax(0)
-            for head, sequence in enumerate(where.tolist()):
-                limit = rounding(used, entries) * (_COARSE if used in HALF else _CANCELLED)
-                residual = float(residuals[sequence, head])
-                found.append(
+            limit = float(rounding(used, entries)) * (_COARSE if used in HALF else _CANCELLED)
+            value, scale = np.moveaxis(np.stack([table[place] for place in places]), -1, 0)
+            scale = np.hypot(scale, (scale != 0) * share * largest)
+            with np.errstate(invalid="ignore"):
+                residuals = np.where(scale == 0, 0.0, value / np.where(scale == 0, 1.0, scale))
+            worst = np.nan_to_num(residuals, nan=np.inf).argmax(1)
+            largest_of = np.take_along_axis(residuals, worst[:, None], 1)[:, 0]
+            for place, sequences, heads in zip(places, worst.tolist(), largest_of.tolist(), strict=True):
+                name, call, *_ = self._sums[place]
+                found += [
                     GaugeRow(name=name, head=head, call=call, sequence=sequence, residual=residual, tolerance=limit)
-                )
+                    for head, (sequence, residual) in enumerate(zip(sequences, heads, strict=True))
+                ]
         return tuple(sorted(found, key=lambda row: -row.residual if row.residual == row.residual else -float("inf")))
 
     @property

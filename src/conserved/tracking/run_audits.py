@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -119,12 +120,12 @@ class Audits:
             self._terms.watch(self._armed)
             self._gauge.terms = self._terms
         # The outermost module may be called outside autocast and enter it within, as accelerate does.
-        leaves = [
+        leaves = (
             m
             for m in self._model.modules()
             if not any(True for _ in m.children()) and any(True for _ in m.parameters())
-        ]
-        for leaf in leaves[:2]:
+        )
+        for leaf in islice(leaves, 2):
             self._armed.callback(leaf.register_forward_pre_hook(self._note).remove)
 
     def _note(self, module: nn.Module, args: Any) -> None:
