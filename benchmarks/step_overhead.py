@@ -191,7 +191,10 @@ def measured(name: str, shape: dict[str, Any], batch: dict[str, int], device: st
     # What all these monitors know, which a run has once, would be gone through by every collection of garbage.
     gc.collect()
     gc.freeze()
-    taken = in_turns({way: run.step for way, run in runs.items()}, rounds)
+    try:
+        taken = in_turns({way: run.step for way, run in runs.items()}, rounds)
+    finally:
+        gc.unfreeze()
     seconds = {way: median(each) for way, each in taken.items()}
     added = shares(taken)
     worked = shares({way: run.worked[-rounds:] for way, run in runs.items()})

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conserved import Verdict, blocks, gauge
+from conserved.auditing import Gauge
 from hf_zoo import named
 
 LLAMA = {
@@ -179,3 +180,16 @@ def test_without_a_backward_pass_nothing_is_said() -> None:
     with gauge(model) as g:
         model(torch.randn(5, 8))
     assert g.verdict == Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spoiled", [torch.inf, torch.nan])
+def test_a_head_that_is_not_finite_does_not_hide_another_that_is_wrong(dtype: torch.dtype, spoiled: float) -> None:
+    keys = torch.randn(2, 3, 6, 4).to(dtype).requires_grad_()
+    slope = torch.randn(2, 3, 6, 4).to(dtype)
+    slope[:, 2] -= slope[:, 2].mean(-2, keepdim=True)
+    slope[0, 0, 1, 1] = spoiled
+    found = Gauge()
+    (found.see("attention", keys, "") * slope).sum().backward()
+    assert {row.head: row.ok for row in found.rows} == {0: False, 1: False, 2: True}
+    assert not found.ok

@@ -1,4 +1,4 @@
-"""Norms that are written out as modules: what they multiply by, and what ε leaves of them."""
+"""Norms that are written out as modules: what they multiply by, and how they may be called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conserved.auditing.epsilon_terms import _Written
+import conserved
+from conserved.auditing.epsilon_terms import EpsilonTerms, _Written
 
 EPSILON = 1e-3
 
@@ -17,28 +18,36 @@ class Written(nn.Module):
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
         self.kind = kind
-        self.shape = nn.Parameter(torch.ones(width) if kind == "plain" else torch.zeros(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if kind == "centred" else None
+        self.centred = kind in ("centred", "exponential")
+        self.shape = nn.Parameter(torch.ones(width) if kind in ("plain", "centred") else torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if self.centred else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "centred":
+        if self.centred:
             x = x - x.mean(-1, keepdim=True)
-        gain = {"plain": self.shape, "centred": self.shape.exp(), "one more": 1 + self.shape}[self.kind]
+        gain = {"exponential": self.shape.exp(), "one more": 1 + self.shape}.get(self.kind, self.shape)
         y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * gain
         return y if self.bias is None else y + self.bias
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("plain", ("shape", 0.0)), ("one more", ("shape", 1.0)), ("centred", (None, 0.0))]
+    ("kind", "width", "expected"),
+    [
+        ("plain", 1, ("shape", 0.0)),
+        ("plain", 33, ("shape", 0.0)),
+        ("one more", 1, ("shape", 1.0)),
+        ("one more", 6, ("shape", 1.0)),
+        ("centred", 33, ("shape", 0.0)),
+        ("centred", 6, ("shape", 0.0)),
+        ("exponential", 6, (None, 0.0)),
+        ("exponential", 33, (None, 0.0)),
+    ],
 )
-@pytest.mark.parametrize("width", [1, 6, 33])
 def test_a_gain_is_known_by_its_parameter_or_asked_for(
-    kind: str, expected: tuple[str | None, float], width: int
+    kind: str, width: int, expected: tuple[str | None, float]
 ) -> None:
     module = Written(kind, width)
     found = _Written.of(module, EPSILON)
-    if width == 1 and kind == "centred":
-        return  # of one number minus its mean nothing is left, and anything is said of it
     assert found is not None
     assert (found.parameter, found.offset) == expected
     with torch.no_grad():
@@ -47,7 +56,7 @@ def test_a_gain_is_known_by_its_parameter_or_asked_for(
             module.bias.normal_()
     # Whatever it multiplies by is what it does to a row, up to the size of the row.
     x = torch.randn(5, width)
-    values = x - x.mean(-1, keepdim=True) if kind == "centred" else x
+    values = x - x.mean(-1, keepdim=True) if module.centred else x
     y = values / (values.square().mean(-1, keepdim=True) + EPSILON).sqrt() * found.gain(module, x)
     bias = 0.0 if module.bias is None else module.bias
     torch.testing.assert_close(y + bias, module(x).detach(), rtol=1e-4, atol=1e-5)
@@ -59,3 +68,47 @@ def test_a_module_that_is_no_norm_is_none() -> None:
             return torch.tanh(x) * self.shape
 
     assert _Written.of(Squashed("plain", 6), EPSILON) is None
+
+
+class Called(nn.Module):
+    """Two maps with a norm between them, which is called in some way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.up, self.norm, self.down = nn.Linear(5, 6, bias=False), Written("plain", 6), nn.Linear(6, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = 0.05 * self.up(x)
+        return self.down(self.norm(h) if self.way == "by place" else self.norm(x=h))
+
+
+@pytest.mark.parametrize("way", ["by place", "by name"])
+def test_a_correct_model_is_not_refuted_however_its_norm_is_called(way: str) -> None:
+    model, x = Called(way), torch.randn(7, 5)
+    laws = conserved.recognize(model, x)
+    assert any(not law.exact for law in laws)
+    with EpsilonTerms(model, laws).watching() as terms:
+        model(x).square().mean().backward()
+    slopes = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    sides = terms.sides(slopes)
+    assert sides
+    for law in laws:
+        if law.name in sides:
+            mu = law.identity(dict(model.named_parameters()), slopes).detach().double().flatten().numpy()
+            assert abs(mu).max() > 1e-3, "ε shows"
+            assert abs(mu - sides[law.name].value).max() <= 1e-4 * abs(mu).max()
+
+
+def test_a_norm_that_is_called_with_more_than_its_input_is_not_known() -> None:
+    class Twice(Written):
+        def forward(self, x: Tensor, times: float = 1.0) -> Tensor:
+            return super().forward(x) * times
+
+    model, x = Called("by place"), torch.randn(7, 5)
+    model.norm = Twice("plain", 6)
+    laws = conserved.recognize(model, x)
+    model.norm.register_forward_pre_hook(lambda module, args: (*args, 1.0))
+    with EpsilonTerms(model, laws).watching() as terms:
+        model(x).square().mean().backward()
+    assert not terms.sides({name: p.grad for name, p in model.named_parameters() if p.grad is not None})

@@ -10,15 +10,12 @@ from torch import Tensor
 from as_written import import_as_written
 from conserved.moment import RowNorm, triton_backend
 
-pytest.importorskip("triton")
-import_as_written("conserved.moment.kernels")
-
 EPSILON = 0.3
 
 
 def along_the_scale(x: Tensor, slope: Tensor, gain: Tensor | None, *, centred: bool) -> Tensor:
     """⟨x, ∂L/∂x⟩ of every row for the loss ⟨y, D⟩, by automatic differentiation in float64."""
-    wide = x.double().requires_grad_()
+    wide = x.double().clone().requires_grad_()
     by = None if gain is None else gain.double()
     shape = (x.shape[1],)
     y = F.layer_norm(wide, shape, by, None, EPSILON) if centred else F.rms_norm(wide, shape, by, EPSILON)
@@ -26,8 +23,18 @@ def along_the_scale(x: Tensor, slope: Tensor, gain: Tensor | None, *, centred: b
     return (found * wide.detach()).sum(1)
 
 
+def terms(x: Tensor, slope: Tensor, gain: Tensor | None, *, centred: bool) -> Tensor:
+    """ε/(s + ε) y_i D_i, entry by entry, in float64."""
+    values = x.double() - x.double().mean(1, keepdim=True) if centred else x.double()
+    weight = EPSILON / (values.square().mean(1, keepdim=True) + EPSILON) ** 1.5
+    return weight * values * slope.double() * (1.0 if gain is None else gain.double())
+
+
 @pytest.fixture(params=["kernel", "torch"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "kernel":
+        pytest.importorskip("triton")
+        import_as_written("conserved.moment.kernels")
     monkeypatch.setattr(triton_backend, "available", lambda device: request.param == "kernel")
     return str(request.param)
 
@@ -53,20 +60,30 @@ def test_it_is_the_derivative_along_the_scale(
     x, slope = torch.randn(2, rows, width).to(dtype)
     x = (x + 0.4).to(dtype)
     gain = torch.randn(width).to(dtype) if gained else None
-    value, squares = RowNorm(EPSILON, centred).remainder(x, slope, gain)
+    value, _ = RowNorm(epsilon=EPSILON, centred=centred).remainder(x, slope, gain)
     expected = along_the_scale(x, slope, gain, centred=centred)
-    largest = float(squares.double().sum().sqrt()) if rows else 0.0
+    largest = float(terms(x, slope, gain, centred=centred).norm())
     assert float((value.double() - expected).norm()) <= (1e-12 if dtype == torch.float64 else 1e-5) * largest + 1e-14
 
 
-def test_terms_are_squared_one_by_one(way: str) -> None:
-    x, slope, gain = torch.randn(6, 40), torch.randn(6, 40), torch.randn(40)
-    _, squares = RowNorm(EPSILON, False).remainder(x, slope, gain)
-    weight = EPSILON / (x.square().mean(1, keepdim=True) + EPSILON) ** 1.5
-    torch.testing.assert_close(squares, (weight * x * slope * gain).square().sum(1))
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_terms_are_squared_one_by_one(way: str, dtype: torch.dtype, centred: bool) -> None:
+    x, slope = torch.randn(2, 6, 40).to(dtype)
+    gain = torch.randn(40)
+    _, squares = RowNorm(epsilon=EPSILON, centred=centred).remainder(x, slope, gain)
+    expected = terms(x, slope, gain, centred=centred).square().sum(1)
+    torch.testing.assert_close(squares.double(), expected, rtol=1e-5, atol=0.0)
+
+
+def test_a_gradient_that_is_not_finite_spoils_its_row_alone(way: str) -> None:
+    x, slope = torch.randn(2, 5, 12)
+    slope[1, 3], x[4, 0] = torch.inf, torch.nan
+    found = RowNorm(epsilon=EPSILON, centred=True).remainder(x, slope, None)
+    assert found.isfinite().all(0).tolist() == [True, False, True, True, False]
 
 
 def test_rows_that_do_not_follow_each_other_in_memory(way: str) -> None:
     x, slope = (torch.randn(48, 18).mT for _ in range(2))
-    norm = RowNorm(EPSILON, True)
+    norm = RowNorm(epsilon=EPSILON, centred=True)
     torch.testing.assert_close(norm.remainder(x, slope, None), norm.remainder(x.clone(), slope.clone(), None))

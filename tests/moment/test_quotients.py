@@ -9,14 +9,14 @@ from torch import Tensor
 from as_written import import_as_written
 from conserved.moment import root_quotients, triton_backend
 
-pytest.importorskip("triton")
-import_as_written("conserved.moment.kernels")
-
 SHAPES = [(3, 5), (), (1024 * 8 + 3,), (2, 4, 8), (0,), (1,), (70, 130)]
 
 
 @pytest.fixture(params=[True, False], ids=["kernel", "torch"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param:
+        pytest.importorskip("triton")
+        import_as_written("conserved.moment.kernels")
     monkeypatch.setattr(triton_backend, "available", lambda device: request.param)
 
 
@@ -43,3 +43,10 @@ def test_a_shift_on_the_device_other_types_and_strides_are_left_to_pytorch() -> 
     for shift in (1e-8, torch.tensor(1e-8, dtype=torch.float64)):
         for top, square, one in zip(tops, squares, root_quotients(tops, squares, shift), strict=True):
             torch.testing.assert_close(one, top / (square.sqrt() + 1e-8))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels are compiled for a GPU")
+def test_a_gpu_rounds_as_pytorch_does() -> None:
+    tops, squares = ([one.cuda() for one in part] for part in averages(torch.float32, torch.float32))
+    for top, square, one in zip(tops, squares, root_quotients(tops, squares, 1e-8), strict=True):
+        assert torch.equal(one, top / (square.sqrt() + 1e-8))

@@ -34,7 +34,7 @@ BLOCK = 1 << 19
 DEVICE_BLOCKS = 32
 """How many times as many on a GPU, where few large operations count: 128 MiB."""
 
-DEVICE_PASSES = 64
+DEVICE_BLOCKS_IN_ONE_PASS = 64
 """The same where tokens are gone through once, with few temporaries at a time."""
 
 _CHUNK = 512
@@ -52,7 +52,7 @@ def block_rows(
 def row_blocks(x: Tensor, width: int | None = None) -> Iterator[slice]:
     """Slices of the second-last axis of `x` whose blocks fit a temporary."""
     length, size = x.shape[-2:]
-    rows = block_rows(x.shape[:-2].numel(), max(size, width or 0), x.device, device_blocks=DEVICE_PASSES)
+    rows = block_rows(x.shape[:-2].numel(), max(size, width or 0), x.device, device_blocks=DEVICE_BLOCKS_IN_ONE_PASS)
     for start in range(0, length, rows):
         yield slice(start, min(start + rows, length))
 

@@ -21,7 +21,7 @@ from conserved.inference.live import ModelParts, kept_with, parameters_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
-from conserved.moment import Direction, Point, fetched
+from conserved.moment import Direction, Point, to_host
 from conserved.symmetry import Symmetry, Tensors
 
 PrecisionSource = Literal["given", "stored", "bits"]
@@ -166,11 +166,13 @@ def residuals_of(
     residuals, limits = balance.residuals.copy(), rounding_alone + plan.epsilons**0.5
     nearly = plan.epsilons > 0
     terms, slopes = None if gauge is None else gauge.terms, backward.slopes
-    if terms is not None and slopes is not None and nearly.any():
-        sides, (some, places) = terms.sides(slopes), plan.up_to_epsilon
+    sides = {} if terms is None or slopes is None or not nearly.any() else terms.sides(slopes)
+    if sides and slopes is not None:
+        some, places = plan.up_to_epsilon
+        # In the precision that the identities of all other laws are computed in.
         with torch.no_grad():
-            moments = some.evaluate((Point(backward.points), Direction(slopes)), [(0, 1)]).values() if sides else []
-        for place, mu in zip(places, fetched(moments), strict=bool(sides)):
+            moments = some.evaluate((Point(backward.points), Direction(slopes)), [(0, 1)]).values()
+        for place, mu in zip(places, to_host(moments), strict=True):
             side = sides.get(plan.symmetries[place].name)
             if side is None or not balance.tested[place]:
                 continue

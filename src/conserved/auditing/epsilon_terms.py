@@ -28,7 +28,7 @@ from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
 from conserved.inference.laws_up_to_epsilon import Forgetting
 from conserved.laws import LawSet
-from conserved.moment import RowNorm, fetched
+from conserved.moment import RowNorm, to_host
 from conserved.symmetry import Tensors
 
 Key = tuple[str, bool, int]
@@ -92,9 +92,9 @@ class EpsilonTerms:
         self._sums: dict[Key, Tensor] = {}
         """What ε leaves at each norm, and the squares of what that is made of."""
         self._unknown: set[Key] = set()
-        """Norms of which it cannot be added up: over axes that laws tell apart."""
+        """Norms of which it is not known: over axes that laws tell apart, or called with more than an input."""
         self._gains: dict[str, Tensor] = {}
-        """Of norms that are written out, as they are in this step."""
+        """The gains of norms that are written out, as they are in this step."""
         self._taken: dict[str, Tensor] = {}
 
     @contextmanager
@@ -115,7 +115,7 @@ class EpsilonTerms:
                 undo.callback(module.register_forward_pre_hook(self._enter(name, running)).remove)
                 undo.callback(module.register_forward_hook(_leave(running), always_call=True).remove)
             if name in self._written:
-                undo.callback(module.register_forward_hook(self._through(name)).remove)
+                undo.callback(module.register_forward_hook(self._through(name), with_kwargs=True).remove)
         for name, parameter in self._reference.items():
             undo.callback(parameter.register_post_accumulate_grad_hook(self._keep(name)).remove)
         undo.enter_context(norms_heard(_Ear(self, running)))
@@ -125,14 +125,14 @@ class EpsilonTerms:
         ratio = self._rescaled(slopes) if self._calls else None
         if ratio is None:
             return {}
-        sums = dict(zip(self._sums, fetched([*self._sums.values()]), strict=True))
+        sums = dict(zip(self._sums, to_host([*self._sums.values()]), strict=True))
         found = {name: self._side(some, sums, ratio) for name, some in self._laws.items()}
         return {name: side for name, side in found.items() if side is not None}
 
     def _side(
         self, forgotten: Sequence[Forgetting], sums: Mapping[Key, NDArray[np.float64]], ratio: float
     ) -> RightHandSide | None:
-        """Of a law that these norms forget; None if not all of them were seen."""
+        """The right-hand side of a law whose scale these norms forget; None if not all of them were seen."""
         if not forgotten or not all(self._complete(one.module) and _key(one) not in self._unknown for one in forgotten):
             return None
         total, spread = np.zeros(forgotten[0].charges.shape[0]), 0.0
@@ -162,11 +162,11 @@ class EpsilonTerms:
             a, b = now.detach().double().flatten(), then.double().flatten()
             products.append(torch.stack((b @ b, a @ b, a @ a)))
         ratios = []
-        for before, both, after in fetched(products):
+        for before, both, after in to_host(products):
             if before == 0:
                 continue
             ratio = both / before
-            # ‖a − ratio b‖, which is at right angles to b
+            # ‖a − ratio b‖² = ‖a‖² − ratio ⟨a, b⟩
             if not max(after - ratio * both, 0.0) <= 1e-4 * after:
                 return None
             ratios.append(ratio)
@@ -221,13 +221,16 @@ class EpsilonTerms:
         if module in self._counts and module not in self._written and self._counts_now(module):
             self._follow(self._number(module), x, out, norm)
 
-    def _through(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
+    def _through(self, name: str) -> Callable[[nn.Module, Any, dict[str, Any], Any], None]:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], out: Any) -> None:
             if not self._counts_now(name):
                 return
             key = self._number(name)
-            if isinstance(out, Tensor) and len(args) == 1:
-                x, norm = args[0], self._written[name]
+            given = (*args, *kwargs.values())
+            if not isinstance(out, Tensor) or len(given) != 1:
+                self._unknown.add(key)
+            else:
+                x, norm = given[0], self._written[name]
                 if name not in self._gains:
                     self._gains[name] = norm.gain(module, x)
                 gain = self._gains[name]
@@ -297,7 +300,7 @@ class _Written:
             s = values.square().mean(-1, keepdim=True)
             expected = (once - zero) * 2 * ((s + epsilon) / (4 * s + epsilon)).sqrt()
             if float((twice - zero - expected).norm()) <= limit * float(expected.norm()):
-                row = RowNorm(epsilon, centred)
+                row = RowNorm(epsilon=epsilon, centred=centred)
                 return _Written(row, *_multiplied_by(module, row, like))
         return None
 

@@ -21,13 +21,13 @@ from conserved.moment import RowNorm
 class NormCall:
     """One call of a norm: over which axes, of its input in which shape, and its gain."""
 
-    apart: tuple[int, ...]
+    shape: tuple[int, ...]
     axes: tuple[int, ...]
     row: RowNorm
     gain: Tensor | None = None
-    """One number for every entry along the axes."""
+    """A factor for every entry along the axes."""
     channels: Tensor | None = None
-    """One for every channel, which may be several to a row or the other way round; broadcast against the input."""
+    """A factor for every channel, broadcast against the input: of several channels in a row, or several rows in one."""
 
     def remainder(
         self, x: Float[Tensor, "..."], slope: Float[Tensor, "..."], kept: Sequence[int]
@@ -45,11 +45,11 @@ class NormCall:
         if set(kept) & set(self.axes):
             return None
         if self.channels is not None:
-            slope = slope * self.channels
-        lead = [axis for axis in range(len(self.apart)) if axis not in self.axes]
-        sizes = [self.apart[axis] for axis in lead]
-        shape = prod(sizes), prod(self.apart[axis] for axis in self.axes)
-        values, slopes = (one.reshape(self.apart).permute(*lead, *self.axes).reshape(shape) for one in (x, slope))
+            slope = slope.to(torch.promote_types(slope.dtype, torch.float32)) * self.channels
+        lead = [axis for axis in range(len(self.shape)) if axis not in self.axes]
+        sizes = [self.shape[axis] for axis in lead]
+        shape = prod(sizes), prod(self.shape[axis] for axis in self.axes)
+        values, slopes = (one.reshape(self.shape).permute(*lead, *self.axes).reshape(shape) for one in (x, slope))
         gain = None if self.gain is None else self.gain.reshape(-1)
         found = self.row.remainder(values, slopes, gain).reshape(2, *sizes)
         others = [1 + place for place, axis in enumerate(lead) if axis not in kept]
@@ -91,12 +91,12 @@ def over_last(
 ) -> NormCall:
     """A norm over the last `count` axes."""
     axes = tuple(range(x.ndim - count, x.ndim))
-    return NormCall(tuple(x.shape), axes, RowNorm(eps, centred), gain=gain)
+    return NormCall(tuple(x.shape), axes, RowNorm(epsilon=eps, centred=centred), gain=gain)
 
 
 def _by_channel(x: Tensor, apart: Sequence[int], axes: Sequence[int], weight: Any, eps: float) -> NormCall:
     gain = None if weight is None else weight.reshape(1, -1, *(1,) * (x.ndim - 2))
-    return NormCall(tuple(apart), tuple(axes), RowNorm(eps, centred=True), channels=gain)
+    return NormCall(tuple(apart), tuple(axes), RowNorm(epsilon=eps, centred=True), channels=gain)
 
 
 def _through_layer_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -28,7 +28,7 @@ from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.laws import LawSet
 from conserved.laws.identities import HALF, TOLERANCE, coarsest, rounding
-from conserved.moment import Direction, Plan, Point, fetched
+from conserved.moment import Direction, Plan, Point, to_host
 from conserved.plain_data import record_of
 from conserved.symmetry import Translation
 from conserved.verdict import Evidence, Status, Verdict
@@ -144,13 +144,14 @@ class Gauge:
         """Per call and head, worst first."""
         if not self._sums:
             return ()
-        table = fetched([sizes for *_, sizes in self._sums])
+        table = to_host([sizes for *_, sizes in self._sums])
         alike: dict[Any, list[int]] = defaultdict(list)
         for place, (_, _, precision, entries, sizes) in enumerate(self._sums):
             alike[precision, entries, sizes.shape].append(place)
         # Where softmax is saturated, key gradients are differences of equal numbers, and what is left is rounding of
         # those: it is held against the largest key gradients of the pass as well.
-        largest = max((float(np.nan_to_num(sizes[..., 1]).max()) for sizes in table if sizes.size), default=0.0)
+        finite = [sizes[..., 1][np.isfinite(sizes[..., 1])] for sizes in table]
+        largest = max((float(sizes.max()) for sizes in finite if sizes.size), default=0.0)
         found = []
         for (precision, entries, _), places in alike.items():
             used = self.precision or coarsest(precision, torch.float32)

@@ -1,9 +1,13 @@
-"""How moment maps are evaluated: sources, the plan for many symmetries, and backends for products of legs."""
+"""How moment maps are evaluated: sources, the plan for many symmetries, and backends for products of legs.
+
+What else reads much memory once, and has kernels of its own for it, is here too: remainders of norms, directions of
+optimizers.
+"""
 
 from conserved.moment.forms import Sums, full_precision, working_dtype
-from conserved.moment.launches import fetched, sent
+from conserved.moment.host_copies import HostCopy, sent, to_host
 from conserved.moment.normalised_rows import RowNorm
-from conserved.moment.plan import HostCopy, Moments, Plan
+from conserved.moment.plan import Moments, Plan
 from conserved.moment.portions import Part, reads_together
 from conserved.moment.quotients import root_quotients
 from conserved.moment.row_identities import Norms
@@ -27,11 +31,11 @@ __all__ = [
     "RowNorm",
     "Source",
     "Sums",
-    "fetched",
     "full_precision",
     "reads_together",
     "root_quotients",
     "row_dots",
     "sent",
+    "to_host",
     "working_dtype",
 ]

@@ -43,7 +43,7 @@ class Backend(ABC):
         """Σ_j a_ij b_ij for every row i and every pair of legs."""
 
     @abstractmethod
-    def row_totals(self, leg: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def row_totals(self, leg: Any, dtype: torch.dtype, *, sizes: bool) -> Found:
         """Σ_j b_ij for every row i of a leg, and the sum of all squares."""
 
     @abstractmethod
@@ -148,14 +148,10 @@ def forms(
     faced = backend.faced(legs, products.faces)
     if products.lifted:
         # Where A is a point its rows are ones, where it is a direction zeros.
-        totals = {j: backend.row_totals(faced[j], dtype) for j in {j for _, j in pairs}}
-        values, squares = (
-            stack(
-                [one if constants[i] else torch.zeros_like(one) for i, j in pairs for one in totals[j][kind : kind + 1]]
-            )
-            for kind in (0, 1)
-        )
-        return values, squares if wanted.sizes else None
+        totals = {j: backend.row_totals(faced[j], dtype, sizes=wanted.sizes) for j in {j for _, j in pairs}}
+        values = [totals[j][0] if constants[i] else torch.zeros_like(totals[j][0]) for i, j in pairs]
+        squares = [one * constants[i] for i, j in pairs if (one := totals[j][1]) is not None]
+        return stack(values), stack(squares) if squares else None
     rows = [
         faced[source] if row is None else backend.row_of_units(faced[source], products.unit, row)
         for source, row in recipe.rows

@@ -105,7 +105,7 @@ class Layout:
         As they are, if they do not divide into pieces at least half as long, or if there is no axis left for them.
         """
         far, (size, stride) = self.columns
-        pieces = next((k for k in range(-(-size // length), 2 * size // length + 1) if size % k == 0), 1)
+        pieces = next((k for k in range(max(1, -(-size // length)), 2 * size // length + 1) if size % k == 0), 1)
         if far[0] > 1 or self.batch[0][0] > 1 or pieces <= 1:
             return self, 1
         columns = size // pieces

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.forms import Found, ProductList, Wanted, finished, multiplied
-from conserved.moment.launches import Tile, sent
+from conserved.moment.host_copies import sent
+from conserved.moment.launches import Tile
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.triton_backend import KernelCall
 from conserved.symmetry.kind import Degree
@@ -194,7 +195,7 @@ class _Draft:
         outer = isinstance(leg.products, OuterProduct)
         factors, pairs = _factors(leg)
         pieces = 1
-        if not outer and _in_one_go(factors[0][1]):
+        if not outer and _rows_are_neighbours(factors[0][1]):
             cut = [(source, *lies.in_pieces(_COLUMNS)) for source, lies in factors]
             factors, pieces = [(source, lies) for source, lies, _ in cut], cut[0][2]
         layout = factors[0][1]
@@ -232,8 +233,8 @@ def _factors(leg: ProgramLeg) -> tuple[list[tuple[int, Layout]], tuple[Pair, ...
     return factors, recipe.products
 
 
-def _in_one_go(layout: Layout) -> bool:
-    """Whether neighbours are in different rows, so that few programs would go through all columns."""
+def _rows_are_neighbours(layout: Layout) -> bool:
+    """Whether entries next to each other are in different rows, so that few programs would go through all columns."""
     return Tile.of(PlacedProduct(layout, layout)).turned
 
 

@@ -1,7 +1,8 @@
 r"""What ε leaves of the scale of rows that a norm divides by their size: one pass over what it read and what came back.
 
-A norm gives y = g ∘ x/√(s + ε), with s the mean square of a row x, or of x − mean. Along the scale of the row its
-derivative is ε/(s + ε) y, where without ε it would be zero; so with D = ∂L/∂y each row contributes
+A norm gives y = g ∘ x/√(s + ε), with s the mean square of a row x, whose mean is taken away before if the norm centres.
+Along the scale of the row its derivative is ε/(s + ε) y, where without ε it would be zero; so with D = ∂L/∂y each row
+contributes
 
     ε/(s + ε) ⟨y, D⟩ = ε (s + ε)^(−3/2) Σ_i x_i g_i D_i.
 """
@@ -24,7 +25,7 @@ _TILE = 4096
 """Entries that a program reads where rows are short."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowNorm:
     """How a norm treats a row: its ε, and whether it takes the mean away first."""
 

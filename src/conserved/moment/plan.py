@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,45 +40,6 @@ _SMALL = 1 << 15
 
 _SINGLE = (None, torch.float32)
 """What kernels compute in."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HostCopy:
-    """A tensor that is being copied to the host."""
-
-    host: Tensor
-    event: torch.cuda.Event | None
-
-    @staticmethod
-    def of(tensor: Shaped[Tensor, "..."]) -> HostCopy:
-        """Start copying; on a GPU the copy is queued behind the work that makes the numbers.
-
-        Args:
-            tensor: a tensor on any device.
-
-        Returns:
-            The copy, which `read` waits for.
-        """
-        if tensor.device.type != "cuda":
-            return HostCopy(tensor.detach().cpu(), None)
-        with torch.cuda.device_of(tensor):
-            # By name: the default device may be another.
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-            host.copy_(tensor.detach(), non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        return HostCopy(host, event)
-
-    @property
-    def arrived(self) -> bool:
-        """Whether reading does not wait."""
-        return self.event is None or self.event.query()
-
-    def read(self) -> Shaped[Tensor, "..."]:
-        """The numbers, once they are there."""
-        if self.event is not None:
-            self.event.synchronize()
-        return self.host
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,8 +160,7 @@ class Plan:
     @cached_property
     def up_to_epsilon(self) -> tuple[Plan, tuple[int, ...]]:
         """The plan of the symmetries that hold up to ε alone, and their places in this one."""
-        places = tuple(np.flatnonzero(self.epsilons).tolist())
-        return Plan.of([self.symmetries[place] for place in places]), places
+        return self._of_places(np.flatnonzero(self.epsilons).tolist())
 
     @cached_property
     def linear(self) -> dict[int, str | None]:
@@ -333,8 +293,11 @@ class Plan:
     def _other_symmetries(self) -> tuple[Plan, tuple[int, ...]]:
         """A plan of the symmetries that act on more than single rows, and their places in this one."""
         known = frozenset(self.row_identities.places)
-        places = tuple(place for place in range(len(self.symmetries)) if place not in known)
-        return Plan.of([self.symmetries[place] for place in places]), places
+        return self._of_places([place for place in range(len(self.symmetries)) if place not in known])
+
+    def _of_places(self, places: Sequence[int]) -> tuple[Plan, tuple[int, ...]]:
+        """The plan of some symmetries, and their places."""
+        return Plan.of([self.symmetries[place] for place in places]), tuple(places)
 
     @cached_property
     def _read_by_rows(self) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.launches import sent
+from conserved.moment.host_copies import sent
 from conserved.moment.layouts import PlainTensors
 
 _BLOCK, _BLOCKS = 1024, 8
@@ -79,7 +79,7 @@ def _programs(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, NDA
     counts = -(-np.array(sizes) // (_BLOCK * _BLOCKS))
     numbers = np.repeat(np.arange(len(sizes)), counts)
     blocks = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-    programs = torch.from_numpy(np.stack((numbers, blocks), -1).astype(np.int32)).to(device)
+    programs = sent(np.stack((numbers, blocks), -1).astype(np.int32), device)
     rounded = -(-np.array(sizes) // _TOGETHER) * _TOGETHER
     return programs, np.concatenate(([0], np.cumsum(rounded)))
 

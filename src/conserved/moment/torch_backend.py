@@ -30,7 +30,7 @@ _STRIPE = 64
 
 
 class TorchBackend(Backend):
-    """Row products and outer products by PyTorch's own operations."""
+    """Row products and outer products of tensors, by PyTorch's own operations."""
 
     def faced(self, legs: Sequence[Tensor], faces: str) -> list[Tensor]:
         """Rows as they are, columns as rows, or all entries as one row, in the order in which the first are stored."""
@@ -67,15 +67,15 @@ class TorchBackend(Backend):
         products = [cast[i] * cast[j] for i, j in pairs]
         return stack([one.sum(-1) for one in products]), stack([*map(_square, products)]) if sizes else None
 
-    def row_totals(self, leg: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Σ_j b_ij for every row i of a leg, and the sum of all squares."""
+    def row_totals(self, leg: Tensor, dtype: torch.dtype, *, sizes: bool = False) -> Found:
+        """Σ_j b_ij for every row i of a leg; on a GPU by a kernel, where PyTorch would convert all of it first."""
         found = triton_backend.row_totals(leg) if dtype == torch.float64 and not leg.requires_grad else None
         if found is not None:
             return found
         cast = leg.to(dtype)
         # Times a column of ones: on processors that is faster than a sum over what lies far apart.
         ones = cast.new_ones((1,) * leg.ndim).expand(*leg.shape[:-2], 1, leg.shape[-1])
-        return (ones @ cast.mT)[..., 0, :], _square(cast)
+        return (ones @ cast.mT)[..., 0, :], _square(cast) if sizes else None
 
     def outer_products(
         self, legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, *, sizes: bool = False

@@ -1,8 +1,9 @@
 r"""How often a run can afford to look at its gradients: what audits take, and what watching makes of the passes before.
 
 Let a step take p seconds, one whose passes are watched (1 + r)p, and an audit c. From the end of an audit to the
-beginning of the next, n steps later, T_n = (n + r)p passes, so that r follows from times between audits of successive
-steps and of every second one: 1 + r = T_1/(T_2 − T_1). Audits of every n-th step then cost (c + rp)/np of the run.
+beginning of the next, n steps later, T_n = (n + r)p passes. So p = (T_n − T_1)/(n − 1) and 1 + r = T_1/p follow from
+times between audits of successive steps and of every n-th one, the better the larger n. Audits of every n-th step then
+cost (c + rp)/np of the run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _NEARLY = 0.01
 _ENOUGH = 3
 """Times of a kind from which its median is taken."""
 
+_SHORTEST = 1e-9
+"""Seconds: no step takes less."""
+
 
 class Pace:
     """Decides after how many steps the next audit comes, by the times of those before."""
@@ -38,17 +42,14 @@ class Pace:
             raise ValueError(f"The budget of audits is a share of step time between 0 and 1; got {budget}.")
         self.budget = budget
         self._costs: deque[float] = deque(maxlen=_KEPT)
-        self._spans: deque[tuple[int, float]] = deque(maxlen=_KEPT)
-        """Steps from one audit to the next, and the seconds they took."""
-        self._learnt: dict[int, list[float]] = {1: [], 2: []}
-        """T_1 and T_2."""
+        self._between: dict[int, deque[float]] = {}
+        """T_n, by n."""
         self._spent, self._watched = 0.0, 0.0
 
     def start_again(self) -> None:
         """Something has changed that makes other times of steps and audits likely."""
         self._costs.clear()
-        self._spans.clear()
-        self._learnt = {1: [], 2: []}
+        self._between.clear()
 
     def note(self, seconds: float, *, steps: int = 1, between: float | None = None) -> None:
         """An audit was made.
@@ -56,32 +57,34 @@ class Pace:
         Args:
             seconds: what it took.
             steps: how many steps after the last one.
-            between: the seconds that passed in between; None where there was none before, or more than steps happened.
+            between: the seconds that passed in between; None where there was none before.
         """
         self._spent += seconds
         self._costs.append(seconds)
         if between is None:
             return
-        self._spans.append((steps, between))
         self._watched += between / steps
-        if steps in self._learnt:
-            self._learnt[steps] = [*self._learnt[steps], between][-_KEPT:]
+        self._between.setdefault(steps, deque(maxlen=_KEPT)).append(between)
 
     def interval(self) -> int:
         """Steps until the next audit."""
         in_grace = self._spent <= GRACE and self._watched <= WATCHED
         if in_grace or self.budget == 1 or not self._costs:
             return 1
-        for steps, times in self._learnt.items():
-            if len(times) < _ENOUGH:
+        for steps in (1, 2):
+            if len(self._between.get(steps, ())) < _ENOUGH:
                 return steps
-        extra = self.extra()
-        step = median(seconds / (steps + extra) for steps, seconds in self._spans)
+        extra, step = self._measured()
         cost = median(self._costs) + extra * step
-        return min(max(math.ceil(cost / (self.budget * max(step, 1e-9)) - _NEARLY), 1), AT_LEAST)
+        return min(max(math.ceil(cost / (self.budget * step) - _NEARLY), 1), AT_LEAST)
 
-    def extra(self) -> float:
-        """r: by how much watching makes a step longer, as a share of it; 0 as long as it is not known."""
-        once, twice = (median(times) if times else math.nan for times in self._learnt.values())
-        more = once / (twice - once) - 1 if twice > once else 0.0
-        return more if more > 0 else 0.0
+    def _measured(self) -> tuple[float, float]:
+        """r, by how much watching makes a step longer, and p, the seconds of a step, from the longest times known."""
+        once = median(self._between[1])
+        steps = max(n for n, times in self._between.items() if len(times) >= _ENOUGH)
+        longest = median(self._between[steps])
+        if steps == 1 or longest <= once:
+            # Watching takes so long that what a step takes beside it does not show.
+            return float(AT_LEAST), once / (1 + AT_LEAST)
+        step = max((longest - once) / (steps - 1), _SHORTEST)
+        return max(once / step - 1, 0.0), step

@@ -76,9 +76,9 @@ class Monitor:
             sinks: where records go: sinks, or paths of stores (.db, .jsonl).
             where: which laws are watched: patterns of their names, or a function that says it of a symmetry.
             loss: the loss the model is trained with, where laws are inferred; as for `conserved.recognize`.
-            audit: "auto" audits as often as takes at most the share `budget` of the time of a step (and three seconds
-                in all), and at least every hundred steps; a number fixes how often, None does without.
-            budget: the share of the time of a step that audits may take.
+            audit: "auto" audits as often as takes at most the share `budget` of the time of the run (and three seconds
+                in all), but at least every hundred steps; a number fixes how often, None does without.
+            budget: the share of the time that audits may take, with what watching makes of the passes before them.
             stop: whether a step whose gradients are refuted is not taken: GradientsDoNotConserve is raised before it.
             run: the name of the run in its sinks; by default the date and time.
             config: all further settings.

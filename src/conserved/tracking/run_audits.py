@@ -29,7 +29,7 @@ from conserved.tracking.audit_pace import Pace
 LOGGER = logging.getLogger("conserved")
 
 BUDGET = 0.01
-"""Share of the time of a step that audits may take, on average."""
+"""Share of the time of a run that audits may take, with what watching makes of the passes before them."""
 
 Cadence = Literal["auto"] | int | None
 
@@ -170,16 +170,16 @@ class Audits:
 
     def _wait(self) -> None:
         """For the backward pass, on which an audit would wait as well: that is not what an audit costs."""
-        device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        for device in {p.device for p in self._model.parameters()}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     def _timed(self, step: int, began: float, ended: float) -> None:
+        last, self._last = self._last, (step, ended)
         if self._why or len(self.series) < 2:
             # The first audit of its kind compiles what later ones reuse.
             self.pace.start_again()
-            self._last = None
-        last, self._last = self._last, (step, ended)
+            return
         if last is None or last[0] >= step:
             self.pace.note(ended - began)
         else:
