@@ -62,12 +62,64 @@ def test_a_gain_is_known_by_its_parameter_or_asked_for(
     torch.testing.assert_close(y + bias, module(x).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_module_that_is_no_norm_is_none() -> None:
-    class Squashed(Written):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(x) * self.shape
+class Squashed(Written):
+    """No norm."""
 
-    assert _Written.of(Squashed("plain", 6), EPSILON) is None
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x / EPSILON**0.5) * self.shape
+
+
+class Rectified(Written):
+    """Scales as a norm does, and is not one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x))
+
+
+class Rolled(Written):
+    """Of the size of a norm, in other places."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).roll(1, -1)
+
+
+class OfSums(Written):
+    """Divides by the root of a sum; its gain, which is one number, does not say of how many."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPSILON) * self.shape
+
+
+@pytest.mark.parametrize(("module", "width"), [(Squashed, 6), (Rectified, 6), (Rolled, 6), (OfSums, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_module_that_is_no_norm_is_none(module: type[Written], width: int, dtype: torch.dtype) -> None:
+    assert _Written.of(module("plain", width).to(dtype), EPSILON) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_centred_norm_is_told_from_others_in_every_precision(dtype: torch.dtype) -> None:
+    found = _Written.of(Written("centred", 6).to(dtype), EPSILON)
+    assert found is not None
+    assert found.row.centred
+
+
+def test_a_gain_that_is_asked_for_has_the_precision_of_the_input() -> None:
+    module = Written("exponential", 6).double()
+    with torch.no_grad():
+        module.shape.normal_()
+    found = _Written.of(module, EPSILON)
+    assert found is not None
+    gain = found.gain(module, torch.zeros(1, 6, dtype=torch.float64))
+    torch.testing.assert_close(gain, module.shape.exp().detach(), rtol=1e-12, atol=0.0)
+
+
+def test_other_tensors_in_the_place_of_parameters_do_not_stop_a_pass() -> None:
+    model, x = Called("by place"), torch.randn(7, 5)
+    laws = conserved.recognize(model, x)
+    with EpsilonTerms(model, laws).watching() as terms:
+        others = {name: p * 1.0 for name, p in model.named_parameters()}
+        torch.func.functional_call(model, others, (x,)).square().mean().backward()
+    assert terms.sides({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
 
 class Called(nn.Module):

@@ -87,3 +87,16 @@ def test_rows_that_do_not_follow_each_other_in_memory(way: str) -> None:
     x, slope = (torch.randn(48, 18).mT for _ in range(2))
     norm = RowNorm(epsilon=EPSILON, centred=True)
     torch.testing.assert_close(norm.remainder(x, slope, None), norm.remainder(x.clone(), slope.clone(), None))
+
+
+def test_one_gain_for_all_entries(way: str) -> None:
+    x, slope = torch.randn(2, 5, 12)
+    memory = torch.tensor([1.5, 777.0, 777.0])
+    norm = RowNorm(epsilon=EPSILON, centred=False)
+    torch.testing.assert_close(norm.remainder(x, slope, memory[:1]), norm.remainder(x, 1.5 * slope, None))
+
+
+def test_large_slopes_have_squares_where_terms_are_small(way: str) -> None:
+    x, slope = 1e6 * torch.randn(4, 12), 1e20 * torch.randn(4, 12)
+    found = RowNorm(epsilon=1e-12, centred=False).remainder(x, slope, None)
+    assert found.isfinite().all()

@@ -11,6 +11,7 @@ a norm and the gradient of its output, which later operations made: a wrong inpu
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -231,9 +232,13 @@ class EpsilonTerms:
                 self._unknown.add(key)
             else:
                 x, norm = given[0], self._written[name]
-                if name not in self._gains:
-                    self._gains[name] = norm.gain(module, x)
-                gain = self._gains[name]
+                try:
+                    gain = self._gains[name] if name in self._gains else norm.gain(module, x)
+                except Exception:
+                    # Parameters may have been replaced by something of which nothing is known: let the pass go on.
+                    self._unknown.add(key)
+                    return
+                self._gains[name] = gain
                 self._follow(key, x, out, over_last(x, 1, gain, norm.row.epsilon, centred=norm.row.centred))
 
         return hook
@@ -268,7 +273,7 @@ class _Ear:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A module that is a norm over the last axis, written out, so that it divides by √(s + ε)."""
+    """A module that is a norm over the last axis, written out: a gain times x/√(s + ε), and perhaps a bias."""
 
     row: RowNorm
     parameter: str | None
@@ -278,75 +283,71 @@ class _Written:
 
     @staticmethod
     def of(module: nn.Module, epsilon: float) -> _Written | None:
-        """Found out by calling it with small numbers, at which ε shows; None if it computes something else."""
-        sizes = {tuple(p.shape) for p in module.parameters(recurse=False)}
+        """Found out by calling a twin of it with other parameters, in float64; None if it computes something else."""
+        parameters = dict(module.named_parameters(recurse=False))
+        sizes = {tuple(p.shape) for p in parameters.values()}
         if any(True for _ in module.children()) or any(True for _ in module.buffers()) or len(sizes) != 1:
             return None
         (shape,) = sizes
-        like = next(module.parameters(recurse=False))
-        if len(shape) != 1 or not like.is_floating_point() or like.is_meta:
+        first = next(iter(parameters.values()))
+        if len(shape) != 1 or not first.is_floating_point() or first.is_meta:
             return None
         generator = torch.Generator().manual_seed(0)
-        x = (torch.randn(4, shape[0], generator=generator) * epsilon**0.5).to(like)
-        limit = 200 * torch.finfo(like.dtype).eps + 1e-6
-        try:
-            with torch.no_grad():
-                zero, once, twice = (module.forward(one).double() for one in (torch.zeros_like(x), x, 2 * x))
-        except Exception:
-            # Whatever a stranger's module makes of such a call: it is not a norm of one input.
-            return None
+        twin = copy.copy(module)
+        twin.__dict__["_parameters"] = others = {
+            name: torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device)
+            for name, p in parameters.items()
+        }
+        # A single gain says nothing of the width; ε shows in small numbers, the rest in others.
+        width = shape[0] if shape[0] > 1 else _SOME
+        x = torch.randn(8, width, generator=generator, dtype=torch.float64).to(first.device)
+        x[:4] *= epsilon**0.5
         for centred in (False, True):
-            values = x.double() - x.double().mean(-1, keepdim=True) if centred else x.double()
-            s = values.square().mean(-1, keepdim=True)
-            expected = (once - zero) * 2 * ((s + epsilon) / (4 * s + epsilon)).sqrt()
-            if float((twice - zero - expected).norm()) <= limit * float(expected.norm()):
-                row = RowNorm(epsilon=epsilon, centred=centred)
-                return _Written(row, *_multiplied_by(module, row, like))
+            row = RowNorm(epsilon=epsilon, centred=centred)
+            try:
+                gain = _gain_of(twin.forward, row, x)
+                with torch.no_grad():
+                    y = (twin.forward(x) - twin.forward(torch.zeros_like(x))).double()
+            except Exception:
+                # Whatever a stranger's module makes of such a call: it is not a norm of one input.
+                return None
+            values = x - x.mean(-1, keepdim=True) if centred else x
+            expected = gain * values / (values.square().mean(-1, keepdim=True) + epsilon).sqrt()
+            if y.shape == x.shape and _close(y, expected):
+                named = [
+                    (name, offset) for name, p in others.items() for offset in (0.0, 1.0) if _close(gain, p + offset)
+                ]
+                return _Written(row, *(named[0] if named else (None,)))
         return None
 
     def gain(self, module: nn.Module, like: Tensor) -> Tensor:
         """What the module multiplies rows by, as it is now."""
         if self.parameter is None:
             return _gain_of(module.forward, self.row, like)
-        found = module.get_parameter(self.parameter).detach()
+        found: Tensor = getattr(module, self.parameter).detach()
         return found + self.offset if self.offset else found
+
+
+_SOME = 5
+"""Entries of a row where any number will do."""
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    """Up to what a module that computes in single precision leaves."""
+    return bool(((found - expected).abs() <= 1e-4 * expected.abs() + 1e-7).all())
 
 
 @torch.no_grad()
 def _gain_of(forward: Callable[[Tensor], Tensor], norm: RowNorm, like: Tensor) -> Tensor:
     """What a norm that is written out multiplies its rows by: its answer to ones, half of them negative."""
-    width = like.shape[-1]
+    width, kind = like.shape[-1], torch.promote_types(like.dtype, torch.float32)
     x = like.new_ones(1, width)
     x[:, : width // 2] = -1
-    values = x.float() - x.float().mean() if norm.centred else x.float()
+    values = x.to(kind) - x.to(kind).mean() if norm.centred else x.to(kind)
     root = (values.square().mean() + norm.epsilon).sqrt()
-    answer = (forward(x) - forward(torch.zeros_like(x))).float()
+    answer = (forward(x) - forward(torch.zeros_like(x))).to(kind)
     # Of a single number there is nothing left once its mean is taken away.
     return torch.where(values == 0, 0.0, answer * root / values)[0]
-
-
-def _multiplied_by(module: nn.Module, norm: RowNorm, like: Tensor) -> tuple[str | None, float]:
-    """Which parameter, with what added to it, the gain of a norm is; tried with parameters that are not alike."""
-    generator = torch.Generator().manual_seed(1)
-    others = {
-        name: torch.randn(p.shape, generator=generator).to(p) for name, p in module.named_parameters(recurse=False)
-    }
-
-    def forward(x: Tensor) -> Tensor:
-        found: Tensor = torch.func.functional_call(module, others, (x,))
-        return found
-
-    try:
-        gain = _gain_of(forward, norm, like)
-    except Exception:
-        # A module may insist on parameters of its own.
-        return None, 0.0
-    limit = 8 * torch.finfo(like.dtype).eps + 1e-5
-    for name, value in others.items():
-        for offset in (0.0, 1.0):
-            if float((gain - value.float() - offset).norm()) <= limit * float(gain.norm()):
-                return name, offset
-    return None, 0.0
 
 
 def _key(one: Forgetting) -> Key:

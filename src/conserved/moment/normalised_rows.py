@@ -33,18 +33,19 @@ class RowNorm:
     centred: bool
 
     def remainder(
-        self, x: Float[Tensor, "rows width"], slope: Float[Tensor, "rows width"], gain: Float[Tensor, " width"] | None
+        self, x: Float[Tensor, "rows width"], slope: Float[Tensor, "rows width"], gain: Float[Tensor, " #width"] | None
     ) -> Float[Tensor, "2 rows"]:
         """Of every row ε/(s + ε) ⟨y, D⟩, and the sum of the squares of its terms; at least in float32.
 
         Args:
             x: what was normalised.
             slope: D, the gradient of the output.
-            gain: g; None for 1.
+            gain: g, one number for each entry of a row or one for all; None for 1.
 
         Returns:
             Both numbers of every row. Nothing waits for the device.
         """
+        gain = None if gain is None else gain.expand(x.shape[1])
         tensors = [one.detach().contiguous() for one in (x, slope, gain) if one is not None]
         short = 0 < x.shape[1] <= _WIDEST and x.shape[0] > 0
         if short and all(t.dtype in triton_backend.TYPES for t in tensors) and triton_backend.available(x.device):
@@ -60,8 +61,8 @@ class RowNorm:
         products = values * slope.to(kind)
         if gain is not None:
             products *= gain
-        weight = self.epsilon / root**3
-        return torch.stack((products.sum(1) * weight, (torch.linalg.vector_norm(products, dim=1) * weight).square()))
+        products *= (self.epsilon / root**3)[:, None]
+        return torch.stack((products.sum(1), torch.linalg.vector_norm(products, dim=1).square()))
 
     def _by_kernel(self, x: Tensor, slope: Tensor, gain: Tensor | None = None) -> Tensor:
         from conserved.moment import kernels

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
+from collections.abc import Sequence
+from statistics import mean, median
 
 GRACE = 3.0
 """Seconds that audits may take in a run beyond their budget: short runs of small models are audited at every step."""
@@ -28,7 +29,13 @@ _NEARLY = 0.01
 """Of a step: times are not known so well that one more would be waited for."""
 
 _ENOUGH = 3
-"""Times of a kind from which its median is taken."""
+"""Times of a kind that are needed to say how long it usually takes."""
+
+_AGAIN = 40
+"""Audits after which it is measured again what watching makes of a step."""
+
+_ENDS = 0.1
+"""Share of times at either end that do not count: evaluations and checkpoints come between steps too."""
 
 _SHORTEST = 1e-9
 """Seconds: no step takes less."""
@@ -44,6 +51,8 @@ class Pace:
         self._costs: deque[float] = deque(maxlen=_KEPT)
         self._between: dict[int, deque[float]] = {}
         """T_n, by n."""
+        self._since = 0
+        """Audits since T_1 was last taken."""
         self._spent, self._watched = 0.0, 0.0
 
     def start_again(self) -> None:
@@ -65,6 +74,7 @@ class Pace:
             return
         self._watched += between / steps
         self._between.setdefault(steps, deque(maxlen=_KEPT)).append(between)
+        self._since = 0 if steps == 1 else self._since + 1
 
     def interval(self) -> int:
         """Steps until the next audit."""
@@ -74,17 +84,25 @@ class Pace:
         for steps in (1, 2):
             if len(self._between.get(steps, ())) < _ENOUGH:
                 return steps
+        if self._since >= _AGAIN:
+            return 1
         extra, step = self._measured()
         cost = median(self._costs) + extra * step
         return min(max(math.ceil(cost / (self.budget * step) - _NEARLY), 1), AT_LEAST)
 
     def _measured(self) -> tuple[float, float]:
         """r, by how much watching makes a step longer, and p, the seconds of a step, from the longest times known."""
-        once = median(self._between[1])
+        once = _usual(self._between[1])
         steps = max(n for n, times in self._between.items() if len(times) >= _ENOUGH)
-        longest = median(self._between[steps])
+        longest = _usual(self._between[steps])
         if steps == 1 or longest <= once:
             # Watching takes so long that what a step takes beside it does not show.
             return float(AT_LEAST), once / (1 + AT_LEAST)
         step = max((longest - once) / (steps - 1), _SHORTEST)
         return max(once / step - 1, 0.0), step
+
+
+def _usual(times: Sequence[float]) -> float:
+    """The mean without both ends: where steps have two lengths, a median would be one of them."""
+    out = int(_ENDS * len(times))
+    return mean(sorted(times)[out : len(times) - out])
