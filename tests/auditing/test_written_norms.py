@@ -164,3 +164,30 @@ def test_a_norm_that_is_called_with_more_than_its_input_is_not_known() -> None:
     with EpsilonTerms(model, laws).watching() as terms:
         model(x).square().mean().backward()
     assert not terms.sides({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+
+def test_gains_are_those_of_the_call_and_not_of_the_one_before() -> None:
+    model, x = Called("by place"), torch.randn(7, 5)
+    model.norm = Written("one more", 6)
+    laws = conserved.recognize(model, x)
+    with EpsilonTerms(model, laws).watching() as terms:
+        for times in (0.0, 1.0):
+            # The first call has a gain of one and no gradient; the second has that of the model.
+            others = {name: p * times if "norm" in name else p for name, p in model.named_parameters()}
+            (times * torch.func.functional_call(model, others, (x,)).square().mean()).backward()
+            if not times:
+                torch.nn.init.normal_(model.norm.shape)
+    slopes = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    sides = terms.sides(slopes)
+    assert sides
+    for law in laws:
+        if law.name in sides:
+            mu = law.identity(dict(model.named_parameters()), slopes).detach().double().flatten().numpy()
+            assert abs(mu - sides[law.name].value).max() <= 1e-4 * abs(mu).max()
+
+
+@pytest.mark.parametrize("given", [None, 3.0, "text"])
+def test_what_a_norm_may_be_called_with_does_not_stop_a_pass(given: object) -> None:
+    found = _Written.of(Written("plain", 6), EPSILON)
+    assert found is not None
+    assert found.call(Written("plain", 6), given) is None

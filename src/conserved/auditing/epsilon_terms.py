@@ -94,8 +94,6 @@ class EpsilonTerms:
         """What ε leaves at each norm, and the squares of what that is made of."""
         self._unknown: set[Key] = set()
         """Norms of which it is not known: over axes that laws tell apart, or called with more than an input."""
-        self._gains: dict[str, Tensor] = {}
-        """The gains of norms that are written out, as they are in this step."""
         self._taken: dict[str, Tensor] = {}
 
     @contextmanager
@@ -227,19 +225,12 @@ class EpsilonTerms:
             if not self._counts_now(name):
                 return
             key = self._number(name)
-            given = (*args, *kwargs.values())
-            if not isinstance(out, Tensor) or len(given) != 1:
+            norm, given = self._written[name], [*args, *kwargs.values()]
+            call = norm.call(module, given[0]) if len(given) == 1 and isinstance(out, Tensor) else None
+            if call is None:
                 self._unknown.add(key)
             else:
-                x, norm = given[0], self._written[name]
-                try:
-                    gain = self._gains[name] if name in self._gains else norm.gain(module, x)
-                except Exception:
-                    # Parameters may have been replaced by something of which nothing is known: let the pass go on.
-                    self._unknown.add(key)
-                    return
-                self._gains[name] = gain
-                self._follow(key, x, out, over_last(x, 1, gain, norm.row.epsilon, centred=norm.row.centred))
+                self._follow(key, given[0], out, call)
 
         return hook
 
@@ -277,7 +268,7 @@ class _Written:
 
     row: RowNorm
     parameter: str | None
-    """The parameter that it multiplies by, if it does so; else its gain is asked of it at every step."""
+    """The parameter that it multiplies by, if it does so; else its gain is asked of it at every call."""
     offset: float = 0.0
     """What is added to the parameter."""
 
@@ -293,8 +284,7 @@ class _Written:
         if len(shape) != 1 or not first.is_floating_point() or first.is_meta:
             return None
         generator = torch.Generator().manual_seed(0)
-        twin = copy.copy(module)
-        twin.__dict__["_parameters"] = others = {
+        others = {
             name: torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device)
             for name, p in parameters.items()
         }
@@ -305,6 +295,8 @@ class _Written:
         for centred in (False, True):
             row = RowNorm(epsilon=epsilon, centred=centred)
             try:
+                twin = copy.copy(module)
+                twin.__dict__["_parameters"] = others
                 gain = _gain_of(twin.forward, row, x)
                 with torch.no_grad():
                     y = (twin.forward(x) - twin.forward(torch.zeros_like(x))).double()
@@ -319,6 +311,15 @@ class _Written:
                 ]
                 return _Written(row, *(named[0] if named else (None,)))
         return None
+
+    def call(self, module: nn.Module, x: Any) -> NormCall | None:
+        """A call of the module with what it multiplies by as it is now; None if that cannot be found out."""
+        try:
+            gain = self.gain(module, x)
+            return over_last(x, 1, gain, self.row.epsilon, centred=self.row.centred)
+        except Exception:
+            # Its parameters, or what it is called with, may be anything: the pass goes on.
+            return None
 
     def gain(self, module: nn.Module, like: Tensor) -> Tensor:
         """What the module multiplies rows by, as it is now."""
