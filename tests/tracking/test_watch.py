@@ -407,3 +407,10 @@ def test_a_run_is_drawn_with_its_alarms(tmp_path: Path, ending: str) -> None:
     assert "alarms" in repr(monitor)
     with pytest.raises(ValueError, match="html"):
         monitor.plot(tmp_path / "run.doc")
+
+
+@pytest.mark.parametrize("options", [{"budget": 2.0}, {"budget": 0.0}, {"budget": float("nan")}, {"audit": 0}])
+def test_a_cadence_or_budget_that_is_none_is_refused_when_the_monitor_is_made(options: dict[str, Any]) -> None:
+    model = decoder()
+    with pytest.raises(ValueError, match=r"between 0 and 1|at least 1"):
+        Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)

@@ -28,7 +28,7 @@ from conserved.tracking.alarm_rules import Growth
 from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.raised_alarms import RaisedAlarms
-from conserved.tracking.run_audits import BUDGET, AuditEntry, Audits, Cadence, alarms_of
+from conserved.tracking.run_audits import BUDGET, AuditEntry, Audits, Cadence, alarms_of, pace
 from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
 from conserved.tracking.watched_laws import Where, inner_optimizer, unwrapped
 
@@ -85,11 +85,12 @@ class Monitor:
             **former: fields of `config` under the names they had as arguments; for one more release.
 
         Raises:
-            ValueError: `every` is less than one.
+            ValueError: `every` is less than one, `audit` no cadence, or `budget` no share.
         """
         config = MonitorConfig.of(config, former)
         if every < 1:
             raise ValueError(f"every counts steps and is at least 1; got {every}.")
+        pace(audit, budget)
         self.model, self.every, self.count = unwrapped(model), every, 0
         self.records: deque[StepRecord] = deque(maxlen=config.keep)
         given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)

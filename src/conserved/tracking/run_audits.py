@@ -66,6 +66,13 @@ class AuditEntry:
         return found if self.gauge is None else found | {"audit/gauge": self.gauge}
 
 
+def pace(every: Cadence, budget: float) -> Pace:
+    """The pace of audits with this budget; refuses what is no cadence or no budget, also before there are audits."""
+    if not (every is None or every == "auto" or (isinstance(every, int) and every >= 1)):
+        raise ValueError(f'audit is "auto", None or a number of steps of at least 1; got {every!r}.')
+    return Pace(budget)
+
+
 class Audits:
     """Audits the gradients of a run just before an optimizer uses them.
 
@@ -85,11 +92,9 @@ class Audits:
         precision: torch.dtype | None = None,
         compiled: bool = False,
     ) -> None:
-        if isinstance(every, int) and every < 1:
-            raise ValueError(f'audit is "auto", None or a number of steps of at least 1; got {every}.')
         self.series: list[AuditEntry] = []
         self.last: Audit | None = None
-        self.every, self.pace = every, Pace(budget)
+        self.every, self.pace = every, pace(every, budget)
         self._model, self._optimizers, self._laws = model, list(optimizers), laws
         self._precision, self._seen = precision, set[torch.dtype]()
         self._hooks = not compiled and not any(hasattr(p, "full_tensor") for p in model.parameters())
