@@ -166,10 +166,11 @@ def _setting(function: NumericalFunction, slopes: tuple[Tensor, ...], seed: int,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suite:
-    """The tests of one form of the function."""
+    """The tests of one form of the function; `agreed` are those of the given form against it."""
 
     symmetries: tuple[ProbedSymmetry, ...] = ()
     tests: tuple[Tested, ...] = ()
+    agreed: tuple[Tested, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -186,11 +187,12 @@ def _suite(setting: Setting, given: Setting, form: Form | None) -> _Suite:
     identities = identity_tests(setting, probed.symmetries)
     related, skipped = relation_tests(setting)
     sloped, noisy = slope_tests(setting)
-    tailed, missed = regime_tests(setting, given, form)
+    tailed, agreed, missed = regime_tests(setting, given, form)
     short = [] if probed.complete else ["the search for symmetries was cut short: the time allowed was used up"]
     return _Suite(
         symmetries=probed.symmetries,
         tests=(*identities, *related, *sloped, *tailed),
+        agreed=tuple(agreed),
         notes=(*skipped, *noisy, *missed, *short),
     )
 
@@ -203,7 +205,7 @@ def _by_reference(given: Setting, reference: Setting, form: Form) -> _Suite:
     """Test the reference form, and hold the given form against it; where both fail, test the given form itself."""
     precise = _suite(reference, given, form)
     precise = replace(precise, tests=tuple(_to_rounding(test, given.noise.unit) for test in precise.tests))
-    agreed = tuple(agreement_tests(given, form, given.function.values, given.slopes))
+    agreed = (*agreement_tests(given, form, given.function.values, given.slopes), *precise.agreed)
     related, skipped = relation_tests(given, layout=True)
     apart = any(not test.ok for test in agreed)
     if precise.fails and apart:

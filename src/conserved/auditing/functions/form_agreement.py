@@ -40,6 +40,9 @@ _NATURAL = 0.1
 """The share of a gradient's usual size below which two forms may differ where a function is saturated: 1 − tanh² and
 p − p² are then differences of numbers near one, and all that is left is rounding, always in the same direction."""
 
+_USEFUL = 0.5
+"""A comparison that allows more than this share of a gradient's usual size tests nothing."""
+
 _COUNT = 5
 
 
@@ -133,7 +136,9 @@ def agreement_tests(
         precision = str(given.function.precision)[6:]
         what = f"the gradient in {precision} is that of the function in {form.words}{at}, up to rounding"
         if at:
-            yield _whole(given, difference, name, what, _natural(given, place, slopes))
+            test = _whole(given, difference, name, what, _natural(given, place, slopes))
+            if test.limit <= _USEFUL:
+                yield test
         else:
             yield _entries(given, difference, name, what)
             yield from _blocks(given, difference, name, what)
@@ -163,12 +168,13 @@ def _whole(given: Setting, difference: Difference, name: str, what: str, natural
     if difference.persistence < _PERSISTENT:
         # The difference is another one at every point: rounding, however large.
         worst = min(worst, 1.0)
-    scale = rms(right) or 1.0
+    # Relative to its usual size: of a gradient that vanishes, everything is many times its size.
+    scale = max(rms(right), natural) or 1.0
     test = Tested(
         gradients=(name,),
         method=Method.RELATION,
         what=what,
-        residual=difference.relative,
+        residual=rms(difference.mean) / scale,
         limit=allowed / scale,
         worst=worst if worst == worst else float("inf"),
         sees_factor=False,

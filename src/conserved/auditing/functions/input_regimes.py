@@ -98,7 +98,7 @@ def _output_gradients(outs: Sequence[Tensor], seed: int) -> Iterator[tuple[str, 
     yield " and output gradients of inverse size", inverse
 
 
-def regime_tests(setting: Setting, given: Setting, form: Form | None) -> tuple[list[Tested], list[str]]:
+def regime_tests(setting: Setting, given: Setting, form: Form | None) -> tuple[list[Tested], list[Tested], list[str]]:
     """Test slopes at every kind of input; then the given form against the reference form there, where there is one.
 
     Args:
@@ -107,9 +107,10 @@ def regime_tests(setting: Setting, given: Setting, form: Form | None) -> tuple[l
         form: the reference form, where `setting` is a pass of it.
 
     Returns:
-        The tests, and a note on the kinds of input that could not be tested.
+        The tests of slopes, those of the given form, and a note on the kinds of input that could not be tested.
     """
     tests: list[Tested] = []
+    agreed: list[Tested] = []
     skipped: list[str] = []
     for regime in regimes(given):
         if setting.late:
@@ -121,10 +122,11 @@ def regime_tests(setting: Setting, given: Setting, form: Form | None) -> tuple[l
             made = []
         if not made:
             skipped.append(regime.name)
-        tests += made
+        tests += [test for test in made if test.method is Method.SLOPE]
+        agreed += [test for test in made if test.method is not Method.SLOPE]
     tests += _inverse_at_given(setting)
     note = f"inputs of these kinds could not be tested (refused, not finite, or too noisy): {', '.join(skipped)}."
-    return tests, [note] if skipped else []
+    return tests, agreed, [note] if skipped else []
 
 
 def _inverse_at_given(setting: Setting) -> list[Tested]:
