@@ -101,7 +101,7 @@ def resolve(version: str, lines: Sequence[str], constraints: Path | None, folder
     listed.write_text("\n".join(lines) + "\n", encoding="utf-8")
     report = folder / f"report-{version}.json"
     report.unlink(missing_ok=True)
-    command = [*_pip(environment), "install", "--dry-run", "--ignore-installed", "--quiet"]
+    command = [*_pip(environment), "install", "--dry-run", "--ignore-installed", "--progress-bar=off"]
     command += ["--report", str(report), "--only-binary=:all:", "-r", str(listed)]
     command += ["-c", str(constraints)] if constraints else []
     # Without that interpreter, pip can choose its wheels, but evaluates markers for the running one.
@@ -109,7 +109,9 @@ def resolve(version: str, lines: Sequence[str], constraints: Path | None, folder
     run = subprocess.run(command, env=clean_environment(os.environ), capture_output=True, text=True, cwd=folder)
     name = base or f"wheels for {version} chosen by {sys.executable}"
     if run.returncode:
-        return Resolution(version, name, {}, run.stderr.strip())
+        # Pip explains a conflict on its standard output, before the error.
+        _, _, conflict = run.stdout.partition("The conflict is caused by:")
+        return Resolution(version, name, {}, (conflict or run.stderr).strip("\n"))
     installed = [item["metadata"] for item in json.loads(report.read_text("utf-8"))["install"]]
     return Resolution(version, name, {normalized(item["name"]): item["version"] for item in installed})
 
