@@ -3,10 +3,12 @@
 import warnings
 from typing import Any
 
+from conserved.attention.centered import CenteredAttention, centered
 from conserved.attention.coherence import gaussian_coherence
 from conserved.attention.departures import DepartureRule
 from conserved.attention.energy import EnergyField, energy_field
 from conserved.attention.figure import coherence_figure
+from conserved.attention.invariance import Invariance, NotInvariantError
 from conserved.attention.low_rank_heads import LowRank, LowRankTable, low_rank, low_rank_table
 from conserved.attention.moments import TokenMoments
 from conserved.attention.monitor import AttentionMonitor, AttentionRecord
@@ -14,27 +16,33 @@ from conserved.attention.natural_attention import NaturalAttention, NaturalDesce
 from conserved.attention.probing import AttentionProbe, HeadRow, probe
 from conserved.attention.queries_and_keys import Unheard
 from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
+from conserved.attention.transformers_attention import register_with_transformers
 
 __all__ = [
     "AttentionMonitor",
     "AttentionProbe",
     "AttentionRecord",
+    "CenteredAttention",
     "DepartureRule",
     "EnergyField",
     "HeadRow",
+    "Invariance",
     "LowRank",
     "LowRankTable",
     "NaturalAttention",
     "NaturalDescent",
+    "NotInvariantError",
     "SoftmaxStatistics",
     "TokenMoments",
     "Unheard",
+    "centered",
     "coherence_figure",
     "energy_field",
     "gaussian_coherence",
     "low_rank",
     "low_rank_table",
     "probe",
+    "register_with_transformers",
     "softmax_statistics",
     "token_fisher",
     "value_metric",
