@@ -1,8 +1,5 @@
 """The energy field of softmax attention at any length, what a live model shows of it, and natural attention."""
 
-import warnings
-from typing import Any
-
 from conserved.attention.centered import CenteredAttention, centered
 from conserved.attention.coherence import gaussian_coherence
 from conserved.attention.departures import DepartureRule
@@ -47,14 +44,3 @@ __all__ = [
     "token_fisher",
     "value_metric",
 ]
-
-_RENAMED = {"Moments": TokenMoments, "Probe": AttentionProbe, "Rule": DepartureRule}
-"""Names of the first release that other things have as well; they go with the next one."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    message = f"conserved.attention.{name} goes with the next release: use {_RENAMED[name].__name__}."
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return _RENAMED[name]
