@@ -51,7 +51,7 @@ def listening(model: nn.Module, hear: Hear) -> Iterator[None]:
         if call.part:
             return
         with torch.no_grad():
-            capture = _captured(call)
+            capture = captured(call)
             # What is computed about the call is no part of the model.
             with torch._C.DisableTorchFunction():
                 hear(capture)
@@ -60,7 +60,8 @@ def listening(model: nn.Module, hear: Hear) -> Iterator[None]:
         yield
 
 
-def _captured(call: AttentionCall) -> Capture:
+def captured(call: AttentionCall) -> Capture:
+    """Return the queries and keys of a call, and who sees whom."""
     if call.at == "inputs":
         return _multihead(call.path, call.module, call.args, call.kwargs)
     assert call.keys is not None
