@@ -30,7 +30,6 @@ _CASTS = {
     Tensor.float: torch.float64,
     Tensor.half: torch.float64,
     Tensor.bfloat16: torch.float64,
-    Tensor.cfloat: torch.complex128,
 }
 
 _WRITES = {Tensor.__setitem__, Tensor.copy_}
@@ -73,10 +72,13 @@ def _writes(func: Any, kwargs: Any) -> bool:
 
 
 _VIEWS = frozenset(
-    ("view", "reshape", "__getitem__", "select", "narrow", "slice", "t", "transpose", "permute", "unbind", "chunk")
-    + ("split", "expand", "expand_as", "view_as", "unsqueeze", "squeeze", "diagonal", "as_strided", "detach", "flatten")
-    + ("unfold", "movedim", "swapaxes", "numel", "size", "dim", "stride", "is_floating_point", "is_complex", "item")
-    + ("tolist", "data_ptr", "storage_offset", "untyped_storage", "requires_grad_", "retain_grad", "register_hook")
+    (
+        *("view", "reshape", "__getitem__", "select", "narrow", "slice", "t", "transpose", "permute", "unbind"),
+        *("split", "expand", "expand_as", "view_as", "unsqueeze", "squeeze", "diagonal", "as_strided", "detach"),
+        *("unfold", "movedim", "swapaxes", "numel", "size", "dim", "stride", "is_floating_point", "is_complex"),
+        *("tolist", "data_ptr", "storage_offset", "untyped_storage", "requires_grad_", "retain_grad", "chunk"),
+        *("register_hook", "item", "flatten"),
+    )
 )
 """Functions that return a view of their argument, or something about it: a converted copy would not be a view."""
 
@@ -96,7 +98,8 @@ def in_double_precision(tensors: Sequence[Tensor] = ()) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             for tensor in tensors:
-                tensor.data = widened(tensor.data)
+                # A copy also of what is wide already: a norm in training writes to its buffers.
+                tensor.data = widened(tensor.data) if tensor.dtype in WIDE else tensor.data.clone()
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.autocast("cpu", enabled=False))
             if torch.cuda.is_initialized():

@@ -239,9 +239,7 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
             return model, prefix
 
 
-def _with_examples(
-    model: nn.Module, prefix: str, parameters: Mapping[str, Tensor]
-) -> tuple[CapturedProgram, Inputs]:
+def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor]) -> tuple[CapturedProgram, Inputs]:
     problem: Exception | None = None
     for args, kwargs in example_inputs(model):
         try:

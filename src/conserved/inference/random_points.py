@@ -101,6 +101,8 @@ def _drawn_input(value: Tensor, generator: torch.Generator) -> Tensor:
     wide = _wide(value.detach())
     if value.is_complex():
         return _noise(wide, generator) * wide.abs().mean()
+    if not bool(wide.any()):
+        return _noise(wide, generator)
     if bool(((wide == 0) | (wide == 1)).all()):
         # A mask.
         return wide

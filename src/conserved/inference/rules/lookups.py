@@ -222,6 +222,34 @@ def expanded_less(s: Step, ref: Any) -> set[int]:
     return wide(shape)
 
 
+_DISTINCT = ("topk", "sort", "argsort", "argmax", "argmin", "randperm", "nonzero", "arange", "max", "min")
+"""Operations whose results, used as indices along one axis, name no place twice."""
+
+_SAME_ENTRIES = ("expand", "unsqueeze", "view", "clone", "_to_copy", "slice", "squeeze", "alias", "select", "unbind")
+
+
+def distinct_places(s: Step, ref: Any) -> bool:
+    """Whether an index is known to name no place twice.
+
+    Where it does, which entry stays is not defined, and PyTorch's backward gives a gradient to the others as well.
+    """
+    if not isinstance(ref, ValueRef):
+        return False
+    constant = s.constant(ref)
+    if constant is not None:
+        rows = constant.reshape(constant.shape[0], -1) if constant.ndim else constant.reshape(1, 1)
+        return all(bool(column.unique().numel() == column.numel()) for column in (*rows, *rows.T))
+    value = ref.value
+    while (maker := s.program.maker(value)) is not None:
+        name = base_name(maker.name).removeprefix("aten::")
+        if name in _DISTINCT:
+            return True
+        if name not in _SAME_ENTRIES or not maker.inputs():
+            return False
+        value = maker.inputs()[0]
+    return False
+
+
 @rule(
     "index_add",
     "index_add_",
@@ -244,6 +272,9 @@ def _index_add(s: Step) -> Known:
     name = base_name(s.operation.name)
     reduce = s.arg(4, "reduce") if "scatter" in name else "sum"
     if not isinstance(source, ValueRef) or reduce not in (None, "sum", "add", "mean", "amax", "amin"):
+        return fix_all(s)
+    puts = name == "aten::index_copy" or (name == "aten::scatter" and reduce is None)
+    if puts and not distinct_places(s, s.arg(2)):
         return fix_all(s)
     dim = at(dim, len(s.shape(base)))
     before, given = s.type(base), s.type(source)
@@ -275,6 +306,9 @@ def _index_put(s: Step) -> Known:
     if len(used) != 1 or used[0] != 0:
         return fix_all(s)
     boolean = s.program.values[indices[0].value].dtype == torch.bool
+    adds = bool(s.arg(3, "accumulate", False))
+    if not adds and not boolean and not distinct_places(s, indices[0]):
+        return fix_all(s)
     depth = len(s.shape(indices[0])) if boolean else 1
     width = 1 if boolean else len(s.shape(indices[0]))
     if given.shifted or before.shifted:

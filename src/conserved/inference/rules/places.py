@@ -119,8 +119,8 @@ def cut(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
     """A type of which some entries along an axis are taken."""
     whole = not isinstance(index, int) and len(index) == size and bool((np.asarray(index) == np.arange(size)).all())
     if not whole:
-        chosen = np.zeros(size, dtype=np.int64)
-        chosen[index] = 1
+        # Entries that are taken, or taken more often, do not mix with the others.
+        chosen = np.bincount(np.atleast_1d(index), minlength=size)
         for one in known.factors:
             if dim in one.dims:
                 axis = len(one.virtual) + one.dims.index(dim)
@@ -251,13 +251,18 @@ def read_at(s: Step, source: Type, shape: Sequence[int], positions: np.ndarray) 
 
     source = unvirtual(s.engine, source)
     everything = frozenset(dims)
-    images = tuple(
-        replace(one, key=s.engine.key(), varies=everything) if one.varies else one for one in source.images
-    )
+    images = tuple(replace(one, key=s.engine.key(), varies=everything) if one.varies else one for one in source.images)
     for one in source.factors:
+        if not one.dims:
+            continue
         if _couples(one, index):
             # One axis of the result runs through this factor's and other axes at once, as a diagonal does.
             s.engine.partition.shatter(one.atoms)
+            continue
+        sizes = tuple(shape[dim] for dim in one.dims)
+        flat = np.ravel_multi_index(tuple(index[dim] for dim in one.dims), sizes).reshape(-1)
+        often = np.bincount(flat, minlength=prod(sizes)).reshape(one.atoms.shape)
+        s.engine.partition.split(one.atoms, often, batch=False)
     return Type(tuple(map(field, source.factors)), tuple(map(field, source.shifts)), images, source.zero)
 
 
