@@ -1,8 +1,8 @@
 """Small models that try to get a wrong law out of inference: every sort of operator between trained maps.
 
 `MIDDLES` are functions of a tensor of 3 samples, 4 channels and 6 places; `FRAMES` put maps, biases and norms around
-them, so that each operator meets free charges along both axes, along one, and shifts. `WHOLE` are models of their own.
-`models()` names all of them.
+them, so that each operator meets free charges along both axes, along one, and shifts. `adversarial_layers` has models of
+their own. `models()` names all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from adversarial_layers import Function, layers
 
 SAMPLES, CHANNELS, PLACES, WIDTH = 3, 4, 6, 5
 
@@ -28,19 +30,6 @@ class Adversary:
     model: nn.Module
     args: tuple[Any, ...]
     loss: str = "any"
-
-
-class Function(nn.Module):
-    """A function of named parameters and inputs as a module."""
-
-    def __init__(self, function: Callable[..., Any], **parameters: Tensor) -> None:
-        super().__init__()
-        self.function = function
-        for name, value in parameters.items():
-            setattr(self, name, nn.Parameter(value))
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(self, *args)
 
 
 def _complex(h: Tensor) -> Tensor:
@@ -509,3 +498,6 @@ def models(seed: int = 0) -> Iterator[Adversary]:
     for name, middle in MIDDLES.items():
         torch.manual_seed(seed)
         yield from _framed(name, middle)
+    torch.manual_seed(seed)
+    for name, (model, args) in layers():
+        yield Adversary(name, model, args)

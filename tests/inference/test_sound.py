@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adversarial_models import Adversary, Function, models
+from adversarial_layers import Function
+from adversarial_models import Adversary, models
 from conserved import LawSet, Symmetry, recognize
 from conserved.inference import program_check
 from conserved.inference.rules import RULES
