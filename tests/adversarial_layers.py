@@ -147,8 +147,8 @@ def attentions() -> Iterator[tuple[str, Built]]:
         ),
     )
     for first, act in itertools.product((True, False), ("relu", "gelu")):
-        layer = nn.TransformerEncoderLayer(4, 2, 6, 0.0, act, batch_first=True, norm_first=first)
-        yield f"encoder {first} {act}", (layer, (x,))
+        encoder = nn.TransformerEncoderLayer(4, 2, 6, 0.0, act, batch_first=True, norm_first=first)
+        yield f"encoder {first} {act}", (encoder, (x,))
     yield "decoder", (nn.TransformerDecoderLayer(4, 2, 6, 0.0, batch_first=True), (x, x.flip(1)))
 
 
@@ -215,7 +215,8 @@ def parametrised() -> Iterator[tuple[str, Built]]:
         return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
 
     x = torch.randn(6, 4)
-    for dim in (0, 1, None):
+    axes: tuple[Any, ...] = (0, 1, None)
+    for dim in axes:
         model = net()
         parametrizations.weight_norm(model[0], dim=dim)
         yield f"weight norm {dim}", (model, (x,))

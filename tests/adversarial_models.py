@@ -1,7 +1,7 @@
 """Small models that try to get a wrong law out of inference: every sort of operator between trained maps.
 
-`MIDDLES` are functions of a tensor of 3 samples, 4 channels and 6 places; `FRAMES` put maps, biases and norms around
-them, so that each operator meets free charges along both axes, along one, and shifts. `adversarial_layers` has models of
+`MIDDLES` are functions of a tensor of 3 samples, 4 channels, 6 places. Frames put maps, biases and norms around them,
+so that each operator meets free charges along both axes, along one, and shifts. `adversarial_layers` has models of
 their own. `models()` names all of them.
 """
 

@@ -30,6 +30,8 @@ _CASTS = {
     Tensor.float: torch.float64,
     Tensor.half: torch.float64,
     Tensor.bfloat16: torch.float64,
+    getattr(Tensor, "cfloat"): torch.complex128,  # noqa: B009  (missing from the stubs)
+    getattr(Tensor, "chalf"): torch.complex128,  # noqa: B009
 }
 
 _WRITES = {Tensor.__setitem__, Tensor.copy_}

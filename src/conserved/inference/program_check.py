@@ -243,7 +243,9 @@ def _relative(laws: LawSet, theta: Mapping[str, Tensor], gradients: Mapping[str,
     chosen = laws.select(lambda symmetry: symmetry.exact)
     given = {name: gradients.get(name, torch.zeros_like(theta[name])) for name in chosen.plan.needs}
     balance = chosen.balance({**gradients, **given}, theta)
-    total = float(np.linalg.norm([float(gradient.norm()) for gradient in gradients.values()])) or 1.0
+    total = float(np.linalg.norm([float(gradient.norm()) for gradient in gradients.values()]))
+    # Outputs are weighted with numbers of about one: where no parameter reaches them, all gradients are rounding.
+    total = max(total, 1.0)
     found = {}
     for symmetry, residual, scale in zip(chosen, balance.residuals, balance.scales, strict=True):
         size = float(np.linalg.norm([float(theta[name].norm()) for name in symmetry.parameters]))
