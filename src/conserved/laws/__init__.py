@@ -16,8 +16,3 @@ else:
     )
 
 __all__ = ["Change", "Dropped", "Explains", "Law", "LawSet", "ProgramCheck", "Reference"]
-
-
-def impostors(laws: LawSet) -> LawSet:
-    """One spoiled form for every law that has one, under the name they first had; see `LawSet.baselines`."""
-    return laws.baselines()

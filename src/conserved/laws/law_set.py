@@ -17,12 +17,13 @@ from conserved.laws.baselines import spoiled
 from conserved.laws.coverage import Coverage
 from conserved.laws.identities import Balance, balance_of
 from conserved.laws.independence import rank_of_gradients
-from conserved.laws.law_table import plain, renderable, rows, totals
+from conserved.laws.law_table import listed, rows, totals
 from conserved.laws.program_check import ProgramCheck
 from conserved.laws.verification import verified
 from conserved.moment import Direction, LawPairs, Magnitudes, Plan, Point
 from conserved.output import html
-from conserved.plain_data import Recorded, record_of, text
+from conserved.output.lines import joined
+from conserved.plain_data import record_of, text
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Verdict
 
@@ -91,7 +92,7 @@ class Explains(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class LawSet(Recorded):
+class LawSet:
     """The symmetries of a model and, through them, its conservation laws.
 
     `parameters` are the model's own tensors, so values follow training. Every method that reads them also takes other
@@ -243,8 +244,6 @@ class LawSet(Recorded):
         slopes = self._gradients(theta, gradients)
         return balance_of(self.plan, needed, slopes, dtype=dtype)
 
-    weigh = balance
-
     def drift(
         self, updates: Tensors, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
@@ -382,7 +381,8 @@ class LawSet(Recorded):
 
     def summary(self) -> str:
         """A table by block, as text."""
-        return plain(renderable(self.symmetries, self.unclaimed, [(d.name, d.reason) for d in self.dropped], None))
+        dropped = [(item.name, item.reason) for item in self.dropped]
+        return joined(listed(self.symmetries, self.unclaimed, dropped, None, 120), 120)
 
     def _repr_html_(self) -> str:
         """The table of `summary`, for notebooks."""
