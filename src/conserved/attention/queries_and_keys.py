@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from conserved.attention.attention_calls import AttentionCall, attention_heard
 from conserved.attention.band import Band
+from conserved.errors import InvalidInputError
 
 
-class Unheard(ValueError):
+class Unheard(InvalidInputError, ValueError):
     """A model ran and no attention was heard in it; the message says what can be heard."""
 
 

@@ -14,6 +14,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from typer.core import TyperGroup
 
+from conserved.errors import InvalidInputError
 from conserved.output.printable import printable
 from conserved.output.terminal import Console
 from conserved.verdict import Status
@@ -48,7 +49,7 @@ LOSSES = ("any", "regression", "cross_entropy")
 DEVICES = ("cpu", "cuda", "cuda:0", "mps")
 
 
-class Usage(Exception):
+class Usage(InvalidInputError):
     """The command was called with something it cannot use; the message says what to do."""
 
 

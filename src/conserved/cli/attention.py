@@ -49,7 +49,7 @@ def attention(
     if as_json:
         print_json(found.record() | ({} if table is None else {"low_rank": table.record()}))
     else:
-        Console().print(found.renderable())
+        Console().print_lines(found.lines())
         if table is not None:
-            Console().print(table.renderable())
+            Console().print_lines(table.lines())
     ended(found.verdict.status)

@@ -25,7 +25,7 @@ def laws(
 ) -> None:
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
     from conserved.inference import NoExample, recognize
-    from conserved.laws.law_table import renderable
+    from conserved.laws.law_table import listed
     from conserved.plain_data import record_of
 
     model = load_model(target, options or [], weights=False)
@@ -64,6 +64,6 @@ def laws(
     else:
         console = Console()
         dropped = [(item.name, item.reason) for item in found.dropped]
-        console.print(renderable(found.symmetries, found.unclaimed, dropped, independent))
+        console.print_lines(listed(found.symmetries, found.unclaimed, dropped, independent, console.width))
         if reason:
             console.print(f"\nIndependence was not counted. {reason}", markup=False, highlight=False)
