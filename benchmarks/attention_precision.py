@@ -38,6 +38,12 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+EAGER = False
+"""Whether steps are run without CUDA graphs."""
+
+REFUSALS = (RuntimeError, NotImplementedError, ImportError, TypeError, NotInvariantError)
+"""What kernels raise for arguments that they do not support."""
+
 Attend = Callable[..., Tensor]
 
 
@@ -158,12 +164,15 @@ def _product(kernel: str, options: dict[str, Any], mask: Tensor | None, *sizes: 
 
 
 def _varlen(length: int) -> Variant:
+    import inspect
+
     from torch.nn.attention.varlen import varlen_attn
 
+    named = inspect.signature(varlen_attn).parameters
     cut = torch.tensor([0, length // 3, length, 2 * length], dtype=torch.int32, device=DEVICE)
 
     def packed(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor, causal: bool) -> Tensor:
-        options: dict[str, Any] = {"window_size": (-1, 0)} if causal else {}
+        options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in named else {"is_causal": causal}
         output: Any = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, length, length, **options)
         return output
 
@@ -221,17 +230,16 @@ def kernels(clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
     for kernel in names:
         if clock.left < 10:
             break
-        try:
-            for variant, made in variants(kernel, length):
-                for dtype in (torch.bfloat16, torch.float16):
-                    rows += [
-                        {"kernel": kernel, "variant": variant, "dtype": str(dtype)[6:], "inputs": kind}
-                        | _before_and_after(made, kind, dtype)
-                        for kind in ("common", "random", "large scores", "sink")
-                    ]
-        except (RuntimeError, NotImplementedError, ImportError, TypeError, NotInvariantError) as problem:
-            rows.append({"kernel": kernel, "problem": str(problem).strip().splitlines()[0][:300]})
-        yield {"kernels": rows}
+        for variant, made in variants(kernel, length):
+            for dtype in (torch.bfloat16, torch.float16):
+                head = {"kernel": kernel, "variant": variant, "dtype": str(dtype)[6:]}
+                for kind in ("common", "random", "large scores", "sink"):
+                    try:
+                        rows.append(head | {"inputs": kind} | _before_and_after(made, kind, dtype))
+                    except REFUSALS as problem:
+                        rows.append(head | {"problem": str(problem).strip().splitlines()[0][:300]})
+                        break
+                yield {"kernels": rows}
 
 
 def _before_and_after(variant: Variant, kind: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -419,7 +427,7 @@ class Training:
         self.losses = torch.full((shape.steps,), math.nan, device=DEVICE)
         self.loss = torch.zeros((), device=DEVICE)
         self.done = 0
-        self.graph: Any = self._captured() if on_gpu else None
+        self.graph: Any = self._captured() if on_gpu and not EAGER else None
 
     def gradients(self, start: Tensor) -> Tensor:
         """Compute a loss and the gradients of all parameters."""
@@ -510,7 +518,11 @@ def look(run: Training) -> dict[str, Any]:
         exact = exact_passes([q, k, v, gradient], mask)
         for name in table:
             variant = _product("flash" if name == "centered" else name, _options(q, k), mask, length, length)
-            results = passes(variant.mended if name == "centered" else variant.attend, q, k, v, gradient)
+            try:
+                results = passes(variant.mended if name == "centered" else variant.attend, q, k, v, gradient)
+            except RuntimeError as problem:
+                table[name]["problem"] = str(problem).splitlines()[0]
+                continue
             table[name]["dQ"].append(_list(by_head(results[1], exact[1])))
             table[name]["dK"].append(_list(by_head(results[2], exact[2])))
             if name != "centered":
@@ -662,8 +674,11 @@ def main() -> None:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--eager", action="store_true", help="do not record steps as CUDA graphs")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     options = parser.parse_args()
+    global EAGER
+    EAGER = options.eager
     start = time.monotonic()
     for record in COMMANDS[options.command](Clock(options.seconds), options.small):
         taken = {"seconds": round(time.monotonic() - start, 1), "small": options.small}
