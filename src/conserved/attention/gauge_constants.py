@@ -59,7 +59,8 @@ class RowMeans(ConstantRule):
     def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
         """Return the gated means of k̄_i and O_i over sampled rows."""
         weights, sees = sampled_rows(query, key, options, _ROWS)
-        return Constants(_gated(weights @ key, sees), _gated(weights @ value, sees))
+        rows = [_gated(weights @ tokens.to(weights.dtype), sees) for tokens in (key, value)]
+        return Constants(*rows)
 
 
 class TokenMeans(ConstantRule):

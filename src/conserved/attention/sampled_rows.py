@@ -24,7 +24,8 @@ def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: 
         count: rows for every key head, shared by the query heads of its group.
 
     Returns:
-        Rows (…, key heads, rows, keys) in the precision of `key`, and (…, key heads, rows, 1) of 1 and 0.
+        Rows (…, key heads, rows, keys) in the precision of `key`, or in float32 on a processor, whose products of
+        half precision are slow; and (…, key heads, rows, 1) of 1 and 0.
     """
     groups = query.shape[-3] // key.shape[-3] if query.ndim > 2 and key.ndim > 2 else 1
     groups = max(groups, 1)
@@ -35,13 +36,14 @@ def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: 
     if query.ndim > 2:
         rows = rows.unflatten(-3, (-1, groups)).flatten(-3, -2)
     scale = next((options[name] for name in _SCALES if options.get(name) is not None), query.shape[-1] ** -0.5)
-    scores = (rows.to(key.dtype) @ key.mT).float() * scale
+    dtype = torch.float32 if key.device.type == "cpu" and key.dtype != torch.float64 else key.dtype
+    scores = (rows.to(dtype) @ key.to(dtype).mT).float() * scale
     visible = _visible(index, query, key, options, groups)
     if visible is not None:
         scores = scores + visible
     sees = scores.amax(-1, keepdim=True) > -torch.inf
     weights = torch.where(sees, scores, 0.0).softmax(-1)
-    return weights.to(key.dtype), sees.to(key.dtype)
+    return weights.to(dtype), sees.to(dtype)
 
 
 def readable_mask(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor | None:

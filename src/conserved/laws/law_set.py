@@ -18,6 +18,7 @@ from conserved.laws.coverage import Coverage
 from conserved.laws.identities import Balance, balance_of
 from conserved.laws.independence import rank_of_gradients
 from conserved.laws.law_table import listed, rows, totals
+from conserved.laws.program_check import ProgramCheck
 from conserved.laws.verification import verified
 from conserved.moment import Direction, LawPairs, Magnitudes, Plan, Point
 from conserved.output import html
@@ -105,6 +106,8 @@ class LawSet:
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Operations without a typing rule, and how often each occurred; tensors they touch are taken to be fixed."""
     derivation: Explains | None = None
+    checked: ProgramCheck | None = None
+    """The test of all exact laws on the program in float64; None for laws that were not inferred from a program."""
     plan: Plan = field(init=False)
     """How all of them are evaluated together."""
     names: tuple[str, ...] = field(init=False)
@@ -151,6 +154,12 @@ class LawSet:
     def select(self, keep: Callable[[Symmetry], bool]) -> LawSet:
         """The set of the laws for which `keep(symmetry)` is true."""
         return replace(self, symmetries=tuple(filter(keep, self.symmetries)))
+
+    def with_check(self, check: ProgramCheck) -> LawSet:
+        """Return the set without the laws that the check refuted; each is named in `dropped`, with the reason."""
+        kept = tuple(symmetry for symmetry in self.symmetries if symmetry.name not in check.refuted)
+        words = tuple(Dropped(name, check.words(name)) for name in check.refuted)
+        return replace(self, symmetries=kept, dropped=(*self.dropped, *words), checked=check)
 
     def explain(self, name: str) -> str:
         """Why the law of this name holds: the operations its space passes through, with modules and lines."""
