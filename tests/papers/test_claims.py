@@ -66,7 +66,7 @@ def test_a_claim_comes_out_as_recorded_with_evidence(claim: Claim) -> None:
     assert not outcome.changed
     assert outcome.verdict.status is not Status.INCONCLUSIVE
     assert comparable(record_of_outcome(outcome)) == comparable(kept()[claim.code]), (
-        "run python -m conserved.claims.page"
+        "run python -m conserved.papers.claims.page"
     )
     _is_plain_data(outcome)
     _is_as_strong_as_its_weakest_part(outcome)
@@ -201,7 +201,7 @@ class TestPassages:
             where = claim.passage
             assert where.lines, claim.code
             assert all(1 <= first <= last <= passages.DOCUMENTS[claim.document].lines for first, last in where.lines)
-            assert re.fullmatch(r"[0-9a-f]{16}", where.fingerprint), "run python -m conserved.claims.page FOLDER"
+            assert re.fullmatch(r"[0-9a-f]{16}", where.fingerprint), "run python -m conserved.papers.claims.page FOLDER"
 
     def test_no_fingerprint_is_left_over(self) -> None:
         used = {passages.key(claim.document, claim.passage.lines) for claim in claims()}
@@ -281,7 +281,7 @@ class TestTheListOfStatements:
 class TestPages:
     def test_the_committed_pages_are_those_of_the_record(self) -> None:
         for path, text in pages().items():
-            assert (ROOT / path).read_text(encoding="utf-8") == text, "run python -m conserved.claims.page"
+            assert (ROOT / path).read_text(encoding="utf-8") == text, "run python -m conserved.papers.claims.page"
 
     def test_every_claim_has_one_row_on_the_page_of_its_source_and_one_block_in_the_appendix(self) -> None:
         anchors = re.compile(r'<a id="([\w.]+)"></a>')

@@ -1,6 +1,6 @@
 """Write what the claims came to: the record, the errata sheets and the pages of the sources.
 
-`python -m conserved.claims.page` runs every claim. With a pattern after `--only` it runs those and keeps the record of
+`python -m conserved.papers.claims.page` runs every claim. With a pattern after `--only` it runs those and keeps the record of
 the others. With a folder of the sources it takes the fingerprints of all passages first.
 """
 
