@@ -1,7 +1,7 @@
 """Write what the claims came to: the record, the errata sheets and the pages of the sources.
 
-`python -m conserved.papers.claims.page` runs every claim. With a pattern after `--only` it runs those and keeps the record of
-the others. With a folder of the sources it takes the fingerprints of all passages first.
+`python -m conserved.papers.claims.page` runs every claim. With a pattern after `--only` it runs those and keeps the
+record of the others. With a folder of the sources it takes the fingerprints of all passages first.
 """
 
 from __future__ import annotations
