@@ -9,7 +9,7 @@ from conserved.on_demand import loaded_on_demand
 if TYPE_CHECKING:
     from conserved.inference.examples import NoExample
     from conserved.inference.infer import recognize
-    from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model, run_as_written
+    from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model
     from conserved.inference.retired import Component, register
     from conserved.inference.rules import RULES, Step, rule
     from conserved.inference.rules import rule as register_operator
@@ -19,7 +19,7 @@ else:
         {
             "examples": "NoExample",
             "infer": "recognize",
-            "live": "FirstCall being_followed known_laws laws_of_model run_as_written",
+            "live": "FirstCall being_followed known_laws laws_of_model",
             "retired": "Component register",
             "rules": "RULES Step register_operator:rule rule",
         },
@@ -38,5 +38,4 @@ __all__ = [
     "register",
     "register_operator",
     "rule",
-    "run_as_written",
 ]
