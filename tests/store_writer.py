@@ -35,6 +35,7 @@ def main(store: str, run: str, checkpoint: str, steps: int) -> None:
         exact_text_loss(model, monitor.count).backward()
         optimizer.step()
         monitor.step()
+        monitor.flush()
         print(monitor.count, flush=True)  # noqa: T201
         if monitor.count % 3 == 0:
             fresh = saved.with_suffix(".new")

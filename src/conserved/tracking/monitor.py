@@ -53,6 +53,9 @@ PRECISION = "precision of passes"
 _UNSEEN = 3
 """Steps without a call of the model after which its laws are no longer waited for."""
 
+_SAMPLED = 8
+"""Parameters that are asked whether they were written to; what moves weights back and forth moves all of them."""
+
 _READ_AGAIN = 8
 """How often the laws may be read anew in a run, because parameters were frozen, unfrozen or replaced."""
 
@@ -133,13 +136,15 @@ class Monitor:
         self._hooks: list[Any] = []
         name = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
         self._records = RunRecords(
-            name, opened(sinks) if _writes() else (), config, self._boundary, self.records, told=_writes()
+            name, opened(sinks) if _writes() else (), config, self._boundary, self.records, every=every, told=_writes()
         )
         self._readings: dict[str, Tensor | float] = {}
         self._precisions: set[torch.dtype] = set()
         """The precisions of autocast regions that passes of the model ran in."""
         self._passes = 0
         """Forward passes so far."""
+        self._versions: tuple[int, ...] | None = None
+        """How often some parameters had been written to at the last forward pass."""
         self._forget_step()
         self._unstepped: tuple[int, int, int] | None = None
         self._within: Optimizer | None = None
@@ -268,6 +273,7 @@ class Monitor:
     def _count_pass(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled() and not being_followed():
             self._passes += 1
+            self._versions = self._versions_now()
             if self._audits is not None:
                 self._audits.passes += 1
 
@@ -285,9 +291,34 @@ class Monitor:
         if self._known is not None:
             self._boundary.attempt(ACCOUNT, self._known.watch.before_step, optimizer)
         self._notice_order()
+        if not _computes_gradients(args, kwargs) and not self._foreign_gradients():
+            self.look_at_gradients()
+
+    def look_at_gradients(self) -> None:
+        """Audit the gradients as they are now, once a step: for loops whose optimizers get a closure.
+
+        Without a closure the monitor does it by itself, just before an optimizer uses them.
+        """
         if not self._looked:
             self._looked = True
             self._boundary.attempt(AUDIT, self._audit, self.count + 1)
+
+    def _foreign_gradients(self) -> bool:
+        """Whether the gradients were taken at other weights than those the optimizer starts from.
+
+        Sharpness-aware optimizers take them at perturbed weights and move back. No identity holds between such weights
+        and such gradients, and a step from them cannot be split by cause. A second step with old gradients is another
+        matter: there the weights were written by an optimizer that is watched.
+        """
+        if self._stepped or self._versions is None or self._versions == self._versions_now():
+            return False
+        self._foreign = True
+        self._boundary.remark("gradients", "they were taken at other weights than those of the step, as by SAM")
+        return True
+
+    def _versions_now(self) -> tuple[int, ...]:
+        """How often the first parameters were written to."""
+        return tuple(p._version for p in islice(self.model.parameters(), _SAMPLED))
 
     def _before_first_step(self, optimizer: Optimizer) -> None:
         """A step that computes its gradients itself runs the first forward pass when it is too late to copy weights."""
@@ -433,10 +464,14 @@ class Monitor:
             self._boundary.attempt(AUDIT, self._audits.after_step, self.count)
 
     def _read_without_call(self) -> None:
-        """Infer the laws from made-up inputs after some steps whose forward passes were not seen."""
+        """Infer the laws from made-up inputs if no forward pass was seen; after some steps they must be known."""
+        assert self._first is not None
         self._unseen += 1
         if self._unseen >= _UNSEEN:
             self._infer()
+        elif not self._first.listens_elsewhere:
+            with suppress(NoExample):
+                self._infer()
 
     def _settle(self, accounted: bool) -> None:
         """Account for the step, or leave it out."""
@@ -446,7 +481,7 @@ class Monitor:
             missed = account.watch.missed()
             if missed:
                 self._boundary.remark("loop", missed)
-            if missed or not accounted:
+            if missed or self._foreign or not accounted:
                 account.leave_out_step()
                 return
             if self._precisions:
@@ -490,6 +525,7 @@ class Monitor:
 
     def _forget_step(self) -> None:
         self._looked, self._stepped, self._skip, self._auditing = False, False, False, 0.0
+        self._foreign, self._versions = False, None
 
     def note(self, **readings: float) -> None:
         """Keep further numbers with the next record, such as a loss that is known later than the step.
@@ -505,10 +541,8 @@ class Monitor:
         Clipping all gradients by one factor, as `clip_grad_norm_` does, moves no law to first order and needs no call.
         With a gradient scaler, call it after `unscale_`.
         """
-        if not self._looked:
-            # What is clipped by value satisfies no identity: the audit of this step is now.
-            self._looked = True
-            self._boundary.attempt(AUDIT, self._audit, self.count + 1)
+        # What is clipped by value satisfies no identity: the audit of this step is now.
+        self.look_at_gradients()
         if self._known is not None and self._sampled():
             self._boundary.attempt(ACCOUNT, self._known.note_unclipped)
 
@@ -753,6 +787,11 @@ class Monitor:
         if self._audits is not None:
             self._audits.expect("the precision of parameters changed")
         self._known.go_on_converted()
+
+
+def _computes_gradients(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a step gets a closure: its gradients are not there yet when the step begins."""
+    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
 
 
 def _check_arguments(model: nn.Module, every: int | Literal["auto"]) -> None:

@@ -36,8 +36,10 @@ class RunRecords:
         boundary: Boundary,
         kept: deque[StepRecord],
         *,
+        every: int | str,
         told: bool,
     ) -> None:
+        self._every = every
         self.run, self.begun = run, False
         self.alarms = RaisedAlarms(told=told)
         self._sinks = [BackgroundSink(sink) if sink.slow else sink for sink in sinks]
@@ -106,7 +108,7 @@ class RunRecords:
 
     def _header(self, step: int) -> Run:
         account = self._account
-        notes = dict(self._config.notes)
+        notes = dict(self._config.notes) | {"every": self._every}
         if account is None:
             return Run(name=self.run, config=notes, step=step)
         return Run(
@@ -123,10 +125,9 @@ class RunRecords:
         for sink in self._sinks:
             if isinstance(sink, BackgroundSink) and not self._boundary.off(_stage(sink)):
                 if sink.failure is not None:
-                    problem, stage = sink.failure, _stage(sink)
+                    self._boundary.turn_off(_stage(sink), described(sink.failure))
                     if self._boundary.strict:
-                        raise problem
-                    self._boundary.turn_off(stage, described(problem))
+                        raise sink.failure
                 elif sink.dropped:
                     self._boundary.remark(_stage(sink), "records are dropped, because it does not keep up")
         said = "; ".join(map(str, self._boundary.conditions))
