@@ -24,7 +24,7 @@ import typed_calls
 import zero_tangents
 from made_once import made_once
 from two_processes import play
-from wheel_environment import Environment, build, copy_of_repository, install
+from wheel_environment import DEMO_EXTRAS, Environment, build, copy_of_repository, install
 
 if TYPE_CHECKING:
     from conserved.demo import Demo
@@ -155,8 +155,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with that wheel and what the demonstration needs: the command, proofs and reports."""
+    return made_once("core", tmp_path_factory, lambda folder: install(wheel, folder / "core", *DEMO_EXTRAS))
+
+
+@pytest.fixture(scope="session")
+def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with that wheel and its requirements, and no extras."""
-    return made_once("core", tmp_path_factory, lambda folder: install(wheel, folder / "core"))
+    return made_once("plain", tmp_path_factory, lambda folder: install(wheel, folder / "plain"))
 
 
 @pytest.fixture(scope="session")

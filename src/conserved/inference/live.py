@@ -26,12 +26,13 @@ from conserved.boundary import LAWS, guarded
 from conserved.inference.capture import Recorder
 from conserved.inference.examples import ModelCall, NoExample
 from conserved.inference.infer import recognize
+from conserved.inference.program_check import CHECKING
 from conserved.laws import LawSet
 
 
 def being_followed() -> bool:
     """Whether the forward pass that runs now is one that laws are read off, and not one of training."""
-    return any(isinstance(mode, Recorder) for mode in dispatch_modes())
+    return CHECKING.get() or any(isinstance(mode, Recorder) for mode in dispatch_modes())
 
 
 class FirstCall:

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conserved.errors import InvalidInputError
+
 _BUSY = 60.0
 """Seconds to wait for another writer."""
 
@@ -27,11 +29,11 @@ _HINTS = {
 """What to do about SQLite's errors, by their codes."""
 
 
-class BrokenStore(OSError, sqlite3.DatabaseError):
+class BrokenStore(InvalidInputError, OSError, sqlite3.DatabaseError):
     """A run store cannot be read or written; the message names the file. It is SQLite's own error too, as ever."""
 
 
-class RunTaken(RuntimeError):
+class RunTaken(InvalidInputError, RuntimeError):
     """Two writers have one run name."""
 
 

@@ -85,8 +85,7 @@ class Monitor:
         budget: float | None = None,
         stop: bool = False,
         run: str | None = None,
-        config: MonitorConfig | Mapping[str, Any] | None = None,
-        **former: Any,
+        config: MonitorConfig | None = None,
     ) -> None:
         """Begin to watch; the laws as they are now are the reference.
 
@@ -110,14 +109,13 @@ class Monitor:
             stop: whether a step whose gradients are refuted is not taken: GradientsDoNotConserve is raised before it.
             run: the name of the run in its sinks; by default the date and time.
             config: all further settings.
-            **former: fields of `config` under the names they had as arguments; for one more release.
 
         Raises:
             TypeError: `model` is not a module, or `optimizer` holds something that is not an optimizer.
             ValueError: `every` is less than one, `audit` no cadence, or `budget` no share; or `where` selects none of
                 the given laws.
         """
-        config = MonitorConfig.of(config, former)
+        config = config or MonitorConfig()
         _check_arguments(model, every)
         pace(audit, BUDGET if budget is None else budget)
         self.model, self.count = unwrapped(model), 0

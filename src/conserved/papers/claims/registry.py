@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import conserved.papers.claims
+from conserved.errors import InvalidInputError
 from conserved.papers.claims.claim_record import Claim, ClaimCheck, Outcome, Severity
 from conserved.papers.claims.passages import DOCUMENTS, spans
 from conserved.verdict import Verdict
@@ -45,7 +46,7 @@ RENAMED = {
 """Codes of the first version whose statements were corrected, and those that took their place."""
 
 
-class NoSuchClaim(ValueError):
+class NoSuchClaim(InvalidInputError, ValueError):
     """A pattern matches no claim; the message says what there is."""
 
 
