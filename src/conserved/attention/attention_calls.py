@@ -248,13 +248,11 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
 def _through_interface(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_interface(self: Any, *args: Any, **options: Any) -> Any:
         attend = original(self, *args, **options)
-<<<<<<< HEAD
-        return attend if torch.compiler.is_compiling() else _EARS.guarded(attend, _through_implementation(attend))
-=======
         # An implementation that changes keys on their way to PyTorch's function is heard there.
         through_product = getattr(attend, "calls_product", False)
-        return attend if torch.compiler.is_compiling() or through_product else _through_implementation(attend)
->>>>>>> main
+        if torch.compiler.is_compiling() or through_product:
+            return attend
+        return _EARS.guarded(attend, _through_implementation(attend))
 
     return get_interface
 

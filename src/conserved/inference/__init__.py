@@ -9,12 +9,7 @@ from conserved.on_demand import loaded_on_demand
 if TYPE_CHECKING:
     from conserved.inference.examples import NoExample
     from conserved.inference.infer import recognize
-<<<<<<< HEAD
     from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model
-    from conserved.inference.retired import Component, register
-=======
-    from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model, run_as_written
->>>>>>> main
     from conserved.inference.rules import RULES, Step, rule
     from conserved.inference.rules import rule as register_operator
 else:
@@ -23,12 +18,7 @@ else:
         {
             "examples": "NoExample",
             "infer": "recognize",
-<<<<<<< HEAD
             "live": "FirstCall being_followed known_laws laws_of_model",
-            "retired": "Component register",
-=======
-            "live": "FirstCall being_followed known_laws laws_of_model run_as_written",
->>>>>>> main
             "rules": "RULES Step register_operator:rule rule",
         },
     )
