@@ -158,14 +158,14 @@ class Hook:
         return self._boundary.attempt(self._stage, self._function, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return functools.partial(*_IDLE)
+        return functools.partial(sys.audit, _IDLE)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, _IDLE
+        return functools.partial, (sys.audit, _IDLE)
 
 
-_IDLE = (sys.audit, "conserved.hook")
-"""Accepts any arguments and returns None, and pickles by a name that every Python has."""
+_IDLE = "conserved.hook"
+"""The event that a copied hook reports: `sys.audit` accepts any arguments, returns None and pickles by its name."""
 
 
 class _Active(threading.local):

@@ -136,7 +136,7 @@ def left_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     found += [kind for kind in vars(optimizer) if kind.endswith("_hooks") and getattr(optimizer, kind)]
     found += [name for m in model.modules() for name in vars(m) if "conserved" in name]
     found += [f"F.{name}" for name, f in vars(F).items() if "conserved" in str(getattr(f, "__closure__", ""))]
-    grad_hooks = [name for name, p in model.named_parameters() if p._post_accumulate_grad_hooks]  # type: ignore[attr-defined]
+    grad_hooks = [name for name, p in model.named_parameters() if p._post_accumulate_grad_hooks]
     return found + grad_hooks
 
 
@@ -211,7 +211,7 @@ def test_an_exception_of_the_program_itself_is_its_own_and_the_next_step_is_watc
     with pytest.raises(IndexError):
         model(torch.full((1, 3), 99))
 
-    def failing() -> Tensor:
+    def failing() -> float:
         raise ArithmeticError("of the program")
 
     with pytest.raises(ArithmeticError):
@@ -268,6 +268,7 @@ class TestWithoutLaws:
 
     def test_user_errors_are_still_raised(self) -> None:
         model = attending()
+        arguments: Any
         for arguments in ((3, adam(model)), (model, 3), (model, [])):
             with pytest.raises(TypeError):
                 Monitor(*arguments)

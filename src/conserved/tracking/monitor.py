@@ -143,13 +143,16 @@ class Monitor:
         """Forward passes so far."""
         self._versions: tuple[int, ...] | None = None
         """How often some parameters had been written to at the last forward pass."""
+        self._looked = self._stepped = False
         self._forget_step()
         self._unstepped: tuple[int, int, int] | None = None
         self._within: Optimizer | None = None
         """The optimizer whose step is running, if it began before the laws were known."""
         self._skip = False
         """Whether the laws became known inside the last step, which cannot be accounted for then."""
-        self._unseen, self._read_again, self._signature = 0, 0, None
+        self._unseen, self._read_again = 0, 0
+        self._signature: tuple[Any, ...] | None = None
+        """The parameters whose laws are watched."""
         self._clock, self._inside = time.perf_counter(), 0.0
         self._boundary.attempt(STEP, self._listen)
         if laws is None:
