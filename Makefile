@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Modules are compiled when they are first imported, and kept: few of those that are installed ever are.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest whole quick check bench docs clean
+.PHONY: demo test pytest whole quick check bench docs constraints clean
 
 demo: $(VENV)/core
 	$(BIN)/conserved demo
@@ -32,8 +32,8 @@ quick: $(VENV)/ready
 	$(BIN)/python tests/quick.py
 
 check: $(VENV)/ready
-	$(BIN)/ruff check src tests benchmarks docs_build examples
-	$(BIN)/ruff format --check src tests benchmarks docs_build examples
+	$(BIN)/ruff check src tests benchmarks docs_build examples tools
+	$(BIN)/ruff format --check src tests benchmarks docs_build examples tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -41,6 +41,10 @@ docs: $(VENV)/ready
 	$(BIN)/python docs_build/tables.py
 	$(BIN)/python docs_build/figures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Part of a release: every extra must resolve from the public package index on every supported Python.
+constraints:
+	$(PYTHON) tools/check_constraints.py
 
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/order_test.py
@@ -54,9 +58,9 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/natural_attention.py
 	$(BIN)/python benchmarks/vmapped_seeds.py
 
-# The library alone is what the demonstration needs; everything else is for those who change it.
+# The demonstration prints, proves and writes a report; everything else is for those who change the package.
 $(VENV)/core: $(VENV)/pip
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[cli,report,certify]"
 	touch $@
 
 # What is listed in constraints.txt is fetched and unpacked by several processes, most of whose time is waiting; pip then

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved.errors import InvalidInputError
+
 Values = tuple[Tensor, ...]
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
 """Half the distance from one to the next number: the relative error of one rounding, by precision."""
 
 
-class Uncheckable(ValueError):
+class Uncheckable(InvalidInputError, ValueError):
     """The function cannot be checked as it was given; the message says why and what to do."""
 
 

@@ -216,8 +216,17 @@ def _convolution(s: Step) -> Known:
     known = s.raw(x)
     if isinstance(known, ReadPart):
         known = s.type(x)
-    mixed = [dim for dim in places if weight[dim] > 1 or shape[dim] != s.out[dim]]
+    stride, padding = (_each(s.arg(n), len(places)) for n in (3, 4))
+    mixed = [
+        dim
+        for dim in places
+        if weight[dim] > 1 or shape[dim] != s.out[dim] or stride[dim - 2] != 1 or padding[dim - 2] != 0
+    ]
     level = Type(tuple(s.engine.uniform(known.factors, mixed)), known.shifts, known.images, known.zero)
+    edges = mixed if transposed else [dim for dim in mixed if padding[dim - 2] != 0]
+    if edges:
+        # At an edge with zeros beyond it, and between the places of a transposed one, a constant is not a constant.
+        level = Type(level.factors, (), s.engine.imaged(level, edges), level.zero)
     # Axes: 0 batch, 1 group, 2 inputs of a group, 3 outputs of a group, 4 the kernel's and the image's places.
     inputs, outputs = shape[1] // groups, s.out[1] // groups
     split_x = Regroup(shape, (shape[0], groups, inputs, *shape[2:]))
@@ -251,6 +260,12 @@ def _convolution(s: Step) -> Known:
             entries=True,
         )
     return added(s.engine, result, Renumber((1,)).type(known_b))
+
+
+def _each(given: Any, count: int) -> list[int]:
+    """One number for every axis; a single one stands for all."""
+    numbers = [given] if isinstance(given, int) else list(given)
+    return numbers * count if len(numbers) == 1 else numbers
 
 
 def conv_contraction(s: Step, left: Type, raw: Known, axes: OperandAxes, kernel: int) -> Type:

@@ -276,7 +276,8 @@ def _view_as_complex(s: Step) -> Known:
 @rule("view_as_real")
 def _view_as_real(s: Step) -> Known:
     x = s.type(s.arg(0))
-    return Type(x.factors, (), tuple(replace(one, varies=one.varies | {len(s.out) - 1}) for one in x.images), x.zero)
+    last = len(s.out) - 1
+    return Type(x.factors, (), s.engine.imaged(Type((), x.shifts, x.images), [last]), x.zero)
 
 
 @rule("glu")

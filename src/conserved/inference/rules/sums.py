@@ -116,6 +116,9 @@ def _mean_of(s: Step, x: Any, mean: Any) -> int | None:
 
 @rule("rsub")
 def _rsub(s: Step) -> Known:
+    """other − alpha · x."""
+    if isinstance(s.arg(1), ValueRef):
+        return sum_of(s, s.arg(1), s.arg(0), -float(s.arg(2, "alpha", 1)))
     x = s.type(s.arg(0))
     s.engine.equate(x.factors, ())
     return scaled(s.engine, Type((), x.shifts, x.images), -float(s.arg(2, "alpha", 1)))
