@@ -118,6 +118,10 @@ class Judgement:
     known: Literal["given", "stored", "bits"]
     ranks: int
     moved: float | None
+    changed: bool = False
+    """Whether gradients are not those of the outputs alone: clipped by value, or with a penalty on the weights."""
+    clipped: float | None = None
+    """The value that gradients were clipped at, if they look as if they were."""
 
 
 def _there() -> bool:
@@ -239,6 +243,16 @@ class Audit:
     def moved(self) -> float | None:
         """The step size that explains all failures: the parameters moved by it after the gradient was taken."""
         return self.judgement.moved
+
+    @property
+    def changed(self) -> bool:
+        """Whether gradients are not those of the outputs alone: clipped by value, or with a penalty on the weights."""
+        return self.judgement.changed
+
+    @property
+    def clipped(self) -> float | None:
+        """The value that gradients were clipped at, if they look as if they were."""
+        return self.judgement.clipped
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:

@@ -18,7 +18,7 @@ from torch import nn
 from conserved.auditing.audit_result import Audit, GradientFinding, Judgement, Row
 from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
 from conserved.auditing.causes import step_size, suggestions
-from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, lost_since, untrue, with_noise
+from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue, with_noise
 from conserved.auditing.law_places import described
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import coverage
@@ -139,6 +139,8 @@ def _judged(
         ranks=left.balance.ranks,
         moved=moved,
         gauge=gauge,
+        changed=clipped is not None or case.decayed is not None,
+        clipped=clipped,
     )
 
 
@@ -152,6 +154,8 @@ class _Case:
     """By name, laws that are none any more because of what training did, and why."""
     no_laws: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By name, laws that the forward pass does not keep either, and what was seen."""
+    decayed: float | None = None
+    """λ, if the gradients are those of a loss with a penalty λ/2 ‖θ‖² on the weights."""
     drowned: frozenset[int] = frozenset()
     """Identities that drown in the noise of the others: neither right nor wrong, and nothing they span is tested."""
 
@@ -187,6 +191,10 @@ class _Case:
         clipped = clipped_at(self.suspected, slopes) if self.broken and slopes is not None else None
         if clipped is not None:
             self.leave_open(self.broken)
+        elif self.broken and slopes is not None:
+            self.decayed = decay_in_gradient(self.suspected, self.backward.points, slopes)
+            if self.decayed is not None:
+                self.leave_open(self.broken)
         return clipped
 
     def leave_open(self, places: Collection[int]) -> None:
@@ -328,6 +336,11 @@ def _verdict(
     if clipped is not None:
         message = (
             f"Gradients look clipped by value at ±{clipped:.3g}, which no identity survives: audit before clipping."
+        )
+    elif case.decayed is not None:
+        message = (
+            f"The gradients contain {case.decayed:.3g} times the parameters: the loss has a penalty on the weights, so "
+            "that the identities of the outputs are not those of the loss."
         )
     elif missing:
         message = (

@@ -101,6 +101,7 @@ class Audits:
         self._terms: EpsilonTerms | None = None
         self._gauge: Gauge | None = None
         self._armed: ExitStack | None = None
+        self._mixed = False
         self._due, self._why = 0, "the first backward pass"
         self._groups = self._signature()
         self._last: tuple[int, float] | None = None
@@ -151,6 +152,10 @@ class Audits:
             self.disarm()
             self.arm()
 
+    def distrust_listening(self) -> None:
+        """Audit the coming step by its gradients alone: listeners also saw a pass whose gradients were thrown away."""
+        self._mixed = True
+
     def before_step(self, step: int) -> Audit | None:
         """The audit of the gradients that step number `step` is about to use, if it is time for one."""
         groups = self._signature()
@@ -196,9 +201,9 @@ class Audits:
             self.arm()
 
     def _audited(self, step: int, passes: int) -> Audit | None:
-        gauge = self._gauge
+        gauge = None if self._mixed else self._gauge
         self.disarm()
-        self._gauge = None
+        self._gauge, self._mixed = None, False
         if any(bool(torch.as_tensor(getattr(one, "found_inf", None) or 0.0) > 0) for one in self._optimizers):
             # A scaler found infinities; a fused optimizer will leave everything as it is.
             return None
