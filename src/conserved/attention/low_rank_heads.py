@@ -23,6 +23,7 @@ from conserved.attention.moments import TokenMoments
 from conserved.attention.probing import Heard, described
 from conserved.attention.queries_and_keys import Capture
 from conserved.output.lines import WIDTH, Line, columns, joined
+from conserved.output.result import Result
 
 TOLERANCE = 0.1
 """Relative error in the Frobenius norm at which a field counts as being of a rank: 99 % of its energy."""
@@ -46,12 +47,15 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowRankTable:
+class LowRankTable(Result):
     """Every head of a model."""
 
     rows: tuple[LowRank, ...]
     tolerance: float
     skipped: tuple[tuple[str, str], ...]
+
+    def __repr__(self) -> str:
+        return f"<LowRankTable: {len(self.rows)} heads at a relative error of {self.tolerance:g}>"
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""

@@ -16,7 +16,9 @@ from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
 from conserved.attention.queries_and_keys import Capture, Unheard, listening
 from conserved.attention.softmax import softmax_statistics
+from conserved.output import html
 from conserved.output.lines import WIDTH, Line, columns, joined
+from conserved.output.result import Result
 from conserved.verdict import Evidence, Verdict
 
 _LEGEND = (
@@ -61,12 +63,22 @@ class HeadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionProbe:
+class AttentionProbe(Result):
     """The energy field of every head in one run of a model, and the verdict on its rank bound and zero sums."""
 
     rows: tuple[HeadRow, ...]
     skipped: tuple[tuple[str, str], ...]
     verdict: Verdict
+
+    def __repr__(self) -> str:
+        layers = len({row.layer for row in self.rows})
+        return f"<AttentionProbe: {len(self.rows)} heads of {layers} layers; {self.verdict.status.value}>"
+
+    def _repr_html_(self) -> str:
+        """The verdict and a row for every head, for notebooks."""
+        heads = ("layer", *(head for head, _ in _COLUMNS))
+        rows = [(row.layer, *(show(row) for _, show in _COLUMNS)) for row in self.rows]
+        return html.panel(html.badge(self.verdict), html.table(heads, rows, numbers=range(1, len(heads))))
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON; numbers that are not finite are None."""
