@@ -96,15 +96,17 @@ answers `--help` and completes words without importing PyTorch."""
 _HOMES = {name: part for part, names in _PARTS.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"conserved.{_HOMES[name]}"), name)
-    elif name in __all__:
-        value = importlib.import_module(f"conserved.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # A type checker would take any name for known.
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            value = getattr(importlib.import_module(f"conserved.{_HOMES[name]}"), name)
+        elif name in __all__:
+            value = importlib.import_module(f"conserved.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

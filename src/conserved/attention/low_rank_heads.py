@@ -23,7 +23,7 @@ from conserved.attention.moments import TokenMoments
 from conserved.attention.probing import Heard, described
 from conserved.attention.queries_and_keys import Capture
 from conserved.output.lines import WIDTH, Line, columns, joined
-from conserved.output.result import Result
+from conserved.output.result import PrintableResult
 
 TOLERANCE = 0.1
 """Relative error in the Frobenius norm at which a field counts as being of a rank: 99 % of its energy."""
@@ -47,7 +47,7 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowRankTable(Result):
+class LowRankTable(PrintableResult):
     """Every head of a model."""
 
     rows: tuple[LowRank, ...]

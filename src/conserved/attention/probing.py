@@ -18,7 +18,7 @@ from conserved.attention.queries_and_keys import Capture, Unheard, listening
 from conserved.attention.softmax import softmax_statistics
 from conserved.output import html
 from conserved.output.lines import WIDTH, Line, columns, joined
-from conserved.output.result import Result
+from conserved.output.result import PrintableResult
 from conserved.verdict import Evidence, Verdict
 
 _LEGEND = (
@@ -63,7 +63,7 @@ class HeadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionProbe(Result):
+class AttentionProbe(PrintableResult):
     """The energy field of every head in one run of a model, and the verdict on its rank bound and zero sums."""
 
     rows: tuple[HeadRow, ...]

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from conserved.attention.band import Band
 from conserved.output.lines import columns, joined
-from conserved.output.result import Result
+from conserved.output.result import PrintableResult
 
 TILE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SoftmaxStatistics(Result):
+class SoftmaxStatistics(PrintableResult):
     """Per head and query: entropy of the attention weights in nats, largest logit, and how many keys are seen.
 
     A query that sees nothing has entropy zero and a largest logit of −inf.

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conserved.output.result import Result
+from conserved.output.result import PrintableResult
 from conserved.plain_data import record_of
 from conserved.symmetry.view import local
 from conserved.verdict import Evidence, Status, Verdict
@@ -29,7 +29,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replicas(Result):
+class Replicas(PrintableResult):
     """Every replicated parameter and gradient, furthest apart first."""
 
     rows: tuple[Replica, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from conserved.output import html
 
 
-class Result:
+class PrintableResult:
     """The base of results that have a `summary()`. Each defines its own short `__repr__`."""
 
     __slots__ = ()

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
-from conserved.output.result import Result
+from conserved.output.result import PrintableResult
 from conserved.symmetry import Degree, GeneralLinear, Kind, Symmetry, Tensors, Translation
 from conserved.transform.canonical_form import found_symmetries, representative
 from conserved.transform.elements import (
@@ -38,7 +38,7 @@ ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Aligned(Result):
+class Aligned(PrintableResult):
     """The result of `align`: distances, the move, and the difference that remains."""
 
     before: float

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
-from conserved.output.result import Result
+from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry, Tensors
 from conserved.symmetry.view import whole
 from conserved.transform.coupling import exchanges as equal_units
@@ -112,7 +112,7 @@ def representative(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint(Result):
+class Fingerprint(PrintableResult):
     """Numbers of a checkpoint that do not change along its orbit."""
 
     numbers: dict[str, tuple[float, float, float]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
-from conserved.output.result import Result
+from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry
 from conserved.transform.activations import Call, ModelInput, channel_sizes
 from conserved.transform.coupling import rotatable
@@ -33,7 +33,7 @@ OBJECTIVES = ("balanced", "range", "activation", "incoherent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Equalized(Result):
+class Equalized(PrintableResult):
     """The result of `equalize`: the move, and the objective before and after."""
 
     objective: str

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.laws.shared_memory import memory_of, overlapping
-from conserved.output.result import Result
+from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry, View, whole
 from conserved.transform.elements import Unmovable, acted, checked, inverse, row_scales
 
@@ -29,7 +29,7 @@ Elements = Mapping[Symmetry | str, Tensor] | Mapping[str, Tensor] | Mapping[Symm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MovedWeights(Result):
+class MovedWeights(PrintableResult):
     """The result of a move: the elements that undo it, and the laws before and after."""
 
     moved: tuple[str, ...]
