@@ -12,7 +12,7 @@ from torch import nn
 import conserved
 from conserved import attention, transform
 from conserved.attention import low_rank_table, softmax_statistics
-from conserved.output.lines import Line, columns, joined
+from conserved.output.lines import TextLine, columns, joined
 from made_once import made_once
 from test_html import Reader
 
@@ -141,7 +141,7 @@ def test_fingerprints_of_one_orbit_print_the_same() -> None:
 
 
 def test_lines_are_wrapped_at_the_width_with_their_indent() -> None:
-    text = joined([Line("one two three four", 4), Line("a\x1b[2J")], width=12)
+    text = joined([TextLine("one two three four", 4), TextLine("a\x1b[2J")], width=12)
     assert text.splitlines() == ["    one two", "    three", "    four", "a\\x1b[2J"]
 
 

@@ -17,7 +17,7 @@ from conserved.attention.moments import TokenMoments
 from conserved.attention.queries_and_keys import Capture, Unheard, listening
 from conserved.attention.softmax import softmax_statistics
 from conserved.output import html
-from conserved.output.lines import WIDTH, Line, columns, joined
+from conserved.output.lines import WIDTH, TextLine, columns, joined
 from conserved.output.result import PrintableResult
 from conserved.verdict import Evidence, Verdict
 
@@ -89,17 +89,17 @@ class AttentionProbe(PrintableResult):
             "skipped": [{"layer": layer, "reason": reason} for layer, reason in self.skipped],
         }
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[TextLine]:
         """Return a table for every layer, a legend, and the verdict."""
-        lines: list[Line] = []
+        lines: list[TextLine] = []
         for layer in dict.fromkeys(row.layer for row in self.rows):
             rows = [row for row in self.rows if row.layer == layer]
             cells = [[show(row) for _, show in _COLUMNS] for row in rows]
-            lines.append(Line(f"{layer or '(model)'}, {rows[0].attention}", style="bold"))
+            lines.append(TextLine(f"{layer or '(model)'}, {rows[0].attention}", style="bold"))
             lines += columns([head for head, _ in _COLUMNS], cells, right=range(len(_COLUMNS)))
-        lines += [Line(), Line(_LEGEND)]
-        lines += [Line(f"{layer}: not described, {reason}") for layer, reason in self.skipped]
-        return [*lines, Line(str(self.verdict))]
+        lines += [TextLine(), TextLine(_LEGEND)]
+        lines += [TextLine(f"{layer}: not described, {reason}") for layer, reason in self.skipped]
+        return [*lines, TextLine(str(self.verdict))]
 
     def summary(self, width: int = WIDTH) -> str:
         """Return the table as text."""

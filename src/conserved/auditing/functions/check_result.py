@@ -186,12 +186,13 @@ class Check:
                 f"d{name}",
                 *(_cell([t for t in tests if t.method is m]) for m in methods),
                 f"{self.noise.get(name, 0):.0e}",
+                str(self.sensitivity[name]),
             ]
             for name, tests in self.tested.items()
         ]
-        table = html.table(("gradient", "identities", "relations", "slopes", "own noise"), rows)
+        table = html.table(("gradient", "identities", "relations", "slopes", "own noise", "unseen below"), rows)
         failed = [html.preformatted("\n".join(self._failed(name))) for name in self.suspects]
-        notes = [html.paragraph(note, quiet=True) for note in self.notes]
+        notes = [html.paragraph(note, quiet=True) for note in (*self.precision_notes, *self.notes)]
         return html.panel(html.badge(self.verdict), *failed, table, *notes)
 
     def _failed(self, name: str) -> list[str]:
