@@ -76,6 +76,8 @@ def _index(s: Step) -> Known:
     boolean = any(
         isinstance(indices[n], ValueRef) and s.program.values[indices[n].value].dtype == torch.bool for n in used
     )
+    if not shape:
+        return fix_all(s)
     known = s.raw(x)
     if boolean:
         covered = list(range(used[0], used[0] + len(s.shape(indices[used[0]])))) if len(used) == 1 else []
