@@ -188,3 +188,12 @@ def nobody_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         for one in module._EARS._replaced:
             monkeypatch.setattr(one.holder, one.attribute, one.original)
         monkeypatch.setattr(module, "_EARS", Listeners())
+
+
+@pytest.fixture(autouse=True)
+def _every_step_is_cheap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times say something about the machine: monitors account for every step, unless a test is about their budget."""
+    from conserved.tracking.account_stride import AccountStride
+
+    if request.node.get_closest_marker("budget") is None:
+        monkeypatch.setattr(AccountStride, "wanted", lambda stride: 1)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved.boundary import guarded
 from conserved.function_listeners import Listeners
 
 
@@ -72,20 +73,20 @@ def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
 
     Several may listen at a time, to the same model or others, and stop in any order.
     """
-    ear = _Ear(model, tell)
+    ear = _Ear(model, guarded(tell))
     with ExitStack() as undo:
         for name, module in model.named_modules():
             if name and _calls_no_attention(module):
                 continue
             own: Any = module if computes_own_attention(module) else None
             if own is not None:
-                undo.callback(own.keys.register_forward_hook(_through_block(ear, name, own)).remove)
+                undo.callback(own.keys.register_forward_hook(guarded(_through_block(ear, name, own))).remove)
             if own is not None or isinstance(module, nn.MultiheadAttention):
-                enter = _enter_with_inputs(ear, name)
+                enter = guarded(_enter_with_inputs(ear, name))
                 undo.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
             else:
-                undo.callback(module.register_forward_pre_hook(_enter(ear, name), prepend=True).remove)
-            undo.callback(module.register_forward_hook(_leave(ear), always_call=True).remove)
+                undo.callback(module.register_forward_pre_hook(guarded(_enter(ear, name)), prepend=True).remove)
+            undo.callback(module.register_forward_hook(guarded(_leave(ear)), always_call=True).remove)
         _EARS.begin(ear)
         undo.callback(_EARS.end, ear)
         for holder, attribute in _products(model):
@@ -249,7 +250,9 @@ def _through_interface(original: Callable[..., Any]) -> Callable[..., Any]:
         attend = original(self, *args, **options)
         # An implementation that changes keys on their way to PyTorch's function is heard there.
         through_product = getattr(attend, "calls_product", False)
-        return attend if torch.compiler.is_compiling() or through_product else _through_implementation(attend)
+        if torch.compiler.is_compiling() or through_product:
+            return attend
+        return _EARS.guarded(attend, _through_implementation(attend))
 
     return get_interface
 

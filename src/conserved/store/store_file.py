@@ -60,9 +60,12 @@ def undamaged(path: Path) -> Iterator[None]:
 
 
 def connected(path: Path) -> sqlite3.Connection:
-    """A connection on which nothing begins by itself; text that is not UTF-8 is shown as far as it can be."""
+    """A connection on which nothing begins by itself; text that is not UTF-8 is shown as far as it can be.
+
+    A monitor opens it on a thread of its own and closes it at the end; one thread uses it at a time.
+    """
     with named(path):
-        db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
+        db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
     db.text_factory = lambda text: text.decode("utf-8", "replace")
     return db
 
