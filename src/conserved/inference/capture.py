@@ -108,11 +108,16 @@ class CapturedProgram:
             self._makers.update({result: operation for operation in self.operations for result in operation.results})
         return self._makers.get(value)
 
+    def restrict(self, live: Sequence[int]) -> None:
+        """Name the operations that the outputs depend on; `is_read` looks at these only."""
+        self._read_values = {number for place in live for number in self.operations[place].inputs()}
+        self._read_values.update(self.outputs)
+
     def is_read(self, value: int) -> bool:
-        """Whether an operation reads a value, or it is an output."""
+        """Whether an operation that the outputs depend on reads a value, or it is an output."""
         if self._read_values is None:
-            self._read_values = {number for operation in self.operations for number in operation.inputs()}
-            self._read_values.update(self.outputs)
+            self.restrict(range(len(self.operations)))
+        assert self._read_values is not None
         return value in self._read_values
 
     def padding_row(self, value: int, row: int) -> Tensor | None:

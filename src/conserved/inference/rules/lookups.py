@@ -198,6 +198,8 @@ def _gather(s: Step) -> Any:
         return fix_all(s)
     type_ = s.type(x)
     index = s.arg(2, "index") if name == "gather" else None
+    if index is not None and len(s.shape(index)) != count:
+        return fix_all(s)
     if index is not None:
         for d, (size, taken_size) in enumerate(zip(s.shape(x), s.shape(index), strict=True)):
             if d != dim and taken_size != size:
