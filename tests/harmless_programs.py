@@ -99,7 +99,7 @@ class Convolutional(nn.Module):
 class Recurrent(nn.Module):
     """A recurrent network over a sequence of vectors."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
         super().__init__()
         self.cell, self.head = kind(5, 12, batch_first=True), nn.Linear(12, 13)
 
@@ -174,7 +174,8 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 TRICKS = (
     "none", "dropout", "clip norm", "clip value", "accumulate", "layer drop", "checkpoint", "schedule",
     "weight average", "L2 in the loss", "features in the loss", "frozen stem", "freeze in mid-run",
-    "unfreeze in mid-run", "thrown away", "adversarial", "penalty", "sharpness", "scaled loss", "two passes", "evaluation between", "frozen head",
+    "unfreeze in mid-run", "thrown away", "adversarial", "penalty", "sharpness", "scaled loss", "two passes",
+    "evaluation between", "frozen head",
 )  # fmt: skip
 
 
@@ -196,8 +197,8 @@ def drawn(count: int, seed: int = 0) -> list[Combination]:
     """Return combinations in which every entry of every column occurs about equally often."""
     chance = random.Random(seed)
     columns: list[Iterator[str]] = []
-    for entries in (ARCHITECTURES, PRECISIONS, LOSSES, OPTIMIZERS, TRICKS):
-        entries = list(entries)
+    for column in (ARCHITECTURES, PRECISIONS, LOSSES, OPTIMIZERS, TRICKS):
+        entries: list[str] = list(column)
         many = [one for _ in range(count // len(entries) + 1) for one in chance.sample(entries, len(entries))]
         columns.append(iter(many[:count]))
     return [Combination(*row) for row in zip(*columns, strict=True)]

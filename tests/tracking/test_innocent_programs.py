@@ -103,7 +103,7 @@ def test_a_line_search_is_audited_nowhere_and_raises_no_alarm() -> None:
         return loss
 
     for _ in range(6):
-        monitor.step(loss=optimizer.step(closure))  # type: ignore[arg-type]
+        monitor.step(loss=optimizer.step(closure))
     assert monitor.alarms == []
 
 
