@@ -526,8 +526,8 @@ def test_without_processes_nothing_is_said_about_replicas() -> None:
     assert found.verdict == Verdict.INCONCLUSIVE
 
 
-def test_a_wrong_gradient_that_drowns_in_the_noise_of_the_others_is_not_called_right() -> None:
-    """Gradients of queries and keys a hundred-millionth of the others: nothing can be said of them, so nothing is."""
+def test_a_lost_gradient_is_refuted_however_small_it_would_have_been() -> None:
+    """Gradients of queries and keys are a hundred-millionth of the others, and that of the keys is lost."""
     model = blocks.Attention(16, 2)
     with torch.no_grad():
         model.q.weight.mul_(1e-5)
@@ -535,9 +535,7 @@ def test_a_wrong_gradient_that_drowns_in_the_noise_of_the_others_is_not_called_r
     model(torch.randn(24, 16)).sin().mean().backward()
     model.k.weight.grad = torch.zeros_like(model.k.weight)
     found = audit(model)
-    assert not found.conclusive
-    assert found.coverage.parameters < 1
-    assert all(found[f"query_key[{head}]"].status is not Status.VERIFIED for head in range(2))
+    assert {row.name for row in found.failures} == {"query_key[0]", "query_key[1]"}
 
 
 def _without_gradient(model: Any) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
+from conserved.auditing.diagnosis import Diagnosis
+from conserved.auditing.sensitivity import Sensitivity
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import AuditCoverage
 from conserved.laws import Dropped
@@ -118,6 +120,8 @@ class Judgement:
     known: Literal["given", "stored", "bits"]
     ranks: int
     moved: float | None
+    sensitivity: Sensitivity | None = None
+    diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict)
 
 
 def _there() -> bool:
@@ -178,7 +182,7 @@ class Audit:
 
     @property
     def left_open(self) -> tuple[Row, ...]:
-        """Identities up to a norm's ε further off than √ε; weights and gradients do not say whether ε is why."""
+        """Identities above their limit that do not mean a wrong gradient; `Row.suggests` says why for each."""
         return self.judgement.left_open
 
     @property
@@ -214,6 +218,16 @@ class Audit:
     def unknown(self) -> Mapping[str, int]:
         """Operations without a typing rule that the model runs: laws through them are not known."""
         return self.judgement.unknown
+
+    @property
+    def sensitivity(self) -> Sensitivity | None:
+        """The smallest error of a leg that would have been refuted, by law; None if gradients were not finite."""
+        return self.judgement.sensitivity
+
+    @property
+    def diagnoses(self) -> Mapping[str, Diagnosis]:
+        """By law above the floor, where its residual comes from; empty if the pass was not run again."""
+        return self.judgement.diagnoses
 
     @property
     def gauge(self) -> Gauge | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conserved.auditing.sensitivity import Sensitivity
 from conserved.inference.derivation import Derivation
 from conserved.laws import LawSet
 from conserved.plain_data import record_of
@@ -75,7 +76,9 @@ def percent(share: float) -> str:
     return "under 1 %" if rounded == 0 and share > 0 else f"{rounded} %"
 
 
-def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor]) -> AuditCoverage:
+def coverage(
+    laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor], seen: Sensitivity | None = None
+) -> AuditCoverage:
     """What the laws named in `tested` span of some trained parameters, and of the program they were read off."""
     chosen = [symmetry for symmetry in laws if symmetry.name in tested]
     free = _free(chosen, trained)
