@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Modules are compiled when they are first imported, and kept: few of those that are installed ever are.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest whole quick check bench docs clean
+.PHONY: demo test pytest whole quick check bench docs constraints clean
 
 demo: $(VENV)/core
 	$(BIN)/conserved demo
@@ -32,8 +32,8 @@ quick: $(VENV)/ready
 	$(BIN)/python tests/quick.py
 
 check: $(VENV)/ready
-	$(BIN)/ruff check src tests benchmarks docs_build examples
-	$(BIN)/ruff format --check src tests benchmarks docs_build examples
+	$(BIN)/ruff check src tests benchmarks docs_build examples tools
+	$(BIN)/ruff format --check src tests benchmarks docs_build examples tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -41,6 +41,10 @@ docs: $(VENV)/ready
 	$(BIN)/python docs_build/tables.py
 	$(BIN)/python docs_build/figures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Part of a release: every extra must resolve from the public package index on every supported Python.
+constraints:
+	$(PYTHON) tools/check_constraints.py
 
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/order_test.py

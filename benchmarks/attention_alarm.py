@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
-from conserved.attention import AttentionMonitor, Rule, coherence_figure
+from conserved.attention import AttentionMonitor, DepartureRule, coherence_figure
 from conserved.blocks import Attention, DecoderLM
 from conserved.papers.lab.data.embedded import standard_library
 from measure import RESULTS, save
@@ -69,7 +69,7 @@ def collapse(step: int, model: DecoderLM, optimizer: torch.optim.Optimizer, stac
 FAULTS: dict[str, Fault] = {"too large a rate": too_large_rate, "a sink key": sink_key, "entropy collapse": collapse}
 
 
-def trained(seed: int, fault: Fault | None = None, rule: Rule | None = None) -> tuple[AttentionMonitor, float]:
+def trained(seed: int, fault: Fault | None = None, rule: DepartureRule | None = None) -> tuple[AttentionMonitor, float]:
     """One run, healthy unless a fault is given, with its last loss."""
     torch.manual_seed(seed)
     corpus = standard_library()
@@ -101,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(width=100)
     healthy = [trained(seed)[0] for seed in track(range(CALIBRATION), "calibrating", console=console)]
-    rule = Rule.calibrated([monitor.series() for monitor in healthy])
+    rule = DepartureRule.calibrated([monitor.series() for monitor in healthy])
     held_out = [trained(1000 + s, None, rule) for s in track(range(HELD_OUT), "healthy runs", console=console)]
     alarmed = [monitor for monitor, _ in held_out if monitor.alarms]
     samples = sum(len(monitor.records) for monitor, _ in held_out)

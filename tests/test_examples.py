@@ -89,14 +89,6 @@ def test_an_example_runs_and_says_what_it_should(
     assert time.process_time() - began < 60
 
 
-def test_a_kind_takes_less_than_eighty_lines() -> None:
-    assert len((EXAMPLES / "custom_kind.py").read_text(encoding="utf-8").splitlines()) < 80
-
-
-def test_the_refutation_takes_thirty_lines() -> None:
-    assert len((EXAMPLES / "sigmoid_gate_refuted.py").read_text(encoding="utf-8").splitlines()) <= 30
-
-
 def test_a_model_that_nothing_was_said_about_has_all_its_laws() -> None:
     import transformers
 

@@ -1,4 +1,4 @@
-"""Names a PyTorch user guesses, and those of the first release, which warn."""
+"""Names that a PyTorch user guesses."""
 
 from __future__ import annotations
 
@@ -13,25 +13,6 @@ from torch import nn
 import conserved
 from conserved import AuditHook, Evidence, LawSet, Status, Verdict, discover, recognize
 from conserved.blocks import Attention, DecoderLM, FeedForward
-
-OLD = ("audit_every", "find_laws", "impostors", "landing", "replicas")
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_names_of_the_first_release_work_and_warn(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"conserved.{name} goes with the next release: use "):
-        assert callable(getattr(conserved, name))
-    assert name not in conserved.__all__
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("Moments", "TokenMoments"), ("Probe", "AttentionProbe"), ("Rule", "DepartureRule")]
-)
-def test_names_of_attention_that_other_things_have_too_work_and_warn(old: str, new: str) -> None:
-    attention = conserved.attention
-    with pytest.warns(DeprecationWarning, match=f"conserved.attention.{old} goes with the next release: use {new}"):
-        assert getattr(attention, old) is getattr(attention, new)
-    assert old not in attention.__all__
 
 
 def test_a_hook_takes_the_model_first_and_catches_a_wrong_gradient() -> None:
@@ -87,29 +68,15 @@ def test_baselines_are_of_the_laws_families_and_are_not_laws() -> None:
     assert min(float(s.identity(theta, slopes).abs().max()) for s in baselines) > 1e-6
 
 
-def test_formulas_are_properties_and_calling_them_warns() -> None:
-    (symmetry,) = (s for s in recognize(FeedForward(3, 4, activation="relu"), torch.zeros(5, 3)))
-    assert isinstance(symmetry.formula, str)
-    with pytest.warns(DeprecationWarning, match="property"):
-        assert symmetry.formula() == symmetry.formula
-    with pytest.warns(DeprecationWarning, match="property"):
-        assert symmetry.latex() == symmetry.latex
-
-
 def test_a_law_is_its_symmetry() -> None:
     laws = recognize(FeedForward(3, 4, activation="relu"), torch.zeros(5, 3))
     assert laws.laws == laws.symmetries
     assert all(isinstance(law, conserved.Law) for law in laws.laws)
-    with pytest.warns(DeprecationWarning, match="a law is its symmetry"):
-        assert laws.laws[0].symmetry is laws.symmetries[0]
 
 
 def test_a_law_set_has_a_record_as_all_results_do() -> None:
     laws = recognize(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.zeros(5, 3))
-    with pytest.warns(DeprecationWarning, match="record"):
-        assert laws.record() == laws.to_dict()
-    with pytest.warns(DeprecationWarning, match="record"):
-        assert laws.record()["symmetries"] == [symmetry.to_dict() for symmetry in laws]
+    assert laws.record()["symmetries"] == [symmetry.record() for symmetry in laws]
 
 
 def test_equality_of_verdicts_and_statuses_is_transitive() -> None:

@@ -192,18 +192,6 @@ def test_names_for_type_checkers_are_the_names_that_are_loaded() -> None:
         assert getattr(conserved, name) is (home if module == "conserved" else getattr(home, name))
 
 
-def test_a_function_stays_itself_when_the_former_part_of_its_name_is_imported(
-    core: Environment, tmp_path: Path
-) -> None:
-    code = (
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "import conserved.audit.report, conserved.inference, conserved.certify, conserved.discover, conserved\n"
-        "assert all(map(callable, (conserved.audit, conserved.recognize, conserved.certify, conserved.discover)))"
-    )
-    shown = core.run(core.python, "-c", code, at=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-
-
 def test_the_command_knows_the_losses_of_the_library() -> None:
     assert LOSSES == RECOGNISED_LOSSES
 

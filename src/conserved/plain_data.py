@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -12,21 +10,6 @@ from typing import Any
 
 _LARGEST = 1 << 48
 """No axis of a tensor is longer."""
-
-
-class Recorded(ABC):
-    """Things whose record had another name in the first release."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record, under its former name."""
-        warnings.warn("to_dict() goes with the next release: use record().", DeprecationWarning, stacklevel=2)
-        return self.record()
 
 
 def record_of(thing: Any, names: str) -> dict[str, Any]:

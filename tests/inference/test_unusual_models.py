@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-import conserved
 from conserved import LawSet, Status, audit, blocks, recognize
 from conserved.blocks import Attention, FeedForward, MixtureOfExperts, SwiGLU, TransformerBlock
 from test_recognize_blocks import gradients
@@ -281,18 +280,6 @@ class TestWrapped:
             assert gradients(model)["router.weight"].abs().max() <= 1e-12
             laws = recognize(model, torch.randn(4, 3, dtype=torch.float64))
             assert laws.select(lambda symmetry: symmetry.parameters == ("router.weight",)).independent() == 3
-
-
-class TestRetired:
-    """Names of the recognisers' time: they can be imported for one release, and say that they do nothing."""
-
-    def test_registering_a_component_warns_and_says_what_to_do(self) -> None:
-        with pytest.warns(
-            DeprecationWarning, match=r"conserved\.Component has no effect .*conserved\.register_operator"
-        ):
-            component = conserved.Component(type=nn.Identity, laws=lambda site: [])
-        with pytest.warns(DeprecationWarning, match="laws are read off what a model computes"):
-            assert conserved.register(component) is component
 
 
 @pytest.mark.parametrize("place", ["parameter", "value"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -206,11 +204,3 @@ def test_a_kind_is_mathematics_alone(kind: object) -> None:
         for number in products.antisymmetric:
             terms = {(t.first, t.second, t.sign) for t in products.into(number)}
             assert terms == {(second, first, -sign) for first, second, sign in terms}
-
-
-@pytest.mark.parametrize(("former", "name"), [("kind", "GeneralLinear"), ("view", "View"), ("batch", "Plan")])
-def test_modules_that_moved_are_found_under_their_former_paths(former: str, name: str) -> None:
-    sys.modules.pop(f"conserved.{former}", None)
-    with pytest.warns(DeprecationWarning, match="goes with the next release"):
-        module = importlib.import_module(f"conserved.{former}")
-    assert getattr(module, name) in (KINDS["general_linear"].__class__, View, Plan)

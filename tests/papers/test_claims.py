@@ -60,7 +60,7 @@ def test_a_claim_comes_out_as_recorded_with_evidence_and_a_section_on_the_page(c
     assert outcome.verdict.status.value == outcome.recorded
     assert not outcome.changed
     assert outcome.verdict.status is not Status.INCONCLUSIVE
-    assert comparable(section(outcome)).strip() in written(), "run python -m conserved.claims.page"
+    assert comparable(section(outcome)).strip() in written(), "run python -m conserved.papers.claims.page"
     _is_plain_data(outcome)
     _is_as_strong_as_its_weakest_part(outcome)
     if outcome.verdict == Verdict.REFUTED:
@@ -198,7 +198,7 @@ class TestPassages:
             where = claim.passage
             assert where.lines, claim.code
             assert all(1 <= first <= last <= passages.DOCUMENTS[claim.document].lines for first, last in where.lines)
-            assert re.fullmatch(r"[0-9a-f]{16}", where.fingerprint), "run python -m conserved.claims.page FOLDER"
+            assert re.fullmatch(r"[0-9a-f]{16}", where.fingerprint), "run python -m conserved.papers.claims.page FOLDER"
 
     def test_no_fingerprint_is_left_over(self) -> None:
         used = {passages.key(claim.document, claim.passage.lines) for claim in claims()}

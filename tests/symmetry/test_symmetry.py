@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conserved.moment import Direction, Plan, row_dots
+from conserved.moment import Plan, row_dots
 from conserved.symmetry import (
     KINDS,
     ComplexScaling,
@@ -340,16 +340,3 @@ def test_a_symmetry_finds_what_evaluates_it_when_it_is_asked_and_no_sooner() -> 
 def test_what_is_provided_evaluates_as_a_symmetry_asks_for_it() -> None:
     promised: Evaluator = Plan
     assert evaluator() is promised
-
-
-def test_what_the_first_release_said_by_a_keyword_still_works_with_a_warning() -> None:
-    view = View.of("gain", (4,), offset=1.0)
-    law = Symmetry(block="", family="shift", kind=Translation(), legs=(Leg(view),))
-    a, b = ({"gain": torch.randn(4, dtype=torch.float64)} for _ in range(2))
-    with pytest.warns(DeprecationWarning, match=r"pass Direction\(tensors\)"):
-        former = law.moment_map(a, b, point=False)
-    torch.testing.assert_close(former, law.moment_map(Direction(a), b))
-    with pytest.warns(DeprecationWarning, match=r"View\.of_point"):
-        seen = view.matrix(a["gain"], point=True)
-    torch.testing.assert_close(seen, view.of_point(a["gain"]))
-    assert not torch.equal(seen, view.matrix(a["gain"]))

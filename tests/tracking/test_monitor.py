@@ -549,16 +549,12 @@ class TestConversionsInMidRun:
         assert monitor.alarms, "what is written to converted parameters is still seen"
 
 
-def test_what_is_rarely_asked_for_is_a_configuration_and_former_arguments_still_work() -> None:
+def test_what_is_rarely_asked_for_is_a_configuration_and_unknown_arguments_are_refused() -> None:
     model = decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = MonitorConfig(keep=2, notes={"lr": 0.1})
     with pytest.raises(AttributeError):
         config.keep = 3  # type: ignore[misc]
     assert Monitor(model, optimizer, config=config).records.maxlen == 2
-    with pytest.warns(DeprecationWarning, match=r"MonitorConfig\(keep=…\)"):
-        assert Monitor(model, optimizer, keep=3).records.maxlen == 3
-    with pytest.warns(DeprecationWarning, match=r"MonitorConfig\(notes=…\)"):
-        Monitor(model, optimizer, config={"lr": 0.1})
     with pytest.raises(TypeError, match="unexpected keyword argument 'kep'"):
-        Monitor(model, optimizer, kep=3)
+        Monitor(model, optimizer, kep=3)  # type: ignore[call-arg]

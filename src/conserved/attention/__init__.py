@@ -1,12 +1,11 @@
 """The energy field of softmax attention at any length, what a live model shows of it, and natural attention."""
 
-import warnings
-from typing import Any
-
+from conserved.attention.centered import CenteredAttention, centered
 from conserved.attention.coherence import gaussian_coherence
 from conserved.attention.departures import DepartureRule
 from conserved.attention.energy import EnergyField, energy_field
 from conserved.attention.figure import coherence_figure
+from conserved.attention.invariance import Invariance, NotInvariantError
 from conserved.attention.low_rank_heads import LowRank, LowRankTable, low_rank, low_rank_table
 from conserved.attention.moments import TokenMoments
 from conserved.attention.monitor import AttentionMonitor, AttentionRecord
@@ -14,39 +13,34 @@ from conserved.attention.natural_attention import NaturalAttention, NaturalDesce
 from conserved.attention.probing import AttentionProbe, HeadRow, probe
 from conserved.attention.queries_and_keys import Unheard
 from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
+from conserved.attention.transformers_attention import register_with_transformers
 
 __all__ = [
     "AttentionMonitor",
     "AttentionProbe",
     "AttentionRecord",
+    "CenteredAttention",
     "DepartureRule",
     "EnergyField",
     "HeadRow",
+    "Invariance",
     "LowRank",
     "LowRankTable",
     "NaturalAttention",
     "NaturalDescent",
+    "NotInvariantError",
     "SoftmaxStatistics",
     "TokenMoments",
     "Unheard",
+    "centered",
     "coherence_figure",
     "energy_field",
     "gaussian_coherence",
     "low_rank",
     "low_rank_table",
     "probe",
+    "register_with_transformers",
     "softmax_statistics",
     "token_fisher",
     "value_metric",
 ]
-
-_RENAMED = {"Moments": TokenMoments, "Probe": AttentionProbe, "Rule": DepartureRule}
-"""Names of the first release that other things have as well; they go with the next one."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    message = f"conserved.attention.{name} goes with the next release: use {_RENAMED[name].__name__}."
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return _RENAMED[name]

@@ -133,7 +133,8 @@ _WITHIN = _Within()
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def unheard() -> Iterator[None]:
+    """Within it, calls of attention are not told to listeners."""
     _WITHIN.calls += 1
     try:
         yield
@@ -158,7 +159,7 @@ def _enter_with_inputs(ear: _Ear, path: str) -> Callable[[nn.Module, tuple[Any, 
             call = AttentionCall(
                 at="inputs", path=path, module=module, queries=None, keys=None, args=args, kwargs=kwargs
             )
-            with _unheard():
+            with unheard():
                 ear.tell(call)
 
     return hook
@@ -196,7 +197,7 @@ def _through_block(ear: _Ear, path: str, block: nn.Module) -> Callable[[nn.Modul
             # Only a pass that is computed again for the backward gets here without the block itself.
             part=given is None,
         )
-        with _unheard():
+        with unheard():
             answer = ear.tell(call)
         return keys if answer is None else answer
 
@@ -207,7 +208,7 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
     def scaled_dot_product_attention(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or _WITHIN.calls:
             return original(query, key, *rest, **options)
-        with _unheard():
+        with unheard():
             for ear in _EARS.now():
                 running = ear.running.modules
                 if running and not any(computes_own_attention(one.module) for one in running):
@@ -243,7 +244,7 @@ def _through_implementation(attend: Callable[..., Any]) -> Callable[..., Any]:
     def attending(module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or _WITHIN.calls:
             return attend(module, query, key, *rest, **options)
-        with _unheard():
+        with unheard():
             for ear in _EARS.now():
                 path = ear.paths.get(id(module))
                 if path is None and ear.running.modules:

@@ -6,27 +6,24 @@ from typing import TYPE_CHECKING
 from conserved.on_demand import loaded_on_demand
 
 if TYPE_CHECKING:
-    from conserved.auditing.audit_hook import AuditHook, GradientsDoNotConserve, audit_every
+    from conserved.auditing.audit_hook import AuditHook, GradientsDoNotConserve
     from conserved.auditing.audit_result import Audit, GradientFinding, Row
-    from conserved.auditing.audit_result import GradientFinding as Finding
     from conserved.auditing.functions import Check, Method, Tested, check
-    from conserved.auditing.landed_updates import Landing, landing
-    from conserved.auditing.landed_updates import landing as check_update
+    from conserved.auditing.landed_updates import Landing, check_update
     from conserved.auditing.model_audit import audit
-    from conserved.auditing.replica_agreement import Replicas, replicas
-    from conserved.auditing.replica_agreement import replicas as check_replicas
+    from conserved.auditing.replica_agreement import Replicas, check_replicas
     from conserved.auditing.softmax_gauge import Gauge, gauge
     from conserved.inference.probing import Axis, Group, Probe, ProbedSymmetry, TensorLeg, Uncheckable, probe
 else:
     __getattr__ = loaded_on_demand(
         __name__,
         {
-            "audit_hook": "AuditHook GradientsDoNotConserve audit_every",
-            "audit_result": "Audit Finding:GradientFinding GradientFinding Row",
+            "audit_hook": "AuditHook GradientsDoNotConserve",
+            "audit_result": "Audit GradientFinding Row",
             "functions": "Axis Check Group Method Probe ProbedSymmetry TensorLeg Tested Uncheckable check probe",
-            "landed_updates": "Landing check_update:landing landing",
+            "landed_updates": "Landing check_update",
             "model_audit": "audit",
-            "replica_agreement": "Replicas check_replicas:replicas replicas",
+            "replica_agreement": "Replicas check_replicas",
             "softmax_gauge": "Gauge gauge",
         },
     )
@@ -36,7 +33,6 @@ __all__ = [
     "AuditHook",
     "Axis",
     "Check",
-    "Finding",
     "Gauge",
     "GradientFinding",
     "GradientsDoNotConserve",
@@ -51,12 +47,9 @@ __all__ = [
     "Tested",
     "Uncheckable",
     "audit",
-    "audit_every",
     "check",
     "check_replicas",
     "check_update",
     "gauge",
-    "landing",
     "probe",
-    "replicas",
 ]

@@ -121,18 +121,3 @@ class AuditHook:
             log.warning("step %d: %s", number, found.summary())
         else:
             log.debug("step %d: %s", number, found.verdict.message)
-
-
-def audit_every(optimizer: Optimizer, model: nn.Module, *args: Any, **kwargs: Any) -> AuditHook:
-    """An `AuditHook` under the name of the first release, with the optimizer before the model.
-
-    Args:
-        optimizer: the optimizer whose steps are preceded by audits.
-        model: the model that is trained.
-        *args: further arguments of `AuditHook`, from `every` on.
-        **kwargs: keyword arguments of `AuditHook`.
-
-    Returns:
-        The hook, which is in place already.
-    """
-    return AuditHook(model, optimizer, *args, **kwargs)

@@ -90,7 +90,7 @@ class Landing:
 
 
 @contextmanager
-def landing(model: nn.Module, *, least: float = LEAST) -> Iterator[Landing]:
+def check_update(model: nn.Module, *, least: float = LEAST) -> Iterator[Landing]:
     """Watch one optimizer step: did the parameters that have a gradient change?
 
         with conserved.check_update(model) as update:
@@ -111,7 +111,7 @@ def landing(model: nn.Module, *, least: float = LEAST) -> Iterator[Landing]:
         TypeError: `model` is not a module.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"landing takes a torch.nn.Module; got {type(model).__name__}.")
+        raise TypeError(f"check_update takes a torch.nn.Module; got {type(model).__name__}.")
     found = Landing(least=least)
     # Which entries have a gradient is noted before the step, which may clear it.
     watched = {

@@ -76,7 +76,7 @@ class Replicas:
         return self.verdict.record() | record_of(self, "ranks rows")
 
 
-def replicas(model: nn.Module, group: dist.ProcessGroup | None = None, *, tolerance: float = 0.0) -> Replicas:
+def check_replicas(model: nn.Module, group: dist.ProcessGroup | None = None, *, tolerance: float = 0.0) -> Replicas:
     """Compare all parameters and gradients that should be equal over a process group; every process must call it.
 
     Plain tensors should be equal on all processes of the group, a DTensor along the mesh dimensions over which it is

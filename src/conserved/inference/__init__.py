@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from conserved.inference.examples import NoExample
     from conserved.inference.infer import recognize
     from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model, run_as_written
-    from conserved.inference.retired import Component, register
     from conserved.inference.rules import RULES, Step, rule
     from conserved.inference.rules import rule as register_operator
 else:
@@ -20,14 +19,12 @@ else:
             "examples": "NoExample",
             "infer": "recognize",
             "live": "FirstCall being_followed known_laws laws_of_model run_as_written",
-            "retired": "Component register",
             "rules": "RULES Step register_operator:rule rule",
         },
     )
 
 __all__ = [
     "RULES",
-    "Component",
     "FirstCall",
     "NoExample",
     "Step",
@@ -35,7 +32,6 @@ __all__ = [
     "known_laws",
     "laws_of_model",
     "recognize",
-    "register",
     "register_operator",
     "rule",
     "run_as_written",

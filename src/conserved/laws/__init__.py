@@ -12,8 +12,3 @@ else:
     __getattr__ = loaded_on_demand(__name__, {"law_set": "Change Dropped Explains Law LawSet Reference"})
 
 __all__ = ["Change", "Dropped", "Explains", "Law", "LawSet", "Reference"]
-
-
-def impostors(laws: LawSet) -> LawSet:
-    """One spoiled form for every law that has one, under the name they first had; see `LawSet.baselines`."""
-    return laws.baselines()

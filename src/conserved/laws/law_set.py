@@ -21,7 +21,7 @@ from conserved.laws.law_table import plain, renderable, rows, totals
 from conserved.laws.verification import verified
 from conserved.moment import Direction, LawPairs, Magnitudes, Plan, Point
 from conserved.output import html
-from conserved.plain_data import Recorded, record_of, text
+from conserved.plain_data import record_of, text
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Verdict
 
@@ -90,7 +90,7 @@ class Explains(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class LawSet(Recorded):
+class LawSet:
     """The symmetries of a model and, through them, its conservation laws.
 
     `parameters` are the model's own tensors, so values follow training. Every method that reads them also takes other

@@ -5,9 +5,9 @@ optimizers.
 """
 
 from conserved.moment.forms import Sums, full_precision, working_dtype
-from conserved.moment.launches import sent
+from conserved.moment.host_copies import HostCopy, sent, to_host
 from conserved.moment.normalised_rows import RowNorm
-from conserved.moment.plan import HostCopy, Moments, Plan, to_host
+from conserved.moment.plan import Moments, Plan
 from conserved.moment.portions import Part, reads_together
 from conserved.moment.quotients import root_quotients
 from conserved.moment.row_identities import Norms

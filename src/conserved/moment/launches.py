@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from conserved.moment.host_copies import sent
 from conserved.moment.layouts import Axes, PlacedProduct, PlainTensors
 
 _VECTOR = 8
@@ -168,10 +168,3 @@ def _numbers(axes: Axes) -> list[int]:
 def power(size: int, most: int) -> int:
     """The smallest power of two that holds `size`, but no more than `most`."""
     return min(most, 1 << (size - 1).bit_length())
-
-
-def sent(numbers: NDArray[Any], device: torch.device) -> Shaped[Tensor, "*numbers"]:
-    """Numbers of the host on a device; a GPU fetches them when it gets there."""
-    host = torch.from_numpy(numbers)
-    # From memory that may be paged out, more than a few kilobytes are copied only once the device has caught up.
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from conserved.moment import triton_backend
 from conserved.moment.forms import Found, ProductList, Wanted, finished, multiplied
-from conserved.moment.launches import Tile, sent
+from conserved.moment.host_copies import sent
+from conserved.moment.launches import Tile
 from conserved.moment.layouts import Layout, PlacedProduct, PlainTensors
 from conserved.moment.triton_backend import KernelCall
 from conserved.symmetry.kind import Degree

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,57 +40,6 @@ _SMALL = 1 << 15
 
 _SINGLE = (None, torch.float32)
 """What kernels compute in."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HostCopy:
-    """A tensor that is being copied to the host."""
-
-    host: Tensor
-    event: torch.cuda.Event | None
-
-    @staticmethod
-    def of(tensor: Shaped[Tensor, "..."]) -> HostCopy:
-        """Start copying; on a GPU the copy is queued behind the work that makes the numbers.
-
-        Args:
-            tensor: a tensor on any device.
-
-        Returns:
-            The copy, which `read` waits for.
-        """
-        if tensor.device.type != "cuda":
-            return HostCopy(tensor.detach().cpu(), None)
-        with torch.cuda.device_of(tensor):
-            # By name: the default device may be another.
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-            host.copy_(tensor.detach(), non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        return HostCopy(host, event)
-
-    @property
-    def arrived(self) -> bool:
-        """Whether reading does not wait."""
-        return self.event is None or self.event.query()
-
-    def read(self) -> Shaped[Tensor, "..."]:
-        """The numbers, once they are there."""
-        if self.event is not None:
-            self.event.synchronize()
-        return self.host
-
-
-def to_host(tensors: Sequence[Shaped[Tensor, "..."]]) -> list[NDArray[np.float64]]:
-    """Small tensors on the host in float64, those of a device in one copy: every copy waits for it."""
-    found: dict[int, NDArray[np.float64]] = {}
-    for device in {one.device for one in tensors}:
-        here = {number: one for number, one in enumerate(tensors) if one.device == device}
-        together = torch.cat([one.detach().double().flatten() for one in here.values()]).cpu().numpy()
-        ends = np.cumsum([one.numel() for one in here.values()])[:-1]
-        parts = np.split(together, ends)
-        found |= {number: part.reshape(one.shape) for (number, one), part in zip(here.items(), parts, strict=True)}
-    return [found[number] for number in range(len(tensors))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from conserved.moment import triton_backend
-from conserved.moment.launches import sent
+from conserved.moment.host_copies import sent
 from conserved.moment.layouts import PlainTensors
 
 _BLOCK, _BLOCKS = 1024, 8

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conserved.alarm import Alarm
-from conserved.plain_data import Recorded, record_of
+from conserved.plain_data import record_of
 
 FIELDS = (
     "observed",
@@ -89,7 +89,7 @@ def averaged(laws: Sequence[LawName], errors: Sequence[float], by: By) -> dict[s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepRecord(Recorded):
+class StepRecord:
     """One monitored step: a row of numbers for every law; a monitor of attention has readings and no laws."""
 
     step: int

@@ -1,6 +1,5 @@
 """What a symmetry is: kinds of group, views of parameters, legs, the symmetry itself, and its law as a formula."""
 
-from conserved.symmetry.formulas import Formula
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS, ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
 from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point, Tensors
@@ -13,7 +12,6 @@ __all__ = [
     "ComplexScaling",
     "Degree",
     "Direction",
-    "Formula",
     "GeneralLinear",
     "Kind",
     "LawPairs",

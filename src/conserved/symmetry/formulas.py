@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 from conserved.symmetry.kind import Degree, Kind
@@ -10,16 +9,7 @@ from conserved.symmetry.products import RowProducts
 from conserved.symmetry.view import View
 
 
-class Formula(str):
-    """A law as text. Calling it is how formulas were asked for before they were properties."""
-
-    def __call__(self) -> str:
-        """The text itself."""
-        warnings.warn("formula and latex are each a property now: no parentheses.", DeprecationWarning, stacklevel=2)
-        return str(self)
-
-
-def formula(kind: Kind, legs: Iterable[tuple[View, Degree]], *, latex: bool) -> Formula:
+def formula(kind: Kind, legs: Iterable[tuple[View, Degree]], *, latex: bool) -> str:
     """The law of a kind on legs, each a view and its degree."""
     pieces: list[str] = []
     for view, degree in legs:
@@ -27,7 +17,7 @@ def formula(kind: Kind, legs: Iterable[tuple[View, Degree]], *, latex: bool) -> 
         minus = "-" if latex else "−"
         joint = ("" if degree > 0 else minus) if not pieces else (" + " if degree > 0 else f" {minus} ")
         pieces.append(f"{joint}{weight}{_term(kind, view, latex=latex)}")
-    return Formula("".join(pieces))
+    return "".join(pieces)
 
 
 def _term(kind: Kind, view: View, *, latex: bool) -> str:

@@ -16,7 +16,6 @@ of f, and U the update of any optimizer, θ' = θ − U:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, reduce
@@ -26,9 +25,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from conserved.plain_data import Recorded, real, record_of, size, text
+from conserved.plain_data import real, record_of, size, text
 from conserved.symmetry.evaluation import Evaluation, evaluator
-from conserved.symmetry.formulas import Formula, formula
+from conserved.symmetry.formulas import formula
 from conserved.symmetry.kind import Degree, Kind
 from conserved.symmetry.kinds import KINDS
 from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point, Tensors
@@ -70,7 +69,7 @@ class Leg:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Symmetry(Recorded):
+class Symmetry:
     """A group acting on legs. `block` is the module it lives in, `family` the sort of law, `part` which one (a head).
 
     `epsilon` is 0 for an exact symmetry. Otherwise the symmetry holds up to a normalisation's ε: instead of zero the
@@ -109,12 +108,6 @@ class Symmetry(Recorded):
         """The name of the symmetry and of its law, unique in a model: block.family[part]."""
         stem = f"{self.block}.{self.family}" if self.block else self.family
         return f"{stem}[{self.part}]" if self.part else stem
-
-    @property
-    def symmetry(self) -> Symmetry:
-        """Itself: laws of the first release were objects of their own that had a symmetry."""
-        warnings.warn("a law is its symmetry now: leave out .symmetry.", DeprecationWarning, stacklevel=2)
-        return self
 
     @property
     def n(self) -> int:
@@ -199,7 +192,6 @@ class Symmetry(Recorded):
         b: Tensors | Point | Direction,
         *,
         dtype: torch.dtype | None = None,
-        point: bool | None = None,
     ) -> Tensor:
         """The moment map μ(A, B).
 
@@ -207,17 +199,10 @@ class Symmetry(Recorded):
             a: tensors of A by parameter name: parameters, or a `Direction`.
             b: tensors of B by parameter name: a gradient or an update, unless it is A itself or a `Point`.
             dtype: the precision; by default the common one of the legs, at least float32.
-            point: as in the first release, False where A is a `Direction`; it draws a DeprecationWarning.
 
         Returns:
             μ(A, B), in the shape the kind gives it.
         """
-        if point is not None:
-            message = (
-                "moment_map(point=…) goes with the next release: pass Direction(tensors) where A is no parameters."
-            )
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-            a = a if point or isinstance(a, Point | Direction) else Direction(a)
         first = a if isinstance(a, Point | Direction) else Point(a)
         second = b if isinstance(b, Point | Direction) else first if b is a else Direction(b)
         same = type(first) is type(second) and first.tensors is second.tensors
@@ -306,12 +291,12 @@ class Symmetry(Recorded):
         return self.kind.element(self.n, self.m, spread=spread, generator=generator)
 
     @property
-    def formula(self) -> Formula:
+    def formula(self) -> str:
         """The law as a formula in plain text."""
         return formula(self.kind, ((leg.view, leg.degree) for leg in self.legs), latex=False)
 
     @property
-    def latex(self) -> Formula:
+    def latex(self) -> str:
         """The law as LaTeX."""
         return formula(self.kind, ((leg.view, leg.degree) for leg in self.legs), latex=True)
 

@@ -19,7 +19,6 @@ A bias that rides along with a weight is a leg of one column: the moment map of 
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -173,20 +172,15 @@ class View:
         """
         return self.reading().of(tensor)
 
-    def matrix(self, tensor: Shaped[Tensor, "..."], *, point: bool | None = None) -> Shaped[Tensor, "n m"]:
+    def matrix(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:
         """The n × m matrix that this view sees in a gradient or an update, a tensor of the parameter's shape.
 
         Args:
             tensor: the gradient or the update.
-            point: as in the first release, True for a parameter; it draws a DeprecationWarning.
 
         Returns:
             The matrix.
         """
-        if point is not None:
-            message = "View.matrix(point=…) goes with the next release: use View.of_point(tensor) for parameters."
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-            return self.of_point(tensor) if point else self.matrix(tensor)
         return self.chosen(self.face(tensor).reshape(-1, self.m))
 
     def of_point(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n m"]:

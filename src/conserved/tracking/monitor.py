@@ -59,8 +59,7 @@ class Monitor:
         budget: float = BUDGET,
         stop: bool = False,
         run: str | None = None,
-        config: MonitorConfig | Mapping[str, Any] | None = None,
-        **former: Any,
+        config: MonitorConfig | None = None,
     ) -> None:
         """Begin to watch; the laws as they are now are the reference.
 
@@ -82,12 +81,11 @@ class Monitor:
             stop: whether a step whose gradients are refuted is not taken: GradientsDoNotConserve is raised before it.
             run: the name of the run in its sinks; by default the date and time.
             config: all further settings.
-            **former: fields of `config` under the names they had as arguments; for one more release.
 
         Raises:
             ValueError: `every` is less than one, `audit` no cadence, or `budget` no share.
         """
-        config = MonitorConfig.of(config, former)
+        config = config or MonitorConfig()
         if every < 1:
             raise ValueError(f"every counts steps and is at least 1; got {every}.")
         pace(audit, budget)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -53,33 +52,3 @@ class MonitorConfig:
             A copy with this `precision`, unless one was set already.
         """
         return replace(self, precision=self.precision or precision)
-
-    @staticmethod
-    def of(given: MonitorConfig | Mapping[str, Any] | None, former: Mapping[str, Any]) -> MonitorConfig:
-        """The settings meant by the arguments of `Monitor`.
-
-        Args:
-            given: the argument `config`: settings, notes alone as in the first release, or nothing.
-            former: settings passed to `Monitor` by name, as in the first release; they draw a DeprecationWarning.
-
-        Returns:
-            All settings in one object.
-
-        Raises:
-            TypeError: a name in `former` is no setting.
-        """
-        found = given if isinstance(given, MonitorConfig) else MonitorConfig(notes=given or {})
-        renamed = {_FORMER_NAMES.get(name, name): value for name, value in former.items()}
-        unknown = [name for name in renamed if name not in {one.name for one in fields(MonitorConfig)}]
-        if unknown:
-            raise TypeError(f"Monitor() got an unexpected keyword argument {unknown[0]!r}")
-        if renamed or isinstance(given, Mapping):
-            names = ", ".join(f"{name}=…" for name in renamed or ("notes",))
-            message = (
-                f"Give Monitor(config=MonitorConfig({names})) instead; arguments of that name go with the next release."
-            )
-            warnings.warn(message, DeprecationWarning, stacklevel=3)
-        return replace(found, **renamed)
-
-
-_FORMER_NAMES = {"impostors": "baselines"}

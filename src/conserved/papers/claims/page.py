@@ -1,4 +1,4 @@
-"""The documentation page of all claims, written from their outcomes: `python -m conserved.claims.page`."""
+"""The documentation page of all claims, written from their outcomes: `python -m conserved.papers.claims.page`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ HEAD = """\
 Five documents make the claims on this page. Each is our reading of a passage, in our words, with the formula as
 printed and the conditions the source states; each is a function that finds out whether that reading holds:
 `conserved claims` runs all of them, `conserved claims note.L10` one, with everything it computed. The page is written
-by `python -m conserved.claims.page` from what came out. A passage is named by its lines in the text file of its source
-and by a fingerprint of them (the first 16 hexadecimal digits of their SHA-256), so that whoever has the source can lay
-our reading beside it; `pytest --sources FOLDER` does.
+by `python -m conserved.papers.claims.page` from what came out. A passage is named by its lines in the text file of its
+source and by a fingerprint of them (the first 16 hexadecimal digits of their SHA-256), so that whoever has the source
+can lay our reading beside it; `pytest --sources FOLDER` does.
 
 - **proved**: exactly, for all sizes or at the sizes it names: by a certificate in ball arithmetic, an identity of
   polynomials or of matrix words, a computation with fractions, in steps that the check works out again.

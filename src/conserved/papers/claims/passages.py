@@ -1,7 +1,7 @@
 """Where in a source a statement stands: line ranges, their fingerprints, and the list of all that the sources assert.
 
 The sources are not part of this package. Whoever has them in a folder can lay every reading beside its passage:
-`python -m conserved.claims.page FOLDER` writes the fingerprints, `pytest --sources FOLDER` checks them.
+`python -m conserved.papers.claims.page FOLDER` writes the fingerprints, `pytest --sources FOLDER` checks them.
 """
 
 from __future__ import annotations

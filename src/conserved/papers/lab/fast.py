@@ -1,7 +1,7 @@
 """The decoder and the vision transformer of the paper's experiments, computed for speed with a plain model's weights.
 
 What a model's own modules do one by one is done at once here: queries, keys and values in one product, all experts in
-one pair of products, attention in one kernel. Products go through `conserved.lab.pieces`. The numbers are those of the
+one pair of products, attention in one kernel. Products go through `papers.lab.pieces`. The numbers are those of the
 model's own forward pass up to rounding, which a test holds against each other.
 """
 

@@ -1,6 +1,6 @@
 """One long run of gradient descent in stored pieces, with the exact account of every step.
 
-Weights are kept in float64, gradients computed as `products` says (`conserved.lab.pieces`). A run goes on where its
+Weights are kept in float64, gradients computed as `products` says (`papers.lab.pieces`). A run goes on where its
 checkpoint ends, in another process or on another machine of the same kind, with the same numbers: the batch of a step
 is a function of seed and step, micro-batches have a fixed size, sums over tokens a fixed order, and kernels that add in
 any order they like are not used.
@@ -352,7 +352,7 @@ class _Long:
         return whole / factor, loss.detach() / factor
 
     def drawn_shift(self) -> float:
-        """Of this step, between 1 and 2: see `conserved.lab.half`."""
+        """Of this step, between 1 and 2: see `conserved.papers.lab.half`."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.done + 500_000_000)
         return 2.0 ** float(torch.rand((), generator=generator))
 

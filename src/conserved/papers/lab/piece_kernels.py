@@ -1,6 +1,6 @@
 """Triton kernels for gates, and those that cut float32 rows into half-precision pieces, without a detour.
 
-`conserved.lab.pieces` says what pieces are, holds the same in plain PyTorch, and launches these on a GPU.
+`papers.lab.pieces` says what pieces are, holds the same in plain PyTorch, and launches these on a GPU.
 """
 
 from __future__ import annotations

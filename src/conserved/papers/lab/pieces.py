@@ -24,7 +24,7 @@ from torch import Tensor
 
 MatrixProducts = Literal["double", "single", "pieces", "half"]
 """How matrices are multiplied: as they are in float64 or float32; in float32 by pieces, see above; or in half precision
-(`conserved.lab.half`)."""
+(`conserved.papers.lab.half`)."""
 
 _WEIGHTS, _INPUTS, _SLOPES = 2.0**8, 2.0**8, 2.0**10
 """Half precision has 5 digits of exponent. Weights and inputs below 255 and slopes below 64 fit when scaled by these;

@@ -42,7 +42,7 @@ class Diverged(ArithmeticError):
 class Limits:
     """Where a run stops or saves: seconds of training, bytes for activations, a file to resume from.
 
-    `steps` ends one piece of a long run (`conserved.lab.long`) after so many of them.
+    `steps` ends one piece of a long run (`conserved.papers.lab.long`) after so many of them.
     """
 
     seconds: float = math.inf

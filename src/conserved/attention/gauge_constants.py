@@ -1,0 +1,162 @@
+r"""The constants that are subtracted from keys and values before attention: any is exact, so these are the best ones.
+
+The rounding error of dQ is at most proportional to |k̄_i - c| for row i, where k̄_i = Σ_j P_ij k_j, and that of δ_i to
+|O_i - e| (see `centered`). The sum of squares over rows is least for
+
+    c = mean over rows of k̄_i,        e = mean over rows of O_i,
+
+which are means over *rows of attention*, not over tokens. They differ where heads attend to few keys: with an attention
+sink whose value is near zero, O_i is near zero while the mean value is not, and subtracting the mean value would make
+the error larger. Rows also answer what to do when windows move: every row counts once, whatever it sees.
+
+Subtracting rounds. fl(k - c) is exact where c/2 <= k <= 2c (Sterbenz); elsewhere it is off by up to u |k - c|, which
+perturbs scores that may be large. So a component of a constant is used only where it exceeds twice the standard
+deviation of k̄_i (or O_i) over rows, and is zero elsewhere, where subtracting it gains little. What the gate leaves in
+place is at most twice the spread, so it raises the root mean square of the bound by at most sqrt(1 + 2²).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conserved.attention.sampled_rows import sampled_rows
+
+GATE = 2.0
+"""Standard deviations over rows that a component must exceed to be subtracted: derived above."""
+
+_ROWS = 32
+"""Sampled rows for every key head. The mean of m rows misses the best constant by spread / sqrt(m): 18 % of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constants:
+    """One vector for all keys and one for all values of a head, (…, key heads, 1, width); None is not subtracted."""
+
+    key: Tensor | None
+    value: Tensor | None
+
+
+class ConstantRule(ABC):
+    """A choice of constants before a call, which may look at the output after it."""
+
+    @abstractmethod
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
+        """Return constants for tensors with axes (…, heads, length, width)."""
+
+    def observe(self, key: Tensor, output: Tensor) -> None:  # noqa: B027  # most rules keep no state
+        """Look at the keys and the output of the call."""
+
+
+class RowMeans(ConstantRule):
+    """Means over a sample of attention rows; computed in every call, without a state."""
+
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
+        """Return the gated means of k̄_i and O_i over sampled rows."""
+        weights, sees = sampled_rows(query, key, options, _ROWS)
+        return Constants(_gated(weights @ key, sees), _gated(weights @ value, sees))
+
+
+class TokenMeans(ConstantRule):
+    """Means over tokens. Cheaper than means over rows, and unsuitable for heads with an attention sink."""
+
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
+        """Return the gated means over a sample of tokens."""
+        return Constants(_gated(_every(key)), _gated(_every(value)))
+
+
+class RunningMeans(ConstantRule):
+    """Running means of keys and of outputs, one vector per key head; no rows are computed in the step.
+
+    The mean output is the best constant for values, and is known exactly after each call, whatever the mask. Use one
+    object per attention layer: layers that share one share their constants, which is exact and less useful.
+    """
+
+    def __init__(self, momentum: float = 0.9) -> None:
+        """Create an empty state.
+
+        Args:
+            momentum: share of the old mean that each call keeps.
+
+        Raises:
+            ValueError: `momentum` is not in [0, 1).
+        """
+        if not 0 <= momentum < 1:
+            raise ValueError(f"Expected a momentum in [0, 1), got {momentum}. Pass 0.9 unless you know better.")
+        self.momentum = momentum
+        self._key: tuple[Tensor, Tensor] | None = None
+        self._value: tuple[Tensor, Tensor] | None = None
+
+    def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
+        """Return the running means, gated by their running deviations; nothing before the first call."""
+        if self._key is None or self._value is None or self._key[0].shape[-1] != key.shape[-1]:
+            return Constants(None, None)
+        return Constants(_open(*self._key).to(key.dtype), _open(*self._value).to(value.dtype))
+
+    def observe(self, key: Tensor, output: Tensor) -> None:
+        """Move the means towards those of this call; a call that is not finite is left out."""
+        heads = key.shape[-3] if key.ndim > 2 else 1
+        self._key = self._moved(self._key, _every(key), heads)
+        self._value = self._moved(self._value, _every(output), heads)
+
+    def _moved(self, state: tuple[Tensor, Tensor] | None, sample: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+        rows = sample.float() if sample.ndim > 2 else sample.float()[None]
+        rows = rows.unflatten(-3, (heads, -1)).movedim(-4, 0).flatten(1, -2)
+        mean, deviation = rows.mean(-2, keepdim=True), rows.std(-2, keepdim=True, correction=0)
+        if state is None:
+            return mean.nan_to_num(0.0, 0.0, 0.0), deviation.nan_to_num(0.0, 0.0, 0.0)
+        finite = (mean.isfinite() & deviation.isfinite()).all()
+        step = (1 - self.momentum) * finite
+        return torch.lerp(state[0], mean.nan_to_num(), step), torch.lerp(state[1], deviation.nan_to_num(), step)
+
+
+def with_marker(constant: Tensor, value: Tensor) -> Tensor:
+    """Move one component of a constant of values beyond all of them, so that rows that see no key can be told apart.
+
+    A row that sees a key is a weighted mean of values. If a component of the constant lies below all values (or above),
+    that component of the centered row is positive (or negative) and not zero, whatever the mask and the weights are. A
+    row that sees no key is zero in all components. The component with the least way to go is chosen for each head.
+
+    Args:
+        constant: (…, heads, 1, width); heads whose constant is zero need no marker and get none.
+        value: (…, heads, length, width).
+
+    Returns:
+        The constant with its marker.
+    """
+    value = value.detach().float()
+    low, high = value.amin(-2, keepdim=True), value.amax(-2, keepdim=True)
+    # At least 1/64 of the entries: rounding of the constant, at most 65/256 margins, then cannot reach them.
+    margin = torch.maximum(high - low, torch.maximum(low.abs(), high.abs())) / 64
+    margin = margin.clamp_min(256 * torch.finfo(torch.float16).tiny)
+    below, above = low - margin, high + margin
+    marker = torch.where(constant - below <= above - constant, below, above)
+    way = (marker - constant).abs()
+    nearest = way == way.amin(-1, keepdim=True)
+    used = (constant != 0).any(-1, keepdim=True)
+    return torch.where(nearest & used, marker, constant)
+
+
+def _every(tokens: Tensor) -> Tensor:
+    """Return about 256 tokens at equal distances: enough for a mean to a sixteenth of the spread."""
+    return tokens.detach()[..., :: max(1, tokens.shape[-2] // 256), :]
+
+
+def _gated(rows: Tensor, sees: Tensor | None = None) -> Tensor:
+    rows = rows.float()
+    if sees is None:
+        return _open(rows.mean(-2, keepdim=True), rows.std(-2, keepdim=True, correction=0))
+    number = sees.float().sum(-2, keepdim=True).clamp_min(1.0)
+    mean = (rows * sees).sum(-2, keepdim=True) / number
+    variance = ((rows - mean).square() * sees).sum(-2, keepdim=True) / number
+    return _open(mean, variance.sqrt())
+
+
+def _open(mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return the components of a mean that pass the gate; a mean that is not finite passes nowhere."""
+    return torch.where((mean.abs() > GATE * deviation) & mean.isfinite(), mean, 0.0)

@@ -1,0 +1,124 @@
+"""Rows of attention for a few queries of every head, as the mask of the call lets them see keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SCALES = ("scale", "scaling", "softmax_scale", "sm_scale")
+_MASKS = ("attn_mask", "attention_mask", "mask")
+
+
+def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: int) -> tuple[Tensor, Tensor]:
+    """Return softmax rows of about `count` queries for every key head, and which of them see a key.
+
+    Masks are read where the options name them as PyTorch, transformers or flash-attn do, and ignored otherwise.
+
+    Args:
+        query: (…, heads, queries, width).
+        key: (…, key heads, keys, width); query heads of a group follow each other.
+        options: the further arguments of the call by name.
+        count: rows for every key head, shared by the query heads of its group.
+
+    Returns:
+        Rows (…, key heads, rows, keys) in the precision of `key`, and (…, key heads, rows, 1) of 1 and 0.
+    """
+    groups = query.shape[-3] // key.shape[-3] if query.ndim > 2 and key.ndim > 2 else 1
+    groups = max(groups, 1)
+    length = query.shape[-2]
+    number = max(1, min(length, count // groups))
+    index = (torch.arange(number, device=query.device) * 2 + 1) * length // (2 * number)
+    rows = query.index_select(-2, index)
+    if query.ndim > 2:
+        rows = rows.unflatten(-3, (-1, groups)).flatten(-3, -2)
+    scale = next((options[name] for name in _SCALES if options.get(name) is not None), query.shape[-1] ** -0.5)
+    scores = (rows.to(key.dtype) @ key.mT).float() * scale
+    visible = _visible(index, query, key, options, groups)
+    if visible is not None:
+        scores = scores + visible
+    sees = scores.amax(-1, keepdim=True) > -torch.inf
+    weights = torch.where(sees, scores, 0.0).softmax(-1)
+    return weights.to(key.dtype), sees.to(key.dtype)
+
+
+def readable_mask(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor | None:
+    """Return the mask among the options if it is a tensor over queries and keys, else None."""
+    mask = next((options[name] for name in _MASKS if isinstance(options.get(name), Tensor)), None)
+    if mask is None or mask.ndim < 2 or mask.shape[-1] != key.shape[-2] or mask.shape[-2] not in (1, query.shape[-2]):
+        return None
+    return mask
+
+
+def _visible(index: Tensor, query: Tensor, key: Tensor, options: Mapping[str, Any], groups: int) -> Tensor | None:
+    """Return 0 where a row sees a key and -inf where not, or the bias, broadcasting to (…, rows, keys)."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    given = readable_mask(query, key, options)
+    if given is not None:
+        rows = given if given.shape[-2] == 1 else given.index_select(-2, index)
+        return _over_groups(_as_bias(rows), groups, len(index))
+    block = options.get("block_mask")
+    if block is not None and hasattr(block, "mask_mod"):
+        return _over_groups(_block_rows(block.mask_mod, index, query, keys), groups, len(index))
+    band = _band_rows(index, queries, keys, options)
+    return None if band is None else _over_groups(_as_bias(band), groups, len(index))
+
+
+def _as_bias(mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+    return mask.float()
+
+
+def _over_groups(bias: Tensor, groups: int, number: int) -> Tensor:
+    """Repeat or regroup rows so that those of the query heads of a group follow each other."""
+    if groups == 1 or (bias.shape[-2] == 1 and (bias.ndim < 3 or bias.shape[-3] == 1)):
+        return bias
+    bias = bias.expand(*bias.shape[:-2], number, bias.shape[-1])
+    if bias.ndim < 3 or bias.shape[-3] == 1:
+        return bias.repeat(*[1] * (bias.ndim - 2), groups, 1)
+    return bias.unflatten(-3, (-1, groups)).flatten(-3, -2)
+
+
+def _block_rows(mask_mod: Any, index: Tensor, query: Tensor, keys: int) -> Tensor:
+    """Evaluate the mask function of FlexAttention at the sampled rows, as FlexAttention does: with vmap."""
+    every = torch.vmap(mask_mod, in_dims=(None, None, None, 0))
+    for dims in ((None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
+        every = torch.vmap(every, in_dims=dims)
+    batch, heads = (torch.arange(query.shape[axis], device=query.device) for axis in (0, 1))
+    return _as_bias(every(batch, heads, index, torch.arange(keys, device=query.device)))
+
+
+def _band_rows(index: Tensor, queries: int, keys: int, options: Mapping[str, Any]) -> Tensor | None:
+    """Return who sees whom under causal flags, sliding windows and packed sequences; None if all see all."""
+    causal = bool(options.get("is_causal") or options.get("causal"))
+    lower_right = bool(options.get("causal"))  # flash-attn aligns the last query with the last key
+    back, ahead = _window(options)
+    bounds = options.get("cu_seqlens_k", options.get("cu_seqlens"))
+    if not causal and back < 0 and ahead < 0 and bounds is None:
+        return None
+    columns = torch.arange(keys, device=index.device)
+    distance = index[:, None] + (keys - queries if lower_right and bounds is None else 0) - columns
+    allowed = torch.ones_like(distance, dtype=torch.bool)
+    if isinstance(bounds, Tensor) and queries == keys:
+        inner = bounds[1:-1].to(columns.dtype)
+        documents = torch.searchsorted(inner, columns, right=True)
+        allowed = documents[index][:, None] == documents
+    if causal:
+        allowed = allowed & (distance >= 0)
+    if back >= 0:
+        allowed = allowed & (distance <= back)
+    if ahead >= 0:
+        allowed = allowed & (distance >= -ahead)
+    return allowed
+
+
+def _window(options: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many keys before and after its own a query sees; -1 for all."""
+    size = options.get("window_size")
+    if isinstance(size, tuple | list) and len(size) == 2:
+        return int(size[0]), int(size[1])
+    width = options.get("sliding_window")
+    return (int(width) - 1, -1) if isinstance(width, int) and width > 0 else (-1, -1)

@@ -1,1 +1,0 @@
-# For type checkers, which do not run `conserved.former_paths`.
