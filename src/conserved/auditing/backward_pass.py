@@ -170,7 +170,10 @@ def residuals_of(
     """
     plan = backward.laws.plan
     floors = _limits(backward, used, accumulated, given=given, limit=suspicious)
-    rounding_alone = floors if replayed else _limits(backward, used, accumulated, given=given, limit=rounding)
+    rounding_alone = _limits(backward, used, accumulated, given=given, limit=rounding)
+    if replayed:
+        # What ε leaves is read off activations in the precision of the pass, and is not replayed.
+        rounding_alone = np.where(plan.epsilons > 0, rounding_alone, floors)
     residuals, limits = balance.residuals.copy(), rounding_alone + plan.epsilons**0.5
     nearly = plan.epsilons > 0
     terms, slopes = None if gauge is None else gauge.terms, backward.slopes

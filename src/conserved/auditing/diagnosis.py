@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -35,6 +35,7 @@ class Origin(Enum):
 
     ROUNDING = "rounding"
     TRANSIENT = "not reproducible"
+    LOOP = "the loop"
     KERNEL = "this run's kernels"
     PRECISION = "precision"
     PROGRAM = "the program"
@@ -45,9 +46,11 @@ MEANING = {
     Origin.ROUNDING: "rounding of this pass explains it",
     Origin.TRANSIENT: "not reproducible: the same pass run again satisfies the identity. A bit flip, a race or a bad "
     "device, or code that changed gradients after backward()",
+    Origin.LOOP: "not reproducible, in one audit after the other: the backward pass gives other gradients than those "
+    "in .grad. Code between backward() and optimizer.step() changes them, or the loss depends on parameters directly",
     Origin.KERNEL: "reproducible, in this run's own kernels only: {kernel}",
-    Origin.PRECISION: "reproducible in {precision} only: in {wide} the identity holds. What the forward pass rounds, or "
-    "a kernel's {precision} path, explains it",
+    Origin.PRECISION: "reproducible in {precision} only: in {wide} the identity holds. What the forward pass rounds, "
+    "or a kernel's {precision} path, explains it",
     Origin.PROGRAM: "reproducible in reference form too: the gradient is not that of this program. A gradient hook, or "
     "an operation whose backward is not the derivative of its forward",
     Origin.UNKNOWN: "the pass could not be run again: {reason}",
@@ -74,7 +77,11 @@ class Diagnosis:
     @property
     def wrong(self) -> bool:
         """Whether the gradient is wrong, as opposed to rounded."""
-        return self.origin in (Origin.TRANSIENT, Origin.KERNEL, Origin.PROGRAM)
+        return self.origin in (Origin.TRANSIENT, Origin.LOOP, Origin.KERNEL, Origin.PROGRAM)
+
+    def repeated(self) -> Diagnosis:
+        """Return the diagnosis of a residual that is not reproducible again and again."""
+        return replace(self, origin=Origin.LOOP, message=MEANING[Origin.LOOP])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,4 +201,3 @@ def _mended_by_precision(
 
 def _name(precision: torch.dtype | None) -> str:
     return str(precision).removeprefix("torch.")
-

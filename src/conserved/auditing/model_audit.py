@@ -38,8 +38,8 @@ _DECIDED = f"{EITHER}; moving the parameters along it leaves the outputs as they
 
 
 _MAY_ROUND = (
-    "rounding may explain it: the residual is above the floor of the precision, but neither gross nor along one side of "
-    "the identity. Pass closure= to measure rounding and decide it"
+    "rounding may explain it: the residual is above the floor of the precision, but neither gross nor along one side "
+    "of the identity. Pass closure= to measure rounding and decide it"
 )
 """What is said of an identity above the floor in a pass that was not run again."""
 
@@ -56,6 +56,7 @@ def audit(
     gauge: Gauge | None = None,
     wait: bool = True,
     replay: Replay | None = None,
+    known: Mapping[str, Diagnosis] | None = None,
     sized: bool = True,
 ) -> Audit:
     """Test every gradient identity of a model against rounding, after `loss.backward()` and before `optimizer.step()`.
@@ -83,6 +84,7 @@ def audit(
             underflow count as not tested. With a gauge, a replay, or parameters sharded over processes that have to
             agree, the audit is judged at once all the same.
         replay: the recorded pass, where one is at hand; `closure` makes one.
+        known: by law, what replays of earlier passes have found out, so that they are not made again.
         sized: whether `Audit.sensitivity` is worked out, which reads weights and gradients a second time.
 
     Returns:
@@ -109,7 +111,7 @@ def audit(
         weighing = Weighing.begun(backward.laws.plan, backward.points, backward.slopes, lengths=not wait)
         wait = wait or gauge is not None or replay is not None or bool(weighing.meshes)
         judge = partial(_judged, backward if wait else replace(backward, slopes=None), weighing)
-        judge = partial(judge, replay=replay, sized=sized and wait)
+        judge = partial(judge, replay=replay, former=known or {}, sized=sized and wait)
         result = Audit(
             partial(judge, precision=precision, accumulated=accumulated, unused=tuple(unused), gauge=gauge),
             lambda: weighing.numbers.arrived,
@@ -129,6 +131,7 @@ def _judged(
     unused: tuple[str, ...],
     gauge: Gauge | None,
     replay: Replay | None,
+    former: Mapping[str, Diagnosis],
     sized: bool,
 ) -> Judgement:
     """Once the numbers are there: hold every residual against its limit, look into those too large, worst first."""
@@ -150,7 +153,7 @@ def _judged(
         if case.broken and slopes is not None and finite:
             moved = step_size(case.suspected[:EXPLAINED], backward.points, slopes)
         if moved is None:
-            clipped = case.settle(used, accumulated, replay)
+            clipped = case.settle(used, accumulated, replay, former)
     failures = case.failures(moved)
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
     seen = _sensitivity(case) if sized and finite else None
@@ -191,7 +194,7 @@ class _Case:
     no_laws: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By name, laws that the forward pass does not keep either, and what was seen."""
     noisy: frozenset[int] = frozenset()
-    """Identities above the floor that rounding may explain: neither right nor wrong, and nothing they span is tested."""
+    """Identities above the floor that rounding may explain: nothing they span counts as tested."""
     factors: dict[int, float] = field(default_factory=dict)
     """By place, the factor that a leg is off by, where one explains the residual."""
     diagnoses: dict[int, Diagnosis] = field(default_factory=dict)
@@ -230,13 +233,15 @@ class _Case:
         self.broken += more
         self.statuses |= dict.fromkeys(more, Status.REFUTED)
 
-    def settle(self, used: torch.dtype, accumulated: int, replay: Replay | None) -> float | None:
+    def settle(
+        self, used: torch.dtype, accumulated: int, replay: Replay | None, former: Mapping[str, Diagnosis]
+    ) -> float | None:
         """Decide identities above the floor; return the value gradients were clipped at, if they were."""
         gradients = self.backward.slopes
         if gradients is not None:
             self._widen_linear(gradients, used)
             if replay is not None:
-                self._replay(replay, used, accumulated)
+                self._replay(replay, used, accumulated, former)
         self._leave_noise_open(used)
         self.excuse(untrue(self.backward, self.suspected), into=self.no_laws)
         clipped = clipped_at(self.suspected, gradients) if self.broken and gradients is not None else None
@@ -254,11 +259,30 @@ class _Case:
         within = [place for place in places if self.left.residuals[place] <= self.limits[place]]
         self._verify([place for place in within if place not in self.factors])
 
-    def _replay(self, replay: Replay, used: torch.dtype, accumulated: int) -> None:
+    def _replay(self, replay: Replay, used: torch.dtype, accumulated: int, former: Mapping[str, Diagnosis]) -> None:
         """Run the pass again for the identities that are exact; laws up to ε keep what the gauge said of them."""
-        places = [place for place in self.broken if self.symmetries[place].exact]
-        if not places:
-            return
+        exact = [place for place in self.broken if self.symmetries[place].exact]
+        self.diagnoses = {place: former[self.names[place]] for place in exact if self._decided(place, former)}
+        places = [place for place in exact if place not in self.diagnoses]
+        if places:
+            self._diagnose(places, replay, used, accumulated)
+        for place, found in self.diagnoses.items():
+            if found.origin is not Origin.UNKNOWN:
+                self.limits[place] = max(self.limits[place], found.limit)
+        self._verify([place for place, found in self.diagnoses.items() if found.origin is Origin.ROUNDING])
+        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin is Origin.PRECISION])
+
+    def _decided(self, place: int, former: Mapping[str, Diagnosis]) -> bool:
+        """Whether an earlier replay has decided this residual too: a defect that stays, or noise of the same size."""
+        known = former.get(self.names[place])
+        if known is None or known.origin in (Origin.UNKNOWN, Origin.TRANSIENT):
+            return False
+        if known.origin in (Origin.ROUNDING, Origin.PRECISION):
+            # Noise that has grown by more than half is measured again.
+            return place not in self.factors and float(self.left.residuals[place]) <= 1.5 * known.limit
+        return True
+
+    def _diagnose(self, places: list[int], replay: Replay, used: torch.dtype, accumulated: int) -> None:
         suspects = Suspects(
             symmetries=[self.symmetries[place] for place in places],
             residuals=self.left.residuals[places],
@@ -268,12 +292,7 @@ class _Case:
             precision=used,
             passes=accumulated,
         )
-        self.diagnoses = dict(zip(places, diagnose(suspects, replay), strict=True))
-        for place, found in self.diagnoses.items():
-            if found.origin is not Origin.UNKNOWN:
-                self.limits[place] = max(self.limits[place], found.limit)
-        self._verify([place for place, found in self.diagnoses.items() if found.origin is Origin.ROUNDING])
-        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin is Origin.PRECISION])
+        self.diagnoses |= dict(zip(places, diagnose(suspects, replay), strict=True))
 
     def _leave_noise_open(self, used: torch.dtype) -> None:
         """Without a replay, refute what rounding cannot look like and leave the rest open.

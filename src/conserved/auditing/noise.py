@@ -1,4 +1,4 @@
-r"""How much of a residual rounding explains: a floor by precision, a bound for linear laws, and noise measured by replay.
+r"""How much of a residual rounding explains: a floor by precision, a bound for linear laws, noise measured by replay.
 
 **Floor.** The stored gradient is rounded once: a significand m in [1, 2) by an error uniform in ±u, u = eps/2. The
 relative error has mean square u²/3 · E[1/m²] = u²/6. A residual is held against the root of the sum of squares of its
@@ -110,8 +110,8 @@ def sample_noise(plan: Plan, theta: Tensors, first: Tensors, second: Tensors) ->
 def unmistakable(precision: torch.dtype, symmetry: Symmetry) -> float:
     """Return the relative residual that rounding does not leave in any regime: above it no replay is needed.
 
-    The largest of clean passes (benchmarks/audit_scale.py) were, in half precision, 0.12 (queries and keys × 40), and in
-    single precision 5e-5, but 4e-3 for linear laws (class sums of an overfitted head, where p ≈ 1 is rounded). These are
+    The largest of clean passes (benchmarks/audit_scale.py) was 0.12 in half precision (queries and keys × 40), and 5e-5
+    in single precision, but 4e-3 for linear laws (class sums of an overfitted head, where p ≈ 1 is rounded). These are
     twice, twenty times and five times as large. Identities of float64 models go through float32 in libraries.
     """
     if precision in HALF:

@@ -1,4 +1,4 @@
-r"""Run a pass in another form than the run's own: eager, with plain attention, with functions inlined, in higher precision.
+r"""Run a pass in another form than the run's own: eager, plain attention, functions inlined, higher precision.
 
 A replay in reference form is a second implementation that nobody has to write. Each switch removes one suspect:
 
@@ -126,30 +126,36 @@ class _Context:
 def _inlined_functions() -> Iterator[None]:
     """Differentiate the forward pass of autograd functions instead of calling their backward pass.
 
-    A function whose forward pass autograd does not see (a Triton kernel, a pass under no_grad) is applied as it is.
-    `Function.apply` is the one entry that no mode of torch intercepts; it is put back at the end.
+    A function whose forward pass autograd does not see (a Triton kernel, a pass under no_grad) is applied as it is. No
+    mode of torch intercepts `Function.apply`, and models keep it as a bound method. It calls `apply` of the class below
+    it, which has none of its own: one is put there for the duration of the context.
     """
-    original = vars(Function)["apply"]
+    below: Any = Function.__mro__[1]
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        original = super(below, cls).apply
         inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor) and value.requires_grad]
         if not inputs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return original.__get__(None, cls)(*args, **kwargs)
+            return original(*args, **kwargs)
         versions = [value._version for value in tree_leaves(args) if isinstance(value, Tensor)]
         try:
             split = cls.setup_context is not Function.setup_context
             out = cls.forward(*args, **kwargs) if split else cls.forward(_Context(args), *args, **kwargs)
         except Exception:
             # User functions may need more of their context than a stand-in has.
-            return original.__get__(None, cls)(*args, **kwargs)
+            return original(*args, **kwargs)
         same = versions == [value._version for value in tree_leaves(args) if isinstance(value, Tensor)]
         results = [value for value in tree_leaves(out) if isinstance(value, Tensor) and value.is_floating_point()]
         if same and any(value.grad_fn is not None for value in results):
             return out
-        return original.__get__(None, cls)(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    if "apply" in vars(below):
+        # A version of torch that is built otherwise; its functions stay as they are.
+        yield
+        return
+    below.apply = classmethod(apply)
     try:
         yield
     finally:
-        Function.apply = original
+        del below.apply

@@ -152,8 +152,11 @@ class RecordedPass(Replay):
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run_as_written()
-        if self._replaying or not torch.is_grad_enabled() or being_followed():
-            return
+        if not self._replaying and torch.is_grad_enabled() and not being_followed():
+            self.begin(args, kwargs)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a call that begins now with these arguments."""
         devices = {parameter.device.type for parameter in self.model.parameters()}
         autocast = {kind: torch.get_autocast_dtype(kind) for kind in devices if torch.is_autocast_enabled(kind)}
         self._call = _Call(args, kwargs, _versions(args, kwargs), Generators.now(), autocast)
@@ -246,7 +249,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """
     generators = Generators.now()
     buffers = [
-        (buffer, buffer._version, buffer.detach().clone())
+        (buffer, buffer.detach().clone())
         for buffer in model.buffers()
         if not buffer.is_meta and not hasattr(buffer, "full_tensor")
     ]
@@ -256,8 +259,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         generators.restore()
         with torch.no_grad():
-            for buffer, version, value in buffers:
-                if buffer._version != version:
+            for buffer, value in buffers:
+                # Batch norms write to their statistics without counting a version.
+                if not torch.equal(buffer, value):
                     buffer.copy_(value)
         for module, attributes, held, containers in kept:
             now = vars(module)
@@ -285,7 +289,10 @@ def _holds_tensors(container: Any) -> bool:
 
 
 def _keep(call: _Call, position: int) -> Callable[[Tensor], None]:
-    def keep(gradient: Tensor) -> None:
+    def keep(gradient: Tensor | None) -> None:
+        # Compiled backward passes call hooks of outputs that nothing depends on with None.
+        if gradient is None:
+            return
         known = call.cotangents.get(position)
         call.cotangents[position] = gradient.detach() if known is None else known + gradient.detach()
 

@@ -56,8 +56,8 @@ class Sensitivity:
     def __str__(self) -> str:
         if not self.laws:
             return "nothing was tested"
-        listed = ", ".join(f"{family} {_percent(value)}" for family, value in self.families.items())
-        return f"errors above {_percent(self.typical)} of a leg would have been seen ({listed})"
+        listed = ", ".join(f"{family} {in_percent(value)}" for family, value in self.families.items())
+        return f"errors above {in_percent(self.typical)} of a leg would have been seen ({listed})"
 
 
 def of_legs(plan: Plan, theta: Tensors, gradients: Tensors) -> NDArray[np.float64]:
@@ -113,8 +113,9 @@ def sensitivity(
     return Sensitivity(laws=laws, families=medians, legs=legs)
 
 
-def _percent(share: float) -> str:
+def in_percent(share: float) -> str:
+    """Return a share as words."""
     if not np.isfinite(share):
         return "any size unseen"
-    digits = 0 if share >= 0.02 else 1 if share >= 0.002 else 3
+    digits = 0 if share >= 0.02 else 1 if share >= 0.002 else 2 if share >= 0.0002 else 4
     return f"{100 * share:.{digits}f} %"

@@ -124,8 +124,11 @@ class Monitor:
     def _infer(self, *, running: bool = False) -> None:
         """Watch the laws of the model as it is called; `running`: in a forward pass that has just begun."""
         if self._first is not None:
+            call = self._first.call
             self.watch(self._first.laws())
             self._audits.passes += running
+            if running and call is not None:
+                self._audits.begin_pass(*call)
 
     def _before_first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step that computes its gradients itself runs the first forward pass when it is too late to copy weights."""
@@ -181,7 +184,8 @@ class Monitor:
         if self._within is not None:
             self._known.watch.begin(self._within)
         compiled = hasattr(self._called, "_orig_mod") or getattr(self._called, "_compiled_call_impl", None) is not None
-        self._audits = Audits(self.model, self._optimizers, found, compiled=compiled, **self._audit_options)
+        options = self._audit_options | {"compiled": compiled, "called": self._called}
+        self._audits = Audits(self.model, self._optimizers, found, **options)
         self._hooks += [one.register_step_pre_hook(self._before_optimizer) for one in self._optimizers]
         self._hooks.append(self._called.register_forward_pre_hook(self._count_pass))
         self._audits.arm()
