@@ -89,7 +89,9 @@ class RaisedAlarms:
     def _absorbing(self, alarm: Alarm) -> Alarm:
         """An alarm about wrong gradients, with what the account had to say of the same laws before."""
         for key, other in list(self._found.items()):
-            if key[0] in _ACCOUNT and {other.law, *other.laws} & set(alarm.laws):
+            # Gradients that are wrong in one audit after the other were no hardware fault in the first.
+            superseded = key[0] in _ACCOUNT or (key[0] == "hardware" and alarm.code == "gradient")
+            if superseded and {other.law, *other.laws} & set(alarm.laws):
                 del self._found[key]
                 alarm = replace(alarm, step=min(alarm.step, other.step), last=max(alarm.step, other.last))
         return alarm
