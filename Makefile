@@ -58,9 +58,9 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/natural_attention.py
 	$(BIN)/python benchmarks/vmapped_seeds.py
 
-# The library alone is what the demonstration needs; everything else is for those who change it.
+# The demonstration prints, proves and writes a report; everything else is for those who change the package.
 $(VENV)/core: $(VENV)/pip
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[cli,report,certify]"
 	touch $@
 
 # What is listed in constraints.txt is fetched and unpacked by several processes, most of whose time is waiting; pip then

@@ -94,7 +94,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the reference into the navigation."""
     pages = [{"Public names": "api/index.md"}, *({title: f"api/{part}.md"} for part, title in parts().items())]
     config.nav = [{"Reference": pages} if item == {"Reference": "api/"} else item for item in config.nav or []]
+    config.nav = [{"Results": _with_appendix(item["Results"])} if "Results" in item else item for item in config.nav]
     return config
+
+
+def _with_appendix(results: list[Any]) -> list[Any]:
+    """The pages of results, with the pages of the appendix in the place that mkdocs.yml leaves for them."""
+    from conserved.papers.claims.appendix import NAMES
+
+    found = []
+    for document, name in NAMES.items():
+        found.append({name: f"claims/appendix/{document}.md"})
+        found.append({f"{name}, line by line": f"claims/appendix/{document}-lines.md"})
+    return [{"Appendix": found} if item == {"Appendix": "claims/appendix/"} else item for item in results]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -148,6 +160,9 @@ def generated() -> Iterator[tuple[str, str]]:
     yield "benchmarks.md", tables.page()
     yield "derivations.md", derivations()
     yield "api/index.md", public_names()
+    from conserved.papers.claims.appendix import appendix_pages
+
+    yield from appendix_pages()
     for part, title in parts().items():
         yield f"api/{part}.md", reference(part, title)
 

@@ -897,7 +897,7 @@ def slowest() -> str:
 
 def claims() -> str:
     """How the statements of the sources, and ours, came out when they were last run."""
-    from conserved.papers.claims.page import tally_table
+    from conserved.papers.claims.tally import tally_table
 
     own, ours = (table(*tally_table(whose)) for whose in ("source", "ours"))
     return f"What the sources state (errors that are one are counted once):\n\n{own}\n\nWhat we state:\n\n{ours}"

@@ -12,14 +12,20 @@ import torch
 from torch import nn
 
 from conserved.blocks import Attention, FeedForward, TransformerBlock
+from conserved.inference import recognize
+from conserved.laws import LawSet
 from conserved.papers.blocks.transformer import SinusoidalPositions
 from conserved.papers.claims import (
     blog,
     paper_experiments,
     paper_framework,
+    paper_global,
     paper_gradients,
     paper_laws,
     paper_lemmas,
+    paper_proofs,
+    paper_rates,
+    paper_slips,
     summary,
 )
 from conserved.papers.claims import paper_blocks as block
@@ -64,7 +70,8 @@ NOTE: dict[str, dict[str, Any]] = {
     "note.T7.corrected": {"bound": lambda inputs: flint.arb(inputs).log() / 2},
     "note.C8": {"bound": _roomy},
     "note.T14": {"bound": _roomy},
-    "note.T14.penalty": {"sign": -1},
+    "note.T14.penalty": {"rest": Fraction(0)},
+    "note.T14.penalty.corrected": {"sign": -1},
     "note.T14.lambda": {"rates": (Fraction(1, 2), Fraction(1))},
     "note.L13": {"bound": lambda a: flint.arb(len(a)) * 2},
     "note.L13.logs": {"logs": 3},
@@ -75,7 +82,8 @@ NOTE: dict[str, dict[str, Any]] = {
     "note.R6": {"rate": lambda eta: Fraction(9)},
     "note.L10": {"gram": lambda a: a @ a.T + 1 * _identity(len(a))},
     "note.L10.corrected": {"least": lambda length: Fraction(2, length)},
-    "note.L11": {"constant": lambda length, x: x * x},
+    "note.L11": {"values": (1, 2)},
+    "note.metric": {"length": 12, "dim": 2},
     "note.L11.corrected": {"metric": lambda x, a: x.T @ x},
     "note.T12": {"metric": lambda x: x * x},
     "note.T12.convexity": {"curvature": lambda x: 1 + x * x},
@@ -134,7 +142,8 @@ FRAMEWORK: dict[str, dict[str, Any]] = {
     "paper.eq2": {"outputs": (0,)},
     "paper.toy": {"quantity": lambda a, b: a * a + b * b},
     "paper.R3.1": {"power": 1},
-    "paper.R2.1": {"factor": 1},
+    "paper.R2.1": {"exponential": False},
+    "paper.R2.1.corrected": {"factor": 1},
     "paper.loss": {"gradient": _projected},
     "paper.loss.crossentropy": {"loss": "regression"},
     "paper.S5.singular": {"root": 1},
@@ -192,19 +201,47 @@ GRADIENTS: dict[str, dict[str, Any]] = {
 DISCRETE: dict[str, dict[str, Any]] = {
     "paper.eq9": {"momentum": 0.9},
     "paper.eq9.exact": {"power": 1},
-    "paper.S6.constant": {"order": 1.0},
-    "paper.S6.settles": {"stochastic": True},
     "paper.S6.decaying": {"falls": lambda k: (k + 1) ** -0.5},
     "paper.eq10.balanced": {"measure": lambda laws, start: sum(laws.errors(start, relative_to="scale").values())},
     "paper.S6.schedule": {"schedule": lambda i, k: Fraction(1, i + 1)},
     "paper.S6.schedule.corrected": {"total": lambda k: Fraction(k, 3)},
-    "paper.Fig2a": {"watch": partial(block.gram_differences, sign=1.0)},
-    "paper.Fig2b": {"watch": partial(block.neuron_differences, sign=1.0)},
-    "paper.Fig2c": {"watch": partial(block.gram_differences, count=1)},
-    "paper.Fig3a": {"watch": partial(block.gram_differences, sign=1.0)},
-    "paper.Fig3b": {"watch": paper_experiments.entry_differences},
-    "paper.Fig3c": {"watch": paper_experiments.plane_imbalance},
 }
+
+
+def _spoiled(model: nn.Module) -> LawSet:
+    """The laws of a model with a sign or a pairing spoiled."""
+    return recognize(model).baselines()
+
+
+RATES: dict[str, dict[str, Any]] = {
+    "paper.S6.constant": {"power": 1},
+    "paper.S6.constant.rate": {"counts": (2, 4, 8), "size": 0.0002},
+    "paper.S6.early": {"watch": partial(block.gram_differences, sign=1.0)},
+    "paper.S6.proportional": {"power": 1},
+    "paper.E1.proportional": {"build": block.mixture},
+    "paper.S6.unbounded": {"factor": 0.01},
+    "paper.S6.ensures": {"slope": lambda theta: theta / 2},
+    "paper.S6.linear": {"end": 0.5},
+    "paper.D.fullbatch": {"words": 884_736},
+    "paper.E1.activation": {"activations": ("gelu", "silu")},
+    **{code: {"laws_of": _spoiled} for code in paper_rates.PANELS},
+    **{f"{code}.rate": {"exponents": lambda recipe, law: [1.0, 1.0, 0.9]} for code in paper_rates.PANELS},
+    "paper.Fig3c.rate": {"exponents": lambda recipe, law: [1.0, 0.7, 0.4]},
+}
+
+GLOBAL: dict[str, dict[str, Any]] = {
+    "paper.C1": {"sign": -1},
+    "paper.components": {"points": ((1, 1), (2, 2))},
+    "paper.global": {"generators": lambda d: paper_global.boosts(d)[:1]},
+    "paper.global.rotary": {"generators": lambda d: paper_global.complex_boosts(d)[::2]},
+    "paper.T4.3.length": {"tokens": 1},
+    "paper.T4.6.all": {"active": 1},
+    **{code: {"parts": ("paper.T4.7",)} for code in paper_global.ALL_SIZES_ARGUMENTS},
+    **{code: {"chosen": paper_proofs.PROOFS["paper.T4.1.proof"]} for code in paper_proofs.PROOFS},
+    "paper.T4.1.proof": {"chosen": paper_proofs.PROOFS["paper.T4.7.proof"]},
+}
+
+TEXT_SLIPS: dict[str, dict[str, Any]] = {code: {"printed": slip.meant} for code, slip in paper_slips.TEXT_SLIPS.items()}
 
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "paper.S6.qwen3": {"build": block.rotary_attention},
@@ -229,6 +266,7 @@ SUMMARY: dict[str, dict[str, Any]] = {
     "summary.gating.other": {"activation": "gelu"},
     "summary.gating.corrected": {"builds": (summary.square_gated,)},
     "summary.gating.homogeneous": {"degrees": (1, 1)},
+    "summary.gating.more": {"counts": (8, 8, 8)},
     "summary.moe": {"builds": (block.mixture, block.sparse_mixture)},
     "summary.deep": {"build": lambda: summary.deep(nn.Identity)},
     "summary.rope": {"kept": lambda planes: 2 * planes},
@@ -279,3 +317,4 @@ SOFTMAX: dict[str, dict[str, Any]] = {
 }
 
 MUTATIONS |= NOTE | PAPER_LAWS | FRAMEWORK | LEMMAS | GRADIENTS | DISCRETE | EXPERIMENTS | SUMMARY | BLOG | SOFTMAX
+MUTATIONS |= RATES | GLOBAL | TEXT_SLIPS

@@ -24,7 +24,7 @@ import typed_calls
 import zero_tangents
 from made_once import made_once
 from two_processes import play
-from wheel_environment import Environment, build, copy_of_repository, install
+from wheel_environment import DEMO_EXTRAS, Environment, build, copy_of_repository, install
 
 if TYPE_CHECKING:
     from conserved.demo import Demo
@@ -155,8 +155,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with that wheel and what the demonstration needs: the command, proofs and reports."""
+    return made_once("core", tmp_path_factory, lambda folder: install(wheel, folder / "core", *DEMO_EXTRAS))
+
+
+@pytest.fixture(scope="session")
+def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with that wheel and its requirements, and no extras."""
-    return made_once("core", tmp_path_factory, lambda folder: install(wheel, folder / "core"))
+    return made_once("plain", tmp_path_factory, lambda folder: install(wheel, folder / "plain"))
 
 
 @pytest.fixture(scope="session")
@@ -182,3 +188,12 @@ def nobody_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         for one in module._EARS._replaced:
             monkeypatch.setattr(one.holder, one.attribute, one.original)
         monkeypatch.setattr(module, "_EARS", Listeners())
+
+
+@pytest.fixture(autouse=True)
+def _every_step_is_cheap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times say something about the machine: monitors account for every step, unless a test is about their budget."""
+    from conserved.tracking.account_stride import AccountStride
+
+    if request.node.get_closest_marker("budget") is None:
+        monkeypatch.setattr(AccountStride, "wanted", lambda stride: 1)

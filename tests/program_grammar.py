@@ -620,32 +620,48 @@ def _(g: Grower) -> bool:
 INPUTS: list[Shape] = [(BATCH, 3), (BATCH, 3), (BATCH, 3, 2), (BATCH, 3, 4), (BATCH, 2, 3, 3)]
 
 
-def compose(seed: int) -> tuple[Program, Tensor, str, str]:
-    """The program of a seed, an example input, the loss and the productions it was made with."""
+def compose(seed: int, *, arguments: bool = False) -> tuple[Program, Tensor, str, str]:
+    """The program of a seed, an example input, the loss and the productions it was made with.
+
+    With `arguments`, operators are drawn with all their arguments as well: see `argument_productions`.
+    """
+    table = PRODUCTIONS
+    if arguments:
+        from argument_productions import ARGUMENTS
+
+        table = {**PRODUCTIONS, **ARGUMENTS}
     for retry in range(100):
-        made = _compose(random.Random(1000 * seed + retry), seed + 7919 * retry)
+        made = _compose(random.Random(1000 * seed + retry), seed + 7919 * retry, table)
         if made is not None:
             return made
     raise AssertionError(f"No program for seed {seed}.")
 
 
-def _compose(rng: random.Random, seed: int) -> tuple[Program, Tensor, str, str] | None:
+def _compose(
+    rng: random.Random, seed: int, table: dict[str, tuple[Production, int]]
+) -> tuple[Program, Tensor, str, str] | None:
     generator = torch.Generator().manual_seed(seed)
     shape = rng.choice(INPUTS)
     x = torch.randn(shape, generator=generator)
     g = Grower(rng=rng, generator=generator, shapes=[shape])
     pool = [x]
     wanted = rng.randint(3, 9)
-    names, weights = list(PRODUCTIONS), [weight for _, weight in PRODUCTIONS.values()]
+    names, weights = list(table), [weight for _, weight in table.values()]
     for _ in range(60):
         if len(g.steps) >= wanted:
             break
         word = rng.choices(names, weights)[0]
         before = (len(g.steps), len(g.parameters), set(g.used))
-        if not PRODUCTIONS[word][0](g):
+        if not table[word][0](g):
             continue
-        with torch.no_grad():
-            value = g.steps[-1].run(_Trial(g.parameters), pool)  # type: ignore[arg-type]
+        try:
+            with torch.no_grad():
+                value = g.steps[-1].run(_Trial(g.parameters), pool)  # type: ignore[arg-type]
+        except RuntimeError:
+            if table is PRODUCTIONS:
+                raise
+            # Arguments that do not fit a shape, such as a padding wider than what is padded.
+            value = torch.full((1,), torch.inf)
         too_much = value.numel() // BATCH > LARGEST_VALUE or g.size > MOST_PARAMETERS
         if too_much or not bool(torch.isfinite(value).all()) or float(value.abs().max()) > 1e3:
             del g.steps[before[0] :], g.parameters[before[1] :]
@@ -687,11 +703,13 @@ class _Trial:
         self.eps = 1e-6
 
 
-def build(seed: int) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]]:
+def build(
+    seed: int, *, arguments: bool = False
+) -> Callable[[], tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]]:
     """A builder of one program, for the checks."""
 
     def make() -> tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]:
-        program, x, _, _ = compose(seed)
+        program, x, _, _ = compose(seed, arguments=arguments)
         return program, (x,), {}
 
     return make

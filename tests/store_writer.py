@@ -26,7 +26,7 @@ def main(store: str, run: str, checkpoint: str, steps: int) -> None:
     if state is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-    monitor = Monitor(model, optimizer, sinks=store, run=run, where="layers.0.*")
+    monitor = Monitor(model, optimizer, every=1, sinks=store, run=run, where="layers.0.*")
     if state is not None:
         monitor.load_state_dict(state["monitor"])
     print("ready", flush=True)  # noqa: T201
@@ -35,6 +35,7 @@ def main(store: str, run: str, checkpoint: str, steps: int) -> None:
         exact_text_loss(model, monitor.count).backward()
         optimizer.step()
         monitor.step()
+        monitor.flush()
         print(monitor.count, flush=True)  # noqa: T201
         if monitor.count % 3 == 0:
             fresh = saved.with_suffix(".new")

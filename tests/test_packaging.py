@@ -19,7 +19,7 @@ import conserved
 from conserved.cli.app import LOSSES
 from conserved.inference.infer import LOSSES as RECOGNISED_LOSSES
 from conserved.optional import EXTRAS
-from wheel_environment import ROOT, Environment, build, required
+from wheel_environment import DEMO_EXTRAS, ROOT, Environment, build, required
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -27,6 +27,10 @@ WITHOUT = {
     "TensorBoard": ("import conserved; conserved.tracking.TensorBoard('x')", "tensorboard"),
     "trackio": ("import conserved; conserved.tracking.Trackio()", "trackio"),
     "Weights & Biases": ("import conserved; conserved.tracking.WeightsAndBiases()", "wandb"),
+    "live table": ("import conserved; conserved.store.LiveTable()", "cli"),
+    "certificate": ("import conserved; conserved.certify", "certify"),
+    "claims": ("import conserved; conserved.claims", "certify"),
+    "report": ("import conserved; conserved.report", "report"),
     "Trainer": ("from conserved.integrations import ConservationCallback", "hf"),
     "Lightning": ("from conserved.integrations import LightningConservation", "lightning"),
     "figure": ("import conserved; conserved.attention.coherence_figure({'run': None}, 'x.svg')", "plots"),
@@ -57,14 +61,19 @@ def test_the_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_no_optional_package_is_among_the_requirements() -> None:
-    assert required().isdisjoint(EXTRAS)
-    assert {"torch", "numpy", "python-flint", "rich", "typer"} <= required()
+    assert {Requirement(line).name for line in PROJECT["dependencies"]} == {"torch", "numpy", "scipy", "jaxtyping"}
+    assert required().isdisjoint({"rich", "typer", "python-flint", "latex2mathml", "transformers", "matplotlib"})
+
+
+def test_the_demonstration_installs_the_extras_that_are_tested_here() -> None:
+    extras = f'-e ".[{",".join(DEMO_EXTRAS)}]"'
+    assert extras in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("package", EXTRAS)
 def test_an_extra_that_is_named_brings_the_package(package: str) -> None:
     listed = PROJECT["optional-dependencies"][EXTRAS[package]]
-    names = {"sklearn": "scikit-learn", "PIL": "pillow"}
+    names = {"sklearn": "scikit-learn", "PIL": "pillow", "flint": "python-flint"}
     assert any(Requirement(line).name == names.get(package, package) for line in listed)
 
 
@@ -139,8 +148,45 @@ for code in sys.stdin.read().splitlines():
 """
 
 
-def test_features_without_their_extra_say_in_one_line_what_to_install(core: Environment, tmp_path: Path) -> None:
-    shown = core.run(core.python, "-c", TRY_EACH, at=tmp_path, text="\n".join(code for code, _ in WITHOUT.values()))
+USES = """
+import sys, warnings
+import torch, conserved
+from torch import nn
+
+warnings.simplefilter("error")
+model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(5, 3)
+laws = conserved.recognize(model, x)
+print(laws.summary())
+monitor = conserved.Monitor(model, optimizer, laws, sinks="run.jsonl")
+model(x).square().sum().backward()
+assert conserved.audit(model, laws).ok
+optimizer.step()
+monitor.step()
+monitor.close()
+assert conserved.check(torch.nn.functional.silu, x).ok
+assert conserved.discover(model, x).count == 4
+print(conserved.transform.fingerprint(model, x))
+print(sorted({"rich", "typer", "flint", "latex2mathml"} & set(sys.modules)))
+"""
+
+
+def test_a_plain_install_recognizes_audits_checks_watches_and_counts(plain: Environment, tmp_path: Path) -> None:
+    shown = plain.run(plain.python, "-c", USES, at=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.endswith("[]\n")
+
+
+def test_the_command_of_a_plain_install_names_its_extra(plain: Environment, tmp_path: Path) -> None:
+    shown = plain.run("conserved", "--help", at=tmp_path)
+    assert shown.returncode == 2
+    assert shown.stderr.endswith("Install it: pip install 'conserved[cli]'.\n")
+    assert len(shown.stderr.splitlines()) == 1
+
+
+def test_features_without_their_extra_say_in_one_line_what_to_install(plain: Environment, tmp_path: Path) -> None:
+    shown = plain.run(plain.python, "-c", TRY_EACH, at=tmp_path, text="\n".join(code for code, _ in WITHOUT.values()))
     lines = shown.stdout.splitlines()
     assert len(lines) == len(WITHOUT), shown.stderr
     for line, (_, extra) in zip(lines, WITHOUT.values(), strict=True):

@@ -45,6 +45,9 @@ for number, code in enumerate(sys.stdin.read().split("\\f")):
     print("\\f", end="")
 """
 
+ENDS = {"conserved claims paper.T4.7": 1}
+"""Commands that show something that does not hold, and say so by their exit code."""
+
 pytestmark = pytest.mark.slow
 
 
@@ -80,11 +83,13 @@ def test_a_command_prints_what_is_shown(
 ) -> None:
     """A line that says it needs an extra is run with that extra; without it the command says so."""
     if extra := EXTRA.search(line):
-        ran = install(wheel, tmp_path / "environment", extra[1]).run(*shlex.split(line, comments=True), at=tmp_path)
+        ran = install(wheel, tmp_path / "environment", "cli", extra[1]).run(
+            *shlex.split(line, comments=True), at=tmp_path
+        )
         code, out = ran.returncode, ran.stdout
     else:
         code, out = printed[line]
-    assert code == 0, out
+    assert code == ENDS.get(line.partition("#")[0].strip(), 0), out
     assert not shown.strip() or same(shown, out), out
     assert shown or out.startswith("{")
 

@@ -10,16 +10,21 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
+
+DEMO_EXTRAS = ("cli", "report", "certify")
+"""The extras that `make demo` installs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +82,29 @@ def required(*extras: str) -> frozenset[str]:
 
 
 def _direct(name: str, extra: str) -> Iterator[tuple[str, str]]:
-    try:
-        lines = distribution(name).requires or []
-    except PackageNotFoundError:
-        return
-    for requirement in map(Requirement, lines):
+    for requirement in map(Requirement, _requirements(name)):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             for wanted in ("", *requirement.extras):
                 yield canonicalize_name(requirement.name), wanted
+
+
+def _requirements(name: str) -> list[str]:
+    """What a distribution requires; of this package as it is now, which need not be as it was installed."""
+    if name == "conserved":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = project["optional-dependencies"].items()
+        return [*project["dependencies"], *(_only_with(extra, line) for extra, lines in extras for line in lines)]
+    try:
+        return distribution(name).requires or []
+    except PackageNotFoundError:
+        return []
+
+
+def _only_with(extra: str, line: str) -> str:
+    requirement = Requirement(line)
+    others = f"({requirement.marker}) and " if requirement.marker else ""
+    requirement.marker = Marker(f'{others}extra == "{extra}"')
+    return str(requirement)
 
 
 def _link(name: str, packages: Path) -> None:

@@ -1,12 +1,20 @@
-"""Functions of other packages whose calls are told to listeners, and which get their places back afterwards."""
+"""Temporarily wrap functions of other packages so that listeners see their calls."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from conserved.boundary import described
+
+LOGGER = logging.getLogger("conserved")
 
 T = TypeVar("T")
 
@@ -20,11 +28,21 @@ class _Replaced(NamedTuple):
     ours: Any
 
 
+@dataclass(slots=True)
+class _Outcome:
+    """What the wrapped function itself did in one call: its result, or the exception that is the user's own."""
+
+    done: bool = False
+    result: Any = None
+    raised: BaseException | None = None
+
+
 class _Under(threading.local):
-    """How many calls of the functions are under way in a thread."""
+    """How many calls of the functions are under way in a thread, and the outcomes of those of ours."""
 
     def __init__(self) -> None:
         self.calls = 0
+        self.outcomes: list[_Outcome] = []
 
 
 class Listeners(Generic[T]):
@@ -50,12 +68,18 @@ class Listeners(Generic[T]):
 
     def begin(self, listener: T) -> None:
         """Tell a listener of calls from now on; it must be held by whoever will end this."""
-        self._listeners.append(weakref.ref(listener))
+        self._listeners.append(weakref.ref(listener, self._put_back))
 
     def end(self, listener: T) -> None:
         """Stop telling it. Functions get their places back after the last one; what others have put there stays."""
         self._listeners = [kept for kept in self._listeners if kept() not in (None, listener)]
-        while self._replaced and not self._listeners:
+        self._put_back()
+
+    def _put_back(self, gone: object = None) -> None:
+        """Give functions their places back if nobody listens any more, also when the last listener was collected."""
+        if any(kept() is not None for kept in self._listeners):
+            return
+        while self._replaced:
             one = self._replaced.pop()
             if vars(one.holder).get(one.attribute) is one.ours:
                 setattr(one.holder, one.attribute, one.original)
@@ -71,7 +95,7 @@ class Listeners(Generic[T]):
         original = getattr(holder, attribute)
         if any(one.ours is original for one in self._replaced):
             return
-        ours = through(self._told_once(original))
+        ours = self.guarded(original, through(self._told_once(original)))
         setattr(holder, attribute, ours)
         self._replaced.append(_Replaced(holder, attribute, original, ours))
 
@@ -79,9 +103,45 @@ class Listeners(Generic[T]):
         @wraps(original)
         def call(*args: Any, **options: Any) -> Any:
             self._under.calls += 1
+            outcome = self._under.outcomes[-1] if self._under.outcomes else _Outcome()
             try:
-                return original(*args, **options)
+                outcome.result = original(*args, **options)
+            except BaseException as problem:
+                outcome.raised = problem
+                raise
             finally:
                 self._under.calls -= 1
+            outcome.done = True
+            return outcome.result
+
+        return call
+
+    def guarded(self, original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls `ours`, and where that fails by itself gives what the original gave.
+
+        Args:
+            original: the function of the other package.
+            ours: the function that tells listeners and calls `original`.
+
+        Returns:
+            A function that raises only what `original` raises. After a failure of ours nobody listens any more.
+        """
+
+        @wraps(original)
+        def call(*args: Any, **options: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._listeners:
+                return original(*args, **options)
+            outcome = _Outcome()
+            self._under.outcomes.append(outcome)
+            try:
+                return ours(*args, **options)
+            except Exception as problem:
+                if problem is outcome.raised:
+                    raise
+                LOGGER.warning("conserved: listening stopped: %s. Training goes on.", described(problem))
+                self._listeners = []
+                return outcome.result if outcome.done else original(*args, **options)
+            finally:
+                self._under.outcomes.pop()
 
         return call

@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from conserved.errors import InvalidInputError
+
 EXTRAS = {
     **dict.fromkeys(("transformers", "peft", "accelerate", "safetensors"), "hf"),
     **{name: name for name in ("timm", "lightning", "tensorboard", "trackio", "wandb")},
     "matplotlib": "plots",
     **dict.fromkeys(("sklearn", "PIL"), "lab"),
     "ray": "ray",
+    **dict.fromkeys(("typer", "rich"), "cli"),
+    **dict.fromkeys(("jinja2", "markupsafe", "latex2mathml"), "report"),
+    "flint": "certify",
 }
 """Which extra of this package brings an optional one."""
 
 
-class Missing(ImportError):
+class Missing(InvalidInputError, ImportError):
     """An optional package is not installed, or cannot be imported; the message says what to do."""
 
 

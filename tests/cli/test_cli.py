@@ -231,8 +231,8 @@ class TestDiscoverCommand:
         ("words", "message"),
         [
             ("FILE:Pair", "Say what the model takes"),
-            ("FILE:Pair --inputs 2,x", "is not a shape"),
-            ("FILE:Pair --inputs tokens:x:2", "is not of the form tokens:VOCAB:SHAPE"),
+            ("FILE:Pair --inputs 2,x", "Expected a shape as sizes with commas"),
+            ("FILE:Pair --inputs tokens:x:2", "tokens:BOUND:SHAPE"),
             ("FILE:Pair --inputs nowhere", "has no function 'nowhere'"),
             ("FILE:Pair --inputs 2,5", "failed on a random input"),
             ("FILE:dropout --inputs 2,3", "is random"),

@@ -80,9 +80,9 @@ def test_integers_are_drawn_below_their_bound(
     ("target", "words", "said"),
     [
         ("attention", (), "Say what the function takes"),
-        ("attention", ("--inputs", "q:bf17:2,3"), "has no precision"),
-        ("attention", ("--inputs", "q:bf16:2,x"), "is not a shape"),
-        ("attention", ("--inputs", "q:int:2,3"), "NAME:int:BOUND:SHAPE"),
+        ("attention", ("--inputs", "q:bf17:2,3"), "Expected an input as [NAME:][PRECISION:]SHAPE"),
+        ("attention", ("--inputs", "q:bf16:2,x"), "Expected a shape as sizes with commas"),
+        ("attention", ("--inputs", "q:int:2,3"), "int:BOUND:SHAPE"),
         ("halved", ("--inputs", "x:fp32:3", "--causal"), "takes neither causal nor is_causal"),
         ("attention", ("--inputs", "q:fp32:2,3"), "cannot be run on these inputs"),
         ("blank", ("--inputs", "x:fp32:3"), "no grad_fn"),

@@ -33,7 +33,7 @@ def test_a_group_is_a_table_by_source_with_verdicts_and_what_holds_instead(monke
 
 
 def test_one_claim_is_shown_in_full_with_its_numpy_lines(monkeypatch: Patch, capsys: Printed) -> None:
-    assert run(monkeypatch, "claims", "note.L10") == 0
+    assert run(monkeypatch, "claims", "note.L10") == 1, "the verdict of one claim is the exit code"
     shown = capsys.readouterr().out
     for part in ("Lemma 10", "REFUTED", "λ_min ≥ 1/2", "λ_min = 0", "import numpy as np", "note.L10.corrected"):
         assert part in shown
@@ -43,7 +43,7 @@ def test_one_claim_is_shown_in_full_with_its_numpy_lines(monkeypatch: Patch, cap
 
 def test_a_witness_is_not_cut_at_the_width_of_the_terminal(monkeypatch: Patch, capsys: Printed) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    assert run(monkeypatch, "claims", "note.T14") == 0
+    assert run(monkeypatch, "claims", "note.T14") == 1
     shown = capsys.readouterr().out
     [outcome] = conserved.claims.run("note.T14")
     assert outcome.witness is not None
@@ -87,7 +87,7 @@ def test_hypotheses_and_proofs_are_shown(monkeypatch: Patch, capsys: Printed) ->
 
 
 def test_json_is_the_records(monkeypatch: Patch, capsys: Printed) -> None:
-    assert run(monkeypatch, "claims", "note.T4", "--json") == 0
+    assert run(monkeypatch, "claims", "note.T4", "--json") == 1
     [record] = json.loads(capsys.readouterr().out)["claims"]
     assert (record["code"], record["status"], record["recorded"]) == ("note.T4", "refuted", "refuted")
     assert record["witness"]["numpy"].startswith("import numpy")
@@ -126,7 +126,7 @@ def test_outcomes_are_kept_in_a_store(monkeypatch: Patch, tmp_path: Path, capsys
 def test_strict_fails_when_a_verdict_is_not_the_recorded_one(monkeypatch: Patch, capsys: Printed) -> None:
     assert run(monkeypatch, "claims", "note.L10", "--strict") == 0
     monkeypatch.setattr(registry, "recorded", lambda: {"note.L10": "proved"})
-    assert run(monkeypatch, "claims", "note.L10") == 0, "without --strict it is only shown"
+    assert run(monkeypatch, "claims", "note.L10") == 1, "without --strict the recorded verdict does not matter"
     capsys.readouterr()
     assert run(monkeypatch, "claims", "note.L10", "--strict") == 1
     assert "note.L10 is refuted; it was proved" in capsys.readouterr().out

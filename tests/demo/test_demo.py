@@ -205,7 +205,7 @@ class TestCommand:
             return demo
 
         monkeypatch.setattr("conserved.demo.run", recorded)
-        options = ("--folder", str(tmp_path), "--steps", "20", "--seed", "3", *(["--json"] if as_json else []))
+        options = ("--output", str(tmp_path), "--steps", "20", "--seed", "3", *(["--json"] if as_json else []))
         assert run(monkeypatch, "demo", *options) == 0
         assert asked == [(tmp_path, Settings(steps=20, seed=3))]
         shown = capsys.readouterr().out
@@ -228,12 +228,12 @@ class TestCommand:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("conserved.demo.run", stop)
-        assert run(monkeypatch, "demo", "--folder", str(tmp_path)) == 130
+        assert run(monkeypatch, "demo", "--output", str(tmp_path)) == 130
         assert f"What was finished is in {tmp_path / 'store.db'}" in capsys.readouterr().err
 
     def test_a_folder_that_cannot_be_written_is_bad_usage(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "file").write_text("x")
-        assert run(monkeypatch, "demo", "--folder", str(tmp_path / "file" / "demo")) == 2
+        assert run(monkeypatch, "demo", "--output", str(tmp_path / "file" / "demo")) == 2
         assert "cannot write to" in capsys.readouterr().err

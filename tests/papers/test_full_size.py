@@ -42,3 +42,19 @@ def test_a_law_beyond_the_bound_at_full_size_refutes_its_figure(monkeypatch: pyt
     found = check()
     assert found.status.value == "refuted"
     assert any(item.value == 1.5 for item in found.evidence)
+
+
+def test_a_rate_that_full_size_runs_do_not_show_refutes_its_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = next(claim.check for claim in claims() if claim.code == "paper.Fig3c.rate")
+    assert check().holds
+    spoiled = json.loads(json.dumps(full_size.stored()))
+    spoiled["penn"]["laws"]["query_key"]["in_squares"] = [1.0, 1.2, 1.41]
+    monkeypatch.setattr(full_size, "stored", lambda: spoiled)
+    assert check().status.value == "refuted"
+
+
+def test_the_trained_encoder_is_that_of_the_stored_measurement() -> None:
+    stored = json.loads(max(RESULTS.glob("delocalisation_minilm_cpu_*.json")).read_text())
+    for name, value in full_size.trained_encoder().items():
+        if name != "model":
+            assert value == (pytest.approx(stored[name], abs=1e-4) if isinstance(value, dict) else stored[name])

@@ -22,7 +22,7 @@ from training import decoder, exact_text_loss, train
 def watched(*sinks: Sink, steps: int = 3, spoil: bool = False) -> Monitor:
     model = decoder().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    with Monitor(model, optimizer, sinks=sinks, run="a run", where="layers.0.*") as monitor:
+    with Monitor(model, optimizer, every=1, sinks=sinks, run="a run", where="layers.0.*") as monitor:
 
         def after(_: int) -> None:
             if spoil:

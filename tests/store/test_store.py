@@ -49,7 +49,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     with RunStore(tmp_path / "runs.db") as store:
         assert store.check()
         assert store.runs() == ["one"]
-        assert store.config("one") == {"seed": 0, "optimizer": ["SGD"], "every": 1}
+        assert store.config("one") == {"seed": 0, "optimizer": ["SGD"], "every": "auto"}
         assert store.steps("one") == [1, 2, 3, 4]
         assert store.entries("one") == monitor.ledger()
         law = monitor.laws.symmetries[0].name
@@ -259,9 +259,14 @@ def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"not": "a database"}) * 50)
     model = decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = Monitor(model, optimizer, sinks=SQLite(path), where="*query_key*")
-    with pytest.raises(sqlite3.DatabaseError):
+    monitor = Monitor(model, optimizer, sinks=SQLite(path), where="*query_key*", config=MonitorConfig(strict=True))
+
+    def write() -> None:
         monitor.step()
+        monitor.flush()
+
+    with pytest.raises(sqlite3.DatabaseError):
+        write()
 
 
 def test_documents_are_kept_by_kind_and_name_and_the_last_one_wins(tmp_path: Path) -> None:

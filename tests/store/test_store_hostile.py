@@ -18,7 +18,7 @@ import torch
 from conserved import Monitor, cli
 from conserved.report import NotAStore, write_report
 from conserved.store.json_lines import lines
-from conserved.tracking import BrokenStore, RunStore, RunTaken, SQLite, store_document
+from conserved.tracking import BrokenStore, MonitorConfig, RunStore, RunTaken, SQLite, store_document
 from report_store import claim, watch
 from training import decoder, exact_text_loss
 
@@ -26,20 +26,28 @@ pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 class Watched:
-    """A small training run that writes to a file."""
+    """A small training run that writes to a file, and raises what goes wrong with that unless it is lenient."""
 
-    def __init__(self, path: Path, run: str = "one") -> None:
+    def __init__(self, path: Path, run: str = "one", *, strict: bool = True) -> None:
         torch.manual_seed(0)
         self.model = decoder().double()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.02)
         self.sink = SQLite(path) if path.suffix == ".db" else None
-        self.monitor = Monitor(self.model, self.optimizer, sinks=self.sink or path, run=run, where="*query_key*")
+        self.monitor = Monitor(
+            self.model,
+            self.optimizer,
+            sinks=self.sink or path,
+            run=run,
+            where="*query_key*",
+            config=MonitorConfig(strict=strict),
+        )
 
     def step(self) -> None:
         self.optimizer.zero_grad()
         exact_text_loss(self.model, 0).backward()
         self.optimizer.step()
         self.monitor.step()
+        self.monitor.flush()
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -262,4 +270,4 @@ def test_a_store_of_the_first_version_without_a_table_of_writers_goes_on(tmp_pat
     again.monitor.close()
     with RunStore(path) as store:
         assert store.steps("one") == [1, 2]
-        assert json.loads(store.select("select config from run")[0][0])["every"] == 1
+        assert json.loads(store.select("select config from run")[0][0])["every"] == "auto"

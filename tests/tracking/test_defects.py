@@ -175,11 +175,12 @@ def test_weights_tied_after_the_fact_by_their_name() -> None:
             model.get_submodule("head").weight = model.get_submodule("embedding").weight
 
     train(model, optimizer, exact_text_loss, STEPS, after=after)
-    found = broken(monitor)
-    assert set(found) == set(range(WHEN, STEPS + 1))
-    # The head's own weight gets no gradient any more, so the final norm's gain moves with nothing to balance it, and
-    # the embedding has become a reader too.
-    assert all(laws == {"norm.gain", "stream_scale"} for laws in found.values())
+    (alarm,) = monitor.alarms
+    assert (alarm.step, alarm.code) == (WHEN, "replaced")
+    assert "steps 1 tensor that the model does not have any more" in alarm.message
+    # The laws are those of the tied model from then on.
+    assert monitor.state == "watching"
+    assert "head.weight" not in monitor.laws.parameters
 
 
 def test_a_slow_leak_raises_an_alarm_though_no_step_does() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,6 @@ from conserved.tracking import (
     GENERIC,
     Entry,
     ParameterStep,
-    PrecisionChanged,
-    StepMissed,
     Update,
     optimizer_rules,
     register_rule,
@@ -226,7 +225,7 @@ def test_filters_choose_layers(where: Any, expected: set[str]) -> None:
 
 def test_a_filter_that_leaves_nothing_is_refused() -> None:
     model = decoder()
-    with pytest.raises(ValueError, match="no law to watch"):
+    with pytest.raises(ValueError, match="to select a law"):
         Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1), recognize(model), where="nowhere.*")
 
 
@@ -245,8 +244,8 @@ def test_clearing_gradients_too_early_is_explained() -> None:
     monitor = Monitor(model, optimizer)
     train(model, optimizer, text_loss, 1)
     optimizer.zero_grad()
-    with pytest.raises(StepMissed, match="before zero_grad"):
-        monitor.step()
+    monitor.step()
+    assert re.search("loop since step 1: .* before zero_grad", monitor.state)
 
 
 def test_steps_that_were_not_accounted_for_are_explained() -> None:
@@ -254,8 +253,8 @@ def test_steps_that_were_not_accounted_for_are_explained() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = Monitor(model, optimizer)
     train(model, optimizer, text_loss, 2)
-    with pytest.raises(StepMissed, match="made 2 steps"):
-        monitor.step()
+    monitor.step()
+    assert re.search("loop since step 1: SGD made 2 steps", monitor.state)
 
 
 def test_a_step_that_was_skipped_moves_nothing() -> None:
@@ -382,17 +381,17 @@ def test_parameters_that_began_later_have_their_own_step_count(optimizer: type[t
         model = decoder().double()
         stepper = optimizer(model.parameters(), lr=1e-3, weight_decay=0.1)  # type: ignore[call-arg]
         rule = replace(rule_of(stepper), uniform=uniform)
-        monitor = Monitor(
-            model, stepper, config=MonitorConfig(rule=rule), where=["*query_key*", "*value_output*", "*gated*"]
-        )
+        where = ["*query_key*", "*value_output*", "*gated*"]
+        monitor = Monitor(model, stepper, config=MonitorConfig(rule=rule), where=where, audit=None)
         late = list(model.layers[0].feedforward.parameters())  # type: ignore[index, union-attr]
 
-        def loss(at: nn.Module, step: int) -> Tensor:
-            for parameter in late:
-                parameter.requires_grad_(step > 2)
-            return exact_text_loss(at, step)
-
-        train(model, stepper, loss, 6, after=lambda _: monitor.step())
+        for step in range(6):
+            stepper.zero_grad()
+            exact_text_loss(model, step).backward()
+            for parameter in late if step < 3 else ():
+                parameter.grad = None
+            stepper.step()
+            monitor.step()
         assert {float(stepper.state[parameter]["step"]) for parameter in model.parameters()} == {3.0, 6.0}
         assert not monitor.alarms
         return monitor.ledger()
@@ -498,8 +497,9 @@ class TestConversionsInMidRun:
         model, optimizer, monitor = self.watched(lambda p: torch.optim.AdamW(p, lr=1e-3))
         self.steps(model, optimizer, monitor, 2)
         model.to(kind)
-        with pytest.raises(PrecisionChanged, match=r"was float32 and is .* AdamW keeps its averages.*load_state_dict"):
+        with pytest.raises(RuntimeError):
             self.steps(model, optimizer, monitor, 1)
+        assert re.search(r"was float32 and is .* AdamW keeps its averages.*load_state_dict", monitor.state)
         optimizer.load_state_dict(optimizer.state_dict())
         self.steps(model, optimizer, monitor, 3)
         assert not monitor.alarms
@@ -529,8 +529,9 @@ class TestConversionsInMidRun:
         model, optimizer, monitor = self.watched(Averaging)
         self.steps(model, optimizer, monitor, 2)
         model.double()
-        with pytest.raises(PrecisionChanged if told else RuntimeError, match="averages" if told else "dtype"):
+        with pytest.raises(RuntimeError, match="dtype"):
             self.steps(model, optimizer, monitor, 1)
+        assert ("averages" in monitor.state) == told
 
     @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64], ids=str)
     @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -145,10 +145,10 @@ def test_steps_that_a_gradient_scaler_skips_move_nothing(cls: Any, way: str, mon
     assert all(any(entry.observed != 0 for entry in monitor.ledger(step=step)) for step in (1, 2, 4, 6, 7))
 
 
-def test_autocast_is_told_to_the_monitor() -> None:
+def test_autocast_is_noticed_by_the_account() -> None:
     model = decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    monitor = Monitor(model, optimizer, loss="cross_entropy", config=MonitorConfig(precision=torch.bfloat16))
+    monitor = Monitor(model, optimizer, loss="cross_entropy")
 
     def loss(net: nn.Module, number: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -157,7 +157,7 @@ def test_autocast_is_told_to_the_monitor() -> None:
     train(model, optimizer, loss, 20, after=lambda _: monitor.step())
     assert not monitor.alarms
     # What bfloat16 leaves in the gradients is far above what float32 would.
-    strict = Monitor(model, optimizer, loss="cross_entropy")
+    strict = Monitor(model, optimizer, loss="cross_entropy", config=MonitorConfig(precision=torch.float32))
     train(model, optimizer, loss, 20, after=lambda _: strict.step())
     ratio = max(entry.excess for entry in strict.ledger()) / max(entry.excess for entry in monitor.ledger())
     assert ratio > 3

@@ -51,7 +51,7 @@ def descend(
     **options: Any,
 ) -> Monitor:
     optimizer = torch.optim.AdamW(bare.parameters(), lr=0.01, weight_decay=0.1)
-    monitor = Monitor(model, optimizer, **options)
+    monitor = Monitor(model, optimizer, every=1, **options)
     for number in range(steps):
         optimizer.zero_grad()
         objective(model, rows(number)).backward()

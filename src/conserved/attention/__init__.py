@@ -10,15 +10,20 @@ from conserved.attention.low_rank_heads import LowRank, LowRankTable, low_rank, 
 from conserved.attention.moments import TokenMoments
 from conserved.attention.monitor import AttentionMonitor, AttentionRecord
 from conserved.attention.natural_attention import NaturalAttention, NaturalDescent, token_fisher, value_metric
+from conserved.attention.precision import AttentionPrecision, PrecisionRow
+from conserved.attention.precision_watch import watch_precision
 from conserved.attention.probing import AttentionProbe, HeadRow, probe
 from conserved.attention.queries_and_keys import Unheard
+from conserved.attention.rounding import AttentionRounding, attention_rounding
 from conserved.attention.softmax import SoftmaxStatistics, softmax_statistics
 from conserved.attention.transformers_attention import register_with_transformers
 
 __all__ = [
     "AttentionMonitor",
+    "AttentionPrecision",
     "AttentionProbe",
     "AttentionRecord",
+    "AttentionRounding",
     "CenteredAttention",
     "DepartureRule",
     "EnergyField",
@@ -29,9 +34,11 @@ __all__ = [
     "NaturalAttention",
     "NaturalDescent",
     "NotInvariantError",
+    "PrecisionRow",
     "SoftmaxStatistics",
     "TokenMoments",
     "Unheard",
+    "attention_rounding",
     "centered",
     "coherence_figure",
     "energy_field",
@@ -43,4 +50,5 @@ __all__ = [
     "softmax_statistics",
     "token_fisher",
     "value_metric",
+    "watch_precision",
 ]

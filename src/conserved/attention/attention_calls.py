@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved.boundary import guarded
 from conserved.function_listeners import Listeners
 
 
@@ -44,6 +45,16 @@ class AttentionCall:
     kwargs: dict[str, Any]
     part: bool = False
     """Whether it belongs to a call that was told already."""
+    output_listeners: list[Callable[[Tensor, bool], None]] = field(default_factory=list)
+    """Functions that a listener adds to get the output with its graph, and whether tokens come before heads in it. A
+    block and inputs have no output."""
+
+    def finish(self, output: Any, *, tokens_first: bool = False) -> None:
+        """Give the output of the call to those who asked for it."""
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, Tensor):
+            for listener in self.output_listeners:
+                listener(first, tokens_first)
 
 
 Listener = Callable[[AttentionCall], Tensor | None]
@@ -62,20 +73,20 @@ def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
 
     Several may listen at a time, to the same model or others, and stop in any order.
     """
-    ear = _Ear(model, tell)
+    ear = _Ear(model, guarded(tell))
     with ExitStack() as undo:
         for name, module in model.named_modules():
             if name and _calls_no_attention(module):
                 continue
             own: Any = module if computes_own_attention(module) else None
             if own is not None:
-                undo.callback(own.keys.register_forward_hook(_through_block(ear, name, own)).remove)
+                undo.callback(own.keys.register_forward_hook(guarded(_through_block(ear, name, own))).remove)
             if own is not None or isinstance(module, nn.MultiheadAttention):
-                enter = _enter_with_inputs(ear, name)
+                enter = guarded(_enter_with_inputs(ear, name))
                 undo.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
             else:
-                undo.callback(module.register_forward_pre_hook(_enter(ear, name), prepend=True).remove)
-            undo.callback(module.register_forward_hook(_leave(ear), always_call=True).remove)
+                undo.callback(module.register_forward_pre_hook(guarded(_enter(ear, name)), prepend=True).remove)
+            undo.callback(module.register_forward_hook(guarded(_leave(ear)), always_call=True).remove)
         _EARS.begin(ear)
         undo.callback(_EARS.end, ear)
         for holder, attribute in _products(model):
@@ -208,24 +219,28 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
     def scaled_dot_product_attention(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or _WITHIN.calls:
             return original(query, key, *rest, **options)
+        calls = []
         with unheard():
             for ear in _EARS.now():
                 running = ear.running.modules
                 if running and not any(computes_own_attention(one.module) for one in running):
-                    answer = ear.tell(
-                        AttentionCall(
-                            at="product",
-                            path=running[-1].path,
-                            module=running[-1].module,
-                            queries=query,
-                            keys=key,
-                            args=rest,
-                            kwargs=options,
-                            part=any(isinstance(one.module, nn.MultiheadAttention) for one in running),
-                        )
+                    call = AttentionCall(
+                        at="product",
+                        path=running[-1].path,
+                        module=running[-1].module,
+                        queries=query,
+                        keys=key,
+                        args=rest,
+                        kwargs=options,
+                        part=any(isinstance(one.module, nn.MultiheadAttention) for one in running),
                     )
+                    calls.append(call)
+                    answer = ear.tell(call)
                     key = key if answer is None else answer
-            return original(query, key, *rest, **options)
+            output = original(query, key, *rest, **options)
+            for call in calls:
+                call.finish(output)
+            return output
 
     return scaled_dot_product_attention
 
@@ -233,7 +248,11 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
 def _through_interface(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_interface(self: Any, *args: Any, **options: Any) -> Any:
         attend = original(self, *args, **options)
-        return attend if torch.compiler.is_compiling() else _through_implementation(attend)
+        # An implementation that changes keys on their way to PyTorch's function is heard there.
+        through_product = getattr(attend, "calls_product", False)
+        if torch.compiler.is_compiling() or through_product:
+            return attend
+        return _EARS.guarded(attend, _through_implementation(attend))
 
     return get_interface
 
@@ -244,25 +263,29 @@ def _through_implementation(attend: Callable[..., Any]) -> Callable[..., Any]:
     def attending(module: nn.Module, query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or _WITHIN.calls:
             return attend(module, query, key, *rest, **options)
+        calls = []
         with unheard():
             for ear in _EARS.now():
                 path = ear.paths.get(id(module))
                 if path is None and ear.running.modules:
                     path = ear.running.modules[-1].path
                 if path is not None:
-                    answer = ear.tell(
-                        AttentionCall(
-                            at="interface",
-                            path=path,
-                            module=module,
-                            queries=query,
-                            keys=key,
-                            args=rest,
-                            kwargs=options,
-                        )
+                    call = AttentionCall(
+                        at="interface",
+                        path=path,
+                        module=module,
+                        queries=query,
+                        keys=key,
+                        args=rest,
+                        kwargs=options,
                     )
+                    calls.append(call)
+                    answer = ear.tell(call)
                     key = key if answer is None else answer
-            return attend(module, query, key, *rest, **options)
+            output = attend(module, query, key, *rest, **options)
+            for call in calls:
+                call.finish(output, tokens_first=True)
+            return output
 
     return attending
 

@@ -59,7 +59,9 @@ class RowMeans(ConstantRule):
     def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
         """Return the gated means of k̄_i and O_i over sampled rows."""
         weights, sees = sampled_rows(query, key, options, _ROWS)
-        return Constants(_gated(weights @ key, sees), _gated(weights @ value, sees))
+        rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
+        both = _gated(rows, sees)
+        return Constants(both[..., : key.shape[-1]], both[..., key.shape[-1] :])
 
 
 class TokenMeans(ConstantRule):
@@ -150,7 +152,8 @@ def _every(tokens: Tensor) -> Tensor:
 def _gated(rows: Tensor, sees: Tensor | None = None) -> Tensor:
     rows = rows.float()
     if sees is None:
-        return _open(rows.mean(-2, keepdim=True), rows.std(-2, keepdim=True, correction=0))
+        deviation, mean = torch.std_mean(rows, -2, keepdim=True, correction=0)
+        return _open(mean, deviation)
     number = sees.float().sum(-2, keepdim=True).clamp_min(1.0)
     mean = (rows * sees).sum(-2, keepdim=True) / number
     variance = ((rows - mean).square() * sees).sum(-2, keepdim=True) / number
@@ -158,5 +161,5 @@ def _gated(rows: Tensor, sees: Tensor | None = None) -> Tensor:
 
 
 def _open(mean: Tensor, deviation: Tensor) -> Tensor:
-    """Return the components of a mean that pass the gate; a mean that is not finite passes nowhere."""
-    return torch.where((mean.abs() > GATE * deviation) & mean.isfinite(), mean, 0.0)
+    """Return the components of a mean that pass the gate; where rows are not finite the deviation is NaN: none."""
+    return torch.where(mean.abs() > GATE * deviation, mean, 0.0)

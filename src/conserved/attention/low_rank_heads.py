@@ -16,15 +16,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor, nn
 
 from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
 from conserved.attention.probing import Heard, described
 from conserved.attention.queries_and_keys import Capture
+from conserved.output.lines import WIDTH, Line, columns, joined
 
 TOLERANCE = 0.1
 """Relative error in the Frobenius norm at which a field counts as being of a rank: 99 % of its energy."""
@@ -59,26 +57,33 @@ class LowRankTable:
         """Plain data, for JSON."""
         return {"tolerance": self.tolerance, "heads": [asdict(row) for row in self.rows]}
 
-    def renderable(self) -> Group:
-        """A table for a rich console."""
-        parts: list[RenderableType] = []
+    def lines(self) -> list[Line]:
+        """Return a table for every layer, and a legend."""
+        lines: list[Line] = []
         for layer in dict.fromkeys(row.layer for row in self.rows):
             rows = [row for row in self.rows if row.layer == layer]
-            table = Table(box=None, pad_edge=False, header_style="bold")
             kept, lengths = list(rows[0].errors), list(rows[0].growth)
-            headings = ["head", "need", *(f"err@{rank}" for rank in kept), *(f"L={length}" for length in lengths)]
-            for heading in headings:
-                table.add_column(heading, justify="right", no_wrap=True, min_width=5)
-            for row in rows:
-                errors = [f"{row.errors[rank]:.3f}" for rank in kept]
-                growth = [str(row.growth[length]) for length in lengths]
-                table.add_row(str(row.head), f"{row.needed}/{row.width}", *errors, *growth)
-            parts += [Text(f"{layer or '(model)'}, {rows[0].length} keys", style="bold"), table]
+            heads = ["head", "need", *(f"err@{rank}" for rank in kept), *(f"L={length}" for length in lengths)]
+            cells = [
+                [
+                    str(row.head),
+                    f"{row.needed}/{row.width}",
+                    *(f"{row.errors[rank]:.3f}" for rank in kept),
+                    *(str(row.growth[length]) for length in lengths),
+                ]
+                for row in rows
+            ]
+            lines.append(Line(f"{layer or '(model)'}, {rows[0].length} keys", style="bold"))
+            lines += columns(heads, cells, right=range(len(heads)))
         note = (
             f"need: directions for a relative error of {self.tolerance:g}; err@r: relative error of keeping r; "
             "L=n: directions needed for the first n keys"
         )
-        return Group(*parts, Text(note), *(Text(f"{layer}: not described, {why}") for layer, why in self.skipped))
+        return [*lines, Line(note), *(Line(f"{layer}: not described, {why}") for layer, why in self.skipped)]
+
+    def summary(self, width: int = WIDTH) -> str:
+        """Return the table as text."""
+        return joined(self.lines(), width)
 
 
 def truncation_errors(values: Float[Tensor, "*heads n"]) -> Float[Tensor, "*heads n1"]:

@@ -8,9 +8,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor, nn
 
 from conserved.attention.band import Band
@@ -19,7 +16,7 @@ from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
 from conserved.attention.queries_and_keys import Capture, Unheard, listening
 from conserved.attention.softmax import softmax_statistics
-from conserved.laws.law_table import plain
+from conserved.output.lines import WIDTH, Line, columns, joined
 from conserved.verdict import Evidence, Verdict
 
 _LEGEND = (
@@ -80,36 +77,36 @@ class AttentionProbe:
             "skipped": [{"layer": layer, "reason": reason} for layer, reason in self.skipped],
         }
 
-    def renderable(self) -> Group:
-        """A table for a rich console."""
-        columns: tuple[tuple[str, Callable[[HeadRow], str]], ...] = (
-            ("head", lambda r: str(r.head)),
-            ("rank", lambda r: f"{r.rank:.3g}/{r.bound:.3g}"),
-            ("eff.", lambda r: f"{r.effective_rank:.1f}"),
-            ("stable", lambda r: f"{r.stable_rank:.1f}"),
-            ("spread", lambda r: f"{r.participation:.2f}"),
-            ("Gauss", lambda r: f"{r.gaussian_participation:.2f}"),
-            ("coher.", lambda r: f"{r.coherence:.2f}"),
-            ("Gauss", lambda r: f"{r.gaussian_coherence:.2f}"),
-            ("max z", lambda r: f"{r.largest_logit:.1f}"),
-            ("H/log n", lambda r: f"{r.evenness:.2f}"),
-        )
-        parts: list[RenderableType] = []
+    def lines(self) -> list[Line]:
+        """Return a table for every layer, a legend, and the verdict."""
+        lines: list[Line] = []
         for layer in dict.fromkeys(row.layer for row in self.rows):
             rows = [row for row in self.rows if row.layer == layer]
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            for heading, _ in columns:
-                table.add_column(heading, justify="right", no_wrap=True, min_width=6)
-            for row in rows:
-                table.add_row(*(show(row) for _, show in columns))
-            parts += [Text(f"{layer or '(model)'}, {rows[0].attention}", style="bold"), table]
-        parts += [Text(), Text(_LEGEND)]
-        parts += [Text(f"{layer}: not described, {reason}") for layer, reason in self.skipped]
-        return Group(*parts, Text(str(self.verdict)))
+            cells = [[show(row) for _, show in _COLUMNS] for row in rows]
+            lines.append(Line(f"{layer or '(model)'}, {rows[0].attention}", style="bold"))
+            lines += columns([head for head, _ in _COLUMNS], cells, right=range(len(_COLUMNS)))
+        lines += [Line(), Line(_LEGEND)]
+        lines += [Line(f"{layer}: not described, {reason}") for layer, reason in self.skipped]
+        return [*lines, Line(str(self.verdict))]
 
-    def summary(self, width: int = 120) -> str:
-        """The table as text."""
-        return plain(self.renderable(), width)
+    def summary(self, width: int = WIDTH) -> str:
+        """Return the table as text."""
+        return joined(self.lines(), width)
+
+
+_COLUMNS: tuple[tuple[str, Callable[[HeadRow], str]], ...] = (
+    ("head", lambda r: str(r.head)),
+    ("rank", lambda r: f"{r.rank:.3g}/{r.bound:.3g}"),
+    ("eff.", lambda r: f"{r.effective_rank:.1f}"),
+    ("stable", lambda r: f"{r.stable_rank:.1f}"),
+    ("spread", lambda r: f"{r.participation:.2f}"),
+    ("Gauss", lambda r: f"{r.gaussian_participation:.2f}"),
+    ("coher.", lambda r: f"{r.coherence:.2f}"),
+    ("Gauss", lambda r: f"{r.gaussian_coherence:.2f}"),
+    ("max z", lambda r: f"{r.largest_logit:.1f}"),
+    ("H/log n", lambda r: f"{r.evenness:.2f}"),
+)
+"""The columns of the table, each with the text of its cells."""
 
 
 def probe(

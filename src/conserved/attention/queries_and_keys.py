@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from conserved.attention.attention_calls import AttentionCall, attention_heard
 from conserved.attention.band import Band
+from conserved.errors import InvalidInputError
 
 
-class Unheard(ValueError):
+class Unheard(InvalidInputError, ValueError):
     """A model ran and no attention was heard in it; the message says what can be heard."""
 
 
@@ -50,7 +51,7 @@ def listening(model: nn.Module, hear: Hear) -> Iterator[None]:
         if call.part:
             return
         with torch.no_grad():
-            capture = _captured(call)
+            capture = captured(call)
             # What is computed about the call is no part of the model.
             with torch._C.DisableTorchFunction():
                 hear(capture)
@@ -59,7 +60,8 @@ def listening(model: nn.Module, hear: Hear) -> Iterator[None]:
         yield
 
 
-def _captured(call: AttentionCall) -> Capture:
+def captured(call: AttentionCall) -> Capture:
+    """Return the queries and keys of a call, and who sees whom."""
     if call.at == "inputs":
         return _multihead(call.path, call.module, call.args, call.kwargs)
     assert call.keys is not None

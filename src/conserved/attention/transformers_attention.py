@@ -59,6 +59,8 @@ class _Implementation:
         self.implementation = implementation
         self.base = base
         self.constants: ConstantName = constants
+        self.calls_product = base == "sdpa"
+        """Whether listeners hear this attention where it calls PyTorch's function."""
         self._shared = self._new()
         self._by_module: weakref.WeakKeyDictionary[nn.Module, CenteredAttention] = weakref.WeakKeyDictionary()
 

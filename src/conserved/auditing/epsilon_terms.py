@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conserved.auditing.norm_calls import NormCall, norms_heard, over_last
+from conserved.boundary import guarded
 from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
 from conserved.inference.laws_up_to_epsilon import Forgetting
@@ -111,13 +112,13 @@ class EpsilonTerms:
         running: list[str] = []
         for name, module in self._model.named_modules():
             if name and (name in self._functions or name in self._inline):
-                undo.callback(module.register_forward_pre_hook(self._enter(name, running)).remove)
-                undo.callback(module.register_forward_hook(_leave(running), always_call=True).remove)
+                undo.callback(module.register_forward_pre_hook(guarded(self._enter(name, running))).remove)
+                undo.callback(module.register_forward_hook(guarded(_leave(running)), always_call=True).remove)
             if name in self._written:
-                undo.callback(module.register_forward_hook(self._through(name), with_kwargs=True).remove)
+                undo.callback(module.register_forward_hook(guarded(self._through(name)), with_kwargs=True).remove)
         for name, parameter in self._reference.items():
-            undo.callback(parameter.register_post_accumulate_grad_hook(self._keep(name)).remove)
-        undo.enter_context(norms_heard(_Ear(self, running)))
+            undo.callback(parameter.register_post_accumulate_grad_hook(guarded(self._keep(name))).remove)
+        undo.enter_context(norms_heard(_Ear(guarded(self.function), running)))
 
     def sides(self, slopes: Tensors) -> dict[str, RightHandSide]:
         """The right-hand sides that are known, by law, in units of the gradients as they are now."""
@@ -238,7 +239,7 @@ class EpsilonTerms:
         if key in self._dims and out.requires_grad:
             # A hook that held its own tensor would keep it and its graph for ever: Python cannot see that cycle.
             values = x.detach()
-            out.register_hook(lambda slope: self._add(key, values, slope, norm))
+            out.register_hook(guarded(lambda slope: self._add(key, values, slope, norm)))
 
     @torch.no_grad()
     def _add(self, key: Key, x: Tensor, slope: Tensor, norm: NormCall) -> None:
@@ -254,12 +255,12 @@ class EpsilonTerms:
 class _Ear:
     """Whose norms are listened to, and which of its modules are running."""
 
-    terms: EpsilonTerms
+    follow: Callable[[str, Tensor, Tensor, NormCall], None]
     running: list[str]
 
     def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
         """A norm was called by the module that is running."""
-        self.terms.function(self.running[-1] if self.running else "", x, out, norm)
+        self.follow(self.running[-1] if self.running else "", x, out, norm)
 
 
 @dataclass(frozen=True, slots=True)

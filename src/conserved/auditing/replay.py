@@ -20,10 +20,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from conserved.auditing.reference_form import AS_RUN, Form
-from conserved.inference import being_followed, run_as_written
+from conserved.boundary import guarded
+from conserved.inference import being_followed
 
 SCALE = 1.37
 """Factor on the output gradient when rounding is sampled: not a power of two, so that every rounding differs."""
+
+
+STAGE = "replay"
+"""The part of a monitor that records passes."""
 
 
 class ReplayError(RuntimeError):
@@ -121,8 +126,10 @@ class RecordedPass(Replay):
         """Start recording calls of the model; `stop` ends it."""
         if not self._handles:
             self._handles = [
-                self.model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
-                self.model.register_forward_hook(self._after, with_kwargs=True),
+                self.model.register_forward_pre_hook(
+                    guarded(self._before, stage=STAGE), with_kwargs=True, prepend=True
+                ),
+                self.model.register_forward_hook(guarded(self._after, stage=STAGE), with_kwargs=True),
             ]
 
     def stop(self) -> None:
@@ -151,7 +158,6 @@ class RecordedPass(Replay):
         return ""
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        run_as_written()
         if not self._replaying and torch.is_grad_enabled() and not being_followed():
             self.begin(args, kwargs)
 
@@ -162,13 +168,12 @@ class RecordedPass(Replay):
         self._call = _Call(args, kwargs, _versions(args, kwargs), Generators.now(), autocast)
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        run_as_written()
         call = self._call
         if call is None or self._replaying or not torch.is_grad_enabled() or being_followed():
             return
         for position, tensor in enumerate(_tensors(output)):
             if tensor.requires_grad:
-                tensor.register_hook(_keep(call, position))
+                tensor.register_hook(guarded(_keep(call, position), stage=STAGE))
 
     def _outputs(self, form: Form) -> tuple[list[Tensor], list[Tensor]]:
         if self.obstacle:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from conserved.auditing.attention_keys import keys_seen
 from conserved.auditing.epsilon_terms import EpsilonTerms
+from conserved.boundary import guarded
 from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.laws import LawSet
 from conserved.laws.identities import HALF, TOLERANCE, coarsest, rounding
@@ -107,7 +108,7 @@ class Gauge:
         own = keys.view_as(keys)
         call, precision = self.seen, coarsest(keys.dtype, self._computing(keys))
         self.seen += 1
-        own.register_hook(lambda slope: self._sum_up(name, call, precision, slope))
+        own.register_hook(guarded(lambda slope: self._sum_up(name, call, precision, slope)))
         return own
 
     @staticmethod

@@ -34,6 +34,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conserved.errors import InvalidInputError
+
 Places = NDArray[np.int64]
 
 UNARY = ("exp", "log", "sqrt", "reciprocal", "tanh", "sigmoid", "erf", "sin", "cos")
@@ -41,7 +43,7 @@ UNARY = ("exp", "log", "sqrt", "reciprocal", "tanh", "sigmoid", "erf", "sin", "c
 _DECISIONS = ("greater", "order", "equal")
 
 
-class Malformed(ValueError):
+class Malformed(InvalidInputError, ValueError):
     """A certificate or a program in it is not well formed; the message says where."""
 
 

@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from typer.core import TyperGroup
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from typer.core import TyperCommand, TyperGroup
 
+from conserved.errors import InvalidInputError
 from conserved.output.printable import printable
 from conserved.output.terminal import Console
 from conserved.verdict import Status
 from conserved.version import __version__
 
+ORDER = (
+    *("demo", "check", "audit", "laws", "discover", "certify", "equalize", "move", "attention"),
+    *("runs", "report", "claims", "reproduce"),
+)
+"""Commands in the order of `--help`, which groups them by need."""
+
+START = "Start here"
+BACKWARD = "Is a backward pass right?"
+LAWS = "What does training conserve?"
+WEIGHTS = "Other weights, the same function"
+INSIDE = "What does attention see?"
+RUNS = "Recorded runs"
+PAPERS = "The papers behind it"
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    """Parameters whose switches show no type: there is nothing to fill in."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
+
+
+class _Command(TyperCommand):
+    """A command whose help shows no type for switches."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, as help shows them."""
+        return _without_types(super().get_params(ctx))
+
 
 class _Commands(TyperGroup):
     """The commands; one that is stopped from the keyboard says that nothing of it is left, unless it says more."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands in the order of `ORDER`."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, as help shows them."""
+        return _without_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -40,6 +88,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def command(panel: str) -> Callable[[T], T]:
+    """Register a function as a command, under a heading of `--help`."""
+    return app.command(cls=_Command, rich_help_panel=panel)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 LOSSES = ("any", "regression", "cross_entropy")
@@ -48,7 +104,7 @@ LOSSES = ("any", "regression", "cross_entropy")
 DEVICES = ("cpu", "cuda", "cuda:0", "mps")
 
 
-class Usage(Exception):
+class Usage(InvalidInputError):
     """The command was called with something it cannot use; the message says what to do."""
 
 
@@ -60,7 +116,7 @@ def among(words: Iterable[str]) -> Callable[[str], list[str]]:
 def known_loss(loss: str) -> str:
     """Refuse a loss that has no name here."""
     if loss not in LOSSES:
-        raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.")
+        raise Usage(f"Unknown loss {loss!r}; expected {' or '.join(LOSSES)}.{did_you_mean(loss, LOSSES)}")
     return loss
 
 
@@ -69,6 +125,18 @@ def in_a_folder(path: Path | None) -> Path | None:
     if path is not None and not path.parent.is_dir():
         raise Usage(f"There is no folder {path.parent} to write {path.name} into; make it first, or name another.")
     return path
+
+
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Write the result to this file too, as JSON.", callback=in_a_folder),
+]
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return " Did you mean …?" for the known words that are close to one that is not known, or nothing."""
+    close = difflib.get_close_matches(word, list(words))
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def on_device(name: str | None) -> str | None:
@@ -120,8 +188,24 @@ def say(text: str, console: Console | None = None, style: str = "") -> None:
 
 
 def print_json(record: dict[str, Any]) -> None:
-    """One JSON object on standard output."""
-    sys.stdout.write(printable(json.dumps(record, indent=2, ensure_ascii=False), lines=True) + "\n")
+    """Print one JSON object on standard output."""
+    sys.stdout.write(_as_json(record))
+
+
+def deliver(record: dict[str, Any], *, as_json: bool, output: Path | None) -> bool:
+    """Write a result to its file, print it as JSON if that was asked for, and return whether it was printed."""
+    if output is not None:
+        try:
+            output.write_text(_as_json(record), encoding="utf-8")
+        except OSError as problem:
+            raise Usage(f"{output} cannot be written: {problem.strerror or problem}.") from problem
+    if as_json:
+        print_json(record)
+    return as_json
+
+
+def _as_json(record: dict[str, Any]) -> str:
+    return printable(json.dumps(record, indent=2, ensure_ascii=False), lines=True) + "\n"
 
 
 def progress() -> Callable[[str], None]:
@@ -134,7 +218,8 @@ def progress() -> Callable[[str], None]:
 def counted(what: str, total: int) -> Iterator[tuple[Console, Callable[..., None]]]:
     """On standard error a bar, if it is a terminal: the console to print on beside it, and what moves the bar."""
     errors = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         yield errors, partial(bar.update, bar.add_task(what, total=total))
 

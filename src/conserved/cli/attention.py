@@ -7,49 +7,47 @@ from typing import Annotated, Any
 
 import typer
 
-from conserved.cli.app import AsJson, Usage, app, ended, print_json, progress
-from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
+from conserved.cli.app import INSIDE, AsJson, Output, Usage, command, deliver, ended, progress
+from conserved.cli.inputs import InputsOption
+from conserved.cli.models import Options, Target, call_of, load_model, split_words
 from conserved.cli.storing import Store, store_record
 from conserved.output.terminal import Console
 
 
-@app.command()
+@command(INSIDE)
 def attention(
     target: Target,
     options: Options = None,
-    inputs: InputShape = None,
+    inputs: InputsOption = None,
     text: Annotated[list[str] | None, typer.Option(help="a text for the tokenizer beside a model's weights")] = None,
     baselines: Annotated[bool, typer.Option(help="hold the keys against Gaussian and shuffled ones")] = True,
     low_rank: Annotated[bool, typer.Option("--low-rank", help="Show what the leading directions hold.")] = False,
     seed: Annotated[int, typer.Option(help="seed of inputs and baselines", min=0)] = 0,
     store: Store = None,
+    output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe the attention of a model on an input: the energy field of every head, key coherence, entropy."""
-    import torch
-
     from conserved.attention import low_rank_table, probe
     from conserved.integrations import configured_models
 
     positional: tuple[Any, ...] = ()
     named: Mapping[str, Any] | None = None
+    given, words = split_words(options, inputs)
     if configured_models.has_weights(target):
         model, named = configured_models.pretrained(target, text or [])
     elif text:
         raise Usage(f"--text is for a folder with config.json, weights and a tokenizer; {target} is not one.")
     else:
-        model = load_model(target, options or []).eval()
+        model = load_model(target, given).eval()
     if named is None:
-        drawn, generator = inputs_of(target, inputs), torch.Generator().manual_seed(seed)
-        x = drawn(generator) if callable(drawn) else torch.randn(drawn.shape, generator=generator)
-        positional, named = (x,), {}
+        positional, named = call_of(model, target, words, seed)
     found = probe(model, *positional, baselines=baselines, seed=seed, progress=progress(), **named)
     table = low_rank_table(model, *positional, **named) if low_rank else None
-    store_record(store, "attention", target, options or [], found.record())
-    if as_json:
-        print_json(found.record() | ({} if table is None else {"low_rank": table.record()}))
-    else:
-        Console().print(found.renderable())
+    store_record(store, "attention", target, given, found.record())
+    record = found.record() | ({} if table is None else {"low_rank": table.record()})
+    if not deliver(record, as_json=as_json, output=output):
+        Console().print_lines(found.lines())
         if table is not None:
-            Console().print(table.renderable())
+            Console().print_lines(table.lines())
     ended(found.verdict.status)

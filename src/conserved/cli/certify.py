@@ -10,32 +10,34 @@ import typer
 import conserved
 from conserved.cli.app import (
     DOES_NOT_HOLD,
+    LAWS,
     AsJson,
     ClassAxis,
     LossOption,
     Usage,
-    app,
+    command,
     ended,
     in_a_folder,
     print_json,
     progress,
     say,
 )
-from conserved.cli.models import InputShape, Options, inputs_of, load_model
+from conserved.cli.inputs import InputsOption
+from conserved.cli.models import Options, inputs_of, load_model, split_words
 from conserved.output.terminal import Console
 
 
-@app.command()
+@command(LAWS)
 def certify(
     target: Annotated[str | None, typer.Argument(help="as for discover", metavar="MODEL")] = None,
     options: Options = None,
-    inputs: InputShape = None,
+    inputs: InputsOption = None,
     loss: LossOption = "any",
     class_axis: ClassAxis = -1,
     bits: Annotated[int, typer.Option(min=2, max=4096, help="precision to begin with")] = 128,
     seed: Annotated[int, typer.Option(help="seed of all samples", min=0)] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="write the certificate to this file", callback=in_a_folder)
+        Path | None, typer.Option("--output", "-o", help="Write the certificate to this file.", callback=in_a_folder)
     ] = None,
     check: Annotated[Path | None, typer.Option("--check", help="check this certificate; no model is needed")] = None,
     as_json: AsJson = False,
@@ -56,7 +58,8 @@ def certify(
             raise Usage(f"{check} cannot be used: {problem}") from None
     else:
         assert target is not None
-        model, x = load_model(target, options or []), inputs_of(target, inputs)
+        given, words = split_words(options, inputs)
+        model, x = load_model(target, given), inputs_of(target, words)
         certificate = conserved.certify(
             model, x, loss=loss, class_axis=class_axis, bits=bits, seed=seed, progress=progress()
         )

@@ -14,7 +14,20 @@ from rich.syntax import Syntax
 from rich.table import Column, Table
 from rich.text import Text
 
-from conserved.cli.app import DOES_NOT_HOLD, INTERRUPTED, AsJson, app, counted, in_a_folder, print_json, say
+from conserved.cli.app import (
+    DOES_NOT_HOLD,
+    INTERRUPTED,
+    PAPERS,
+    AsJson,
+    Output,
+    command,
+    counted,
+    deliver,
+    ended,
+    in_a_folder,
+    print_json,
+    say,
+)
 from conserved.output.terminal import Console
 from conserved.plain_data import record_of
 from conserved.verdict import Status
@@ -36,7 +49,7 @@ def _codes(incomplete: str) -> list[str]:
     return sorted(code for code in known if code.startswith(incomplete))
 
 
-@app.command()
+@command(PAPERS)
 def claims(
     pattern: Annotated[
         str | None,
@@ -49,9 +62,13 @@ def claims(
     store: Annotated[
         Path | None, typer.Option(help="keep the outcomes in this run store", callback=in_a_folder)
     ] = None,
+    output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the claims of the papers, the blog post and the notes, and say which hold."""
+    """Run the claims of the papers, the blog post and the notes, and say which hold.
+
+    The exit code of one claim is its verdict; a list of several exits with 0 unless a check fails.
+    """
     from conserved.papers.claims.registry import claims, outcomes
 
     chosen = claims(pattern)
@@ -78,18 +95,15 @@ def claims(
             interrupted = True
     changed = [outcome for outcome in found if outcome.changed]
     broken = [outcome for outcome in found if outcome.failure]
-    if as_json:
-        print_json(
-            {
-                "claims": [outcome.record() for outcome in found],
-                "counts": _counts(found),
-                "severities": _severities(found),
-                "left": len(chosen) - len(found),
-                "changed": [outcome.claim.code for outcome in changed],
-                "failed": [outcome.claim.code for outcome in broken],
-            }
-        )
-    else:
+    record = {
+        "claims": [outcome.record() for outcome in found],
+        "counts": _counts(found),
+        "severities": _severities(found),
+        "left": len(chosen) - len(found),
+        "changed": [outcome.claim.code for outcome in changed],
+        "failed": [outcome.claim.code for outcome in broken],
+    }
+    if not deliver(record, as_json=as_json, output=output):
         console = Console()
         if len(chosen) == 1 and found:
             # Lines are printed whole, for the terminal to wrap: a witness that is cut cannot be pasted.
@@ -109,6 +123,8 @@ def claims(
         raise typer.Exit(INTERRUPTED)
     if broken or (strict and changed):
         raise typer.Exit(DOES_NOT_HOLD)
+    if len(chosen) == 1 and not strict:
+        ended(found[0].verdict.status)
 
 
 def _counts(found: list[Any]) -> dict[str, int]:

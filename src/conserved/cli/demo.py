@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import AsJson, Usage, app, ended, interrupted, print_json, say
+from conserved.cli.app import START, AsJson, Usage, command, ended, interrupted, print_json, say
 from conserved.output.terminal import Console
 
 
-@app.command()
+@command(START)
 def demo(
-    folder: Annotated[Path, typer.Option("-o", "--folder", help="where the store and the report go")] = Path(
+    folder: Annotated[Path, typer.Option("-o", "--output", help="folder for the store and the report")] = Path(
         "conserved-demo"
     ),
     seed: Annotated[int, typer.Option(help="seed of the weights and of the text")] = 0,

@@ -8,16 +8,17 @@ from typing import Annotated
 import typer
 
 import conserved
-from conserved.cli.app import AsJson, ClassAxis, Device, LossOption, app, ended, print_json, progress
-from conserved.cli.models import InputShape, Options, Target, inputs_of, load_model
+from conserved.cli.app import LAWS, AsJson, ClassAxis, Device, LossOption, Output, command, deliver, ended, progress
+from conserved.cli.inputs import InputsOption
+from conserved.cli.models import Options, Target, inputs_of, load_model, split_words
 from conserved.output.terminal import Console
 
 
-@app.command()
+@command(LAWS)
 def discover(
     target: Target,
     options: Options = None,
-    inputs: InputShape = None,
+    inputs: InputsOption = None,
     loss: LossOption = "any",
     class_axis: ClassAxis = -1,
     depth: Annotated[int | None, typer.Option(min=0, help="how deep brackets are nested")] = None,
@@ -25,13 +26,15 @@ def discover(
     device: Device = None,
     count_only: Annotated[bool, typer.Option("--count-only", help="Do not look for formulas.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table.")] = False,
+    output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """Count the conservation laws of any model, and find them, knowing nothing of its architecture."""
-    model = load_model(target, options or [])
+    given, words = split_words(options, inputs)
+    model = load_model(target, given)
     found = conserved.discover(
         model,
-        inputs_of(target, inputs),
+        inputs_of(target, words),
         loss=loss,
         class_axis=class_axis,
         depth=depth,
@@ -40,8 +43,8 @@ def discover(
         forms=not count_only,
         progress=progress(),
     )
-    if as_json:
-        print_json(found.record())
+    if deliver(found.record(), as_json=as_json, output=output):
+        pass
     elif latex:
         sys.stdout.write(found.latex() + "\n")
     else:

@@ -7,29 +7,32 @@ from typing import Annotated
 
 import typer
 
-from conserved.cli.app import AsJson, LossOption, Usage, app, print_json
-from conserved.cli.models import InputShape, Options, Target, call_of, load_model
+from conserved.cli.app import LAWS, AsJson, LossOption, Output, Usage, command, deliver
+from conserved.cli.inputs import InputsOption
+from conserved.cli.models import Options, Target, call_of, load_model, split_words
 from conserved.cli.storing import Store, store_record
 from conserved.output.terminal import Console
 
 
-@app.command()
+@command(LAWS)
 def laws(
     target: Target,
     options: Options = None,
-    inputs: InputShape = None,
+    inputs: InputsOption = None,
     loss: LossOption = "any",
     latex: Annotated[bool, typer.Option("--latex", help="Print each law as a line of LaTeX.")] = False,
     store: Store = None,
+    output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """List the conservation laws of a model: what is conserved, where, and how many numbers."""
     from conserved.inference import NoExample, recognize
-    from conserved.laws.law_table import renderable
+    from conserved.laws.law_table import listed
     from conserved.plain_data import record_of
 
-    model = load_model(target, options or [], weights=False)
-    args, kwargs = call_of(model, target, inputs) if inputs is not None else ((), {})
+    given, words = split_words(options, inputs)
+    model = load_model(target, given, weights=False)
+    args, kwargs = call_of(model, target, words) if words else ((), {})
     try:
         found = recognize(model, *args, loss=loss, **kwargs)
     except NoExample as problem:
@@ -37,33 +40,31 @@ def laws(
             f"How {target} is called cannot be guessed: say --inputs 5,4 or --inputs tokens:VOCAB:SHAPE."
         ) from problem
     except (RuntimeError, TypeError, ValueError, IndexError) as problem:
-        raise Usage(f"{target} cannot be run on {inputs}: {type(problem).__name__}: {problem}") from problem
+        raise Usage(f"{target} cannot be run on {' '.join(words)}: {type(problem).__name__}: {problem}") from problem
     independent: int | None = None
     reason = ""
     try:
         independent = found.independent()
     except ValueError as problem:
         reason = str(problem)
-    store_record(store, "laws", target, options or [], found.record() | {"independent": independent})
-    if as_json:
-        print_json(
-            found.record()
-            | {
-                "numbers": found.numbers,
-                "independent": independent,
-                "independent_unknown": reason,
-                "laws": [
-                    record_of(law, "name formula latex numbers exact identities epsilon")
-                    | {"group": law.kind.group(law.n, law.m)}
-                    for law in found.laws
-                ],
-            }
-        )
-    elif latex:
+    store_record(store, "laws", target, given, found.record() | {"independent": independent})
+    record = found.record() | {
+        "numbers": found.numbers,
+        "independent": independent,
+        "independent_unknown": reason,
+        "laws": [
+            record_of(law, "name formula latex numbers exact identities epsilon")
+            | {"group": law.kind.group(law.n, law.m)}
+            for law in found.laws
+        ],
+    }
+    if deliver(record, as_json=as_json, output=output):
+        return
+    if latex:
         sys.stdout.writelines(f"{law.latex}\n" for law in found.laws)
     else:
         console = Console()
         dropped = [(item.name, item.reason) for item in found.dropped]
-        console.print(renderable(found.symmetries, found.unclaimed, dropped, independent))
+        console.print_lines(listed(found.symmetries, found.unclaimed, dropped, independent, console.width))
         if reason:
             console.print(f"\nIndependence was not counted. {reason}", markup=False, highlight=False)

@@ -6,13 +6,15 @@ import ast
 import importlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conserved.cli.app import Usage
+from conserved.cli.app import Usage, did_you_mean
+from conserved.cli.inputs import is_input, parse_inputs, sampler_of
 from conserved.optional import EXTRAS, require
 
 if TYPE_CHECKING:
@@ -42,10 +44,11 @@ Options = Annotated[
     typer.Argument(help="arguments of the factory or entries of the config, as name=value", metavar="NAME=VALUE"),
 ]
 
-InputShape = Annotated[
-    str | None,
-    typer.Option(help="shape of one input, such as 5,4; or tokens:VOCAB:SHAPE; or NAME of a sampler in the same file"),
-]
+
+def split_words(options: Sequence[str] | None, inputs: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Return options name=value and inputs: words that follow --inputs arrive among the options."""
+    words = list(options or [])
+    return [word for word in words if not is_input(word)], [*(inputs or []), *filter(is_input, words)]
 
 
 def load_model(target: str, options: list[str], *, weights: bool = True) -> nn.Module:
@@ -92,8 +95,13 @@ def load_named(target: str, what: str, otherwise: str = "") -> Any:
     module = _module(place)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
-        raise Usage(f"{place} has no {name!r}. It has: {', '.join(public) or 'nothing public'}.")
+        raise Usage(f"{place} has no {name!r}.{did_you_mean(name, public) or _listed(public)}")
     return getattr(module, name)
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f" It has: {', '.join(names[:most]) or 'nothing public'}{more}."
 
 
 def options_of(words: list[str]) -> dict[str, Any]:
@@ -139,44 +147,32 @@ def _option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def inputs_of(target: str, text: str | None) -> Any:
-    """What --inputs says: a shape of numbers, a shape of token ids, or a function beside the model."""
-    if text is None:
-        raise Usage("Say what the model takes: --inputs 5,4 for numbers of that shape, or --inputs tokens:VOCAB:SHAPE.")
+def inputs_of(target: str, words: Sequence[str] | None) -> Any:
+    """What --inputs says: an example to imitate where it is one tensor of numbers, otherwise a function that draws."""
     import torch
 
-    kind, _, rest = text.partition(":")
-    if kind == "tokens":
-        vocab, _, shape = rest.partition(":")
-        if not vocab.isdigit():
-            raise Usage(f"--inputs {text} is not of the form tokens:VOCAB:SHAPE, such as tokens:50:2,8.")
-        size = shape_of(shape)
-        return lambda generator: torch.randint(int(vocab), size, generator=generator)
-    if text.isidentifier():
+    specs = parse_inputs(words, "the model")
+    if specs[0].sampler:
         place = target.rpartition(":")[0]
-        found = getattr(_module(place), text, None)
-        if not callable(found):
-            raise Usage(f"{place} has no function {text!r} to draw inputs with.")
-        return found
-    return torch.zeros(shape_of(text))
+        function = getattr(_module(place), specs[0].sampler, None)
+        if not callable(function):
+            raise Usage(f"{place} has no function {specs[0].sampler!r} to draw inputs with.")
+        return function
+    plain = len(specs) == 1 and not specs[0].name and specs[0].bound is None
+    return torch.zeros(specs[0].shape) if plain else sampler_of(specs)
 
 
-def call_of(model: nn.Module, target: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_of(
+    model: nn.Module, target: str, words: Sequence[str], seed: int = 0
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments to call a model with, drawn as --inputs says, in the model's own precision and place."""
     import torch
     from torch import Tensor
     from torch.utils._pytree import tree_map_only
 
-    drawn = inputs_of(target, text)
-    x = drawn(torch.Generator().manual_seed(0)) if callable(drawn) else drawn
+    drawn, generator = inputs_of(target, words), torch.Generator().manual_seed(seed)
+    x = drawn(generator) if callable(drawn) else torch.randn(drawn.shape, generator=generator)
     like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), None)
     if like is not None:
         x = tree_map_only(Tensor, lambda t: t.to(like.device, like.dtype if t.is_floating_point() else t.dtype), x)
     return ((), x) if isinstance(x, dict) else (tuple(x) if isinstance(x, tuple | list) else (x,), {})
-
-
-def shape_of(text: str) -> tuple[int, ...]:
-    """Sizes with commas between them."""
-    if not text or not all(size.isdigit() and int(size) > 0 for size in text.split(",")):
-        raise Usage(f"{text!r} is not a shape; write sizes with commas, such as 5,4.")
-    return tuple(map(int, text.split(",")))

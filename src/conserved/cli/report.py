@@ -10,13 +10,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from conserved.cli.app import AsJson, app, in_a_folder, print_json, say
+from conserved.cli.app import RUNS, AsJson, Output, Usage, command, deliver, in_a_folder, print_json, say
 from conserved.output.terminal import Console
+
+_EMPTY = (
+    "Nothing has been recorded in {store} yet. "
+    "Give a monitor sinks='{store}', or a command --store {store}, and run it."
+)
 
 StoreFile = Annotated[Path, typer.Argument(help="a run store, such as conserved-demo/store.db", metavar="STORE")]
 
 
-@app.command()
+@command(RUNS)
 def report(
     store: StoreFile,
     output: Annotated[Path, typer.Option("-o", "--output", help="the file to write", callback=in_a_folder)] = Path(
@@ -32,7 +37,11 @@ def report(
     """Write everything in a run store as one HTML file that needs no network."""
     from conserved.plain_data import plain
     from conserved.report import write_report
+    from conserved.report.contents import listing
 
+    held = listing(store)
+    if not held["runs"] and not any(held["records"].values()):
+        raise Usage(_EMPTY.format(store=store))
     contents = write_report(store, output, title=title, runs=run or ())
     opened = webbrowser.open(output.resolve().as_uri()) if show else False
     counts = contents.counts()
@@ -41,22 +50,23 @@ def report(
             {"report": str(output), "bytes": output.stat().st_size, **counts, "left_out": plain(contents.left_out)}
         )
         return
-    listing = ", ".join(f"{name}: {count:,}" for name, count in counts.items() if count) or "nothing yet"
-    say(f"{output} ({listing})")
+    listed = ", ".join(f"{name}: {count:,}" for name, count in counts.items() if count) or "nothing yet"
+    say(f"{output} ({listed})")
     for item in contents.left_out:
         say(f"not shown: {item.kind} {item.name} ({item.reason})")
     if show and not opened:
         say("No browser could be started; open the file yourself.")
 
 
-@app.command()
-def runs(store: StoreFile, as_json: AsJson = False) -> None:
+@command(RUNS)
+def runs(store: StoreFile, output: Output = None, as_json: AsJson = False) -> None:
     """List the runs and records that a run store holds."""
     from conserved.report.contents import listing
 
     found = listing(store)
-    if as_json:
-        print_json({"store": str(store), **found})
+    if not found["runs"] and not any(found["records"].values()):
+        raise Usage(_EMPTY.format(store=store))
+    if deliver({"store": str(store), **found}, as_json=as_json, output=output):
         return
     if found["runs"]:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -69,5 +79,4 @@ def runs(store: StoreFile, as_json: AsJson = False) -> None:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in found["records"].items())
     if kinds:
         say(f"records: {kinds}")
-    known = found["runs"] or kinds
-    say(f"see them with: conserved report {store} --open" if known else f"Nothing has been recorded in {store} yet.")
+    say(f"see them with: conserved report {store} --open")

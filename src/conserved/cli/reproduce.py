@@ -13,15 +13,17 @@ from rich.table import Table
 
 from conserved.cli.app import (
     DOES_NOT_HOLD,
+    PAPERS,
     AsJson,
+    Output,
     Usage,
     among,
-    app,
+    command,
     counted,
+    deliver,
     in_a_folder,
     interrupted,
     on_device,
-    print_json,
     say,
 )
 from conserved.output.terminal import Console
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from conserved.papers.lab.sweep import Say
 
 
-@app.command()
+@command(PAPERS)
 def reproduce(
     figures: Annotated[
         list[str] | None,
@@ -54,6 +56,7 @@ def reproduce(
     store: Annotated[Path, typer.Option(help="where results are kept, and looked for", callback=in_a_folder)] = Path(
         "store.db"
     ),
+    output: Output = None,
     as_json: AsJson = False,
 ) -> None:
     """Re-run the papers' experiments and make their figures, with fitted exponents; what is stored is not run again."""
@@ -70,9 +73,7 @@ def reproduce(
     except KeyboardInterrupt:
         done = f"What was finished is in {store}" if store.exists() else "No result was finished"
         raise interrupted(f"{done}; run the same command again to go on from there.") from None
-    if as_json:
-        print_json({"store": str(store), **found.record()})
-    else:
+    if not deliver({"store": str(store), **found.record()}, as_json=as_json, output=output):
         _show(found, store)
     if not found.holds:
         raise typer.Exit(DOES_NOT_HOLD)

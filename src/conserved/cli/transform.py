@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conserved.cli.app import AsJson, Usage, app, print_json, progress, say
+from conserved.cli.app import WEIGHTS, AsJson, Usage, command, did_you_mean, print_json, progress, say
 from conserved.cli.models import load_model
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from conserved.transform import Checkpoint, MovedWeights
 
 Folder = Annotated[Path, typer.Argument(help="folder with config.json and safetensors files", metavar="FOLDER")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="folder to write the moved checkpoint to")]
+Out = Annotated[Path | None, typer.Option("-o", "--output", help="folder to write the moved checkpoint to")]
 Dry = Annotated[bool, typer.Option("--dry-run", help="Say what would change, and write nothing.")]
 Model = Annotated[
     str | None,
@@ -28,7 +28,7 @@ Model = Annotated[
 ]
 
 
-@app.command()
+@command(WEIGHTS)
 def equalize(
     folder: Folder,
     out: Out = None,
@@ -56,7 +56,8 @@ def equalize(
     from conserved.transform import equalize as equalized
 
     if objective not in OBJECTIVES:
-        raise Usage(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.")
+        meant = did_you_mean(objective, OBJECTIVES)
+        raise Usage(f"Unknown objective {objective!r}; expected one of {', '.join(OBJECTIVES)}.{meant}")
     if (objective == "activation") != (texts is not None):
         raise Usage("--objective activation and --texts FILE belong together: activations are measured on text.")
     laws = _laws(folder, out, model, dry=dry_run)
@@ -76,7 +77,7 @@ def equalize(
     _told(found.moved, weights, record, dry=dry_run, as_json=as_json)
 
 
-@app.command()
+@command(WEIGHTS)
 def move(
     folder: Folder,
     by: Annotated[
@@ -118,6 +119,8 @@ def _laws(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> La
         raise Usage("Name the folder to write to with -o, or ask for a --dry-run.")
     if not folder.is_dir():
         raise Usage(f"There is no folder {folder}.")
+    if not any(folder.glob("*.safetensors")):
+        raise Usage(f"{folder} holds no safetensors files. Name a folder with config.json and a model's weights.")
     return symmetries_of(load_model(model or str(folder), [], weights=False))
 
 
@@ -173,8 +176,9 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     pattern = re.compile(".*".join(map(re.escape, name.split("*"))))
     found = [s for s in symmetries if pattern.fullmatch(s.name)]
     if not separator or not found:
-        known = ", ".join(s.name for s in symmetries[:3])
-        raise Usage(f"No symmetry is called {name!r}; there are {known}, …")
+        names = [s.name for s in symmetries]
+        known = ", ".join(names[:3])
+        raise Usage(f"No symmetry is called {name!r}; there are {known}, ….{did_you_mean(name, names)}")
     result = {}
     for s in found:
         if s.kind.linear:

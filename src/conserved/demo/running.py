@@ -17,6 +17,7 @@ from conserved.demo import chapters
 from conserved.demo.chapters import Settings
 from conserved.demo.found import found_lines
 from conserved.demo.training import Tell, copied
+from conserved.errors import InvalidInputError
 from conserved.papers.lab.threads import threads
 from conserved.plain_data import record_of
 from conserved.report import write_report
@@ -27,7 +28,7 @@ from conserved.verdict import Status
 from conserved.version import __version__
 
 
-class Occupied(ValueError):
+class Occupied(InvalidInputError, ValueError):
     """The folder holds something that the demonstration must not replace."""
 
 

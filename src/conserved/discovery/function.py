@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from conserved.errors import InvalidInputError
 from conserved.laws.shared_memory import memory_of, overlapping, tensors_of
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
@@ -28,7 +29,7 @@ Inputs = Callable[[torch.Generator], Any] | Tensor | tuple[Any, ...] | Mapping[s
 """A function from a generator to one input, or an example whose shapes and types are imitated."""
 
 
-class Unsuitable(ValueError):
+class Unsuitable(InvalidInputError, ValueError):
     """The function cannot be studied; the message says what to change."""
 
 

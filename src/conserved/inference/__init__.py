@@ -9,7 +9,7 @@ from conserved.on_demand import loaded_on_demand
 if TYPE_CHECKING:
     from conserved.inference.examples import NoExample
     from conserved.inference.infer import recognize
-    from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model, run_as_written
+    from conserved.inference.live import FirstCall, being_followed, known_laws, laws_of_model
     from conserved.inference.rules import RULES, Step, rule
     from conserved.inference.rules import rule as register_operator
 else:
@@ -18,7 +18,7 @@ else:
         {
             "examples": "NoExample",
             "infer": "recognize",
-            "live": "FirstCall being_followed known_laws laws_of_model run_as_written",
+            "live": "FirstCall being_followed known_laws laws_of_model",
             "rules": "RULES Step register_operator:rule rule",
         },
     )
@@ -34,5 +34,4 @@ __all__ = [
     "recognize",
     "register_operator",
     "rule",
-    "run_as_written",
 ]

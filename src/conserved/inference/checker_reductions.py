@@ -370,6 +370,8 @@ def _indexed(step: CheckedStep) -> list[Motion | None]:
             return [looked_up(step, source, index[0], step.shape())]
     else:
         axes = [int(step.given(1, "dim")) % max(len(source.shape), 1)]
+        if step.name == "gather" and source.mixed is not None:
+            raise Unchecked("entries that mix are looked up by numbers, which may differ between them")
     if any(step.values[value].get("dtype") == "bool" for value in index):
         return [_masked(step, source, index[0])]
     small = _any_of(source, axes)
@@ -416,6 +418,11 @@ def _scattered(step: CheckedStep) -> Motion:
         if value != (given.get("value") if isinstance(given, dict) else None):
             need(step.at(value).still, "what decides moves")
     why = "entries differ, and where they are put is not known"
+    if step.name.startswith("scatter"):
+        reduce = step.given(4, "reduce", "sum")
+        need(reduce in ("sum", "add", "mean", "amax", "amin", None), "products multiply scales")
+        if base.mixed is not None or source.mixed is not None:
+            raise Unchecked("entries that mix are put where numbers decide, which may differ between them")
     base.unshifted("what is scattered is shifted")
     source.unshifted("what is scattered is shifted")
     small = _any_of(base, axes)

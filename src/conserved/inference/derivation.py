@@ -17,6 +17,7 @@ from conserved.inference.rules import Known, base_name
 from conserved.inference.symmetries import Assembly
 from conserved.inference.types import Type
 from conserved.inference.typing import Typing
+from conserved.laws import ProgramCheck
 from conserved.symmetry import ComplexScaling, Symmetry
 from conserved.verdict import Evidence, Verdict
 
@@ -38,6 +39,8 @@ class Derivation:
         self._symmetries = tuple(symmetries)
         self.call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
         """The arguments the program was followed with, to run it again with moved parameters."""
+        self.program_check: ProgramCheck | None = None
+        """The test of the laws on the program in float64."""
         self._forgets: Forgets | None = None
         self._program: dict[str, Any] | None = None
         self._reports: dict[str, Report] = {}
@@ -237,8 +240,13 @@ class Derivation:
         message = "Every step of its derivation follows, and no output moves."
         if isinstance(symmetry.kind, ComplexScaling):
             message += " That its planes may also be turned was decided on random numbers."
-        evidence = Evidence(what="operations it passes through, each checked", value=report.steps, proof=True)
-        return Verdict(status=Verdict.PROVED, message=message, evidence=(evidence,), scope=", ".join(parts))
+        evidence = [Evidence(what="operations it passes through, each checked", value=report.steps, proof=True)]
+        if symmetry.exact and self.program_check is not None:
+            message += f" Its identity was {self.program_check}."
+            evidence.append(
+                Evidence(what="random points in float64 at which its identity holds", value=self.program_check.points)
+            )
+        return Verdict(status=Verdict.PROVED, message=message, evidence=tuple(evidence), scope=", ".join(parts))
 
     def _atoms(self, symmetry: Symmetry) -> np.ndarray:
         """The atoms that a symmetry moves by."""

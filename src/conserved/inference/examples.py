@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from conserved.errors import InvalidInputError
+
 ModelCall = tuple[tuple[Any, ...], dict[str, Any]]
 
 LENGTH = 8
 """Tokens of a made-up sequence, where nothing depends on the length."""
 
 
-class NoExample(ValueError):
+class NoExample(InvalidInputError, ValueError):
     """How a model is called cannot be told from the model."""
 
 

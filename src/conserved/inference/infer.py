@@ -19,10 +19,14 @@ from conserved.inference.materialised_models import made_up, materialised, unsha
 from conserved.inference.naming import named
 from conserved.inference.parameters_without_gradient import inert
 from conserved.inference.probed import with_probed
+from conserved.inference.program_check import ProgramRun, checked_on_program
 from conserved.inference.symmetries import Assembly
 from conserved.inference.typing import Typing, typed
 from conserved.laws import Dropped, LawSet
 from conserved.symmetry import Symmetry
+
+Inputs = tuple[Any, Any]
+"""Positional and keyword arguments of a call."""
 
 LOSSES = ("any", "regression", "cross_entropy")
 
@@ -59,7 +63,7 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
-    program, parameters = _followed(model, args, kwargs)
+    program, parameters, run = _followed(model, args, kwargs)
     classes = -1 if loss == "cross_entropy" else None
     found = laws_of(program, parameters, classes=classes)
     assert isinstance(found.derivation, Derivation)
@@ -75,6 +79,9 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
             return again, laws_of(again, parameters, classes=classes)
 
         found = with_probed(found, program, found.derivation.typing.live, follow, model, args, kwargs)
+    found = checked_on_program(found, program, run, classes=classes)
+    if isinstance(found.derivation, Derivation):
+        found.derivation.program_check = found.checked
     return found
 
 
@@ -131,22 +138,32 @@ def derivation_source(typing: Typing, symmetry: Symmetry) -> str:
 
 def _followed(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[CapturedProgram, Mapping[str, Tensor]]:
-    """The program of a call and the parameters that are trained."""
+) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
+    """The program of a call, the parameters that are trained, and how it is run again."""
     if isinstance(model, nn.Module):
         return _module(model, args, kwargs)
     if not callable(model):
         raise TypeError(f"recognize takes a module or a function; got {type(model).__name__}.")
     if args and isinstance(args[0], nn.Module):
-        module = args[0]
-        return capture(lambda: model(*args[1:], **kwargs), _parameters(module), module), _parameters(module)
+        module, parameters = args[0], _parameters(args[0])
+        program = capture(lambda: model(*args[1:], **kwargs), parameters, module)
+        run = ProgramRun(
+            call=lambda inputs: model(*inputs[0], **inputs[1]),
+            inputs=(args[1:], kwargs),
+            parameters=parameters,
+            buffers=tuple(module.buffers()),
+        )
+        return program, parameters, run
     if args and isinstance(args[0], Mapping):
         tensors = {str(name): value for name, value in args[0].items()}
         trained = {
             name: value.detach().requires_grad_() if value.is_floating_point() or value.is_complex() else value
             for name, value in tensors.items()
         }
-        return capture(lambda: model(trained, *args[1:], **kwargs), trained), tensors
+        run = ProgramRun(
+            call=lambda inputs: model(trained, *inputs[0], **inputs[1]), inputs=(args[1:], kwargs), parameters=trained
+        )
+        return capture(lambda: model(trained, *args[1:], **kwargs), trained), tensors, run
     raise TypeError(
         "A function is followed as recognize(closure, model), or as recognize(f, parameters, *inputs) with the "
         "parameters as a dictionary of tensors."
@@ -159,11 +176,12 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 
 def _module(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[CapturedProgram, Mapping[str, Tensor]]:
+) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
     parameters = _parameters(model)
     inner, prefix = unwrapped(model)
     try:
-        return _call(inner, prefix, parameters, args, kwargs), parameters
+        program, inputs = _call(inner, prefix, parameters, args, kwargs)
+        return program, parameters, _run_again(inner, prefix, inputs)
     except Exception:
         # Without values a program that decides by them cannot be followed: a loop over the experts that were chosen.
         blank = any(parameter.is_meta for parameter in parameters.values())
@@ -174,13 +192,26 @@ def _module(
             raise
         given = {prefix + name: parameter for name, parameter in twin.named_parameters()}
         args, kwargs = tree_map_only(Tensor, made_up, (args, kwargs))
-        return _call(twin, prefix, given, args, kwargs), parameters
+        program, inputs = _call(twin, prefix, given, args, kwargs)
+        return program, parameters, _run_again(twin, prefix, inputs)
 
 
-def _call(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> CapturedProgram:
+def _run_again(model: nn.Module, prefix: str, inputs: Inputs) -> ProgramRun:
+    """A call of a module, to be made again."""
+    return ProgramRun(
+        call=lambda given: model(*given[0], **given[1]),
+        inputs=inputs,
+        parameters={prefix + name: parameter for name, parameter in model.named_parameters()},
+        buffers=tuple(model.buffers()),
+    )
+
+
+def _call(
+    model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any
+) -> tuple[CapturedProgram, Inputs]:
     if not args and not kwargs:
         return _with_examples(model, prefix, parameters)
-    return _run(model, prefix, parameters, args, kwargs)
+    return _run(model, prefix, parameters, args, kwargs), (args, kwargs)
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
@@ -208,11 +239,11 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
             return model, prefix
 
 
-def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor]) -> CapturedProgram:
+def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor]) -> tuple[CapturedProgram, Inputs]:
     problem: Exception | None = None
     for args, kwargs in example_inputs(model):
         try:
-            return _run(model, prefix, parameters, args, kwargs)
+            return _run(model, prefix, parameters, args, kwargs), (args, kwargs)
         except (
             RuntimeError,
             ValueError,

@@ -4,10 +4,14 @@ model stays the same.
 
 from __future__ import annotations
 
+import gc
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, compress, repeat
 from operator import attrgetter, call, is_not, itemgetter
 from typing import Any
@@ -18,15 +22,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._pytree import tree_map_only
 
+from conserved.boundary import LAWS, guarded
 from conserved.inference.capture import Recorder
 from conserved.inference.examples import ModelCall, NoExample
 from conserved.inference.infer import recognize
+from conserved.inference.program_check import CHECKING
 from conserved.laws import LawSet
 
 
 def being_followed() -> bool:
     """Whether the forward pass that runs now is one that laws are read off, and not one of training."""
-    return any(isinstance(mode, Recorder) for mode in dispatch_modes())
+    return CHECKING.get() or any(isinstance(mode, Recorder) for mode in dispatch_modes())
 
 
 class FirstCall:
@@ -51,8 +57,12 @@ class FirstCall:
         self.call: ModelCall | None = None
         self.came: list[Callable[[], None]] = []
         """Functions to call, without arguments, as soon as inputs have come."""
-        self._handle = called.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+        self._hook = guarded(self, stage=LAWS)
+        self._handle = called.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
+        self._undo: list[Callable[[], None]] = []
+        self._called = weakref.ref(called)
         kept_with(wanted).waiting = self
+        self.listen_to_compiled(called)
 
     @property
     def model(self) -> nn.Module:
@@ -74,7 +84,7 @@ class FirstCall:
 
     def close(self) -> None:
         """Take the hook away and forget the inputs."""
-        self._handle.remove()
+        self._stop()
         self.call = None
         self.came.clear()
         model = self._model()
@@ -83,38 +93,55 @@ class FirstCall:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients, or made to infer laws, are not those of training."""
-        run_as_written()
         if not torch.is_grad_enabled() or being_followed():
             return
-        self._handle.remove()
+        self._stop()
         self.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         for function in list(self.came):
             function()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of the model, and files it is saved in, get a hook that does nothing."""
-        return _idle, ()
+    def _stop(self) -> None:
+        """Take everything off the modules."""
+        self._handle.remove()
+        while self._undo:
+            self._undo.pop()()
 
+    def look_for_compiled(self) -> None:
+        """Listen to a compiled form of the module that was made after this: its calls do not run the hook.
 
-def run_as_written() -> None:
-    """Call it at the beginning of a hook: torch.compile then does not compile the hook.
+        `model.compile()` keeps that form in the module, `torch.compile(model)` returns a module around it. The latter
+        is looked for among all objects, which takes a tenth of a second: call it once, if no call was seen.
+        """
+        called = self._called()
+        if called is None or self.call is not None or "torch._dynamo" not in sys.modules:
+            return
+        self.listen_to_compiled(called)
+        for wrapper in gc.get_objects():
+            if type(wrapper).__name__ == "OptimizedModule" and wrapper._modules.get("_orig_mod") is called:
+                self._undo.append(wrapper.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True).remove)
 
-    Its decorator `torch.compiler.disable` does the same and imports the compiler, which takes seconds.
-    """
-    if torch.compiler.is_compiling():
-        torch._dynamo.graph_break()
+    @property
+    def listens_elsewhere(self) -> bool:
+        """Whether it waits for a call of a compiled form of the module."""
+        return bool(self._undo)
 
+    def listen_to_compiled(self, called: nn.Module) -> None:
+        """See the next call of a module that was compiled in place, which runs no hooks outside the compiled code."""
+        compiled = called._compiled_call_impl
+        if compiled is None or self._undo:
+            return
+        hook, undo = self._hook, partial(setattr, called, "_compiled_call_impl", compiled)
 
-def _idle() -> Callable[..., None]:
-    return _nothing
+        def once(*args: Any, **kwargs: Any) -> Any:
+            hook(called, args, kwargs)
+            return compiled(*args, **kwargs)
+
+        called._compiled_call_impl = once
+        self._undo.append(undo)
 
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _nothing(*_: Any) -> None:
-    """A hook that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +178,11 @@ def kept_with(model: nn.Module) -> Kept:
     if not isinstance(found, Kept) or found.owner() is not model:
         found = model.__dict__[_PLACE] = Kept(model)
     return found
+
+
+def forget_model(model: nn.Module) -> None:
+    """Take everything that is kept with a model away from it."""
+    model.__dict__.pop(_PLACE, None)
 
 
 def known_laws(model: nn.Module, *, loss: str = "any") -> LawSet | None:
@@ -198,7 +230,7 @@ def laws_of_model(
     args, kwargs = call or ((), {})
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
-        with saved_tensors_hooks(Tensor.detach, _same):
+        with saved_tensors_hooks(Tensor.detach, _same), _as_written():
             found = recognize(model, *args, loss=loss, **kwargs)
     except NoExample as problem:
         raise NoExample(
@@ -207,6 +239,12 @@ def laws_of_model(
         ) from problem
     kept[word] = _Known(state, found)
     return found
+
+
+def _as_written() -> AbstractContextManager[Any]:
+    """Within it, compiled parts of a model run as they are written, so that their operations are seen."""
+    # Asking for a stance imports the compiler, which takes seconds; without it nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

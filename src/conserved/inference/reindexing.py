@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from conserved.inference.types import Atoms, Field, Image, Strand, Type, Virtual, tidy, without_constant_axes
+from conserved.inference.types import Atoms, Field, Image, Strand, Type, Virtual, moved_key, tidy, without_constant_axes
 
 
 class Move(ABC):
@@ -30,9 +30,14 @@ class Move(ABC):
         return Field(dims, atoms, field.weight, virtual, copies)
 
     def image(self, image: Image) -> Image:
-        """An image of a shift after the move."""
+        """An image of a shift after the move: another map, unless no axis it varies along is touched."""
         varies = frozenset(new for dim in image.varies for new in self.carry(dim))
-        return replace(image, varies=varies)
+        mark = self.mark(image.varies)
+        return replace(image, varies=varies, key=image.key if mark is None else moved_key(image.key, mark))
+
+    @abstractmethod
+    def mark(self, varies: frozenset[int]) -> Hashable | None:
+        """What the move does to a tensor that varies along some axes only; None if nothing."""
 
     def type(self, type_: Type) -> Type:
         """A type after the move."""
@@ -70,6 +75,10 @@ class Renumber(Move):
         place = self.places[dim]
         return () if place is None else (place,)
 
+    def mark(self, varies: frozenset[int]) -> Hashable | None:
+        changed = tuple((dim, self.places[dim]) for dim in sorted(varies) if self.places[dim] != dim)
+        return ("renumber", changed) if changed else None
+
     def keeps(self, dim: int) -> tuple[int, ...]:
         return self.carry(dim)
 
@@ -93,6 +102,15 @@ class Take(Move):
         if isinstance(self.index, int):
             return () if dim == self.dim else (dim - (dim > self.dim),)
         return (dim,)
+
+    def mark(self, varies: frozenset[int]) -> Hashable | None:
+        if self.dim in varies:
+            index = self.index if isinstance(self.index, int) else np.asarray(self.index).tobytes()
+            return ("take", self.dim, index)
+        if isinstance(self.index, int):
+            changed = tuple((dim, dim - 1) for dim in sorted(varies) if dim > self.dim)
+            return ("renumber", changed) if changed else None
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +220,12 @@ class Regroup(Move):
             if dim in sources:
                 return tuple(target for target in targets if self.new[target] != 1)
         raise AssertionError(dim)
+
+    def mark(self, varies: frozenset[int]) -> Hashable | None:
+        wide = [dim for dim in varies if self.old[dim] != 1]
+        if all(self.keeps(dim) == (dim,) for dim in wide):
+            return None
+        return ("regroup", self.old, self.new, tuple(sorted(wide)))
 
     def keeps(self, dim: int) -> tuple[int, ...]:
         for sources, targets in self.groups():

@@ -212,7 +212,8 @@ class Rotations:
                     for value, result in zip(operation.results, results, strict=False):
                         if value not in values:
                             values[value] = result
-                            if not self._carries(value) and result.is_floating_point() and _moves(result):
+                            number_like = result.is_floating_point() or result.is_complex()
+                            if not self._carries(value) and number_like and _moves(result):
                                 return False
                 for value in [value for value in values if self._carries(value) and last.get(value, -1) <= number]:
                     del values[value]

@@ -124,8 +124,8 @@ class Assembly:
         if not z.size:
             return []
         keep = self._distinct(z, factor, place, value, columns.size)
-        # Entries come factor by factor and place by place: sorting by charge alone keeps that order.
-        order = np.argsort(z[keep], kind="stable")
+        # By power before place: column by column, charges that are rows of one leg have one power.
+        order = np.lexsort((place[keep], np.round(value[keep], 9), factor[keep], z[keep]))
         z, factor, place, value = (array[keep][order] for array in (z, factor, place, value))
         starts = np.searchsorted(z, np.arange(columns.size + 1))
         present = np.flatnonzero(np.diff(starts))

@@ -13,7 +13,8 @@ a shift that has been through a product with data: only where it comes from and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -81,7 +82,8 @@ class Field:
 class Image:
     """A shift that was multiplied with data: a linear map of `atoms`, of which only the axes it varies along are known.
 
-    Two images with one `key` are the same map, so that they cancel in x − mean(x).
+    Two images with one `key` are the same map of the same axes, so that they cancel in x − mean(x). A move of entries
+    along an axis that an image varies along makes another map of it, and gives it another key: see `moved_key`.
     """
 
     key: int
@@ -127,6 +129,15 @@ class Type:
 
 FIXED = Type()
 ZERO = Type(zero=True)
+
+
+def moved_key(key: int, *move: Hashable) -> int:
+    """The key of an image after a move: the same for the same move of the same image, and new for any other.
+
+    Keys of the engine count up from one; these are digests of 120 bits, above all of them.
+    """
+    digest = hashlib.blake2b(repr((key, move)).encode(), digest_size=15).digest()
+    return (1 << 121) | int.from_bytes(digest, "big")
 
 
 def distinct(atoms: Atoms) -> Atoms:

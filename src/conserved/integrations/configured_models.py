@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conserved.errors import InvalidInputError
 from conserved.optional import require
 
 _WHY = "Building a model from its config"
@@ -24,7 +25,7 @@ _AUTO = (
 """Which class is built for a config that does not name one: the first that knows it."""
 
 
-class BadConfig(ValueError):
+class BadConfig(InvalidInputError, ValueError):
     """A config cannot be used; the message says what to do."""
 
 

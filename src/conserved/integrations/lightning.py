@@ -92,7 +92,9 @@ class LightningConservation(Callback):
         self.monitor.watch(laws)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Note the gradients before they are clipped by value."""
+        """Audit the gradients, which a closure has just computed, and note them before they are clipped by value."""
+        if self.monitor is not None:
+            self.monitor.look_at_gradients()
         if self.monitor is not None and trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
             self.monitor.before_clipping()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from conserved.output.terminal import Console
+from conserved.output.printable import printable
 from conserved.store import Sink, TensorBoard, Trackio, WeightsAndBiases
 from conserved.store.sampled_sink import Sampled
 from conserved.tracking import Monitor
@@ -28,7 +28,7 @@ def sinks_of(args: Any) -> list[Sink]:
 def tell(monitor: Monitor, here: bool) -> None:
     """The alarms of a run, on the terminal at its end, where they are not scrolled away."""
     if here and monitor.alarms:
-        Console(stderr=True).print(monitor.summary(), markup=False, highlight=False, soft_wrap=True)
+        sys.stderr.write(printable(monitor.summary(), lines=True) + "\n")
 
 
 def _found(names: set[str], output: Path) -> Iterator[Sink]:

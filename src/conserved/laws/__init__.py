@@ -8,7 +8,11 @@ from conserved.on_demand import loaded_on_demand
 
 if TYPE_CHECKING:
     from conserved.laws.law_set import Change, Dropped, Explains, Law, LawSet, Reference
+    from conserved.laws.program_check import ProgramCheck
 else:
-    __getattr__ = loaded_on_demand(__name__, {"law_set": "Change Dropped Explains Law LawSet Reference"})
+    __getattr__ = loaded_on_demand(
+        __name__,
+        {"law_set": "Change Dropped Explains Law LawSet Reference", "program_check": "ProgramCheck"},
+    )
 
-__all__ = ["Change", "Dropped", "Explains", "Law", "LawSet", "Reference"]
+__all__ = ["Change", "Dropped", "Explains", "Law", "LawSet", "ProgramCheck", "Reference"]

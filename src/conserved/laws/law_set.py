@@ -17,10 +17,12 @@ from conserved.laws.baselines import spoiled
 from conserved.laws.coverage import Coverage
 from conserved.laws.identities import Balance, balance_of
 from conserved.laws.independence import rank_of_gradients
-from conserved.laws.law_table import plain, renderable, rows, totals
+from conserved.laws.law_table import listed, rows, totals
+from conserved.laws.program_check import ProgramCheck
 from conserved.laws.verification import verified
 from conserved.moment import Direction, LawPairs, Magnitudes, Plan, Point
 from conserved.output import html
+from conserved.output.lines import joined
 from conserved.plain_data import record_of, text
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Verdict
@@ -104,6 +106,8 @@ class LawSet:
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Operations without a typing rule, and how often each occurred; tensors they touch are taken to be fixed."""
     derivation: Explains | None = None
+    checked: ProgramCheck | None = None
+    """The test of all exact laws on the program in float64; None for laws that were not inferred from a program."""
     plan: Plan = field(init=False)
     """How all of them are evaluated together."""
     names: tuple[str, ...] = field(init=False)
@@ -150,6 +154,12 @@ class LawSet:
     def select(self, keep: Callable[[Symmetry], bool]) -> LawSet:
         """The set of the laws for which `keep(symmetry)` is true."""
         return replace(self, symmetries=tuple(filter(keep, self.symmetries)))
+
+    def with_check(self, check: ProgramCheck) -> LawSet:
+        """Return the set without the laws that the check refuted; each is named in `dropped`, with the reason."""
+        kept = tuple(symmetry for symmetry in self.symmetries if symmetry.name not in check.refuted)
+        words = tuple(Dropped(name, check.words(name)) for name in check.refuted)
+        return replace(self, symmetries=kept, dropped=(*self.dropped, *words), checked=check)
 
     def explain(self, name: str) -> str:
         """Why the law of this name holds: the operations its space passes through, with modules and lines."""
@@ -233,8 +243,6 @@ class LawSet:
         needed = {name: theta[name] for name in self.plan.needs}
         slopes = self._gradients(theta, gradients)
         return balance_of(self.plan, needed, slopes, dtype=dtype)
-
-    weigh = balance
 
     def drift(
         self, updates: Tensors, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
@@ -373,7 +381,8 @@ class LawSet:
 
     def summary(self) -> str:
         """A table by block, as text."""
-        return plain(renderable(self.symmetries, self.unclaimed, [(d.name, d.reason) for d in self.dropped], None))
+        dropped = [(item.name, item.reason) for item in self.dropped]
+        return joined(listed(self.symmetries, self.unclaimed, dropped, None, 120), 120)
 
     def _repr_html_(self) -> str:
         """The table of `summary`, for notebooks."""

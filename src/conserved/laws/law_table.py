@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.padding import Padding
-from rich.text import Text
-
-from conserved.output import terminal
+from conserved.output.lines import WIDTH, Line
 from conserved.symmetry import Symmetry
 
 
@@ -59,22 +54,23 @@ def totals(symmetries: Sequence[Symmetry], independent: int | None) -> str:
     return text if independent is None else f"{text}; {independent:,} are independent at these weights"
 
 
-def renderable(
+def listed(
     symmetries: Sequence[Symmetry],
     unclaimed: Sequence[str],
     dropped: Sequence[tuple[str, str]],
     independent: int | None,
-) -> Group:
-    """The table with its totals, and what was left out and why, for a rich console."""
-    parts: list[RenderableType] = [_Listing(rows(symmetries)), Text()] if symmetries else []
-    parts.append(Text(totals(symmetries, independent), style="bold"))
+    width: int = WIDTH,
+) -> list[Line]:
+    """Return the table with its totals, then the laws that do not hold here and the parameters without a law."""
+    lines = [*_listing(rows(symmetries), width), Line()] if symmetries else []
+    lines.append(Line(totals(symmetries, independent), style="bold"))
     if dropped:
-        parts.append(Text(f"\nNot conserved in this model ({len(dropped)}):"))
-        parts += _cut(_folded([f"{name}: {reason}" for name, reason in dropped]))
+        lines += [Line(), Line(f"Not conserved in this model ({len(dropped)}):")]
+        lines += _cut(_folded([f"{name}: {reason}" for name, reason in dropped]))
     if unclaimed:
-        parts.append(Text(f"\nNothing is claimed about {len(unclaimed)} parameters:"))
-        parts += _cut(_folded(unclaimed))
-    return Group(*parts)
+        lines += [Line(), Line(f"No law spans {len(unclaimed)} parameters:")]
+        lines += _cut(_folded(unclaimed))
+    return lines
 
 
 def _folded(lines: Sequence[str]) -> list[str]:
@@ -85,42 +81,31 @@ def _folded(lines: Sequence[str]) -> list[str]:
     return [_range(members) for members in alike.values()]
 
 
-def _cut(lines: Sequence[str], most: int = 20) -> list[RenderableType]:
+def _cut(lines: Sequence[str], most: int = 20) -> list[Line]:
     """The first lines, indented, and how many more there are."""
     rest = [f"… and {len(lines) - most:,} more"] if len(lines) > most else []
-    return [Padding(Text(line), (0, 0, 0, 2)) for line in [*lines[:most], *rest]]
+    return [Line(line, 2) for line in [*lines[:most], *rest]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
+def _listing(table: Sequence[LawRow], width: int) -> Iterator[Line]:
     """Two lines a row, so that formulas have room on a narrow terminal; three where a module's path is too long."""
-
-    table: Sequence[LawRow]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        cells = [("where", "law", "group", "×", "numbers")]
-        cells += [(row.block, row.family, row.group, f"{row.copies:,}", f"{row.numbers:,}") for row in self.table]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        narrow = sum(widths) + 2 * (len(widths) - 1) > options.max_width
-        above = ""
-        for place, (where, law, group, copies, numbers) in enumerate(cells):
-            if narrow and where != above:
-                yield Text(where, style="bold" if place == 0 else "")
-                above = where
-            first = "    " if narrow else f"{where:<{widths[0]}}  "
-            line = f"{first}{law:<{widths[1]}}  {group:<{widths[2]}}  {copies:>{widths[3]}}  {numbers:>{widths[4]}}"
-            yield Text(line, style="bold" if place == 0 else "")
-            if place > 0:
-                row = self.table[place - 1]
-                nearly = "" if row.epsilon == 0 else f"  (up to ε = {row.epsilon:g})"
-                yield Padding(Text(row.formula + nearly, style="cyan"), (0, 0, 0, 8 if narrow else 4))
-
-
-def plain(content: Group, width: int = 120) -> str:
-    """A renderable as text without colours."""
-    buffer = io.StringIO()
-    terminal.Console(file=buffer, width=width, no_color=True, highlight=False).print(content)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+    cells = [("where", "law", "group", "×", "numbers")]
+    cells += [(row.block, row.family, row.group, f"{row.copies:,}", f"{row.numbers:,}") for row in table]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    narrow = sum(widths) + 2 * (len(widths) - 1) > width
+    above = ""
+    for place, (where, law, group, copies, numbers) in enumerate(cells):
+        style = "bold" if place == 0 else ""
+        if narrow and where != above:
+            yield Line(where, style=style)
+            above = where
+        first = "" if narrow else f"{where:<{widths[0]}}  "
+        line = f"{first}{law:<{widths[1]}}  {group:<{widths[2]}}  {copies:>{widths[3]}}  {numbers:>{widths[4]}}"
+        yield Line(line, 4 if narrow else 0, style)
+        if place > 0:
+            row = table[place - 1]
+            nearly = "" if row.epsilon == 0 else f"  (up to ε = {row.epsilon:g})"
+            yield Line(row.formula + nearly, 8 if narrow else 4, "cyan")
 
 
 def _pattern(path: str) -> str:

@@ -25,6 +25,10 @@ _COMPILED, _CHECKPOINTED = "CompiledFunctionBackward", "CheckpointFunctionBackwa
 """Nodes that run a graph of their own: what precision that uses is not visible, so single is assumed."""
 
 
+_REAL = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
+"""By complex type, the precision of its parts."""
+
+
 def verified(laws: LawSet, theta: Mapping[str, Tensor], loss_fn: Callable[[], Tensor]) -> Verdict:
     """`LawSet.verify`: one backward pass of `loss_fn()`, every identity held against the rounding of that pass."""
     names = list(laws.plan.needs)
@@ -94,7 +98,8 @@ def precision_of(loss: Float[Tensor, "..."]) -> torch.dtype:
     """The coarsest precision of any gradient that flows when `loss` is differentiated."""
     found = {loss.dtype}
     for node in _nodes(loss):
-        found.update(part.dtype for part in getattr(node, "_input_metadata", ()) if part is not None)
+        kinds = {part.dtype for part in getattr(node, "_input_metadata", ()) if part is not None}
+        found.update(_REAL.get(kind, kind) for kind in kinds)
         if _kind(node) in (_COMPILED, _CHECKPOINTED):
             found.add(torch.float32)
     return coarsest(*found)

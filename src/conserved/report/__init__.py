@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from conserved.optional import require
+
+for _package in ("jinja2", "markupsafe", "latex2mathml"):
+    require(_package, "A report")
+
 from conserved.report.contents import Contents, NoSuchRun, NotAStore, read
 from conserved.report.page import Unwritable, rendered, written
 from conserved.store.store_file import undamaged

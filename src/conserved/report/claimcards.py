@@ -48,7 +48,7 @@ class ClaimCard:
         return not self.recorded or self.recorded == self.status.value
 
 
-COLUMNS = ("proved", "verified", "answered", "false", "overclaim", "slip", "refuted", "inconclusive")
+COLUMNS = ("proved", "verified", "answered", "false", "gap", "overclaim", "slip", "refuted", "inconclusive")
 
 
 def tally(cards: Sequence[ClaimCard]) -> ReportTable | None:

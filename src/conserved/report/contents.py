@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from conserved.errors import InvalidInputError
 from conserved.report.audits import AuditSection, audit_section
 from conserved.report.claimcards import ClaimCard, claim_card
 from conserved.report.comparing import RunComparison, comparison
@@ -30,7 +31,7 @@ MOST_RUNS = 12
 """Watched runs with a section of their own, the latest; a run is half a dozen plots."""
 
 
-class NotAStore(ValueError):
+class NotAStore(InvalidInputError, ValueError):
     """The file named as a run store is not one; the message says what it is."""
 
 
@@ -38,7 +39,7 @@ class NoStore(FileNotFoundError, NotAStore):
     """There is no file of that name."""
 
 
-class NoSuchRun(Exception):
+class NoSuchRun(InvalidInputError):
     """A run was asked for that is not in the store; the message says which are."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from conserved.errors import InvalidInputError
 from conserved.report.claimcards import tally
 from conserved.report.contents import Contents
 from conserved.report.numerals import numeral
@@ -32,7 +33,7 @@ SECTIONS = {
 """Where figures go, in this order."""
 
 
-class Unwritable(OSError):
+class Unwritable(InvalidInputError, OSError):
     """The report cannot be written where it was asked for."""
 
 

@@ -22,6 +22,8 @@ class JsonLines(Sink):
         path: the file; folders are made.
     """
 
+    slow = True
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file: IO[bytes] | None = None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from conserved.alarm import Alarm, grouped
-from conserved.output import terminal
+from conserved.optional import require
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import StepRecord
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.live import Live
 
 
 class LiveTable(Sink):
@@ -22,6 +23,9 @@ class LiveTable(Sink):
     """
 
     def __init__(self, console: Console | None = None, *, lines: int = 100) -> None:
+        require("rich", "LiveTable")
+        from conserved.output import terminal
+
         self._console = console or terminal.Console()
         self._lines = lines
         self._seen = 0
@@ -31,6 +35,8 @@ class LiveTable(Sink):
     def begin(self, run: Run) -> None:
         self._name = run.name
         if self._console.is_terminal:
+            from rich.live import Live
+
             self._live = Live(console=self._console, refresh_per_second=4)
             self._live.start()
 
@@ -51,6 +57,10 @@ class LiveTable(Sink):
         Returns:
             All alarms so far, then a row for every block.
         """
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(title=f"{self._name}, step {record.step}", box=None, pad_edge=False, header_style="bold")
         table.add_column("block")
         for heading in ("drift", "observed", "first order", "second order", "residual", "of rounding"):

@@ -237,6 +237,10 @@ class RunStore:
                 for step, code, law, value, bound, message in rows
             ]
 
+    def state(self, run: str) -> str:
+        """What the monitor of the run of this name was last doing, in words; empty if it never said."""
+        return str(self.documents("state").get(run, {}).get("state", ""))
+
     def reference(self, run: str) -> dict[str, Tensor]:
         """The laws of the run of this name when watching began, by name of the law."""
         rows = self.select(
@@ -311,6 +315,8 @@ class SQLite(Sink):
     A run has one writer. A second process that begins a run of the same name while the first still runs is refused. A
     sink that loses its run in another way, as to a second monitor of one process, raises RunTaken at its next step.
     """
+
+    slow = True
 
     def __init__(self, path: str | Path, *, detail: int | None = DETAIL) -> None:
         """A sink that writes the store at `path`.
@@ -396,6 +402,11 @@ class SQLite(Sink):
         _insert(db, "entry", ((*at, law, sum(row[width:]), *row[:width]) for law, row in enumerate(rows)))
         amounts = [zip(record.causes, row[width:], strict=True) for row in rows]
         _insert(db, "cause", ((*at, law, *amount) for law, parts in enumerate(amounts) for amount in parts))
+
+    def note_state(self, state: str) -> None:
+        if self._db is not None:
+            with transaction(self._db, self.path) as db:
+                _insert(db, "document", [("state", self._name, time.time(), json.dumps({"state": state}))])
 
     def close(self) -> None:
         if self._db is None:

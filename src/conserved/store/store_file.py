@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conserved.errors import InvalidInputError
+
 _BUSY = 60.0
 """Seconds to wait for another writer."""
 
@@ -27,11 +29,11 @@ _HINTS = {
 """What to do about SQLite's errors, by their codes."""
 
 
-class BrokenStore(OSError, sqlite3.DatabaseError):
+class BrokenStore(InvalidInputError, OSError, sqlite3.DatabaseError):
     """A run store cannot be read or written; the message names the file. It is SQLite's own error too, as ever."""
 
 
-class RunTaken(RuntimeError):
+class RunTaken(InvalidInputError, RuntimeError):
     """Two writers have one run name."""
 
 
@@ -58,9 +60,12 @@ def undamaged(path: Path) -> Iterator[None]:
 
 
 def connected(path: Path) -> sqlite3.Connection:
-    """A connection on which nothing begins by itself; text that is not UTF-8 is shown as far as it can be."""
+    """A connection on which nothing begins by itself; text that is not UTF-8 is shown as far as it can be.
+
+    A monitor opens it on a thread of its own and closes it at the end; one thread uses it at a time.
+    """
     with named(path):
-        db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None)
+        db = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
     db.text_factory = lambda text: text.decode("utf-8", "replace")
     return db
 

@@ -1,6 +1,7 @@
 """An exact account of what every optimizer step does to the laws of a model."""
 
 from conserved.alarm import Alarm
+from conserved.boundary import Condition
 from conserved.store import (
     BrokenStore,
     JsonLines,
@@ -20,7 +21,7 @@ from conserved.tracking.combination import Combination
 from conserved.tracking.monitor import Monitor
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.optimizer_rules import GENERIC, ParameterStep, Rule, Update, register_rule, rule_of
-from conserved.tracking.optimizer_watch import PrecisionChanged, StepMissed
+from conserved.tracking.optimizer_watch import PrecisionChanged
 from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "AngularMomentum",
     "BrokenStore",
     "Combination",
+    "Condition",
     "Decay",
     "DriftBound",
     "Entry",
@@ -45,7 +47,6 @@ __all__ = [
     "RunTaken",
     "SQLite",
     "Sink",
-    "StepMissed",
     "StepRecord",
     "TensorBoard",
     "Trackio",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved.boundary import Boundary
 from conserved.laws import LawSet, Reference
 from conserved.store.step_record import FIELDS, By, LawName, averaged
 from conserved.symmetry import Symmetry, Tensors
@@ -41,18 +42,25 @@ class LawAccount:
         *,
         where: Where | None,
         config: MonitorConfig,
-        every: int,
+        boundary: Boundary,
         sampled: Callable[[], bool],
         converted: Callable[[Sequence[str]], None],
     ) -> None:
         """`sampled` says whether the coming step is accounted for; `converted` is told of parameters of a new type."""
         selection = Selection.of(model, optimizers, found, where, with_impostors=config.baselines)
         self.laws, self.left_out = selection.laws, selection.left_out
-        self._config, self._every, self._impostors = config, every, selection.impostors
+        self._config, self._impostors = config, selection.impostors
+        self._precision, self._behind = config.precision, False
         names = dict.fromkeys(name for symmetry in self.laws for name in symmetry.parameters)
         self.theta: Tensors = {name: self.laws.parameters[name] for name in names}
         self.watch = OptimizerWatch(
-            optimizers, self.theta, rule=config.rule, before=self._catch_up, converted=converted, sampled=sampled
+            optimizers,
+            self.theta,
+            rule=config.rule,
+            before=self._catch_up,
+            converted=converted,
+            sampled=sampled,
+            boundary=boundary,
         )
         self._ledger = Ledger(self.laws.symmetries, self.theta, dtype=config.dtype)
         self.names = tuple(map(_law_name, self.laws))
@@ -66,14 +74,14 @@ class LawAccount:
         now = self.laws.reference(dtype=self._config.dtype)
         self.reference = _moved_to("cpu", now)
         accounts = self._laws_now()
-        self._scales = self._measured(accounts)
+        self._scales = self._measured([account.law for account in accounts])
         self._running = [begun(account) for account in accounts]
         self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
 
     def _laws_now(self) -> list[StepAccount]:
         return self._ledger.account(lambda names: [Expansion.of(self.theta[name]) for name in names])
 
-    def _measured(self, accounts: Sequence[StepAccount]) -> list[Scales]:
+    def _measured(self, like: Sequence[Tensor]) -> list[Scales]:
         """What changes are relative to and what rounding explains of them, with parameters as they are now."""
         return [
             Scales.of(
@@ -83,29 +91,50 @@ class LawAccount:
                 self.reference,
                 impostors=self._impostors,
                 dtype=self._config.dtype,
-                precision=self._config.precision,
-                like=account.law,
+                precision=self._precision,
+                like=one,
             )
-            for shelf, account in zip(self._ledger.shelves, accounts, strict=True)
+            for shelf, one in zip(self._ledger.shelves, like, strict=True)
         ]
 
     def _catch_up(self) -> None:
-        """With some steps left out, the laws before a step are not those after the last one that was looked at."""
-        if self._every > 1:
-            for running, account in zip(self._running, self._laws_now(), strict=True):
-                running.previous, running.sizes = account.law.clone(), account.sizes.clone()
+        """Go on from the laws as they are now, after steps that were left out.
 
-    def go_on_converted(self) -> None:
-        """Parameters were converted to another type between two steps: that is no step, and rounding is another."""
-        accounts = self._laws_now()
-        self._scales = [new.no_finer_than(old) for new, old in zip(self._measured(accounts), self._scales, strict=True)]
+        Nothing is known about the steps in between. Their drift counts as accounted for: what is left over is what the
+        steps that were looked at leave.
+        """
+        if self._behind:
+            self._go_on(self._laws_now())
+
+    def _go_on(self, accounts: Sequence[StepAccount]) -> None:
         for running, account in zip(self._running, accounts, strict=True):
             running.accounted += account.law - running.previous
             running.previous, running.sizes = account.law.clone(), account.sizes.clone()
+        self._behind = False
+
+    def use_precision(self, precision: torch.dtype) -> None:
+        """Take the backward pass to be in this precision, unless the configuration names one."""
+        if self._config.precision is None and precision != self._precision:
+            self._precision = precision
+            self._coarsen()
+
+    def _coarsen(self) -> None:
+        """Allow for the rounding of the precision that is used now, never for less than before."""
+        measured = self._measured([running.reference for running in self._running])
+        self._scales = [new.no_finer_than(old) for new, old in zip(measured, self._scales, strict=True)]
+
+    def go_on_converted(self) -> None:
+        """Parameters were converted to another type between two steps: that is no step, and rounding is another."""
+        self._coarsen()
+        self._go_on(self._laws_now())
 
     def note_unclipped(self) -> None:
         """Gradients as they are now are those that backpropagation gave; clipping comes between them and the step."""
         self._unclipped = [account.slope for account in self._ledger.account(self.watch.unclipped)]
+
+    def leave_out_step(self) -> None:
+        """Do not account for the last step; the next one that is looked at goes on from what it finds."""
+        self._behind = True
 
     def forget_step(self) -> None:
         """The last step is dealt with."""

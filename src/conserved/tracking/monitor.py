@@ -7,34 +7,57 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from conserved.alarm import Alarm, grouped
+from conserved.alarm import Alarm
 from conserved.auditing import Audit, GradientsDoNotConserve
-from conserved.inference import FirstCall, NoExample, being_followed, run_as_written
+from conserved.boundary import LAWS, Boundary, Condition
+from conserved.inference import FirstCall, NoExample, being_followed
+from conserved.inference.live import forget_model, parts_of
 from conserved.laws import Dropped, LawSet, Reference
-from conserved.store import Run, Sink, opened
+from conserved.laws.identities import coarsest
+from conserved.store import Sink, opened
 from conserved.store.step_record import By, Entry, StepRecord
 from conserved.symmetry import Tensors
 from conserved.tracking import run_summary
-from conserved.tracking.alarm_rules import Growth
+from conserved.tracking.account_stride import LEAST, SHARE_ON_CPU, SHARE_ON_GPU, AccountStride
 from conserved.tracking.law_account import LawAccount
 from conserved.tracking.monitor_config import MonitorConfig
-from conserved.tracking.raised_alarms import RaisedAlarms
+from conserved.tracking.optimizer_watch import ACCOUNT
 from conserved.tracking.run_audits import BUDGET, AuditEntry, Audits, Cadence, alarms_of, pace
+from conserved.tracking.run_records import RunRecords
 from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
-from conserved.tracking.watched_laws import Where, inner_optimizer, unwrapped
+from conserved.tracking.watched_laws import NoLaw, Where, optimizers_of, unwrapped
 
 LOGGER = logging.getLogger("conserved")
 
 FORMAT = "conserved/monitor/1"
+
+AUDIT = "audits"
+"""The stage that tests gradients before an optimizer uses them."""
+
+STEP = "monitor"
+"""Everything that is no stage of its own."""
+
+PRECISION = "precision of passes"
+"""The stage that notices autocast."""
+
+_UNSEEN = 3
+"""Steps without a call of the model after which its laws are no longer waited for."""
+
+_SAMPLED = 8
+"""Parameters that are asked whether they were written to; what moves weights back and forth moves all of them."""
+
+_READ_AGAIN = 8
+"""How often the laws may be read anew in a run, because parameters were frozen, unfrozen or replaced."""
 
 
 class Monitor:
@@ -43,6 +66,9 @@ class Monitor:
     Call `step()` right after `optimizer.step()`, before gradients are cleared. Nothing is written to the model, and
     besides the laws themselves no memory is held, except where an optimizer's rule needs the parameters from before
     (`memory()` says how much). On a GPU nothing waits for the device; records reach the sinks a step or two later.
+
+    Whatever fails inside turns a part of the monitor off and never reaches the training loop: `state` says what it is
+    doing. `MonitorConfig(strict=True)` raises instead.
     """
 
     def __init__(
@@ -51,12 +77,12 @@ class Monitor:
         optimizer: Optimizer | Sequence[Optimizer],
         laws: LawSet | None = None,
         *,
-        every: int = 1,
+        every: int | Literal["auto"] = "auto",
         sinks: Iterable[Sink | str | Path] | Sink | str | Path = (),
         where: Where | None = None,
         loss: str = "any",
         audit: Cadence = "auto",
-        budget: float = BUDGET,
+        budget: float | None = None,
         stop: bool = False,
         run: str | None = None,
         config: MonitorConfig | None = None,
@@ -71,163 +97,162 @@ class Monitor:
             laws: the laws to watch. By default they are inferred at the first forward pass from the inputs that come,
                 and the reference is taken then; if something about them is asked for before, they are inferred from
                 made-up inputs.
-            every: number of steps from one record to the next.
+            every: number of steps from one record to the next; "auto" chooses it so that the monitor stays within
+                `budget`.
             sinks: where records go: sinks, or paths of stores (.db, .jsonl).
             where: which laws are watched: patterns of their names, or a function that says it of a symmetry.
             loss: the loss the model is trained with, where laws are inferred; as for `conserved.recognize`.
             audit: "auto" audits as often as takes at most the share `budget` of the time of the run (and three seconds
                 in all), but at least every hundred steps; a number fixes how often, None does without.
-            budget: the share of the time that audits may take, with what watching makes of the passes before them.
+            budget: the share of the time of the run that the monitor may take; by default 0.01 on an accelerator and
+                0.05, or 2 ms a step if that is more, on a CPU. Reading the laws, once, is not part of it.
             stop: whether a step whose gradients are refuted is not taken: GradientsDoNotConserve is raised before it.
             run: the name of the run in its sinks; by default the date and time.
             config: all further settings.
 
         Raises:
-            ValueError: `every` is less than one, `audit` no cadence, or `budget` no share.
+            TypeError: `model` is not a module, or `optimizer` holds something that is not an optimizer.
+            ValueError: `every` is less than one, `audit` no cadence, or `budget` no share; or `where` selects none of
+                the given laws.
         """
         config = config or MonitorConfig()
-        if every < 1:
-            raise ValueError(f"every counts steps and is at least 1; got {every}.")
-        pace(audit, budget)
-        self.model, self.every, self.count = unwrapped(model), every, 0
+        _check_arguments(model, every)
+        pace(audit, BUDGET if budget is None else budget)
+        self.model, self.count = unwrapped(model), 0
         self.records: deque[StepRecord] = deque(maxlen=config.keep)
-        given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self._called, self._optimizers = model, [inner_optimizer(one) for one in given]
-        self._config, self._where, self._stop = config, where, stop
-        self._audit_options: dict[str, Any] = {"every": audit, "budget": budget, "precision": config.precision}
-        self._watchmen = [one.watch() if isinstance(one, Growth) else one for one in config.alarms]
-        self._alarms = RaisedAlarms(told=_writes())
-        self._run = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
-        self._sinks, self._begun = opened(sinks) if _writes() else (), False
-        self._readings: dict[str, Tensor | float] = {}
-        self._unstepped: tuple[int, int, int] | None = None
-        self._passes = 0
-        """Forward passes so far."""
-        self._looked = False
-        self._within: Optimizer | None = None
-        """Whose step is running, if it began before the laws were known."""
-        self._skip = False
-        """Whether the laws became known inside the last step, which cannot be accounted for then."""
+        self._called, self._optimizers = model, optimizers_of(optimizer)
+        self._config, self._where, self._loss = config, where, loss
+        self._boundary = Boundary(
+            strict=config.strict, passing=(GradientsDoNotConserve,) if stop else (), told=_writes()
+        )
+        self._stop, self._budget, self._audit_every = stop, budget, audit
+        self._stride = self._made_stride(every)
+        self._known: LawAccount | None = None
+        self._audits: Audits | None = None
+        self._first: FirstCall | None = None
         self._restored: Mapping[str, Any] | None = None
         self._hooks: list[Any] = []
-        self._known: LawAccount | None = None
-        self._audits: Audits
-        self._first: FirstCall | None = None
+        name = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
+        self._records = RunRecords(
+            name, opened(sinks) if _writes() else (), config, self._boundary, self.records, every=every, told=_writes()
+        )
+        self._readings: dict[str, Tensor | float] = {}
+        self._precisions: set[torch.dtype] = set()
+        """The precisions of autocast regions that passes of the model ran in."""
+        self._passes = 0
+        """Forward passes so far."""
+        self._versions: tuple[int, ...] | None = None
+        """How often some parameters had been written to at the last forward pass."""
+        self._looked = self._stepped = False
+        self._forget_step()
+        self._unstepped: tuple[int, int, int] | None = None
+        self._within: Optimizer | None = None
+        """The optimizer whose step is running, if it began before the laws were known."""
+        self._skip = False
+        """Whether the laws became known inside the last step, which cannot be accounted for then."""
+        self._unseen, self._read_again = 0, 0
+        self._signature: tuple[Any, ...] | None = None
+        """The parameters whose laws are watched."""
+        self._clock, self._inside = time.perf_counter(), 0.0
+        self._boundary.attempt(STEP, self._listen)
         if laws is None:
-            self._first = FirstCall(model, self.model, loss=loss)
-            self._first.came.append(lambda: self._infer(running=True))
-            self._hooks += [one.register_step_pre_hook(self._before_first_step) for one in self._optimizers]
-            self._hooks += [one.register_step_post_hook(self._after_first_step) for one in self._optimizers]
+            self._wait_for_call()
         else:
-            self._watch_laws(laws)
+            self._check_filter(laws)
+            self._boundary.attempt(LAWS, self._watch_laws, laws)
+
+    # Setting up
+
+    def _made_stride(self, every: int | Literal["auto"]) -> AccountStride:
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        on_host = device in ("cpu", "meta")
+        share = self._budget or (SHARE_ON_CPU if on_host else SHARE_ON_GPU)
+        return AccountStride(None if every == "auto" else every, share=share, least=LEAST if on_host else 0.0)
+
+    def _check_filter(self, laws: LawSet) -> None:
+        """Raise ValueError if `where` selects none of the laws that were given."""
+        from conserved.tracking.watched_laws import selector
+
+        if self._where is not None and len(laws) and not len(laws.select(selector(self._where))):
+            raise ValueError(f"Expected `where` to select a law, got {self._where!r}. There are {len(laws)} laws.")
+
+    def _listen(self) -> None:
+        """Put the hooks that need no laws on the optimizers and the model."""
+        hook = self._boundary.hook
+        for one in self._optimizers:
+            self._hooks.append(one.register_step_pre_hook(hook(STEP, self._before_optimizer)))
+            self._hooks.append(one.register_step_post_hook(hook(STEP, self._after_optimizer)))
+        self._hooks.append(self._called.register_forward_pre_hook(hook(STEP, self._count_pass)))
+        # The outermost module may be called outside autocast and enter it within, as accelerate does; compiled parts
+        # run no hooks, so that it is asked as well.
+        leaves = (
+            m
+            for m in self.model.modules()
+            if m is not self._called
+            and not any(True for _ in m.children())
+            and any(True for _ in m.parameters(recurse=False))
+        )
+        asked = (self._called, *islice(leaves, 2))
+        self._hooks += [one.register_forward_pre_hook(hook(PRECISION, self._note_autocast)) for one in asked]
+
+    def _wait_for_call(self) -> None:
+        """Read the laws off the next forward pass."""
+        self._first = self._boundary.attempt(LAWS, FirstCall, self._called, self.model, loss=self._loss)
+        if self._first is not None:
+            self._first.came.append(partial(self._infer, running=True))
 
     def _infer(self, *, running: bool = False) -> None:
         """Watch the laws of the model as it is called; `running`: in a forward pass that has just begun."""
-        if self._first is not None:
-            call = self._first.call
-            self.watch(self._first.laws())
+        if self._first is None:
+            return
+        began, call = time.perf_counter(), self._first.call
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+        # Reading laws runs the model: its random numbers are those of the run.
+        with torch.random.fork_rng(devices=devices):
+            laws = self._first.laws()
+        if time.perf_counter() - began > 1:
+            LOGGER.info("conserved: reading the laws took %.1f s.", time.perf_counter() - began)
+        self.watch(laws)
+        if self._audits is not None:
             self._audits.passes += running
             if running and call is not None:
                 self._audits.begin_pass(*call)
 
-    def _before_first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A step that computes its gradients itself runs the first forward pass when it is too late to copy weights."""
-        if self._first is None:
-            return
-        self._within = optimizer
-        with suppress(NoExample):
-            self._infer()
-            self._within = None
-
-    def _after_first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._within is not None and self._first is None:
-            LOGGER.warning("The laws became known inside the first step, which is not accounted for.")
-            self._skip = True
-            self._account.take_reference()
-        self._within = None
-
-    @property
-    def _account(self) -> LawAccount:
-        """What depends on the laws: there from the first forward pass on; asked for before, they are inferred now."""
-        if self._known is None:
-            self._infer()
-        assert self._known is not None
-        return self._known
-
-    @property
-    def laws(self) -> LawSet:
-        """The laws that are watched."""
-        return self._account.laws
-
-    @property
-    def left_out(self) -> tuple[Dropped, ...]:
-        """Laws that are not watched, and why."""
-        return self._account.left_out
-
-    @property
-    def reference(self) -> Reference:
-        """The laws when watching began."""
-        return self._account.reference
-
     def _watch_laws(self, found: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
-        self._known = LawAccount(
+        self._signature = self._parameters_now()
+        try:
+            self._known = LawAccount(
+                self.model,
+                self._optimizers,
+                found,
+                where=self._where,
+                config=self._config,
+                boundary=self._boundary,
+                sampled=self._sampled,
+                converted=self._go_on_converted,
+            )
+        except NoLaw as reason:
+            # A model without laws is watched for what needs none: gradients that are missing or not finite.
+            self._boundary.turn_off(LAWS, str(reason))
+        else:
+            self._records.watch(self._known)
+            if self._within is not None:
+                self._known.watch.before_step(self._within)
+        self._boundary.attempt(AUDIT, self._begin_audits, found)
+
+    def _begin_audits(self, found: LawSet) -> None:
+        self._audits = Audits(
             self.model,
             self._optimizers,
             found,
-            where=self._where,
-            config=self._config,
-            every=self.every,
-            sampled=self._sampled,
-            converted=self._go_on_converted,
+            compiled=hasattr(self._called, "_orig_mod"),
+            called=self._called,
+            every=self._audit_every,
+            budget=self._stride.share if self._budget is None else self._budget,
+            precision=self._config.precision,
         )
-        if self._within is not None:
-            self._known.watch.begin(self._within)
-        compiled = hasattr(self._called, "_orig_mod") or getattr(self._called, "_compiled_call_impl", None) is not None
-        options = self._audit_options | {"compiled": compiled, "called": self._called}
-        self._audits = Audits(self.model, self._optimizers, found, **options)
-        self._hooks += [one.register_step_pre_hook(self._before_optimizer) for one in self._optimizers]
-        self._hooks.append(self._called.register_forward_pre_hook(self._count_pass))
         self._audits.arm()
-
-    def _count_pass(self, module: nn.Module, args: Any) -> None:
-        run_as_written()
-        if torch.is_grad_enabled() and not being_followed():
-            self._audits.passes += 1
-            self._passes += 1
-
-    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer is about to use the gradients: audit them, once for all optimizers of a step."""
-        self._notice_order()
-        if not self._looked:
-            self._looked = True
-            self._audit(self.count + 1)
-
-    def _audit(self, step: int) -> None:
-        found = self._audits.before_step(step)
-        if found is None:
-            return
-        self._readings |= self._audits.series[-1].readings()
-        alarms = tuple(alarms_of(found, step))
-        self._alarms.at_once(alarms)
-        if self._stop and alarms:
-            raise GradientsDoNotConserve(found)
-
-    def _notice_order(self) -> None:
-        """An optimizer steps with gradients that `step()` has seen without any step: it was called too early."""
-        if self._unstepped is not None and self._unstepped == self._gradient_mark():
-            message = (
-                "Monitor.step() was called before optimizer.step(): the account of a step is made after it. Call "
-                "optimizer.step(), then monitor.step(), then zero_grad()."
-            )
-            alarm = Alarm(step=self.count, code="order", law="", value=1.0, limit=0.0, message=message, family="order")
-            self._alarms.at_once((alarm,))
-        self._unstepped = None
-
-    def _gradient_mark(self) -> tuple[int, int, int] | None:
-        """Which gradients there are: another pass makes others, maybe in the same place, or writes to them."""
-        first = next((p.grad for p in self._account.theta.values() if p.grad is not None), None)
-        return None if first is None else (id(first), first._version, self._passes)
 
     def watch(self, laws: LawSet) -> None:
         """Give the laws to a monitor that waits for the first forward pass to infer them; the reference is taken now.
@@ -240,57 +265,271 @@ class Monitor:
         """
         if self._first is None:
             raise RuntimeError("This monitor has its laws already.")
+        first, self._first = self._first, None
+        first.close()
         self._watch_laws(laws)
-        self._first.close()
-        self._first = None
         if self._restored is not None:
             state, self._restored = self._restored, None
             self.load_state_dict(state)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether the laws are not known yet, because no forward pass was seen."""
-        return self._first is not None
+    # Hooks
+
+    def _count_pass(self, module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled() and not being_followed():
+            self._passes += 1
+            self._versions = self._versions_now()
+            if self._audits is not None:
+                self._audits.passes += 1
+
+    def _note_autocast(self, module: nn.Module, args: Any) -> None:
+        device = next((p.device.type for p in module.parameters()), "cpu")
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            self._precisions.add(torch.get_autocast_dtype(device))
+
+    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer is about to use the gradients: audit them, once for all optimizers of a step."""
+        if self._first is not None:
+            self._boundary.attempt(LAWS, self._before_first_step, optimizer)
+        if not self._looked:
+            self._boundary.attempt(STEP, self._notice_new_parameters)
+        if self._known is not None:
+            self._boundary.attempt(ACCOUNT, self._known.watch.before_step, optimizer)
+        self._notice_order()
+        if not _computes_gradients(args, kwargs) and not self._foreign_gradients():
+            self.look_at_gradients()
+
+    def look_at_gradients(self) -> None:
+        """Audit the gradients as they are now, once a step: for loops whose optimizers get a closure.
+
+        Without a closure the monitor does it by itself, just before an optimizer uses them.
+        """
+        if not self._looked:
+            self._looked = True
+            self._boundary.attempt(AUDIT, self._audit, self.count + 1)
+
+    def _foreign_gradients(self) -> bool:
+        """Whether the gradients were taken at other weights than those the optimizer starts from.
+
+        Sharpness-aware optimizers take them at perturbed weights and move back. No identity holds between such weights
+        and such gradients, and a step from them cannot be split by cause. A second step with old gradients is another
+        matter: there the weights were written by an optimizer that is watched.
+        """
+        if self._stepped or self._versions is None or self._versions == self._versions_now():
+            return False
+        self._foreign = True
+        self._boundary.remark("gradients", "they were taken at other weights than those of the step, as by SAM")
+        return True
+
+    def _versions_now(self) -> tuple[int, ...]:
+        """How often the first parameters were written to."""
+        return tuple(p._version for p in islice(self.model.parameters(), _SAMPLED))
+
+    def _before_first_step(self, optimizer: Optimizer) -> None:
+        """A step that computes its gradients itself runs the first forward pass when it is too late to copy weights."""
+        assert self._first is not None
+        self._first.look_for_compiled()
+        if not self._first.listens_elsewhere:
+            with suppress(NoExample):
+                self._infer()
+                return
+        self._within = optimizer
+
+    def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped = True
+        if self._known is not None:
+            self._boundary.attempt(ACCOUNT, self._known.watch.after_step, optimizer)
+        if self._within is not None and self._first is None and self._known is not None:
+            LOGGER.info("conserved: the laws became known inside the first step, which is not accounted for.")
+            self._skip = True
+            self._boundary.attempt(ACCOUNT, self._known.take_reference)
+        self._within = None
+
+    def _audit(self, step: int) -> None:
+        if self._audits is None:
+            return
+        began = time.perf_counter()
+        try:
+            found = self._audits.before_step(step)
+        finally:
+            self._auditing += time.perf_counter() - began
+        if found is None:
+            return
+        self._readings |= self._audits.series[-1].readings()
+        alarms = tuple(alarms_of(found, step))
+        self._records.raise_at_once(alarms)
+        if self._stop and alarms:
+            raise GradientsDoNotConserve(found)
+
+    def _notice_order(self) -> None:
+        """An optimizer steps with gradients that `step()` has seen without any step: it was called too early."""
+        if self._unstepped is not None and self._unstepped == self._gradient_mark():
+            message = (
+                "Monitor.step() was called before optimizer.step(): the account of a step is made after it. Call "
+                "optimizer.step(), then monitor.step(), then zero_grad()."
+            )
+            alarm = Alarm(step=self.count, code="order", law="", value=1.0, limit=0.0, message=message, family="order")
+            self._records.raise_at_once((alarm,))
+        self._unstepped = None
+
+    def _gradient_mark(self) -> tuple[int, int, int] | None:
+        """Identity of the current gradients, used to detect `step()` before `optimizer.step()`."""
+        parameters = (p for one in self._optimizers for group in one.param_groups for p in group["params"])
+        first = next((p.grad for p in parameters if p.grad is not None), None)
+        return None if first is None else (id(first), first._version, self._passes)
+
+    def _parameters_now(self) -> tuple[Any, ...]:
+        """Which parameters the model has, which of them are trained, and their shapes: laws depend on all of it."""
+        parameters = parts_of(self.model).parameters
+        return tuple((id(p), p.requires_grad, p.shape) for p in parameters)
+
+    def _notice_new_parameters(self) -> None:
+        """Parameters were frozen, unfrozen, replaced or reshaped: read the laws of the model as it is now."""
+        if self._signature is None or self._first is not None:
+            return
+        now = self._parameters_now()
+        if now == self._signature:
+            return
+        self._notice_orphans()
+        self._signature = None
+        self._read_again += 1
+        self._let_go_of_laws()
+        if self._read_again > _READ_AGAIN:
+            self._boundary.turn_off(LAWS, "the parameters that are trained change all the time")
+            return
+        self._boundary.turn_on(LAWS)
+        self._boundary.turn_on(ACCOUNT)
+        LOGGER.info("conserved: the trained parameters changed in step %d; laws are read again.", self.count + 1)
+        self._records.begin_again(self.count)
+        self._wait_for_call()
+
+    def _notice_orphans(self) -> None:
+        """Raise an alarm if an optimizer steps tensors that the model had and has no longer."""
+        assert self._signature is not None
+        had, has = {key for key, *_ in self._signature}, {id(p) for p in self.model.parameters()}
+        held = {id(p) for one in self._optimizers for group in one.param_groups for p in group["params"]}
+        orphans = (had - has) & held
+        if not orphans:
+            return
+        fresh = [name for name, p in self.model.named_parameters() if p.requires_grad and id(p) not in held]
+        trained = (
+            f", while nothing trains {fresh[0]}" + (f" and {len(fresh) - 1} more" if fresh[1:] else "") if fresh else ""
+        )
+        message = (
+            f"The optimizer steps {len(orphans)} tensor{'s' if len(orphans) > 1 else ''} that the model does not have "
+            f"any more{trained}. Parameters were replaced or tied after the optimizer was made; make it again."
+        )
+        step = self.count + 1
+        alarm = Alarm(step=step, code="replaced", law="", value=1.0, limit=0.0, message=message, family="replaced")
+        self._records.raise_at_once((alarm,))
+
+    def _let_go_of_laws(self) -> None:
+        if self._audits is not None:
+            self._audits.disarm()
+        self._known, self._audits = None, None
+        self._records.watch(None)
+
+    # What training loops call
 
     def step(self, *, loss: Tensor | float | None = None) -> None:
         """Account for the step the optimizer has just made.
 
         Args:
-            loss: the loss of the step, to be kept beside the account; a tensor is not waited for.
+            loss: the loss of the step, to be kept beside the account; a tensor is not waited for. Of several numbers
+                their mean is kept.
         """
-        if loss is not None:
-            self._readings["loss"] = loss.detach() if isinstance(loss, Tensor) else float(loss)
-        account = self._account
-        account.watch.check()
-        self._unstepped = None if account.watch.stepped else self._gradient_mark()
-        if not account.watch.stepped:
-            self._audits.forget()
         self.count += 1
-        if self.count % self.every == 0 and not self._skip:
+        self._boundary.step = self.count
+        if loss is not None:
+            self._boundary.attempt("loss", self._note_loss, loss)
+        self._boundary.attempt(STEP, self._step)
+        self._boundary.attempt(STEP, self._take_times)
+        self._forget_step()
+
+    def _note_loss(self, loss: Any) -> None:
+        if isinstance(loss, Tensor):
+            value = loss.detach()
+            self._readings["loss"] = value if value.numel() == 1 else value.double().mean()
+        else:
+            self._readings["loss"] = float(loss)
+
+    def _step(self) -> None:
+        if self._first is not None:
+            self._boundary.attempt(LAWS, self._read_without_call)
+        self._unstepped = None if self._stepped else self._gradient_mark()
+        if not self._stepped and self._audits is not None:
+            self._boundary.attempt(AUDIT, self._audits.forget)
+        accounted = self._stride.due(self.count) and not self._skip
+        if self._known is not None:
+            self._boundary.attempt(ACCOUNT, self._settle, accounted)
+        if accounted and (self._known is None or self._boundary.off(ACCOUNT)):
+            self._records.send_readings(self.count, self._gauged(), skipped=not self._stepped)
+        self._records.receive(self._audits, wait=False)
+        if self._audits is not None:
+            self._boundary.attempt(AUDIT, self._audits.after_step, self.count)
+
+    def _read_without_call(self) -> None:
+        """Infer the laws from made-up inputs if no forward pass was seen; after some steps they must be known."""
+        assert self._first is not None
+        self._unseen += 1
+        if self._unseen >= _UNSEEN:
+            self._infer()
+        elif not self._first.listens_elsewhere:
+            with suppress(NoExample):
+                self._infer()
+
+    def _settle(self, accounted: bool) -> None:
+        """Account for the step, or leave it out."""
+        account = self._known
+        assert account is not None
+        try:
+            missed = account.watch.missed()
+            if missed:
+                self._boundary.remark("loop", missed)
+            if missed or self._foreign or not accounted:
+                account.leave_out_step()
+                return
+            if self._precisions:
+                account.use_precision(coarsest(*self._precisions))
             causes, numbers = account.settle()
-            with torch.no_grad():
-                readings = {name: gauge() for name, gauge in self._config.gauges.items()} | self._readings
-            self._readings = {}
-            account.transfer.send(self.count, causes, numbers, readings, not account.watch.stepped)
-        self._skip, self._looked = False, False
-        account.forget_step()
-        self._receive(wait=False)
-        self._audits.after_step(self.count)
+            account.transfer.send(self.count, causes, numbers, self._gauged(), not account.watch.stepped)
+        finally:
+            account.forget_step()
 
-    @property
-    def alarms(self) -> list[Alarm]:
-        """All alarms of the run; alarms of one kind and one family of laws are one."""
-        return self._alarms.all
+    def _gauged(self) -> dict[str, Tensor | float]:
+        """The readings of this step: those of gauges, and those that were noted."""
+        found: dict[str, Tensor | float] = {}
+        with torch.no_grad():
+            for name, gauge in self._config.gauges.items():
+                value = self._boundary.attempt(f"reading {name}", gauge)
+                if value is not None:
+                    found[name] = value
+        found |= self._readings
+        self._readings = {}
+        return found
 
-    @property
-    def audits(self) -> list[AuditEntry]:
-        """The audits of the run, in a few numbers each; the last one whole is `last_audit`."""
-        return self._audits.series if self._first is None else []
+    def _take_times(self) -> None:
+        """Choose the stride of the account by what the steps and the monitor take."""
+        now, inside = time.perf_counter(), self._boundary.seconds
+        spent = inside - self._inside
+        accounted = self._stride.due(self.count)
+        run = max(now - self._clock - spent, 0.0)
+        self._stride.note(self.count, inside=max(spent - self._auditing, 0.0), run=run, accounted=accounted)
+        self._clock, self._inside = now, inside
+        if self._stride.revises(self.count):
+            self._stride.steps = self._agreed(self._stride.wanted())
 
-    @property
-    def last_audit(self) -> Audit | None:
-        """The latest audit; None before the first."""
-        return self._audits.last if self._first is None else None
+    def _agreed(self, wanted: int) -> int:
+        """The largest stride that any process wants, where they read the laws of sharded parameters together."""
+        sharded = next((p for p in self.model.parameters() if hasattr(p, "full_tensor")), None)
+        if sharded is None or not (dist.is_available() and dist.is_initialized()):
+            return wanted
+        found = torch.tensor([wanted], device=sharded.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def _forget_step(self) -> None:
+        self._looked, self._stepped, self._skip, self._auditing = False, False, False, 0.0
+        self._foreign, self._versions = False, None
 
     def note(self, **readings: float) -> None:
         """Keep further numbers with the next record, such as a loss that is known later than the step.
@@ -300,24 +539,92 @@ class Monitor:
         """
         self._readings |= readings
 
-    @property
-    def pending(self) -> bool:
-        """Whether an optimizer has made a step that `step()` has not accounted for."""
-        return self._known is not None and self._known.watch.stepped
-
     def before_clipping(self) -> None:
         """Tell clipping by value or by tensor apart from a wrong gradient: call it between backward and clipping.
 
         Clipping all gradients by one factor, as `clip_grad_norm_` does, moves no law to first order and needs no call.
         With a gradient scaler, call it after `unscale_`.
         """
-        account = self._account
-        if not self._looked:
-            # What is clipped by value satisfies no identity: the audit of this step is now.
-            self._looked = True
-            self._audit(self.count + 1)
-        if self._sampled():
-            account.note_unclipped()
+        # What is clipped by value satisfies no identity: the audit of this step is now.
+        self.look_at_gradients()
+        if self._known is not None and self._sampled():
+            self._boundary.attempt(ACCOUNT, self._known.note_unclipped)
+
+    # What can be asked
+
+    @property
+    def every(self) -> int:
+        """Number of steps from one record to the next, as it is now."""
+        return self._stride.steps
+
+    @property
+    def state(self) -> str:
+        """What the monitor is doing: "watching", or which parts of it are off, since when and why."""
+        off = {condition.stage for condition in self.conditions if condition.off}
+        texts = [str(condition) for condition in self.conditions]
+        if self.waiting and LAWS not in off:
+            texts.insert(0, "waiting for the first forward pass")
+        elif {ACCOUNT, AUDIT} <= off:
+            texts.insert(0, "laws only")
+        return "; ".join(texts) or "watching"
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The parts of the monitor that are off or left something out."""
+        return self._boundary.conditions
+
+    @property
+    def _account(self) -> LawAccount:
+        """What depends on the laws: there from the first forward pass on; asked for before, they are inferred now."""
+        if self._known is None and self._first is not None:
+            self._infer()
+        if self._known is None:
+            raise NoLaw(self.state)
+        return self._known
+
+    @property
+    def laws(self) -> LawSet:
+        """The laws that are watched; none if the monitor is not watching."""
+        return LawSet(symmetries=()) if self._lawless else self._account.laws
+
+    @property
+    def _lawless(self) -> bool:
+        return self._known is None and self._first is None
+
+    @property
+    def left_out(self) -> tuple[Dropped, ...]:
+        """Laws that are not watched, and why."""
+        return () if self._lawless else self._account.left_out
+
+    @property
+    def reference(self) -> Reference:
+        """The laws when watching began."""
+        return Reference({}, {}) if self._lawless else self._account.reference
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the laws are not known yet, because no forward pass was seen."""
+        return self._first is not None
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """All alarms of the run; alarms of one kind and one family of laws are one."""
+        return self._records.alarms.all
+
+    @property
+    def audits(self) -> list[AuditEntry]:
+        """The audits of the run, in a few numbers each; the last one whole is `last_audit`."""
+        return self._audits.series if self._audits is not None else []
+
+    @property
+    def last_audit(self) -> Audit | None:
+        """The latest audit; None before the first."""
+        return self._audits.last if self._audits is not None else None
+
+    @property
+    def pending(self) -> bool:
+        """Whether an optimizer has made a step that `step()` has not accounted for."""
+        return self._stepped
 
     def ledger(self, *, law: str | None = None, step: int | None = None) -> list[Entry]:
         """The account of the steps in memory.
@@ -355,7 +662,7 @@ class Monitor:
             raise ValueError(f"by is one of {', '.join(get_args(By))}; got {by!r}.")
         if isinstance(parameters, nn.Module):
             parameters = dict(unwrapped(parameters).named_parameters())
-        return self._account.errors(parameters, by)
+        return {} if self._lawless else self._account.errors(parameters, by)
 
     def plot(self, path: str | Path | None = None) -> Any:
         """The records in memory as a figure: loss, drift, causes and audits, with a mark for every alarm.
@@ -380,7 +687,7 @@ class Monitor:
         return self.summary()
 
     def __repr__(self) -> str:
-        known = "laws not known yet" if self._first is not None else f"{len(self.laws)} laws"
+        known = "laws not known yet" if self.waiting else f"{len(self.laws)} laws"
         return f"<Monitor: {known}, {self.count} steps, {len(self.audits)} audits, {len(self.alarms)} alarms>"
 
     def _repr_html_(self) -> str:
@@ -389,39 +696,46 @@ class Monitor:
 
     def bounds(self) -> list[DriftBound]:
         """Equation (9) for every law, with C_h and C_L from the run, beside the observed and the predicted drift."""
-        return self._account.bounds()
+        return [] if self._lawless else self._account.bounds()
 
     def decay(self) -> list[Decay]:
         """The decay law e^{−2λt} for every law whose legs decay alike."""
-        return self._account.decay()
+        return [] if self._lawless else self._account.decay()
 
     def angular_momenta(self) -> list[AngularMomentum]:
         """The conserved angular momenta of a heavy-ball run, for every law that has rotations among its generators."""
-        return self._account.angular_momenta()
+        return [] if self._lawless else self._account.angular_momenta()
 
     def memory(self) -> dict[str, int]:
         """Bytes held between steps: by the laws, and by copies of parameters that an optimizer's rule asks for."""
         watched = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        return self._account.memory() | {"parameters": watched}
+        held = {"laws": 0, "copies": 0} if self._lawless else self._account.memory()
+        return held | {"parameters": watched}
+
+    # Ending, and going on
 
     def flush(self) -> None:
         """Wait for all records on their way from the device, and hand them to the sinks."""
-        if self._first is None:
-            self._receive(wait=True)
+        self._records.receive(self._audits, wait=True)
+        self._records.drain()
 
     def close(self) -> None:
-        """Flush, close the sinks and take the hooks off the optimizer."""
-        self.flush()
-        if self._first is None:
-            self._account.watch.close()
-            self._audits.disarm()
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks.clear()
-        else:
-            self._first.close()
-        for sink in self._sinks:
-            sink.close()
+        """Flush, close the sinks, and leave nothing on the model, the optimizers or torch."""
+        self._boundary.attempt("closing", self.flush)
+        for undo in self._undo():
+            self._boundary.attempt("closing", undo)
+            self._boundary.turn_on("closing")
+        self._hooks.clear()
+        self._records.close()
+
+    def _undo(self) -> list[Any]:
+        """All that takes something of the monitor away, each to be tried whatever became of the others."""
+        undo = [hook.remove for hook in self._hooks]
+        if self._audits is not None:
+            undo.append(self._audits.disarm)
+        if self._first is not None:
+            undo.append(self._first.close)
+        return [*undo, partial(forget_model, self.model)]
 
     def __enter__(self) -> Monitor:
         return self
@@ -432,7 +746,8 @@ class Monitor:
     def state_dict(self) -> dict[str, Any]:
         """Everything a run needs to go on from a checkpoint: references, sums, the number of the step."""
         self.flush()
-        return {"format": FORMAT, "count": self.count, "run": self._run} | self._account.state()
+        laws = {} if self._lawless else self._account.state()
+        return {"format": FORMAT, "count": self.count, "run": self._records.run} | laws
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, after the model and the optimizer have been restored.
@@ -452,54 +767,43 @@ class Monitor:
         if self._first is not None:
             self._restored = state
             return
-        self._account.check_state(state)
-        if self._begun:
+        if self._known is not None and "laws" in state:
+            self._known.check_state(state)
+        if self._records.begun:
             raise RuntimeError("Load a monitor's state before its first step; its sinks have begun another run.")
-        self.count, self._run = int(state["count"]), str(state["run"])
-        self._audits.expect("the first after a resume")
-        self._account.load(state)
+        self.count, self._records.run = int(state["count"]), str(state["run"])
+        if self._audits is not None:
+            self._audits.expect("the first after a resume")
+        if self._known is not None and "laws" in state:
+            self._known.load(state)
 
     def _sampled(self) -> bool:
-        return (self.count + 1) % self.every == 0
+        return self._stride.due(self.count + 1)
 
     def _go_on_converted(self, names: Sequence[str]) -> None:
         """Parameters were converted to another type between two steps: that is no step, and rounding is another."""
-        kind = str(self._account.theta[names[0]].dtype).removeprefix("torch.")
+        assert self._known is not None
+        kind = str(self._known.theta[names[0]].dtype).removeprefix("torch.")
         LOGGER.warning(
             "%s and %d other parameters became %s after step %d. The account goes on from the converted values.",
             *(names[0], len(names) - 1, kind, self.count),
         )
-        self._audits.expect("the precision of parameters changed")
-        self._account.go_on_converted()
+        if self._audits is not None:
+            self._audits.expect("the precision of parameters changed")
+        self._known.go_on_converted()
 
-    def _receive(self, *, wait: bool) -> None:
-        """Look at what has arrived, and pass it on."""
-        for record in self._account.transfer.receive(wait=wait):
-            seen = grouped(alarm for look in self._watchmen for alarm in look(record))
-            raised = tuple(self._alarms.explained(alarm, self._audits) for alarm in seen)
-            found = (*self._alarms.until(record.step), *raised)
-            if found:
-                record = replace(record, alarms=found)
-                for alarm in raised:
-                    self._alarms.add(alarm)
-            self.records.append(record)
-            if self._sinks and not self._begun:
-                self._begin(record.step - 1)
-            for sink in self._sinks:
-                sink.write(record)
 
-    def _begin(self, step: int) -> None:
-        header = Run(
-            name=self._run,
-            laws=self._account.names,
-            formulas=tuple(symmetry.formula for symmetry in self.laws),
-            config=dict(self._config.notes) | {"every": self.every, "optimizer": self._account.watch.rules},
-            step=step,
-            reference=self.reference.values,
-        )
-        for sink in self._sinks:
-            sink.begin(header)
-        self._begun = True
+def _computes_gradients(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a step gets a closure: its gradients are not there yet when the step begins."""
+    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
+
+
+def _check_arguments(model: nn.Module, every: int | Literal["auto"]) -> None:
+    """Raise for arguments that no run can be watched with."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Expected a torch.nn.Module as `model`, got {type(model).__name__}.")
+    if every != "auto" and not (isinstance(every, int) and every >= 1):
+        raise ValueError(f'Expected `every` to be "auto" or a number of steps of at least 1, got {every!r}.')
 
 
 def _writes() -> bool:

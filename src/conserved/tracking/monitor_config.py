@@ -30,6 +30,7 @@ class MonitorConfig:
         alarms: functions of a step's record that yield alarms, and `Growth` of readings.
         keep: number of records that stay in memory.
         notes: plain data that is stored with the run, such as its hyperparameters.
+        strict: whether an error inside the monitor is raised in the training loop instead of turning a part of it off.
     """
 
     rule: Rule | None = None
@@ -41,6 +42,7 @@ class MonitorConfig:
     alarms: Iterable[Watchman | Growth] = STANDARD
     keep: int = 1000
     notes: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
     def under(self, precision: torch.dtype | None) -> MonitorConfig:
         """The same settings for backward passes in another precision.

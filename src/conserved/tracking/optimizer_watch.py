@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import nan
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from conserved.boundary import Boundary
 from conserved.symmetry import Tensors
 from conserved.tracking.combination import Combination, Scalar
 from conserved.tracking.optimizer_rules import ParameterStep, Rule, Update, rule_of
 from conserved.tracking.step_expansion import Expansion
 
-
-class StepMissed(RuntimeError):
-    """The monitor was not called when it needed to be; the message says where to call it."""
+ACCOUNT = "account"
+"""The stage that accounts for every step."""
 
 
 class PrecisionChanged(RuntimeError):
@@ -63,7 +63,7 @@ class _Watched:
 
 
 class OptimizerWatch:
-    """Hooks on optimizers that remember hyperparameters, and parameters where a rule asks for them, step by step."""
+    """Remembers hyperparameters, and parameters where a rule asks for them, step by step of some optimizers."""
 
     def __init__(
         self,
@@ -74,8 +74,10 @@ class OptimizerWatch:
         before: Callable[[], None] = lambda: None,
         converted: Callable[[Sequence[str]], None] = lambda names: None,
         sampled: Callable[[], bool] = lambda: True,
+        boundary: Boundary | None = None,
     ) -> None:
         self._theta = theta
+        self._boundary = boundary or Boundary(strict=True)
         self._names = {id(parameter): name for name, parameter in theta.items()}
         self._before_step, self._converted, self._sampled = before, converted, sampled
         self._types = {name: parameter.dtype for name, parameter in theta.items()}
@@ -88,21 +90,18 @@ class OptimizerWatch:
         ]
         self._place: dict[str, tuple[_Watched, int]] = {}
         self._find_places()
-        self._handles = []
-        for watched in self._watched:
-            self._handles.append(watched.optimizer.register_step_pre_hook(partial(self._start, watched)))
-            self._handles.append(watched.optimizer.register_step_post_hook(partial(self._end, watched)))
 
-    def begin(self, optimizer: Optimizer) -> None:
-        """A step of this optimizer had begun before it was watched."""
+    def before_step(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step. One hook of the monitor tells this: hooks cannot be added within a step."""
         for watched in self._watched:
             if watched.optimizer is optimizer:
                 self._start(watched)
 
-    def close(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+    def after_step(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        for watched in self._watched:
+            if watched.optimizer is optimizer:
+                self._end(watched, optimizer)
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -146,20 +145,21 @@ class OptimizerWatch:
         """All sums, by optimizer and group, to be saved."""
         return [watched.sums for watched in self._watched]
 
-    def check(self) -> None:
-        """Refuse to account for steps whose gradients are gone, or for several at once."""
+    def missed(self) -> str:
+        """Say why the last step cannot be accounted for: gradients are gone, or there were several; empty if it can."""
         for watched in self._watched:
             if watched.steps > 1:
-                raise StepMissed(
-                    f"{type(watched.optimizer).__name__} made {watched.steps} steps since the last Monitor.step(). "
-                    "Call it after every optimizer step; to look at fewer of them, pass every=."
+                return (
+                    f"{type(watched.optimizer).__name__} made {watched.steps} steps since the last Monitor.step(), and "
+                    "such steps are not accounted for. Call it after every optimizer step"
                 )
             gone = sorted(name for name in watched.moved if self._theta[name].grad is None)
             if gone and watched.rule.reads_gradient:
-                raise StepMissed(
-                    f"{gone[0]} had a gradient when its optimizer stepped and has none now. "
-                    "Call Monitor.step() right after optimizer.step(), before zero_grad()."
+                return (
+                    f"{gone[0]} had a gradient when its optimizer stepped and has none now, so the step is not "
+                    "accounted for. Call Monitor.step() right after optimizer.step(), before zero_grad()"
                 )
+        return ""
 
     def clear(self) -> None:
         """Forget the last step."""
@@ -199,9 +199,15 @@ class OptimizerWatch:
         """The norm of all watched gradients together, without waiting for the device."""
         gradients = [self._theta[name].grad for watched in self._watched for name in sorted(watched.moved)]
         present = [gradient.detach() for gradient in gradients if gradient is not None]
-        values = [one.coalesce().values() if one.is_sparse else one for one in present]
-        norm = torch.nn.utils.get_total_norm(values)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        # Tensors of two meshes, such as experts and the rest, have no norm together.
+        meshes: dict[Hashable, list[Tensor]] = defaultdict(list)
+        for one in present:
+            meshes[getattr(one, "device_mesh", None)].append(one.coalesce().values() if one.is_sparse else one)
+        norms = [torch.nn.utils.get_total_norm(values) for values in meshes.values()]
+        whole_norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+        if len(whole_norms) == 1:
+            return whole_norms[0]
+        return torch.linalg.vector_norm(torch.stack([norm.to(whole_norms[0].device) for norm in whole_norms]))
 
     def _expansions(self, names: Sequence[str], *, causes: bool) -> Iterator[tuple[str, Expansion]]:
         """The steps of parameters of one group that an optimizer moved."""
@@ -320,17 +326,24 @@ class OptimizerWatch:
             averages = [state.get(average) for average in watched.rule.averages]
             now, before = (str(kind).removeprefix("torch.") for kind in (self._theta[name].dtype, self._types[name]))
             if any(isinstance(one, Tensor) and one.dtype != self._theta[name].dtype for one in averages):
-                raise PrecisionChanged(
+                message = (
                     f"{name} was {before} and is {now} since the last step, while {type(optimizer).__name__} keeps its "
                     "averages as they were and cannot step. Convert the model before its optimizer is made, let "
                     "optimizer.load_state_dict(optimizer.state_dict()) convert the averages, or train under autocast."
                 )
+                if self._boundary.strict:
+                    raise PrecisionChanged(message)
+                self._boundary.remark("precision", message)
+                return
         if changed:
             self._types |= {name: self._theta[name].dtype for name in changed}
             self._converted(changed)
 
-    def _start(self, watched: _Watched, *hooked: Any) -> None:
+    def _start(self, watched: _Watched) -> None:
         """A step is about to be made."""
+        if watched.depth and _running(watched.optimizer) <= 1:
+            # The last step ended with an exception, and nothing was told of its end.
+            watched.depth = 0
         if watched.depth == 0:
             self._notice_conversion()
         watched.depth += 1
@@ -342,7 +355,7 @@ class OptimizerWatch:
             if owner is watched and self._keeps(name):
                 self._copies[name] = self._theta[name].detach().clone()
 
-    def _end(self, watched: _Watched, optimizer: Optimizer, *hooked: Any) -> None:
+    def _end(self, watched: _Watched, optimizer: Optimizer) -> None:
         """A step was made: remember what with."""
         watched.depth -= 1
         if watched.depth > 0:
@@ -371,6 +384,16 @@ class OptimizerWatch:
             sums.decayed = nan if decay is None else sums.decayed + lr * decay
             momentum = watched.rule.momentum(group)
             sums.damped = 0.0 if momentum is None else sums.damped * momentum
+
+
+def _running(optimizer: Optimizer) -> int:
+    """How many `step` methods of an optimizer are on the stack, by the frames of the wrapper that calls hooks."""
+    count, frame = 0, sys._getframe()
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        if frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == "torch.optim.optimizer":
+            count += optimizer in frame.f_locals.get("args", ())
+    return count
 
 
 def remote(tensor: Tensor) -> bool:

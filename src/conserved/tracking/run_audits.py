@@ -24,6 +24,7 @@ from conserved.auditing.audit_result import Row
 from conserved.auditing.diagnosis import Diagnosis, Origin
 from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.auditing.replay import RecordedPass
+from conserved.boundary import guarded
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
 from conserved.laws.independence import connected
@@ -145,7 +146,7 @@ class Audits:
             if not any(True for _ in m.children()) and any(True for _ in m.parameters())
         )
         for leaf in islice(leaves, 2):
-            self._armed.callback(leaf.register_forward_pre_hook(self._note).remove)
+            self._armed.callback(leaf.register_forward_pre_hook(guarded(self._note)).remove)
 
     def _note(self, module: nn.Module, args: Any) -> None:
         device = next((p.device.type for p in module.parameters()), "cpu")

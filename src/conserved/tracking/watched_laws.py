@@ -17,6 +17,10 @@ Where = str | Iterable[str] | Callable[[Symmetry], bool]
 """Which laws to watch: patterns of their names, such as "layers.0.*", or a function that says yes or no."""
 
 
+class NoLaw(ValueError):
+    """There is no law to watch, and the message says why."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Selection:
     """The laws that are watched, with the model's own parameters; impostors among them by name; what was left out."""
@@ -33,7 +37,7 @@ class Selection:
         held = {id(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]}
         theta = _bound(model, laws, held)
         outside = {name for name, parameter in theta.items() if id(parameter) not in held}
-        wanted = laws.select(_selector(where))
+        wanted = laws.select(selector(where))
         stepped = wanted.select(lambda symmetry: not outside & set(symmetry.parameters))
         left_out = laws.dropped + tuple(
             Dropped(symmetry.name, f"no optimizer holds {', '.join(sorted(outside & set(symmetry.parameters)))}")
@@ -41,8 +45,7 @@ class Selection:
             if outside & set(symmetry.parameters)
         )
         if not len(stepped):
-            one = f" {left_out[0].name} was left out: {left_out[0].reason}." if left_out else ""
-            raise ValueError(f"There is no law to watch: {len(laws)} were found, {len(wanted)} selected.{one}")
+            raise NoLaw(_why_none(model, laws, wanted, held))
         false = stepped.baselines().symmetries if with_impostors else ()
         return Selection(
             laws=LawSet(symmetries=(*stepped, *false), parameters=theta, dropped=left_out),
@@ -78,16 +81,61 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def inner_optimizer(optimizer: Any) -> Optimizer:
-    """The torch optimizer inside a wrapper such as Accelerate's or Lightning's."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = inner
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"Monitor takes a torch.optim.Optimizer or several; got {type(optimizer).__name__}.")
-    return optimizer
+def optimizers_of(given: Any) -> list[Optimizer]:
+    """Return the torch optimizers that an argument stands for, without the wrappers of other libraries.
+
+    Args:
+        given: an optimizer; one inside a wrapper (`.optimizer`, as of accelerate and Lightning); one made of several
+            (`.chained_optimizers` of Megatron Core, `.optimizers` of torchtitan); or a sequence of such.
+
+    Returns:
+        The optimizers, each once.
+
+    Raises:
+        TypeError: something is no optimizer.
+    """
+    for name in ("chained_optimizers", "optimizers"):
+        several = getattr(given, name, None)
+        if isinstance(several, list | tuple) and several:
+            return optimizers_of(several)
+    if hasattr(given, "optimizer") and not isinstance(given, list | tuple):
+        return optimizers_of(given.optimizer)
+    if isinstance(given, Optimizer):
+        return [given]
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"Expected a torch.optim.Optimizer or several, got {type(given).__name__}.")
+    found = {id(one): one for part in given for one in optimizers_of(part)}
+    if not found:
+        raise TypeError("Expected a torch.optim.Optimizer or several, got none.")
+    return list(found.values())
 
 
-def _selector(where: Where | None) -> Callable[[Symmetry], bool]:
+def _why_none(model: nn.Module, laws: LawSet, wanted: LawSet, held: set[int]) -> str:
+    """Say why no law is left to watch: the first of the reasons that rules all others out."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        return "the model has no parameters that are trained"
+    if not any(id(parameter) in held for parameter in model.parameters()):
+        return (
+            "the optimizer holds none of this model's parameters. Was it built before the model was replaced, or does "
+            "it keep copies of its own?"
+        )
+    if len(wanted):
+        return f"the optimizer holds only a part of the parameters of every law ({len(wanted)} were found)"
+    if len(laws):
+        return f"none of {len(laws)} laws was selected"
+    if laws.unknown:
+        most = max(laws.unknown, key=lambda name: laws.unknown[name])
+        return (
+            f"no law was found, and operations without a rule may hide some ({most} and {len(laws.unknown) - 1} more)"
+        )
+    if laws.dropped:
+        return f"no law was found: {laws.dropped[0].name} is lost because {laws.dropped[0].reason}"
+    return "the operations of this model leave its parameters no symmetry"
+
+
+def selector(where: Where | None) -> Callable[[Symmetry], bool]:
+    """Return whether a law is to be watched, as a function of its symmetry."""
     if where is None:
         return lambda symmetry: True
     if callable(where):

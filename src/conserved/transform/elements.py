@@ -35,6 +35,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from conserved.errors import InvalidInputError
 from conserved.symmetry import (
     ComplexScaling,
     Degree,
@@ -54,7 +55,7 @@ CONDITION = 1e12
 NOT_SAID = "How elements of {} are multiplied and undone is not known: move along it with Symmetry.act."
 
 
-class Unmovable(ValueError):
+class Unmovable(InvalidInputError, ValueError):
     """A symmetry, an element or a tensor that cannot be moved; the message names it and says what to do."""
 
 

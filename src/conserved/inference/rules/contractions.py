@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from conserved.inference.engine import Engine, ReadPart, renumbered, scaled
+from conserved.inference.engine import Engine, Number, ReadPart, renumbered, scaled
 from conserved.inference.field_groups import components
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import Regroup, Renumber, broadcast
@@ -166,9 +166,11 @@ def _linear(s: Step) -> Known:
     return result if b is None else with_bias(s, result, b)
 
 
-def with_bias(s: Step, result: Known, bias: Any, factor: int | float = 1.0) -> Type:
+def with_bias(s: Step, result: Known, bias: Any, factor: Number = 1.0) -> Type:
     """A product to which a parameter or tensor is added."""
     assert isinstance(result, Type)
+    if factor == 0:
+        return result
     count = len(s.out)
     known = s.raw(bias)
     if isinstance(known, ReadPart):
@@ -180,24 +182,24 @@ def with_bias(s: Step, result: Known, bias: Any, factor: int | float = 1.0) -> T
 def _addmm(s: Step) -> Known:
     return with_bias(
         s,
-        scaled(s.engine, matrix_product(s, s.arg(1), s.arg(2)), float(s.operation.kwargs.get("alpha", 1))),
+        scaled(s.engine, matrix_product(s, s.arg(1), s.arg(2)), s.operation.kwargs.get("alpha", 1)),
         s.arg(0),
-        float(s.operation.kwargs.get("beta", 1)),
+        s.operation.kwargs.get("beta", 1),
     )
 
 
 @rule("baddbmm", "baddbmm_")
 def _baddbmm(s: Step) -> Known:
-    beta = float(s.operation.kwargs.get("beta", 1))
-    inner = scaled(s.engine, batched_product(s, s.arg(1), s.arg(2)), float(s.operation.kwargs.get("alpha", 1)))
-    return inner if beta == 0 else with_bias(s, inner, s.arg(0), beta)
+    beta = s.operation.kwargs.get("beta", 1)
+    inner = scaled(s.engine, batched_product(s, s.arg(1), s.arg(2)), s.operation.kwargs.get("alpha", 1))
+    return with_bias(s, inner, s.arg(0), beta)
 
 
 @rule("addmv", "addmv_")
 def _addmv(s: Step) -> Known:
     n, k = s.shape(s.arg(1))
     inner = contraction(s, s.arg(1), s.arg(2), OperandAxes((0, 1), (1,), (0,), {0: n, 1: k}))
-    return with_bias(s, inner, s.arg(0), float(s.operation.kwargs.get("beta", 1)))
+    return with_bias(s, inner, s.arg(0), s.operation.kwargs.get("beta", 1))
 
 
 @rule("convolution", "convolution_overrideable", "_convolution")
@@ -216,8 +218,17 @@ def _convolution(s: Step) -> Known:
     known = s.raw(x)
     if isinstance(known, ReadPart):
         known = s.type(x)
-    mixed = [dim for dim in places if weight[dim] > 1 or shape[dim] != s.out[dim]]
+    stride, padding = (_each(s.arg(n), len(places)) for n in (3, 4))
+    mixed = [
+        dim
+        for dim in places
+        if weight[dim] > 1 or shape[dim] != s.out[dim] or stride[dim - 2] != 1 or padding[dim - 2] != 0
+    ]
     level = Type(tuple(s.engine.uniform(known.factors, mixed)), known.shifts, known.images, known.zero)
+    edges = mixed if transposed else [dim for dim in mixed if padding[dim - 2] != 0]
+    if edges:
+        # At an edge with zeros beyond it, and between the places of a transposed one, a constant is not a constant.
+        level = Type(level.factors, (), s.engine.imaged(level, edges), level.zero)
     # Axes: 0 batch, 1 group, 2 inputs of a group, 3 outputs of a group, 4 the kernel's and the image's places.
     inputs, outputs = shape[1] // groups, s.out[1] // groups
     split_x = Regroup(shape, (shape[0], groups, inputs, *shape[2:]))
@@ -251,6 +262,12 @@ def _convolution(s: Step) -> Known:
             entries=True,
         )
     return added(s.engine, result, Renumber((1,)).type(known_b))
+
+
+def _each(given: Any, count: int) -> list[int]:
+    """One number for every axis; a single one stands for all."""
+    numbers = [given] if isinstance(given, int) else list(given)
+    return numbers * count if len(numbers) == 1 else numbers
 
 
 def conv_contraction(s: Step, left: Type, raw: Known, axes: OperandAxes, kernel: int) -> Type:

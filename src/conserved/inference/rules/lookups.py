@@ -14,7 +14,7 @@ from conserved.inference.capture import ValueRef
 from conserved.inference.engine import ReadPart
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import Renumber
-from conserved.inference.rules.places import taken, unvirtual
+from conserved.inference.rules.places import cut, taken, unvirtual
 from conserved.inference.rules.step import Known, Step, at, base_name, fix_all, origin_of, rule, wide
 from conserved.inference.rules.sums import added
 from conserved.inference.types import FIXED, Field, Image, Type, Virtual, distinct, tidy
@@ -76,6 +76,8 @@ def _index(s: Step) -> Known:
     boolean = any(
         isinstance(indices[n], ValueRef) and s.program.values[indices[n].value].dtype == torch.bool for n in used
     )
+    if not shape:
+        return fix_all(s)
     known = s.raw(x)
     if boolean:
         covered = list(range(used[0], used[0] + len(s.shape(indices[used[0]])))) if len(used) == 1 else []
@@ -181,7 +183,7 @@ def at_array(index: np.ndarray, size: int) -> np.ndarray:
     return np.where(index < 0, index + size, index)
 
 
-@rule("gather", "take_along_dim", "topk", "sort", "msort")
+@rule("gather", "topk", "sort", "msort")
 def _gather(s: Step) -> Any:
     """Entries chosen along an axis: nothing may depend on the place along it."""
     x = s.arg(0)
@@ -191,9 +193,17 @@ def _gather(s: Step) -> Any:
     dim = s.operation.kwargs.get("dim", s.arg(position, default=-1))
     if isinstance(dim, bool) or not isinstance(dim, int):
         dim = s.arg(2, default=-1)
-    dim = at(dim, count)
+    dim = 0 if name == "msort" else at(dim, count)
+    if not count:
+        return fix_all(s)
     type_ = s.type(x)
-    index = s.arg(2) if name in ("gather", "take_along_dim") else None
+    index = s.arg(2, "index") if name == "gather" else None
+    if index is not None and len(s.shape(index)) != count:
+        return fix_all(s)
+    if index is not None:
+        for d, (size, taken_size) in enumerate(zip(s.shape(x), s.shape(index), strict=True)):
+            if d != dim and taken_size != size:
+                type_ = cut(s, type_, d, np.arange(taken_size), size)
     s.engine.split_by(type_.factors, range(count) if index is None else expanded_less(s, index), batch=False)
     factors = s.engine.uniform(type_.factors, [dim])
     shifts = [one for one in type_.shifts if not one.touches([dim])]
@@ -216,6 +226,34 @@ def expanded_less(s: Step, ref: Any) -> set[int]:
     return wide(shape)
 
 
+_DISTINCT = ("topk", "sort", "argsort", "argmax", "argmin", "randperm", "nonzero", "arange", "max", "min")
+"""Operations whose results, used as indices along one axis, name no place twice."""
+
+_SAME_ENTRIES = ("expand", "unsqueeze", "view", "clone", "_to_copy", "slice", "squeeze", "alias", "select", "unbind")
+
+
+def distinct_places(s: Step, ref: Any) -> bool:
+    """Whether an index is known to name no place twice.
+
+    Where it does, which entry stays is not defined, and PyTorch's backward gives a gradient to the others as well.
+    """
+    if not isinstance(ref, ValueRef):
+        return False
+    constant = s.constant(ref)
+    if constant is not None:
+        rows = constant.reshape(constant.shape[0], -1) if constant.ndim else constant.reshape(1, 1)
+        return all(bool(column.unique().numel() == column.numel()) for column in (*rows, *rows.T))
+    value = ref.value
+    while (maker := s.program.maker(value)) is not None:
+        name = base_name(maker.name).removeprefix("aten::")
+        if name in _DISTINCT:
+            return True
+        if name not in _SAME_ENTRIES or not maker.inputs():
+            return False
+        value = maker.inputs()[0]
+    return False
+
+
 @rule(
     "index_add",
     "index_add_",
@@ -224,16 +262,36 @@ def expanded_less(s: Step, ref: Any) -> set[int]:
     "scatter",
     "scatter_",
     "scatter_reduce",
+    "scatter_reduce_",
     "index_copy",
     "index_copy_",
 )
 def _index_add(s: Step) -> Known:
-    """Entries are put, or added, at places along an axis: nothing may depend on the place."""
+    """Entries are put, or added, at places along an axis: nothing may depend on the place.
+
+    How entries that meet at one place are combined decides: sums and means are linear, extremes keep positive scales
+    and mix nothing, products multiply charges as often as entries meet, which the index alone knows.
+    """
     base, dim, source = s.arg(0), s.arg(1), s.arg(3)
-    if not isinstance(source, ValueRef):
+    name = base_name(s.operation.name)
+    reduce = s.arg(4, "reduce") if "scatter" in name else "sum"
+    if not isinstance(source, ValueRef) or reduce not in (None, "sum", "add", "mean", "amax", "amin"):
+        return fix_all(s)
+    puts = name == "aten::index_copy" or (name == "aten::scatter" and reduce is None)
+    if puts and not distinct_places(s, s.arg(2)):
         return fix_all(s)
     dim = at(dim, len(s.shape(base)))
     before, given = s.type(base), s.type(source)
+    if "scatter" in name:
+        index = s.arg(2)
+        others = [d for d in range(len(s.shape(base))) if d != dim]
+        if s.shape(index) != s.shape(source) or any(s.shape(source)[d] != s.shape(base)[d] for d in others):
+            return fix_all(s)
+        # Entries whose index differs along another axis go different ways, and do not mix along it.
+        apart = expanded_less(s, index) | ({dim} if reduce is None else set())
+        apart = set(range(len(s.out))) if reduce in ("amax", "amin") else apart
+        for one in (before, given):
+            s.engine.split_by(one.factors, apart, batch=False)
     if given.shifted or before.shifted:
         s.engine.steady(given)
         s.engine.steady(before)
@@ -252,6 +310,9 @@ def _index_put(s: Step) -> Known:
     if len(used) != 1 or used[0] != 0:
         return fix_all(s)
     boolean = s.program.values[indices[0].value].dtype == torch.bool
+    adds = bool(s.arg(3, "accumulate", False))
+    if not adds and not boolean and not distinct_places(s, indices[0]):
+        return fix_all(s)
     depth = len(s.shape(indices[0])) if boolean else 1
     width = 1 if boolean else len(s.shape(indices[0]))
     if given.shifted or before.shifted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -119,14 +119,14 @@ def cut(s: Step, known: Type, dim: int, index: Any, size: int) -> Type:
     """A type of which some entries along an axis are taken."""
     whole = not isinstance(index, int) and len(index) == size and bool((np.asarray(index) == np.arange(size)).all())
     if not whole:
-        chosen = np.zeros(size, dtype=np.int64)
-        chosen[index] = 1
+        # Entries that are taken, or taken more often, do not mix with the others.
+        chosen = np.bincount(np.atleast_1d(index), minlength=size)
         for one in known.factors:
             if dim in one.dims:
                 axis = len(one.virtual) + one.dims.index(dim)
                 keys = chosen.reshape(tuple(-1 if n == axis else 1 for n in range(one.atoms.ndim)))
                 s.engine.partition.split(one.atoms, np.broadcast_to(keys, one.atoms.shape), batch=False)
-    return Take(dim, index).type(known)
+    return known if whole else Take(dim, index).type(known)
 
 
 @rule(
@@ -251,8 +251,34 @@ def read_at(s: Step, source: Type, shape: Sequence[int], positions: np.ndarray) 
 
     source = unvirtual(s.engine, source)
     everything = frozenset(dims)
-    images = tuple(replace(one, varies=everything if one.varies else one.varies) for one in source.images)
+    images = tuple(replace(one, key=s.engine.key(), varies=everything) if one.varies else one for one in source.images)
+    for one in source.factors:
+        if not one.dims:
+            continue
+        if _couples(one, index):
+            # One axis of the result runs through this factor's and other axes at once, as a diagonal does.
+            s.engine.partition.shatter(one.atoms)
+            continue
+        sizes = tuple(shape[dim] for dim in one.dims)
+        flat = np.ravel_multi_index(tuple(index[dim] for dim in one.dims), sizes).reshape(-1)
+        often = np.bincount(flat, minlength=prod(sizes)).reshape(one.atoms.shape)
+        s.engine.partition.split(one.atoms, often, batch=False)
     return Type(tuple(map(field, source.factors)), tuple(map(field, source.shifts)), images, source.zero)
+
+
+def _couples(one: Field, index: Sequence[np.ndarray]) -> bool:
+    """Whether along some axis of the result both the axes of a field and others change."""
+
+    def changing(dims: Iterable[int]) -> set[int]:
+        return {
+            axis
+            for dim in dims
+            for axis in range(index[dim].ndim)
+            if bool((index[dim] != np.take(index[dim], [0], axis)).any())
+        }
+
+    others = [dim for dim in range(len(index)) if dim not in one.dims]
+    return bool(changing(one.dims) & changing(others))
 
 
 @rule("conserved::write")

@@ -93,7 +93,7 @@ def _addcmul(s: Step) -> Known:
     inner = product(s, s.arg(1), s.arg(2), "div" in s.operation.name)
     assert isinstance(inner, Type)
     base = aligned(s, s.arg(0), len(s.out))
-    return added(s.engine, base, scaled(s.engine, inner, float(s.operation.kwargs.get("value", 1))))
+    return added(s.engine, base, scaled(s.engine, inner, s.operation.kwargs.get("value", 1)))
 
 
 def power(s: Step, x: Type, exponent: Fraction) -> Type:
@@ -276,7 +276,8 @@ def _view_as_complex(s: Step) -> Known:
 @rule("view_as_real")
 def _view_as_real(s: Step) -> Known:
     x = s.type(s.arg(0))
-    return Type(x.factors, (), tuple(replace(one, varies=one.varies | {len(s.out) - 1}) for one in x.images), x.zero)
+    last = len(s.out) - 1
+    return Type(x.factors, (), s.engine.imaged(Type((), x.shifts, x.images), [last]), x.zero)
 
 
 @rule("glu")

@@ -1,5 +1,9 @@
 """Every statement of the sources as a claim that can be run, with a verdict, its evidence and a witness."""
 
+from conserved.optional import require
+
+require("flint", "A claim")
+
 from conserved.papers.claims.claim_record import Claim, Outcome
 from conserved.papers.claims.registry import NoSuchClaim, claim, claims, outcomes, register, run
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from conserved.papers.blocks import DecoderLM, ReluAttention
 from conserved.papers.claims.certified import Build, Parameters, Quantities, all_laws, laws_hold
 from conserved.papers.claims.descents import exponent, flow
-from conserved.papers.claims.judging import answered, argued, held, judged, refuted
+from conserved.papers.claims.judging import answered, by_steps, held, judged, refuted
 from conserved.papers.claims.polynomials import Letters, Matrix, fractions, identical
 from conserved.papers.claims.registry import claim
 from conserved.papers.lab.data.embedded import VOCABULARY, sequences
@@ -47,7 +47,7 @@ def euler(relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) 
 @claim("blog.T1")
 def norm_law(*, quantities: Quantities = norm_difference) -> Verdict:
     found = laws_hold(relu_attention, (5, 3), quantities, size=SIZE)
-    return argued("Both norms change alike.", "", *euler(), beside=found.evidence) if found.holds else found
+    return by_steps("Both norms change alike.", "", *euler(), beside=found.evidence) if found.holds else found
 
 
 @claim("blog.T1.only")
@@ -58,7 +58,7 @@ def norm_law_complete(*, build: Build = relu_attention, quantities: Quantities =
 @claim("blog.T1.wide")
 def wide_law(*, build: Build = wide_relu_attention, quantities: Quantities = norm_difference) -> Verdict:
     found = laws_hold(build, (5, 3), quantities, size="d = 3 and two outputs")
-    return argued("Neither enters the argument.", "", *euler(), beside=found.evidence) if found.holds else found
+    return by_steps("Neither enters the argument.", "", *euler(), beside=found.evidence) if found.holds else found
 
 
 DESCENT = """\
@@ -121,7 +121,7 @@ def gradient_of_pattern(*, formula: Callable[[Matrix, Matrix, Matrix, Matrix], M
         for letters, mask, _, error in activations()
     )
     what = "derivative and formula, as polynomials"
-    return argued("The formula is the derivative.", "It is not.", (what, same), scope=PATTERNS)
+    return by_steps("The formula is the derivative.", "It is not.", (what, same), scope=PATTERNS)
 
 
 TRANSPOSED = """\
@@ -146,7 +146,7 @@ def value_gradient(formula: ValueFormula, witness: Witness | None = None) -> Ver
     )
     what = "derivative and formula, as polynomials"
     otherwise = "The scores have to be transposed; the last line of the proof, which sums over i and j, has it right."
-    return argued("The formula is the derivative.", otherwise, (what, same), scope=PATTERNS, witness=witness)
+    return by_steps("The formula is the derivative.", otherwise, (what, same), scope=PATTERNS, witness=witness)
 
 
 @claim("blog.gradV")
@@ -172,14 +172,14 @@ def inner_products(*, factor: int = 1) -> Verdict:
         left = (letters.gradient(loss, "W") * letters["W"]).sum()
         right = (letters.gradient(loss, "V") * letters["V"]).sum()
         same &= identical(left, factor * right)
-    return argued(
+    return by_steps(
         "They are one number.", "They differ.", *euler(), (f"both sides as polynomials, {PATTERNS[3:]}", same)
     )
 
 
 @claim("blog.coupling")
 def coupling(*, relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) -> Verdict:
-    return argued("Their rates are one number.", "Their rates differ.", *euler(relu))
+    return by_steps("Their rates are one number.", "Their rates differ.", *euler(relu))
 
 
 @claim("blog.init")
@@ -243,7 +243,7 @@ def penalty_breaks(*, both: bool = False) -> Verdict:
     w, v, g, rate = Letters(w=(2,), v=(2,), g=(), l=())
     # ⟨∇_W L, W⟩ = ⟨∇_V L, V⟩ = g by the law's own identity; the penalty adds λ‖W‖² (and λ‖V‖²).
     change = -(g + rate * (w @ w)) + (g + (rate * (v @ v) if both else 0 * g))
-    return argued(
+    return by_steps(
         "The penalty breaks the law.",
         "The rate is another.",
         *euler(),
@@ -279,7 +279,7 @@ def factored(*, quantities: Quantities = factored_law) -> Verdict:
     value = (q * k) ** 2 - v * v
     moves = {"q": -d * k * v, "k": -d * q * v, "v": -d * q * k}
     rate = sum(letters.gradient(value, name)[()] * move for name, move in moves.items())
-    return argued(
+    return by_steps(
         "The factors carry the law, their product does not.",
         "The product carries it too.",
         euler()[0],
@@ -372,7 +372,7 @@ def scalar_relu(w: Fraction, v: Fraction, x: Fraction) -> Fraction:
 def functional_coupling(*, attention: Callable[[Fraction, Fraction, Fraction], Any] = scalar_relu) -> Verdict:
     inputs = [Fraction(n, 2) for n in range(-4, 5)]
     same = all(attention(Fraction(1), Fraction(6), x) == attention(Fraction(2), Fraction(3), x) for x in inputs)
-    found = argued(
+    found = by_steps(
         "Norms 1, 6 and 2, 3 belong to one function",
         "Different norms belong to different functions.",
         ("relu(W_QK x²) x W_V is 6 relu(x²) x for (W_QK, W_V) = (1, 6) and (2, 3), nine inputs as fractions", same),

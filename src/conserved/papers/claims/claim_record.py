@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from conserved.papers.claims.judging import ALL_SIZES, ARGUED
 from conserved.papers.claims.passages import Passage, passage, shown
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict, Witness
@@ -21,9 +22,31 @@ class Severity(StrEnum):
     FALSE = "false"
     """The statement fails, and something rests on it."""
     OVERCLAIM = "overclaim"
-    """It is true with a condition that the source leaves out."""
+    """It is true with a condition that the source states neither there nor in its definitions."""
+    GAP = "gap"
+    """A step of a proof fails or is missing, what it proves stands, and the repair is given."""
     SLIP = "slip"
     """A typo, a transposition or a wrong word; the repair is given and nothing rests on it."""
+
+
+class Standing(StrEnum):
+    """How a claim came out, in the classes that errata sheets and tallies count."""
+
+    PROVED = "proved, all sizes"
+    PROVED_HERE = "proved, one size"
+    ARGUED = "argued"
+    """A proof for all sizes with a step in words that no machine checks."""
+    MEASURED = "measured"
+    PROXY = "proxy"
+    """The statement is about models that are not at hand; a stand-in was measured."""
+    GAP = "gap, repaired"
+    OVERCLAIM = "overclaim"
+    FALSE = "false"
+    SLIP = "slip"
+    CONJECTURE = "conjecture"
+    """The source says that it is one; the verdict is given and not counted as an error."""
+    ANSWERED = "answered"
+    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +81,10 @@ class Claim:
     corrects: str = ""
     """The code of the statement that this one replaces."""
     slow: bool = False
+    conjecture: bool = False
+    """Whether the source offers it as a conjecture."""
+    proxy: bool = False
+    """Whether the check measures a stand-in for what the statement is about."""
 
     def __post_init__(self) -> None:
         document, _, place = self.code.partition(".")
@@ -105,6 +132,24 @@ class Outcome:
         return self.claim.severity if self.verdict.status is Status.REFUTED else None
 
     @property
+    def standing(self) -> Standing:
+        """The class in which the claim is counted."""
+        verdict = self.verdict
+        if self.claim.conjecture:
+            return Standing.CONJECTURE
+        if self.severity is not None:
+            return Standing.GAP if self.severity is Severity.GAP else Standing(self.severity.value)
+        if verdict.status is Status.PROVED:
+            return Standing.PROVED if verdict.scope == ALL_SIZES else Standing.PROVED_HERE
+        if verdict.status is Status.VERIFIED:
+            if verdict.scope.startswith(ARGUED):
+                return Standing.ARGUED
+            return Standing.PROXY if self.claim.proxy else Standing.MEASURED
+        if verdict.status is Status.REFUTED:
+            return Standing.FALSE
+        return Standing(verdict.status.value)
+
+    @property
     def proof(self) -> str:
         """The evidence that proves the claim; empty if it is not proved."""
         if self.verdict != Verdict.PROVED:
@@ -126,6 +171,7 @@ class Outcome:
             "lines": shown(where.lines) if where.lines else "",
             "fingerprint": where.fingerprint,
             **record_of(verdict, "status scope"),
+            "standing": self.standing.value,
             "severity": self.severity.value if self.severity else "",
             "under": claim.under,
             "message": verdict.message,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from conserved.inference import recognize
+from conserved.laws import LawSet
 from conserved.papers.lab import fits
 from conserved.tracking import Monitor
 
@@ -33,14 +35,34 @@ def scattered(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     return model
 
 
-def monitored(build: Callable[[], nn.Module], optimizer_of: Callable[[list[Tensor]], Optimizer]) -> Monitor:
-    """What a monitor saw of twenty steps of an optimizer on fresh noise."""
+def monitored(
+    build: Callable[[], nn.Module],
+    optimizer_of: Callable[[list[Tensor]], Optimizer],
+    *,
+    steps: int = 20,
+    fresh: bool = True,
+    laws_of: Callable[[nn.Module], LawSet] = recognize,
+) -> Monitor:
+    """Run an optimizer on a block and return the monitor that watched it.
+
+    Args:
+        build: makes the block, of width 4.
+        optimizer_of: makes the optimizer.
+        steps: the number of steps.
+        fresh: whether every step sees new noise; otherwise all see one batch.
+        laws_of: the quantities to watch.
+
+    Returns:
+        The monitor, with its account of every step.
+    """
     model = scattered(build)
     optimizer = optimizer_of(list(model.parameters()))
-    monitor = Monitor(model, optimizer)
-    for _ in range(20):
+    monitor = Monitor(model, optimizer, laws_of(model), audit=None)
+    x, y = (torch.randn(6, 5, 4, dtype=torch.float64) for _ in range(2))
+    for number in range(steps):
+        if fresh and number:
+            x, y = (torch.randn(6, 5, 4, dtype=torch.float64) for _ in range(2))
         optimizer.zero_grad()
-        x, y = (torch.randn(6, 5, 4, dtype=torch.float64) for _ in range(2))
         (model(x) - y).square().mean().backward()
         optimizer.step()
         monitor.step()

@@ -96,6 +96,12 @@ def within_bound(recipe: str, families: Sequence[str]) -> bool:
     return all(stored()[recipe]["laws"][family]["share"] <= 1 for family in families)
 
 
+def in_squares(recipe: str, family: str) -> list[float]:
+    """Exponents of the second-order drift in Σ τ_i², early, in the middle and late in a stored run."""
+    found: list[float] = stored()[recipe]["laws"][family]["in_squares"]
+    return found
+
+
 def second_order(recipe: str, family: str) -> Evidence:
     """How the drift that exact steps make grew in a stored run."""
     found = ", ".join(f"{value:.2f}" for value in stored()[recipe]["laws"][family]["in_squares"])
@@ -120,6 +126,14 @@ def spread() -> list[Evidence]:
         Evidence(what=f"least participation, {where}", value=least, samples=count),
         Evidence(what=f"largest coherence over that of Gaussian keys, {where}", value=most, samples=count),
     ]
+
+
+@cache
+def trained_encoder() -> dict[str, Any]:
+    """What `benchmarks/delocalisation.py` found in the heads of a trained encoder, eight texts of 256 tokens."""
+    text = files("conserved.papers.claims").joinpath("trained_encoder.json").read_text(encoding="utf-8")
+    summary: dict[str, Any] = json.loads(text)
+    return summary
 
 
 def _run(recipe: str) -> str:

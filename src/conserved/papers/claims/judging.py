@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from conserved.verdict import Evidence, Verdict, Witness
 
 ALL_SIZES = "all sizes"
+ARGUED = "argued"
+"""Begins the scope of a proof with a step in words."""
 
 
 def held(message: str, *evidence: Evidence, scope: str = "", beside: Sequence[Evidence] = ()) -> Verdict:
@@ -74,30 +76,53 @@ def judged(
     return refuted(otherwise, *evidence, *beside, witness=witness)
 
 
-def argued(
+@dataclass(frozen=True, slots=True)
+class InWords:
+    """A step of a proof that is written out and that no machine checks."""
+
+    text: str
+
+
+Step = tuple[str, bool] | InWords
+"""A sentence and the result of its check, or a sentence that is argued in words."""
+
+
+def by_steps(
     says: str,
     otherwise: str,
-    *steps: tuple[str, bool],
+    *steps: Step,
     scope: str = ALL_SIZES,
     witness: Witness | None = None,
     beside: Sequence[Evidence] = (),
 ) -> Verdict:
-    """A proof in steps, each of which the machine checked; one that fails breaks it.
+    """Judge a proof in steps; one step that fails breaks it.
 
     Args:
         says: the sentence if all steps hold.
         otherwise: the sentence if one fails.
-        *steps: each a sentence and whether it was found to hold.
+        *steps: each a sentence with the result of its check, or a sentence in words.
         scope: the sizes for which it is a proof.
         witness: an example that refutes the claim.
         beside: evidence that was looked at as well and is not needed.
 
     Returns:
-        PROVED, or REFUTED with the steps that fail.
+        PROVED if the machine checked every step. VERIFIED with the scope "argued, …" if some step is in words alone.
+        REFUTED if a step fails.
     """
-    good = all(found for _, found in steps)
-    evidence = [Evidence(what=text, value=None if found else "fails", proof=found) for text, found in steps]
-    return judged(good, says, otherwise, *evidence, scope=scope, witness=None if good else witness, beside=beside)
+    evidence = [_step(step) for step in steps]
+    good = all(isinstance(step, InWords) or step[1] for step in steps)
+    if not good:
+        return refuted(otherwise, *evidence, *beside, witness=witness)
+    if all(item.proof for item in evidence):
+        return held(says, *evidence, scope=scope, beside=beside)
+    return held(says, *evidence, scope=f"{ARGUED}, {scope}", beside=beside)
+
+
+def _step(step: Step) -> Evidence:
+    if isinstance(step, InWords):
+        return Evidence(what=step.text, value="in words")
+    text, good = step
+    return Evidence(what=text, value=None if good else "fails", proof=good)
 
 
 def answered(answer: str, found: Verdict) -> Verdict:
@@ -112,7 +137,9 @@ def answered(answer: str, found: Verdict) -> Verdict:
     """
     if not found.holds:
         return replace(found, message=f"The answer is not supported. {found.message}")
-    strength = f"{found.heading.lower()}: {found.message}" if found.message else found.heading.lower()
+    # The scope keeps its case: "at L = 2, 4, 8" is a formula.
+    strength = f"{found.status.value} ({found.scope})" if found.scope else found.status.value
+    strength = f"{strength}: {found.message}" if found.message else strength
     return Verdict(status=Verdict.ANSWERED, message=f"{answer} ({strength})", evidence=found.evidence)
 
 
@@ -134,8 +161,14 @@ def together(*verdicts: Verdict, says: str = "", otherwise: str = "") -> Verdict
         witness = next((verdict.witness for verdict in bad if verdict.witness), None)
         return Verdict(status=status, message=otherwise or bad[0].message, evidence=evidence, witness=witness)
     proved = all(verdict == Verdict.PROVED for verdict in verdicts)
-    scope = "; ".join(dict.fromkeys(verdict.scope for verdict in verdicts if verdict.scope))
+    scopes = sorted(dict.fromkeys(verdict.scope for verdict in verdicts if verdict.scope), key=_argued_first)
+    scope = "; ".join(scopes)
     message = says or " ".join(dict.fromkeys(verdict.message for verdict in verdicts))
     return Verdict(
         status=Verdict.PROVED if proved else Verdict.VERIFIED, message=message, evidence=evidence, scope=scope
     )
+
+
+def _argued_first(scope: str) -> bool:
+    """An argument in words is the weaker part, and comes first."""
+    return not scope.startswith(ARGUED)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conserved.attention import NaturalAttention
 from conserved.papers.claims.balls import BallMatrix, number, scalar_attention, surely_differs
-from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.judging import by_steps, held, judged, refuted
 from conserved.papers.claims.matrix_words import Words, matrices
 from conserved.papers.claims.polynomials import Letters, fractions, identical, written
 from conserved.papers.claims.registry import claim, claims
@@ -62,7 +62,7 @@ def column_sums(*, axis: int = 0) -> Verdict:
 def energy_form(*, form: Callable[[Words, Words, Words], Words] = lambda x, q, k: x @ q @ k.T @ x.T) -> Verdict:
     x, q, k = matrices("XQK")
     same = (x @ q) @ (x @ k).T == form(x, q, k)
-    return argued("Both are one product.", "They differ.", ("(XW_Q)(XW_K)ᵀ = XW_QW_KᵀXᵀ, word by word", same))
+    return by_steps("Both are one product.", "They differ.", ("(XW_Q)(XW_K)ᵀ = XW_QW_KᵀXᵀ, word by word", same))
 
 
 def lagrange_identity(most: int = 5) -> bool:
@@ -78,7 +78,7 @@ def lagrange_identity(most: int = 5) -> bool:
 @claim("note.T3")
 def energy_bound(*, bound: Callable[[Any, Any], Any] = lambda d, size: d * size**2) -> Verdict:
     d, s = Letters(d=(), s=())
-    return argued(
+    return by_steps(
         "The bound follows from ‖AB‖_F ≤ ‖A‖_F ‖B‖_F, applied three times to each head and added up.",
         "The bound does not follow from submultiplicativity.",
         (
@@ -120,7 +120,7 @@ def energy_moves(*, quantity: Callable[[Any, Any], Any] = lambda q, k: (q * k) *
     q, k, s = letters
     value = quantity(q, k)
     rate = letters.gradient(value, "q")[()] * (-s * k) + letters.gradient(value, "k")[()] * (-s * q)
-    return argued(
+    return by_steps(
         "It moves wherever the loss has a slope and q, k are not zero.",
         "Its rate is zero.",
         ("the rate, with dq = −s k dt and dk = −s q dt, is not the zero polynomial", rate != 0),
@@ -186,7 +186,7 @@ def softmax_scale(
 def scale_covariance(*, power: int = 2) -> Verdict:
     x, w, v, p = matrices("XWVP")
     factors = [Fraction(n) for n in (2, 3, 5)]
-    return argued(
+    return by_steps(
         "The weights see the same logits, and the values carry the factor.",
         "The powers of α do not fit.",
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from conserved.attention import NaturalAttention, NaturalDescent
-from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.judging import by_steps, held, judged, refuted
 from conserved.papers.claims.matrix_words import Words, matrices
 from conserved.papers.claims.note import lagrange_identity
 from conserved.papers.claims.note_information import stochastic_matrices
@@ -55,7 +55,7 @@ def natural_convergence(*, allowed: Callable[[Fraction, Fraction], bool] = lambd
 def bounded_step_convergence(*, rate: Callable[[Any, Any], Any] = lambda eta, mu: 1 - eta * mu) -> Verdict:
     eta, mu, c = Letters(n=(), m=(), c=())
     u = eta * c
-    return argued(
+    return by_steps(
         "A quadratic contracts by (1 − ηc)² ≤ 1 − ηc ≤ 1 − ημ in every direction.",
         "The contraction does not follow.",
         ("in an eigenvector of F⁻¹∇²L of eigenvalue c a step multiplies the error by 1 − u, u = ηc ∈ [0, 1], and "
@@ -67,7 +67,7 @@ def bounded_step_convergence(*, rate: Callable[[Any, Any], Any] = lambda eta, mu
 @claim("note.R6")
 def needed_conditions(*, rate: Callable[[Fraction], Fraction] = lambda eta: 1 - eta) -> Verdict:
     uniform = fractions(np.full((2, 2), Fraction(1, 2), dtype=object))
-    return argued(
+    return by_steps(
         "Uniform attention has no F⁻¹, a flat loss stands still, a steep one overshoots.",
         "The rate survives without one of the conditions.",
         ("F = AAᵀ of uniform attention of two tokens is singular", exact_determinant(uniform @ uniform.T) == 0),
@@ -106,7 +106,7 @@ def positive_definite(*, gram: Callable[[Matrix], Matrix] = lambda a: a @ a.T) -
 
 @claim("note.L10.corrected")
 def diagonal(*, least: Callable[[int], Fraction] = lambda length: Fraction(1, length)) -> Verdict:
-    return argued(
+    return by_steps(
         "Cauchy–Schwarz, as an identity.",
         "The diagonal can be smaller.",
         ("L Σa² − (Σa)² = Σ_{j<k}(a_j − a_k)²: Lagrange's identity with b = (1, …, 1)", lagrange_identity()),
@@ -118,25 +118,74 @@ def diagonal(*, least: Callable[[int], Fraction] = lambda length: Fraction(1, le
 
 
 LIPSCHITZ = """\
-X, L = 2.0, 1                     # one token: A = (1), F = 1
-def gradient(v):                  # of (X v)^2 / 2
-    return X * (X * v)
-print(abs(gradient(1.0) - gradient(0.0)), "against L |v_1 - v_0| =", L * 1.0)
-assert abs(gradient(1.0) - gradient(0.0)) > L * 1.0"""
+import numpy as np
+x = np.array([1.0, 2.0])                          # two tokens, d = 1, target 0, w_q = 0, so that A is uniform
+def slope(k, v, h=1e-6):                          # d/dw_q of |softmax(w_q k x x^T) x v|^2 / 2 at w_q = 0
+    def loss(q):
+        A = np.exp(q * k * np.outer(x, x)); A /= A.sum(1, keepdims=True)
+        return ((A @ x * v) ** 2).sum() / 2
+    return (loss(h) - loss(-h)) / (2 * h)
+quotients = [slope(1.0, v) - slope(0.0, v) for v in (1.0, 10.0, 100.0)]    # over |theta_1 - theta_2| = 1
+print("difference quotients at v = 1, 10, 100:", quotients)
+assert quotients[2] > 90 * quotients[1] > 8000 * quotients[0]"""
+
+
+def query_slope(k: Fraction, v: Fraction) -> Fraction:
+    """∂/∂w_q of ½‖softmax(w_q k xxᵀ)xv‖² at w_q = 0, for tokens 1 and 2: exact, since the weights are 1/2 there.
+
+    Row i has the output v·m with m the mean of the tokens, and ∂A_ij = A_ij k x_i (x_j − m), so the slope is
+    Σ_i v m · v k x_i Var(x).
+    """
+    tokens = (Fraction(1), Fraction(2))
+    mean = sum(tokens) / 2
+    variance = sum((x - mean) ** 2 for x in tokens) / 2
+    return sum((Fraction(v * mean * v * k * x * variance) for x in tokens), Fraction(0))
 
 
 @claim("note.L11")
-def lipschitz(*, constant: Callable[[int, Fraction], Fraction] = lambda length, x: Fraction(length)) -> Verdict:
-    for x in map(Fraction, (1, 2, 3)):
-        rise, limit = x * x, constant(1, x)
-        if rise > limit:
-            data = {"L": 1, "d": 1, "X": x, "W_V": "0 and 1", "target": 0}
-            return refuted(
-                "Some constant does it, the curvature of the loss; the length has nothing to do with it.",
-                Evidence(what="‖∇L(1) − ∇L(0)‖", value=str(rise), limit=str(limit), proof=True),
-                witness=Witness(data=data, claimed=f"≤ {limit}", found=f"{rise}", numpy=LIPSCHITZ),
-            )
-    return held("No input exceeds the constant.", Evidence(what="inputs", value="below", samples=3))
+def lipschitz(*, values: Sequence[int] = (1, 10, 100, 1000)) -> Verdict:
+    """The difference quotient between w_k = 0 and 1 at w_q = 0 is at least that of the component w_q."""
+    quotients = [query_slope(Fraction(1), Fraction(v)) - query_slope(Fraction(0), Fraction(v)) for v in values]
+    shown = ", ".join(f"{float(value):g}" for value in quotients)
+    growing = quotients[-1] > 100 * quotients[0]
+    return judged(
+        not growing,
+        "The quotients stay bounded.",
+        "No constant does it for (W_Q, W_K, W_V): the quotient grows as the square of W_V.",
+        Evidence(what="difference quotient at v = " + ", ".join(map(str, values)), value=shown, proof=True),
+        witness=Witness(
+            data={"tokens": "(1, 2)", "d": 1, "target": 0, "w_q": 0, "w_k": "0 and 1"},
+            claimed="≤ L = 2 for every v",
+            found=f"{shown} at v = {', '.join(map(str, values))}",
+            numpy=LIPSCHITZ,
+        ),
+        scope="at L = 2, d = 1",
+    )
+
+
+TYPED = """\
+import numpy as np
+L, d = 3, 2
+A = np.full((L, L), 1 / L)
+F, theta = A @ A.T, np.zeros(3 * d * d)         # theta = (W_Q, W_K, W_V)
+print("F is", F.shape, "theta has", theta.size, "numbers")
+assert F.shape[0] != theta.size                 # theta^T F theta is not defined"""
+
+
+@claim("note.metric")
+def metric_on_parameters(*, length: int = 3, dim: int = 2) -> Verdict:
+    numbers = 3 * dim * dim
+    return judged(
+        length == numbers,
+        "F_NA acts on the parameters.",
+        "AAᵀ is an L × L matrix and acts on tokens; θ = (W_Q, W_K, W_V) has 3d² numbers, and no product of the two is "
+        "defined. Conjecture 5, Lemma 11 and Theorem 12 rest on that norm.",
+        Evidence(what="side of AAᵀ, and numbers in θ", value=f"{length}, {numbers}", proof=True),
+        witness=Witness(
+            data={"L": length, "d": dim}, claimed="‖θ‖²_F = θᵀFθ", found=f"{length} against {numbers}", numpy=TYPED
+        ),
+        scope=f"at L = {length}, d = {dim}",
+    )
 
 
 @claim("note.L11.corrected")
@@ -148,7 +197,7 @@ def value_gradient(*, metric: Callable[[Words, Words], Words] = lambda x, a: x.T
         return (a @ x).T @ (a @ x @ v - y)
 
     same = slope(first) - slope(second) == metric(x, a) @ (first - second)
-    return argued(
+    return by_steps(
         "The gradient is linear with that matrix.",
         "The gradient has another matrix.",
         ("(AX)ᵀ(AXV_1 − Y) − (AX)ᵀ(AXV_2 − Y) = M(V_1 − V_2), word by word", same),
@@ -219,7 +268,7 @@ def lipschitz_step(*, power: int = 2) -> Verdict:
 def last_step(*, power: int = 2) -> Verdict:
     (eta,) = Letters(n=())
     same = identical((2 * eta - eta**power) - eta, eta * (1 - eta))
-    return argued("It is η(1 − η) ≥ 0.", "It does not follow.", ("L times the gap is η(1 − η) ≥ 0 on [0, 1]", same))
+    return by_steps("It is η(1 − η) ≥ 0.", "It does not follow.", ("L times the gap is η(1 − η) ≥ 0 on [0, 1]", same))
 
 
 @claim("note.T12.corrected")

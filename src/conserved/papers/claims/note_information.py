@@ -13,7 +13,7 @@ import flint
 import numpy as np
 
 from conserved.papers.claims.balls import ball, balls, number
-from conserved.papers.claims.judging import answered, argued, held, judged, refuted
+from conserved.papers.claims.judging import InWords, answered, by_steps, held, judged, refuted
 from conserved.papers.claims.polynomials import Letters, Matrix, fractions, identical, squares, written
 from conserved.papers.claims.registry import claim
 from conserved.verdict import Evidence, Verdict, Witness
@@ -132,11 +132,12 @@ def information_of_the_input(*, bound: Callable[[int], Any] = lambda inputs: fli
         below &= bool((limit - found).contains(0)) if injective else bool(found < limit)
         equal &= bool((limit - found).contains(0)) is injective
         count += 1
-    return argued(
+    return by_steps(
         "The output is a function of the input: nothing is added, and nothing lost if no two outputs coincide.",
         "The information exceeds the bound, or meets it elsewhere.",
-        (f"I = H(A(X)) − H(A(X)|X) and the last term is 0: both computed, {count} layers", same),
-        ("p(A(x)) ≥ p(x) term by term, so H(A(X)) ≤ H(X)", below),
+        InWords("the output is a function of the input, so H(A(X)|X) = 0 and p(A(x)) ≥ p(x): I = H(A(X)) ≤ H(X)"),
+        (f"I = H(A(X)), both computed in balls, {count} layers", same),
+        ("H(A(X)) ≤ H(X) in all of them", below),
         ("equality exactly where no two inputs share an output", equal),
     )
 
@@ -153,14 +154,35 @@ def strong_information_bound(
     return information_bound(bound, "E‖A‖_F²/2 + log L", "L / 2 + np.log(L)")
 
 
+NEGATIVE = """\
+lam, norm, rest = 1.0, 1.0, -5.0              # the rest of the loss is a log-likelihood of a density, which may be < 0
+loss = rest + lam * norm
+print("|A|^2 =", norm, "claimed at most", loss / lam)
+assert norm > loss / lam"""
+
+
 @claim("note.T14.penalty")
-def penalty_bounds(*, sign: int = 1) -> Verdict:
+def penalty_bounds(*, rest: Fraction = Fraction(-5)) -> Verdict:
+    rate, norm = Fraction(1), Fraction(1)
+    limit = (rest + rate * norm) / rate
+    return judged(
+        norm <= limit,
+        "The penalised norm is at most the loss over λ.",
+        "It needs the rest of the loss to be at least zero, which the note does not say.",
+        Evidence(what="‖A‖² against (rest + λ‖A‖²)/λ", value=str(norm), limit=str(limit), proof=True),
+        witness=Witness(data={"λ": 1, "‖A‖²": 1, "rest": rest}, claimed=f"1 ≤ {limit}", found="1", numpy=NEGATIVE),
+        scope="for one loss",
+    )
+
+
+@claim("note.T14.penalty.corrected")
+def nonnegative_penalty(*, sign: int = 1) -> Verdict:
     rate, norm, rest = Letters(l=(), n=(), r=())
     gap = (rate * norm + rest) - sign * rate * norm
-    return argued(
-        "The rest is what is left over.",
+    return by_steps(
+        "What is left over is the rest of the loss.",
         "It does not follow.",
-        ("L − λ‖A‖² is the rest of the loss, which is not negative; divide by λ > 0", identical(gap, rest)),
+        ("L − λ‖A‖² is the rest of the loss, as polynomials; it is not negative, and λ > 0", identical(gap, rest)),
     )
 
 
@@ -230,10 +252,11 @@ def row_entropy(*, least: Callable[[Matrix], Any] = lambda row: -ball((row * row
     over = sum(entropy(row) > flint.arb(len(row)).log() for row in rows)
     tangent = all(bool(ball(t).log() < ball(t) - 1) for t in (Fraction(n, 7) for n in (*range(1, 7), *range(8, 90))))
     means = all(sum(row * (row / (row * row).sum() - 1)) == 0 for row in rows)
-    return argued(
+    return by_steps(
         "log t ≤ t − 1, twice.",
         "Some row lies outside.",
-        ("log t ≤ t − 1 with equality at t = 1 only: the tangent of a concave function (balls at 88 points)", tangent),
+        InWords("log t ≤ t − 1 with equality at t = 1 only: the tangent of a concave function"),
+        ("that inequality in balls at 88 points", tangent),
         (f"with t = a_j/‖a‖²: Σ a log(a/‖a‖²) ≤ Σ a(a/‖a‖² − 1) = 0, the sum exact for {len(rows)} rows", means),
         ("so no row has an entropy below −log‖a‖²", below == 0),
         ("with t = 1/(L a_j): Σ a log(1/(L a)) ≤ 1 − Σa = 0, so none has one above log L", over == 0),
@@ -248,7 +271,7 @@ def norm_orders_entropy(*, measure: Callable[[Matrix], Fraction] = squares) -> V
         identity = fractions(np.eye(length, dtype=int))
         spread, sharp = (sum(entropy(row) for row in a) for a in (uniform, identity))
         opposite &= bool(measure(identity) > measure(uniform) and sharp < spread)
-    found = argued(
+    found = by_steps(
         "note.L13.corrected is the connection",
         "The measure grows with the entropy.",
         ("one-hot rows have the largest norm and no entropy, uniform rows the smallest norm and L log L", opposite),

@@ -1,9 +1,9 @@
-"""Claims of the paper: what discrete steps do to a law, how the deviation is measured, and Figures 2 and 3."""
+"""Claims of the paper: what discrete steps do to a law, how the deviation is measured, and schedules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 
@@ -12,18 +12,13 @@ import torch
 from conserved.inference import recognize
 from conserved.laws import LawSet, Reference
 from conserved.papers.blocks import Attention, FeedForward, SwiGLU
-from conserved.papers.claims import full_size
 from conserved.papers.claims import paper_blocks as block
-from conserved.papers.claims.certified import Build
-from conserved.papers.claims.descents import Watch, constant, drifts, exponent, monitored, scattered
-from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.descents import drifts, exponent, monitored, scattered
+from conserved.papers.claims.judging import by_steps, held, judged, refuted
 from conserved.papers.claims.matrix_words import matrices
 from conserved.papers.claims.polynomials import Letters, identical
 from conserved.papers.claims.registry import claim
 from conserved.verdict import Evidence, Verdict, Witness
-
-TINY = (0.0001, 0.0002, 0.0004)
-"""Step sizes of the order of those in Appendix D."""
 
 
 @claim("paper.eq9")
@@ -54,47 +49,7 @@ def exact_drift(*, power: int = 2) -> Verdict:
         change = (after_a.T @ after_a - after_b.T @ after_b) - (a.T @ a - b.T @ b)
         good &= change == step**power * (g.T @ g - h.T @ h)
     what = "both sides word by word at three τ, which is enough for powers up to two"
-    return argued("The terms of first order cancel.", "The two sides differ.", (what, good))
-
-
-def _exponents(
-    build: Build, shape: tuple[int, ...], watch: Watch, counts: Sequence[int], *, stochastic: bool
-) -> tuple[float, float]:
-    """How the drift of laws, averaged over two runs, grows with the number of steps and with their size."""
-    runs = []
-    for size in TINY:
-        seeds = [
-            drifts(build, shape, watch, constant(size), counts, stochastic=stochastic, seed=seed) for seed in (0, 1)
-        ]
-        runs.append([sum(column) / len(seeds) for column in zip(*seeds, strict=True)])
-    return exponent(counts, runs[1]), exponent(TINY, [found[-1] for found in runs])
-
-
-@claim("paper.S6.constant")
-def constant_steps(*, growth: float = 1.0, order: float = 2.0) -> Verdict:
-    in_steps, in_size = _exponents(block.attention, (5, 4), block.gram_differences, (10, 20, 40, 80), stochastic=True)
-    return judged(
-        abs(in_steps - growth) < 0.2 and abs(in_size - order) < 0.2,
-        "The fitted exponents are those of the bound.",
-        "The fitted exponents are others.",
-        Evidence(what="exponent in the number of steps, within 0.2 of", value=in_steps, limit=growth, samples=8),
-        Evidence(what="exponent in the step size, within 0.2 of", value=in_size, limit=order, samples=6),
-    )
-
-
-@claim("paper.S6.settles")
-def settling(*, stochastic: bool = False) -> Verdict:
-    counts = (100, 200, 400)
-    found = drifts(
-        block.attention, (5, 4), block.gram_differences, constant(0.05), counts, stochastic=stochastic, seed=0
-    )
-    value = exponent(counts, found)
-    return judged(
-        abs(value) < 0.2,
-        "The exponent in the number of steps is about zero.",
-        "The deviation keeps growing.",
-        Evidence(what="exponent in the number of steps, below 0.2", value=value, limit=0.2, samples=len(counts)),
-    )
+    return by_steps("The terms of first order cancel.", "The two sides differ.", (what, good))
 
 
 @claim("paper.S6.decaying")
@@ -114,43 +69,6 @@ def decaying_steps(*, falls: Callable[[int], float] = lambda k: 1 / (k + 1)) -> 
         Evidence(what="share that steps 81 to 160 add to the way", value=growth, limit=0.03, samples=len(sizes)),
         Evidence(what="exponent in τ_0, within 0.3 of", value=order, limit=2.0, samples=len(sizes)),
     )
-
-
-FigurePanel = tuple[Build, tuple[int, ...], Watch, bool, str, tuple[str, ...]]
-
-PANELS: dict[str, FigurePanel] = {
-    "paper.Fig2a": (block.attention, (5, 4), block.gram_differences, True, "imagenet", ("query_key", "value_output")),
-    "paper.Fig2b": (block.swiglu_network, (5, 3), block.neuron_differences, True, "imagenet", ("gated_neurons",)),
-    "paper.Fig2c": (block.rotary_attention, (5, 4), block.plane_differences, True, "wikitext", ()),
-    "paper.Fig3a": (block.attention, (5, 4), block.gram_differences, False, "cifar", ("query_key", "value_output")),
-    "paper.Fig3b": (block.swiglu_network, (5, 3), block.neuron_differences, False, "cifar", ("gated_neurons",)),
-    "paper.Fig3c": (block.rotary_attention, (5, 4), block.plane_differences, False, "penn", ()),
-}
-"""Block, input shape, laws, whether every step sees fresh data; the stored run at full size, and its laws whose drift
-was measured. Where rounding is larger than drift, as at the tiny steps on text, only its second-order part is told."""
-
-
-def scaling(panel: FigurePanel) -> Callable[..., Verdict]:
-    """A check of one panel: how the laws of a block deviate with the step size and with the number of steps."""
-    build, shape, laws, stochastic, recipe, measured = panel
-
-    def check(*, watch: Watch = laws) -> Verdict:
-        growth, order = _exponents(build, shape, watch, (10, 20, 40), stochastic=stochastic)
-        return judged(
-            abs(order - 2) < 0.3 and growth < 1.3 and full_size.within_bound(recipe, measured),
-            "The deviation is quadratic in the step size, and at most linear in the number of steps.",
-            "The deviation has other exponents.",
-            Evidence(what="exponent in the step size, within 0.3 of", value=order, limit=2.0, samples=6),
-            Evidence(what="exponent in the number of steps, below 1.3", value=growth, limit=1.3, samples=6),
-            *([full_size.share_of_bound(recipe, measured)] if measured else []),
-            beside=[full_size.second_order(recipe, family) for family in measured or ("query_key",)],
-        )
-
-    return check
-
-
-for _code, _panel in PANELS.items():
-    claim(_code)(scaling(_panel))
 
 
 @claim("paper.eq10.balanced")
@@ -213,7 +131,7 @@ def summable_schedule(
 ) -> Verdict:
     lengths = (1, 2, 3, 10, 100)
     n = Letters(k=()).scalar("k")
-    return argued(
+    return by_steps(
         "Both sums are exact.",
         "The sums are others.",
         ("Σ(1 − i/k)² is the stated fraction for k = 1, 2, 3, 10, 100",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import flint
 import numpy as np
@@ -13,12 +14,12 @@ from torch import Tensor, nn
 from conserved.inference import recognize
 from conserved.papers.blocks import Attention, FeedForward, TransformerBlock
 from conserved.papers.claims.certified import Build, Parameters, Quantities, all_laws
-from conserved.papers.claims.judging import answered, argued, judged
+from conserved.papers.claims.judging import answered, by_steps, judged
 from conserved.papers.claims.matrix_words import matrices
 from conserved.papers.claims.paper_blocks import gram_differences
 from conserved.papers.claims.polynomials import Letters, Matrix, arranged, determinant, identical
 from conserved.papers.claims.registry import claim
-from conserved.verdict import Evidence, Verdict
+from conserved.verdict import Evidence, Verdict, Witness
 
 QuantityFunction = Callable[[Tensor], Tensor]
 
@@ -78,7 +79,7 @@ def level_sets(*, power: int = 2) -> Verdict:
     base = a * a - b * b
     h = base**power
     slopes = [letters.gradient(h, name)[()] for name in "ab"]
-    return argued(
+    return by_steps(
         "The example is C¹, conserved, and takes the values 9 and −9 where a² − b² = 3.",
         "The example is no C¹ law.",
         ("b ∂_a h + a ∂_b h = 0, as a polynomial", identical(b * slopes[0] + a * slopes[1], 0 * a)),
@@ -91,16 +92,74 @@ def level_sets(*, power: int = 2) -> Verdict:
     )
 
 
+DECAY = """\
+import numpy as np
+a, b, lam = 0.7, -0.4, 0.1                    # f(x) = a exp(b) x; coordinates (t, a, b)
+gradient = np.array([0.0, 1.0, a])            # of f, up to a factor; a^2/2 - b is constant along it
+decay = np.array([1.0, -lam * a, -lam * b])   # the flow of the decay, with time
+bracket = np.array([0.0, lam, 0.0])           # [decay, gradient]
+assert abs(gradient @ [0.0, a, -1.0]) < 1e-15
+print("rank", np.linalg.matrix_rank([gradient, decay, bracket]), "of 3: nothing is conserved")
+assert np.linalg.matrix_rank([gradient, decay, bracket]) == 3"""
+
+
+def _bracket(letters: Letters, x: Sequence[Any], y: Sequence[Any]) -> list[Any]:
+    """[X, Y] = DY·X − DX·Y of fields in the coordinates t, a, b."""
+
+    def along(field: Sequence[Any], value: Any) -> Any:
+        return sum(part * letters.gradient(value, name)[()] for part, name in zip(field, "tab", strict=True))
+
+    return [along(x, there) - along(y, here) for here, there in zip(x, y, strict=True)]
+
+
 @claim("paper.R2.1")
-def weight_decay(*, factor: int = 2) -> Verdict:
+def weight_decay(*, exponential: bool = True) -> Verdict:
+    """f = a·eᵇ·x, whose law a²/2 − b has no degree; or f = a·b·x, whose law a² − b² has degree two."""
+    letters = Letters(t=(), a=(), b=(), l=())
+    _, a, b, rate = letters
+    one, zero = a * 0 + 1, a * 0
+    gradient = [zero, one, a] if exponential else [zero, b, a]
+    law_slope = [zero, a, -one] if exponential else [zero, 2 * a, -2 * b]
+    decay = [one, -rate * a, -rate * b]
+    fields = arranged([gradient, decay, _bracket(letters, decay, gradient)])
+    conserved_without = identical(sum(x * y for x, y in zip(gradient, law_slope, strict=True)), zero)
+    nothing_left = determinant(fields) != 0
+    return judged(
+        not (conserved_without and nothing_left),
+        "A time-dependent law is left.",
+        "f = a·eᵇ·x conserves a²/2 − b, and with weight decay it conserves nothing, not even a function of time and "
+        "parameters. Laws that are homogeneous do correspond.",
+        Evidence(
+            what="determinant of ∇f, the decay and their bracket in (t, a, b): a polynomial other than zero",
+            proof=True,
+        ),
+        witness=Witness(
+            data={"f": "a·eᵇ·x", "law without decay": "a²/2 − b"},
+            claimed="a law with decay that corresponds to it",
+            found="three independent fields in (t, a, b): no law",
+            numpy=DECAY,
+        ),
+        scope="three coordinates",
+    )
+
+
+@claim("paper.R2.1.corrected")
+def homogeneous_decay(*, factor: int = 2) -> Verdict:
     a, b, m = matrices("ABM")
     good = True
     for rate in (1, 3):
         da, db = -(m @ b) - rate * a, -(m.T @ a) - rate * b
         change = da.T @ a + a.T @ da - db.T @ b - b.T @ db
         good &= change == -factor * rate * (a.T @ a - b.T @ b)
-    what = "d/dt (AᵀA − BᵀB) = −2λ(AᵀA − BᵀB), word by word at two λ, which is enough for what is linear in λ"
-    return argued("The law decays at twice the rate of the weights.", "It decays at another rate.", (what, good))
+    letters = Letters(W=(3,))
+    weights = letters["W"]
+    euler = identical(letters.gradient(sum(weights), "W") @ weights, sum(weights))
+    return by_steps(
+        "A law of degree p decays as e^{−pλt}: p = 2 for Gram differences and p = 1 for ΣW_i.",
+        "It decays at another rate.",
+        ("d/dt (AᵀA − BᵀB) = −2λ(AᵀA − BᵀB), word by word at two λ, which is enough for what is linear in λ", good),
+        ("for a linear law ⟨∇h, λθ⟩ = λh, as polynomials, and ⟨∇h, G⟩ = 0 since it is a law", euler),
+    )
 
 
 @claim("paper.loss")
@@ -112,7 +171,7 @@ def squared_error_spans(*, gradient: Callable[[Matrix, Matrix], Matrix] = lambda
         found = determinant(arranged([list(gradient(z, z - unit)) for unit in units]))
         good &= bool(found == 1)
     what = "the target z − e_i has the gradient e_i, for every z and i (determinant 1 as a polynomial; 1 to 5 outputs)"
-    return argued("The span is everything.", "The span is smaller, or depends on the output.", (what, good))
+    return by_steps("The span is everything.", "The span is smaller, or depends on the output.", (what, good))
 
 
 @claim("paper.loss.crossentropy")
@@ -125,7 +184,7 @@ def singular(*, root: int = 2) -> Verdict:
     """A branch: continued once round zero, z^{1/n} comes back with the factor e^{2πi/n}. Essential: no limit at 0."""
     turn = flint.acb(0, 2 * flint.arb.pi() / root).exp()
     right, left = (flint.arb(s * 50).exp() for s in (1, -1))
-    return argued(
+    return by_steps(
         "One has a branch point at zero, the other an essential singularity.",
         "The function comes back to itself.",
         ("continued once round zero, √z comes back with the factor e^{2πi/2} ≠ 1 (balls)", not (turn - 1).contains(0)),

@@ -24,7 +24,7 @@ from conserved.papers.claims.certified import (
     laws_hold,
     named,
 )
-from conserved.papers.claims.judging import argued, judged, together
+from conserved.papers.claims.judging import by_steps, judged, together
 from conserved.papers.claims.matrix_words import matrices
 from conserved.papers.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES, TWO_ROTARY_HEADS
 from conserved.papers.claims.polynomials import Letters, identical, rank, times
@@ -104,7 +104,7 @@ def conserved_for_all_sizes(*cases: Case, why: Steps | None = None, witness: Wit
     found = together(*(laws_hold(c.build, c.shape, c.quantities or _none, size=c.size, witness=witness) for c in cases))
     if why is None or not found.holds:
         return found
-    return argued("All are laws.", "The argument fails.", *why(), beside=found.evidence)
+    return by_steps("All are laws.", "The argument fails.", *why(), beside=found.evidence)
 
 
 def _none(theta: Parameters) -> Tensor:
@@ -231,7 +231,7 @@ def narrow(*, after: Sequence[tuple[int, int]] = ((0, 2), (1, 3))) -> Verdict:
     s, t = Letters(s=(), t=())
     c = (s + t) / 4
     reached = identical((s - c) - c, (s - t) / 2) and identical(c - (t - c), (s - t) / 2)
-    return argued(
+    return by_steps(
         "Across the tie of the second and third expert the gradient is continuous only if both slopes agree.",
         "The slopes may differ.",
         ("near θ the laws are those of the experts, Σ_i W_i and w_1 + w_2, and no others (certificate)",

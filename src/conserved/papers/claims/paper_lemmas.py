@@ -10,7 +10,7 @@ from typing import Any
 import flint
 
 from conserved.certificates.arithmetic import precision
-from conserved.papers.claims.judging import argued, judged
+from conserved.papers.claims.judging import InWords, by_steps, judged
 from conserved.papers.claims.polynomials import Letters, Matrix, arranged, determinant, identical
 from conserved.papers.claims.registry import claim
 from conserved.verdict import Evidence, Verdict, Witness
@@ -65,13 +65,14 @@ def gelu_independence(
     coefficient: Callable[[int], Fraction] = lambda n: Fraction((-1) ** n, 2**n * math.factorial(n) * (2 * n + 1)),
 ) -> Verdict:
     exact = [Fraction((-1) ** n, 2**n * math.factorial(n)) / (2 * n + 1) for n in range(20)]
-    return argued(
+    return by_steps(
         "Every even coefficient differs from zero, and the sequences they multiply are independent.",
         "The functions are dependent, or the series is another.",
         ("(20) is z times the integral of the series of e^{−z²/2}, term by term, and no term is zero (20 terms as "
          "fractions)", all(coefficient(n) == value != 0 for n, value in enumerate(exact))),
         (SHIFT, shifts_annihilate()),
         ("the determinant of the first 2h rows vanishes for equal or zero γ only, h = 1, 2, 3", separates(nodes)),
+        InWords("the series of e^{−z²/2} converges everywhere and may be integrated term by term, for every n"),
     )  # fmt: skip
 
 
@@ -95,11 +96,12 @@ def bernoulli_coefficient(n: int) -> Fraction:
 def silu_independence(*, coefficient: Callable[[int], Fraction] = bernoulli_coefficient) -> Verdict:
     exact = silu_series(41)
     same = exact[1] == Fraction(1, 2) and all(coefficient(n) == exact[2 * n] != 0 for n in range(1, 21))
-    return argued(
+    return by_steps(
         "The series is the one printed, its even coefficients differ from zero, and the rest is Lemma A.1.",
         "The functions are dependent, or the series is another.",
         ("(37) against z/(1 + e^{−z}) divided out, coefficients 2 to 40 as fractions, none zero", same),
         (SHIFT, shifts_annihilate()),
+        InWords("beyond 40: z/2 · tanh(z/2) generates (37), and |B_2n| = 2(2n)! ζ(2n)/(2π)^{2n} > 0 (Euler)"),
     )
 
 
@@ -121,7 +123,7 @@ def attention_fractions(*, second: Callable[[Any], tuple[Any, Any]] = lambda a: 
     a = Letters(a=()).scalar("a")
     one = a * 0 + 1
     found = double_pole([(0 * a, a), second(a)], (-one, a), one)
-    return argued(
+    return by_steps(
         "Each pole carries two independent fractions, and the constant is left at infinity.",
         "The functions are dependent.",
         (f"{POLES}: at t = −1/α the two of one i have the determinant ±α^k ≠ 0", product_of(found, [a])),
@@ -135,7 +137,7 @@ def rotary_fractions(*, second: Callable[[Any, Any], tuple[Any, Any]] = lambda a
     one = a * 0 + 1
     found = double_pole([(a * b, 0 * a), second(a, b)], (-(a + b), one), one)
     what = f"{POLES}: at t = −(α + β) the two of one i have the determinant −αβ² ≠ 0"
-    return argued(
+    return by_steps(
         "Each pole carries two independent fractions.",
         "The functions are dependent.",
         (what, product_of(found, [a, b])),
@@ -156,12 +158,14 @@ def rotations_span(*, exponent: Callable[[int, int], Fraction] = lambda i, m: Fr
             steps = range(1, 2 * planes + 1)
             rows = [[entry for a in angles for entry in ((n * a).cos(), (n * a).sin())] for n in steps]
             smallest = min(smallest, float(abs(flint.arb_mat(rows).det()).abs_lower()))
-    return argued(
+    return by_steps(
         "The first 2m rotations are a Vandermonde matrix of 2m distinct numbers, up to an invertible factor.",
         "Two of the numbers coincide.",
         ("cos Lφ, sin Lφ are an invertible combination of λ^L and λ^{−L}, λ = e^{iφ}, and the determinant of powers "
          f"is a product of differences; directly, in balls, m = 1 to 4: at least {smallest:.2g}", smallest > 0),
         ("λ_1^{±1}, …, λ_m^{±1} are distinct: the φ_j are, and lie in (0, 1], below π (m up to 64)", distinct),
+        InWords("for every m: 10000^{−x} falls strictly, so the φ_j are distinct and in (0, 1], and the determinant of "
+                "powers of distinct numbers is not zero (Vandermonde)"),
     )  # fmt: skip
 
 
@@ -172,12 +176,13 @@ def cocountable(*, multiple: Callable[[int], int] = lambda k: 2 * k + 1) -> Verd
     modulus = identical((2 * c**2) ** 2 + 4 * c**2 * (1 - c**2), 4 * c**2)
     zeros = [flint.acb(0, multiple(k) * flint.arb.pi()) for k in range(-6, 7)]
     vanish = all(bool((1 + z.exp()).contains(0)) and not bool(z.exp().contains(0)) for z in zeros)
-    return argued(
+    return by_steps(
         "For each z the exceptions are none or the odd multiples of π/Im z; a countable union of those is countable.",
         "There are other zeros, or fewer.",
         ("|e^{az}| = e^{a Re z} is 1 only if a Re z = 0, and |1 + e^{iθ}|² = 4cos²(θ/2), as a polynomial in cos(θ/2), "
          "which vanishes at odd multiples of π alone", modulus),
         ("there e^{az} = −1, whose derivative in z does not vanish: the zeros are simple (balls, 13 of them)", vanish),
+        InWords("for each z ≠ 0 the bad a form a countable set, and a countable union of countable sets is countable"),
     )  # fmt: skip
 
 
@@ -221,13 +226,14 @@ def shared_poles(*, near: Callable[[int], Fraction] = lambda n: Fraction(4 * n +
         for a in range(1, 20) for b in range(1, 20)
     )  # fmt: skip
     close = all(share_a_pole(near(n), Fraction(1)) and abs(near(n) - 2) < Fraction(1, n) for n in (1, 10, 100, 1000))
-    return argued(
+    return by_steps(
         "Exceptions are countable for each slope, which is all that density needs.",
         "The set is open after all.",
         ("poles i(2k + 1)π/B and i(2k′ + 1)π/B′ are compared directly for slopes up to 19", agree),
         ("S_2 is not open: B/B′ = 2 is in it, and (4n + 1)/(2n + 1) → 2 is not", close),
-        ("S_1 and S_4 are open and dense; given all other parameters, S_2, S_3 and S_5 forbid countably many B "
-         "(Lemma C.1), so a point of their intersection lies in every open set", cocountable().holds),
+        ("given all other parameters, S_2, S_3 and S_5 forbid countably many B (Lemma C.1)", cocountable().holds),
+        InWords("S_1 and S_4 are open and dense, and an interval is not countable, so every open set has a point of "
+                "the intersection of all five: density, which is all that the proof uses"),
     )  # fmt: skip
 
 
@@ -299,21 +305,11 @@ GENERIC: dict[str, tuple[str, Generic]] = {
         _values_see,
     ),
     "paper.eq101": (f"∂²/∂x_a∂x_b of xMxᵀ is M_ab + M_ba; {ZERO_SET}", _squares_tell),
-    "paper.eq122": (
-        "at y = 0 the difference of two heads is e^a − e^b, which vanishes only where the forms a and b agree; an "
-        "analytic function that is not zero vanishes on no open set",
-        _squares_tell,
-    ),
-    "paper.eq160": (
-        "𝔡 does not depend on B, since ∇_B h = 0; poles and zeros of a meromorphic function are countable, so for "
-        "fixed "
-        "W, A, C all but countably many B do it (Lemma C.1)",
-        _zeros_are_countable,
-    ),
+    "paper.eq122": ("the forms of two heads at y = 0 differ: ∂²/∂x_a∂x_b of xMxᵀ is M_ab + M_ba", _squares_tell),
+    "paper.eq160": ("for fixed W, A, C all but countably many B do it (Lemma C.1)", _zeros_are_countable),
     "paper.eq164": ("entries in T exceed 1 − 1/3 = 2/3, the others stay below 1/3", _box_fixes),
     "paper.identity": (
-        "a polynomial of degree below m with m zeros is zero (the matrix of powers of 1, …, 6 is invertible); the "
-        "other is the identity theorem, and gates have no pole at real inputs, their denominators being positive",
+        "a polynomial of degree below m with m zeros is zero (the matrix of powers of 1, …, 6 is invertible)",
         _powers_independent,
     ),
     "paper.scalar": (
@@ -322,12 +318,37 @@ GENERIC: dict[str, tuple[str, Generic]] = {
         _outputs_together,
     ),
 }
-"""The argument for each set or step, and what the machine checks of it."""
+"""The step that a machine checks for each set or statement, and its check."""
+
+IN_WORDS = {
+    "paper.eq122": "there the difference of two sums is e^a − e^b, which vanishes only where the forms a and b agree; "
+    "an analytic function that is not zero vanishes on no open set",
+    "paper.eq160": "𝔡 does not depend on B, since ∇_B h = 0, and zeros of a meromorphic function are countable",
+    "paper.identity": "for meromorphic functions of one variable it is the identity theorem; gates have no pole at "
+    "real inputs, because their denominators are positive there",
+}
+"""Steps of the same arguments that no machine checks."""
+
+GENERIC_MESSAGES = {
+    "paper.eq29": "Almost every B has nonzero entries with distinct squares.",
+    "paper.eq79": "The products QKᵀ of different heads differ for almost all weights.",
+    "paper.eq81": "For almost all inputs the scores of different heads differ.",
+    "paper.eq84": "For almost all weights the values see every direction.",
+    "paper.eq101": "Almost all inputs tell different quadratic forms apart.",
+    "paper.eq122": "Almost all inputs tell rotary heads apart.",
+    "paper.eq160": "Almost all B avoid the zeros of 𝔡.",
+    "paper.eq164": "On the box the k largest entries are those of T.",
+    "paper.identity": "What vanishes on the set vanishes identically.",
+    "paper.scalar": "The conditions of the outputs, taken together, are the matrix equation.",
+}
 
 
-def _generic(argument: str, holds: Generic) -> Callable[..., Verdict]:
-    return lambda **subject: argued("It does.", "The argument fails.", (argument, holds(**subject)))
+def _generic(code: str, argument: str, holds: Generic) -> Callable[..., Verdict]:
+    words = [InWords(IN_WORDS[code])] if code in IN_WORDS else []
+    return lambda **subject: by_steps(
+        GENERIC_MESSAGES[code], "The argument fails.", (argument, holds(**subject)), *words
+    )
 
 
 for _code, (_argument, _holds) in GENERIC.items():
-    claim(_code)(_generic(_argument, _holds))
+    claim(_code)(_generic(_code, _argument, _holds))

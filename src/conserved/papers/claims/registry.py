@@ -7,7 +7,8 @@ import importlib
 import json
 import pkgutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
@@ -16,7 +17,8 @@ from typing import Any
 import torch
 
 import conserved.papers.claims
-from conserved.papers.claims.claim_record import Claim, ClaimCheck, Outcome, Severity
+from conserved.errors import InvalidInputError
+from conserved.papers.claims.claim_record import Claim, ClaimCheck, Outcome, Severity, Standing
 from conserved.papers.claims.passages import DOCUMENTS, spans
 from conserved.verdict import Verdict
 
@@ -45,7 +47,7 @@ RENAMED = {
 """Codes of the first version whose statements were corrected, and those that took their place."""
 
 
-class NoSuchClaim(ValueError):
+class NoSuchClaim(InvalidInputError, ValueError):
     """A pattern matches no claim; the message says what there is."""
 
 
@@ -118,7 +120,15 @@ def readings() -> dict[str, dict[str, Any]]:
     return found
 
 
-MARKS = {"ours": "whose", "under": "under", "instead": "corrected_by", "replaces": "corrects", "slow": "slow"}
+MARKS = {
+    "ours": "whose",
+    "under": "under",
+    "instead": "corrected_by",
+    "replaces": "corrects",
+    "slow": "slow",
+    "conjecture": "conjecture",
+    "proxy": "proxy",
+}
 """The words that may follow place and lines, beside severities, and the fields they are."""
 
 
@@ -213,12 +223,32 @@ def outcome(claim: Claim) -> Outcome:
     return Outcome(claim=claim, verdict=verdict, seconds=seconds, recorded=was, failure=failure)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """An outcome as the last recorded run left it, without times: what pages are made of."""
+
+    status: str
+    standing: Standing
+    scope: str
+    message: str
+    evidence: tuple[str, ...]
+    witness: Mapping[str, str] | None = None
+
+
+@cache
+def records() -> dict[str, Record]:
+    """The outcomes of the last recorded run, by code."""
+    text = files("conserved.papers.claims").joinpath("recorded.json").read_text(encoding="utf-8")
+    return {
+        code: Record(**{**given, "standing": Standing(given["standing"]), "evidence": tuple(given["evidence"])})
+        for code, given in json.loads(text).items()
+    }
+
+
 @cache
 def recorded() -> dict[str, str]:
     """The statuses of the last recorded run; only `changed` asks for them, never a check."""
-    text = files("conserved.papers.claims").joinpath("recorded.json").read_text(encoding="utf-8")
-    found: dict[str, str] = json.loads(text)
-    return found
+    return {code: record.status for code, record in records().items()}
 
 
 @cache

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import Any
 
 import flint
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from conserved.attention import energy_field
 from conserved.papers.blocks import DecoderLM, TransformerBlock
 from conserved.papers.claims import full_size
-from conserved.papers.claims.judging import argued, held, judged, refuted
+from conserved.papers.claims.judging import InWords, by_steps, held, judged, refuted
 from conserved.papers.claims.matrix_words import Words, matrices
 from conserved.papers.claims.polynomials import Matrix, fractions, rank
 from conserved.papers.claims.registry import claim
@@ -49,7 +50,7 @@ def zero_rows(*, centre: bool = True) -> Verdict:
         q, k = (torch.randn(length, 16, dtype=torch.float64) for _ in range(2))
         found = energy_field(q, k)
         worst = max(worst, float(found.row_sums.abs().max() / found.energy.sqrt()))
-    return argued(
+    return by_steps(
         "Centring takes the mean out of every row.",
         "Rows do not sum to zero.",
         ("E = QKᵀC ends in C = 1 − 11ᵀ/L, word by word", kills_ones(field_in_words(centre))),
@@ -71,7 +72,7 @@ def rank_bound(*, logits: Callable[[Matrix, Matrix], Matrix] = lambda q, k: q @ 
         over += rank(logits(q, k) @ centring_matrix(length)) > min(width, length - 1)
     queries, keys, centring = matrices(["Q", "K", "C"])
     factors = (queries @ (centring @ keys).T).replace(CENTRING) == field_in_words()
-    return argued(
+    return by_steps(
         "The field is a product through d_h numbers, and it vanishes on 1.",
         "Some field has a larger rank.",
         ("E = Q(CK)ᵀ is a product of an L × d_h and a d_h × L matrix, word by word, so rank E ≤ d_h", factors),
@@ -120,11 +121,11 @@ def causal(*, allowed: Callable[[int], int] = lambda width: width + 1) -> Verdic
         zero &= all(sum(row) == 0 for row in field)
         blocks &= all(rank(field[cut:, :cut]) <= allowed(width) for cut in range(1, 10))
         whole |= rank(field) > width
-    return argued(
+    return by_steps(
         "Rows of different length have different means, which take one more number a row.",
         "Some block has a larger rank.",
-        ("row i is s·q_i·k_j − a_i on visible keys, a product of d_h + 1 numbers; blocks of eight integer fields "
-         "obey it", blocks),
+        InWords("row i is s·q_i·k_j − a_i on visible keys, which is a product of vectors of d_h + 1 numbers"),
+        ("blocks of eight integer fields obey it, exactly", blocks),
         ("rows sum to zero", zero),
         ("the whole field exceeds d_h in some of them", whole),
     )  # fmt: skip
@@ -185,7 +186,7 @@ def localisable(*, keys: Callable[[int], Matrix] = localised_keys) -> Verdict:
         share = energy / sum(energy)
         shares[length] = 1 / (length * sum(share**2))
     listed = ", ".join(f"{float(value):.2g}" for value in shares.values())
-    return argued(
+    return by_steps(
         "The participation of such a field falls as 1/L.",
         "The field stays spread out.",
         (f"participation at L = 4, 16, 64, exactly: {listed}, below 2/L at 64", shares[64] < Fraction(1, 32)),
@@ -208,7 +209,7 @@ def participations(model: DecoderLM, tokens: Tensor, spike: float) -> Tensor:
 
 
 @claim("softmax.delocalised")
-def delocalised(*, spike: float = 1.0) -> Verdict:
+def delocalised(*, spike: float = 1.0, encoder: Mapping[str, Any] | None = None) -> Verdict:
     text = sequences(2, 65, seed=0)
     model = DecoderLM(VOCABULARY, 32, 2, 4, 48, max_length=64).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -219,16 +220,26 @@ def delocalised(*, spike: float = 1.0) -> Verdict:
         optimizer.step()
     found.append(participations(model, text[:, :-1], spike))
     values = torch.cat(found)
+    encoder = encoder or full_size.trained_encoder()
+    heads, spread = encoder["heads"], encoder["participation"]
     return judged(
-        float(values.min()) > 0.15,
-        "Every head spreads its variance over a good part of the keys, before and after training.",
+        float(values.min()) > 0.15 and spread["least"] > 0.15,
+        "Fields of the stand-ins are spread out. The keys of the trained encoder are not incoherent, if Gaussian keys "
+        f"are the measure: in {encoder['more_coherent_than_gaussian']} of {heads} heads they are more coherent.",
         "Some head puts its variance on few keys.",
-        Evidence(what="least participation, above 0.15", value=float(values.min()), limit=0.15, samples=len(values)),
+        Evidence(what="least participation in a small decoder, above 0.15", value=float(values.min()), limit=0.15,
+                 samples=len(values)),
+        Evidence(what=f"least participation in {encoder['model']}, above 0.15", value=spread["least"], limit=0.15,
+                 samples=heads),
+        Evidence(what="heads of it that spread less than Gaussian keys would",
+                 value=f"{encoder['less_spread_than_gaussian']} of {heads}"),
+        Evidence(what="median coherence of its keys, and of Gaussian keys",
+                 value=f"{encoder['coherence']['median']:.2g}, {encoder['gaussian_coherence']['median']:.2g}"),
         beside=[
-            Evidence(what="mean participation", value=float(values.mean()), samples=len(values)),
+            Evidence(what="mean participation in the small decoder", value=float(values.mean()), samples=len(values)),
             *full_size.spread(),
         ],
-    )
+    )  # fmt: skip
 
 
 @claim("softmax.lengths")

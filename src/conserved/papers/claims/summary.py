@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from conserved.discovery import discover
 from conserved.papers.blocks import Attention, FeedForward, SwiGLU
 from conserved.papers.claims import paper_blocks as block
 from conserved.papers.claims.certified import Build, Parameters, Quantities, all_laws, certificate, laws_hold
@@ -34,11 +35,11 @@ def relu_has_laws(*, activation: str = "relu") -> Verdict:
 class Gated(nn.Module):
     """A(act(Bx) ⊙ Cx): gated by any activation."""
 
-    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, activation: Callable[[Tensor], Tensor], dim: int = 3) -> None:
         super().__init__()
-        self.gate = nn.Linear(3, 4, bias=False)
-        self.up = nn.Linear(3, 4, bias=False)
-        self.down = nn.Linear(4, 3, bias=False)
+        self.gate = nn.Linear(dim, 4, bias=False)
+        self.up = nn.Linear(dim, 4, bias=False)
+        self.down = nn.Linear(4, dim, bias=False)
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,6 +71,30 @@ def homogeneous_laws(degree: int) -> Quantities:
 def homogeneous_complete(*, degrees: tuple[int, int] = (1, 2)) -> Verdict:
     builds = (relu_gated, square_gated)
     return together(*(all_laws(b, (5, 3), homogeneous_laws(k), size=FFN) for b, k in zip(builds, degrees, strict=True)))
+
+
+def step_gate(z: Tensor) -> Tensor:
+    """1 where z > 0, homogeneous of degree 0."""
+    return (z > 0).to(z.dtype)
+
+
+MORE_LAWS: dict[str, tuple[Build, int, int]] = {
+    "a step, d = 3": (partial(Gated, step_gate), 3, 16),
+    "ReLU, d = 1": (partial(Gated, torch.relu, 1), 1, 10),
+    "a square, d = 1": (partial(Gated, torch.square, 1), 1, 11),
+}
+"""Gates that are homogeneous and have more than two laws a neuron: the block, its width and its number of laws."""
+
+
+@claim("summary.gating.more")
+def more_laws(*, counts: Sequence[int] = tuple(count for _, _, count in MORE_LAWS.values())) -> Verdict:
+    evidence, good = [], True
+    for (name, (build, dim, _)), count in zip(MORE_LAWS.items(), counts, strict=True):
+        at_most = certificate(build, (5, dim)).at_most
+        measured = discover(build().double(), torch.zeros(5, dim, dtype=torch.float64), forms=False).count
+        good &= at_most == measured == count
+        evidence.append(Evidence(what=f"laws at most, certified, and counted: {name}", value=f"{at_most}, {measured}"))
+    return judged(good, "All have more than two laws a neuron, of which there are four.", "Others.", *evidence)
 
 
 @claim("summary.moe")

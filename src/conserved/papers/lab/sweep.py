@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from conserved.errors import InvalidInputError
 from conserved.papers.lab.places import Place
 from conserved.papers.lab.recipes import Recipe, examples_of
 from conserved.papers.lab.task import Documents, Task
@@ -26,7 +27,7 @@ KIND = "trajectory"
 Say = Callable[[str], None]
 
 
-class NoRoom(OSError):
+class NoRoom(InvalidInputError, OSError):
     """The store cannot be written to, because the disk is full or the file may not be changed."""
 
 

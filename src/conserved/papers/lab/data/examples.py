@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
+from conserved.errors import InvalidInputError
+
 LossName = Literal["cross_entropy", "square"]
 
 UNKNOWN = "<unk>"
 """Stands for every word outside a vocabulary."""
 
 
-class Unusable(ValueError):
+class Unusable(InvalidInputError, ValueError):
     """Data that cannot be read or used; the message says what was expected and where."""
 
 

@@ -1,0 +1,38 @@
+"""What was learned from running a program in float64 at random parameters: which inferred laws hold there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCheck:
+    """At how many random points the identities of all exact laws were tested on the program in float64."""
+
+    points: int
+    limit: float = 0.0
+    """The largest relative residual that an identity was allowed."""
+    reason: str = ""
+    """Why there are no points, or fewer than usual."""
+    refuted: Mapping[str, float] = field(default_factory=dict)
+    """Laws that were inferred and failed, with their largest residual. Each is a defect of the inference."""
+
+    def __bool__(self) -> bool:
+        return self.points > 0
+
+    def __str__(self) -> str:
+        if not self.points:
+            return f"not checked on the program in float64: {self.reason}"
+        where = f"{self.points} random point{'s' if self.points > 1 else ''}"
+        text = f"checked on the program in float64 at {where}, to {self.limit:g}"
+        if self.refuted:
+            text += f"; {len(self.refuted)} inferred laws failed and were left out"
+        return f"{text} ({self.reason})" if self.reason else text
+
+    def words(self, name: str) -> str:
+        """Return why a refuted law is not listed."""
+        return (
+            f"inferred, and left out: on the program in float64 its identity is off by {self.refuted[name]:.1e}. "
+            "This is a defect of conserved's inference; please report it"
+        )

@@ -1,0 +1,155 @@
+"""The records of a run on their way: looked at by alarm rules, kept in memory, handed to sinks, each part guarded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from conserved.alarm import Alarm, grouped
+from conserved.boundary import Boundary, described
+from conserved.store import Run, Sink
+from conserved.store.background_sink import BackgroundSink
+from conserved.store.step_record import FIELDS, StepRecord
+from conserved.tracking.alarm_rules import Growth
+from conserved.tracking.device_transfer import Transfer
+from conserved.tracking.law_account import LawAccount
+from conserved.tracking.monitor_config import MonitorConfig
+from conserved.tracking.raised_alarms import RaisedAlarms
+from conserved.tracking.run_audits import Audits
+
+RECORDS = "records"
+"""The stage that makes records out of numbers that arrive from the device."""
+
+
+class RunRecords:
+    """Takes numbers that have arrived, raises alarms about them, and passes them on to the sinks."""
+
+    def __init__(
+        self,
+        run: str,
+        sinks: Sequence[Sink],
+        config: MonitorConfig,
+        boundary: Boundary,
+        kept: deque[StepRecord],
+        *,
+        every: int | str,
+        told: bool,
+    ) -> None:
+        self._every = every
+        self.run, self.begun = run, False
+        self.alarms = RaisedAlarms(told=told)
+        self._sinks = [BackgroundSink(sink) if sink.slow else sink for sink in sinks]
+        self._rules = [one.watch() if isinstance(one, Growth) else one for one in config.alarms]
+        self._config, self._boundary, self._kept = config, boundary, kept
+        self._account: LawAccount | None = None
+        self._transfer = self._lawless = Transfer((), [])
+        self._parts, self._said = 1, ""
+
+    def watch(self, account: LawAccount | None) -> None:
+        """Take the numbers of this account from now on; None for a monitor without laws."""
+        self._account = account
+        self._transfer = self._lawless if account is None else account.transfer
+
+    def begin_again(self, step: int) -> None:
+        """The laws are others from now on: later records go to a run of their own."""
+        self._receive_from(self._transfer, None, wait=True)
+        if self.begun:
+            self._parts += 1
+            self.run = f"{self.run.removesuffix(f' ({self._parts - 1})')} ({self._parts})"
+        self.begun = False
+
+    def send_readings(self, step: int, readings: dict[str, Tensor | float], *, skipped: bool) -> None:
+        """Keep readings of a step that has no account."""
+        numbers = torch.zeros(0, len(FIELDS), dtype=torch.float64)
+        self._lawless.send(step, (), numbers, readings, skipped)
+
+    def raise_at_once(self, alarms: Iterable[Alarm]) -> None:
+        """Raise alarms before there is a record of their step."""
+        self.alarms.at_once(alarms)
+
+    def receive(self, audits: Audits | None, *, wait: bool) -> None:
+        """Look at what has arrived, and pass it on."""
+        for transfer in dict.fromkeys((self._transfer, self._lawless)):
+            self._boundary.attempt(RECORDS, self._receive_from, transfer, audits, wait=wait)
+        self._look_after_sinks()
+
+    def _receive_from(self, transfer: Transfer, audits: Audits | None, *, wait: bool) -> None:
+        for record in transfer.receive(wait=wait):
+            raised = tuple(self._raised(record, audits))
+            found = (*self.alarms.until(record.step), *raised)
+            if found:
+                record = replace(record, alarms=found)
+                for alarm in raised:
+                    self.alarms.add(alarm)
+            self._kept.append(record)
+            self._write(record)
+
+    def _raised(self, record: StepRecord, audits: Audits | None) -> Iterable[Alarm]:
+        """The alarms of a record, with their causes where an audit names them."""
+        seen: list[Alarm] = []
+        for number, rule in enumerate(self._rules):
+            name = getattr(rule, "__name__", str(number))
+            seen += self._boundary.attempt(f"alarm rule {name}", lambda rule=rule: list(rule(record))) or []
+        for alarm in grouped(seen):
+            yield alarm if audits is None else self.alarms.explained(alarm, audits)
+
+    def _write(self, record: StepRecord) -> None:
+        if not self.begun:
+            header = self._header(record.step - 1)
+            for sink in self._sinks:
+                self._boundary.attempt(_stage(sink), sink.begin, header)
+            self.begun = True
+        for sink in self._sinks:
+            self._boundary.attempt(_stage(sink), sink.write, record)
+
+    def _header(self, step: int) -> Run:
+        account = self._account
+        notes = dict(self._config.notes) | {"every": self._every}
+        if account is None:
+            return Run(name=self.run, config=notes, step=step)
+        return Run(
+            name=self.run,
+            laws=account.names,
+            formulas=tuple(symmetry.formula for symmetry in account.laws),
+            config=notes | {"optimizer": account.watch.rules},
+            step=step,
+            reference=account.reference.values,
+        )
+
+    def _look_after_sinks(self) -> None:
+        """State what became of sinks that write on a thread of their own, and tell all of them the monitor's state."""
+        for sink in self._sinks:
+            if isinstance(sink, BackgroundSink) and not self._boundary.off(_stage(sink)):
+                if sink.failure is not None:
+                    self._boundary.turn_off(_stage(sink), described(sink.failure))
+                    if self._boundary.strict:
+                        raise sink.failure
+                elif sink.dropped:
+                    self._boundary.remark(_stage(sink), "records are dropped, because it does not keep up")
+        said = "; ".join(map(str, self._boundary.conditions))
+        if said != self._said and self.begun:
+            self._said = said
+            for sink in self._sinks:
+                self._boundary.attempt(_stage(sink), sink.note_state, said)
+
+    def drain(self) -> None:
+        """Wait, for a limited time, until sinks have written what they were given."""
+        for sink in self._sinks:
+            if isinstance(sink, BackgroundSink) and not self._boundary.off(_stage(sink)) and not sink.drain():
+                self._boundary.remark(_stage(sink), "it takes too long to write and is not waited for")
+        self._look_after_sinks()
+
+    def close(self) -> None:
+        """Close all sinks."""
+        for sink in self._sinks:
+            self._boundary.attempt(f"closing {_stage(sink)}", sink.close)
+        self._look_after_sinks()
+
+
+def _stage(sink: Sink) -> str:
+    name = sink.name if isinstance(sink, BackgroundSink) else getattr(sink, "path", type(sink).__name__)
+    return f"store {name}"

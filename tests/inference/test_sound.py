@@ -1,0 +1,362 @@
+"""No wrong law: programs that once got one, and the check on the program that would have left each of them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adversarial_layers import Function
+from adversarial_models import Adversary, models
+from conserved import LawSet, Symmetry, recognize
+from conserved.inference import program_check
+from conserved.inference.rules import RULES, Step
+from conserved.laws import ProgramCheck
+from conserved.symmetry import Leg, Translation, View
+from conserved.verdict import Status
+from law_checks import check, subject
+from operator_samples import cases, operators
+from program_grammar import compose
+
+
+def names(laws: LawSet) -> list[str]:
+    """The names of all laws, in order."""
+    return [symmetry.name for symmetry in laws]
+
+
+def true_of(model: nn.Module, *args: Any) -> LawSet:
+    """The laws of a model, after holding each against backward passes and finite moves that share no code."""
+    laws = recognize(model, *args)
+    assert laws.checked is not None
+    assert laws.checked.refuted == {}
+    if any(symmetry.exact for symmetry in laws):
+        assert laws.checked.points == program_check.POINTS
+    found = check(laws, subject(lambda: (model, args, {})))
+    assert dict(found.wrong) == {}
+    return laws
+
+
+INDEX = torch.tensor([0, 1, 0, 2, 1, 2])
+
+
+def aggregated(reduce: str, index: Tensor = INDEX[:, None]) -> nn.Module:
+    """A graph layer that combines what meets at a node."""
+
+    def function(p: Any, x: Tensor) -> Tensor:
+        h = x @ p.a
+        nodes = torch.zeros(3, 4, dtype=h.dtype)
+        return nodes.scatter_reduce(0, index.expand(6, 4), h, reduce, include_self=False) @ p.b
+
+    return Function(function, a=torch.randn(5, 4), b=torch.randn(4, 3))
+
+
+@pytest.mark.parametrize(("reduce", "numbers"), [("sum", 10), ("mean", 10), ("amax", 4), ("amin", 4), ("prod", 0)])
+def test_how_scatter_reduce_combines_entries_decides_what_passes(reduce: str, numbers: int) -> None:
+    torch.manual_seed(0)
+    assert true_of(aggregated(reduce), torch.randn(6, 5)).numbers == numbers
+
+
+def test_an_index_that_differs_from_column_to_column_mixes_none_of_them() -> None:
+    torch.manual_seed(0)
+    index = torch.tensor([[0, 1, 2, 0], [1, 1, 0, 2], [2, 0, 1, 1], [0, 2, 2, 0], [1, 0, 0, 1], [2, 2, 1, 2]])
+    laws = true_of(aggregated("sum", index), torch.randn(6, 5))
+    assert laws.numbers == 4
+
+
+def pairs(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Complex numbers made of neighbours, a function of them, and a reader."""
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        z = torch.view_as_complex((x @ p.a).reshape(-1, 4, 2))
+        return torch.view_as_real(function(z).resolve_conj()).flatten(1) @ p.b
+
+    return Function(forward, a=torch.randn(5, 8), b=torch.randn(8, 3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda z: z / z.abs(), torch.sgn, lambda z: z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)],
+    ids=["quotient", "sgn", "normalise"],
+)
+def test_complex_numbers_of_size_one_forget_scales_and_see_phases(function: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    laws = true_of(pairs(function), torch.randn(6, 5))
+    assert len(laws)
+    assert all(symmetry.kind.code != "complex_scaling" for symmetry in laws)
+
+
+def test_a_product_of_a_number_with_a_conjugate_keeps_its_phase() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        q, k = (torch.view_as_complex((x @ w).reshape(-1, 4, 2)) for w in (p.q, p.k))
+        return (q * k.conj()).real
+
+    laws = true_of(Function(forward, q=torch.randn(5, 8), k=torch.randn(5, 8)), torch.randn(6, 5))
+    assert [symmetry.kind.code for symmetry in laws] == ["complex_scaling"]
+
+
+def test_a_complex_parameter_has_no_law() -> None:
+    def forward(p: Any, x: Tensor) -> Tensor:
+        return torch.view_as_real(x.to(p.a.dtype) @ p.a @ p.b)
+
+    model = Function(forward, a=torch.randn(5, 4, dtype=torch.complex64), b=torch.randn(4, 3, dtype=torch.complex64))
+    assert not len(recognize(model, torch.randn(6, 5)))
+
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "slices": lambda h: h[:, 1:] - h[:, :-1],
+    "roll": lambda h: h - h.roll(1, 1),
+    "flip": lambda h: h - h.flip(1),
+    "permutation": lambda h: h - h[:, torch.tensor([2, 0, 1, 3])],
+    "diff with prepend": lambda h: torch.diff(h, dim=1, prepend=h[:, :1]),
+    "transpose": lambda h: h[:4] - h[:4].T,
+    "windows": lambda h: h.unfold(1, 2, 1)[:, :, 0] - h.unfold(1, 2, 1)[:, :, 1],
+    "sort": lambda h: h - h.sort(1).values,
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=list(MOVES))
+def test_what_is_moved_does_not_cancel_what_is_not(move: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        y = move(x @ p.a + p.c)
+        return y @ p.b[: y.shape[1]]
+
+    true_of(Function(forward, a=torch.randn(5, 4), b=torch.randn(4, 3), c=torch.randn(4)), torch.randn(6, 5))
+
+
+def test_a_mean_that_is_taken_away_still_cancels() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        h = x @ p.a
+        return (h - h.mean(1, keepdim=True)) @ p.b
+
+    laws = true_of(Function(forward, a=torch.randn(5, 4), b=torch.randn(4, 3)), torch.randn(6, 5))
+    assert any(isinstance(symmetry.kind, Translation) for symmetry in laws)
+
+
+def test_the_weight_behind_an_orthogonal_map_is_not_inert() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 3))
+    nn.utils.parametrizations.orthogonal(model[0])
+    assert not len(true_of(model, torch.randn(6, 4)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "passes"),
+    [
+        (nn.Conv2d(4, 5, 3), True),
+        (nn.Conv2d(4, 5, 3, padding=1), False),
+        (nn.Conv2d(4, 5, 3, padding="same"), False),
+        (nn.Conv2d(4, 5, 1, padding=1), False),
+        (nn.Conv2d(4, 5, 3, stride=2, dilation=2), True),
+        (nn.ConvTranspose2d(4, 5, 3), False),
+        (nn.ConvTranspose2d(4, 5, 2, stride=2), False),
+    ],
+    ids=["valid", "zeros", "same", "one", "dilated", "transposed", "upsampling"],
+)
+def test_a_constant_passes_a_convolution_unless_it_ends_at_an_edge(layer: nn.Module, passes: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.InstanceNorm2d(5))
+    laws = true_of(model, torch.randn(2, 3, 9, 9))
+    assert ("0.inert_bias" in names(laws)) == passes
+
+
+def test_every_power_of_a_factor_that_is_used_twice_stands_at_its_own_entry() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        return torch.einsum("abc,ia,jb,kc,ni,nj->nk", p.g, p.u, p.v, p.v, x, x)
+
+    model = Function(forward, g=torch.randn(2, 3, 3), u=torch.randn(5, 2), v=torch.randn(5, 3))
+    laws = true_of(model, torch.randn(6, 5))
+    assert len([symmetry for symmetry in laws if symmetry.family == "scale"]) == 3
+
+
+def test_a_rule_that_is_wrong_lists_no_law_and_says_that_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 3))
+    monkeypatch.setitem(RULES, "aten::gelu", RULES["aten::relu"])
+    laws = recognize(model, torch.randn(5, 4))
+    assert not len(laws)
+    assert laws.checked is not None
+    assert laws.checked.refuted["neurons"] > 1e-3
+    assert any("defect of conserved" in item.reason for item in laws.dropped if item.name == "neurons")
+
+
+def test_a_wrong_rule_is_seen_at_parameters_that_start_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At initialisation all rows are equal and biases zero, so that the wrong law holds; at a random point not."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False)
+            nn.init.ones_(self.a.weight)
+            nn.init.ones_(self.b.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(F.silu(self.a(x)))
+
+    monkeypatch.setitem(RULES, "aten::silu", RULES["aten::relu"])
+    laws = recognize(Model(), torch.zeros(4, 3))
+    assert not len(laws)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_leaves_model_and_random_numbers_as_they_were(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 3)).to(dtype)
+    x = torch.randn(5, 4, dtype=dtype)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    before = {name: (tensor.data_ptr(), tensor.detach().clone()) for name, tensor in tensors.items()}
+    loss = model[4](model[0](x).relu()).square().mean()
+    state = torch.get_rng_state()
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    laws = recognize(model, x)
+    assert laws.checked
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, tensor in tensors.items():
+        assert tensor.dtype in (dtype, torch.int64)
+        assert tensor.data_ptr() == before[name][0]
+        assert torch.equal(tensor, buffers.get(name, before[name][1]))
+        assert tensor.grad is None
+    loss.backward()
+    assert model[0].weight.grad is not None
+    assert model[0].weight.grad.dtype == dtype
+
+
+def test_where_the_check_was_not_made_the_laws_say_so() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    laws = recognize(model, torch.randn(5, 4, device="meta"))
+    assert len(laws)
+    assert laws.checked is not None
+    assert not laws.checked
+    assert "no values" in str(laws.checked)
+    assert "not checked on the program in float64" in laws.proof("neurons").message
+
+
+def test_a_proof_says_at_how_many_points_it_was_checked() -> None:
+    laws = recognize(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(5, 4))
+    verdict = laws.proof("neurons")
+    assert verdict.status is Status.PROVED
+    assert verdict.evidence[1].value == program_check.POINTS
+
+
+def test_a_refuted_law_is_taken_out_of_a_set_by_name() -> None:
+    legs = (Leg(View.of("w", (2, 3))),)
+    laws = LawSet(symmetries=(Symmetry(block="", family="made_up", kind=Translation(), legs=legs),))
+    kept = laws.with_check(ProgramCheck(points=3, limit=1e-10, refuted={"made_up": 0.5}))
+    assert not len(kept)
+    assert [item.name for item in kept.dropped] == ["made_up"]
+
+
+def test_a_part_of_one_entry_is_that_entry() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> tuple[Tensor, ...]:
+        first, second, third = p.a.unbind()
+        return first * p.b * x, second * p.c, third * x
+
+    laws = true_of(Function(forward, a=torch.randn(3), b=torch.randn(()), c=torch.randn(())), torch.randn(5))
+    assert [str(symmetry.legs[0].view) for symmetry in laws] == ["a[0]", "a[1]"]
+
+
+def test_a_tensor_from_which_another_is_taken_moves_with_it() -> None:
+    torch.manual_seed(0)
+    model = Function(
+        lambda p, x: torch.rsub(x @ p.a, p.c) @ p.b, a=torch.randn(5, 4), b=torch.randn(4, 3), c=torch.randn(4)
+    )
+    laws = true_of(model, torch.randn(6, 5))
+    assert [symmetry.numbers for symmetry in laws] == [10]
+
+
+def test_a_gain_that_is_computed_moves_what_it_multiplies() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        return torch.stack([F.layer_norm(one @ p.a, (4,), one @ p.g, one @ p.b) for one in x])
+
+    names = {name: torch.randn(5, 4) for name in "agb"}
+    laws = true_of(Function(forward, **names), torch.randn(3, 5))
+    assert all(symmetry.parameters == ("a",) for symmetry in laws if symmetry.exact)
+
+
+def test_a_mean_that_a_norm_returns_is_seen() -> None:
+    torch.manual_seed(0)
+    model = Function(lambda p, x: torch.native_layer_norm(x @ p.a, [4], None, None, 1e-5)[:2], a=torch.randn(5, 4))
+    assert not len(true_of(model, torch.randn(6, 5)))
+
+
+CATALOGUE = ("add", "cat", "cumsum", "gather", "index_add", "index_select", "matmul", "nn.functional.conv1d", "norm")
+MORE = ("rsub", "scatter_reduce.amax", "sum", "transpose", "unbind", "where", "nn.functional.max_pool1d", "flip")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*CATALOGUE, *MORE])
+def test_rules_tell_the_truth_about_samples_of_their_operator(name: str) -> None:
+    """Some operators with two samples each; `benchmarks/operator_catalogue.py` has all with more."""
+    tested = 0
+    for operator in operators(name):
+        if operator.full_name == name:
+            for case in cases(operator, samples=3):
+                laws = recognize(case.program, torch.ones(1))
+                assert laws.checked is not None
+                assert laws.checked.refuted == {}, case.name
+                tested += laws.checked.points
+    assert tested
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_argument_that_a_rule_does_not_read_makes_its_samples_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RULES["aten::scatter_reduce"]
+
+    def blind(s: Step) -> Any:
+        same = replace(s.operation, name="aten::scatter_add.default", args=s.operation.args[:4], kwargs={})
+        return right(replace(s, operation=same))
+
+    monkeypatch.setitem(RULES, "aten::scatter_reduce", blind)
+    (operator,) = operators("scatter_reduce.prod")
+    checks = (recognize(case.program, torch.ones(1)).checked for case in cases(operator, samples=20))
+    assert any(check is not None and check.refuted for check in checks)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_programs_with_drawn_arguments_get_no_wrong_law() -> None:
+    """A few of the two thousand of `benchmarks/inferred_programs.py --arguments`."""
+    wrong = {}
+    for seed in np.random.default_rng(7).integers(0, 2000, 40).tolist():
+        torch.manual_seed(seed)
+        program, x, loss, _ = compose(seed, arguments=True)
+        laws = recognize(program, x, loss=loss)
+        assert laws.checked is not None
+        if laws.checked.refuted:
+            wrong[seed] = str(program)
+    assert wrong == {}
+
+
+def _sampled(share: int) -> list[Adversary]:
+    every = list(models())
+    chosen = np.random.default_rng(20261118).permutation(len(every))[: len(every) // share]
+    return [every[place] for place in sorted(chosen)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adversarial_models_get_no_wrong_law() -> None:
+    """A seeded tenth; `benchmarks/adversarial_laws.py` runs all of them."""
+    wrong = {}
+    for one in _sampled(10):
+        laws = recognize(one.model, *one.args, loss=one.loss)
+        assert laws.checked is not None
+        if laws.checked.refuted:
+            wrong[one.name] = dict(laws.checked.refuted)
+    assert wrong == {}
