@@ -102,12 +102,25 @@ class CapturedProgram:
     """Lines that read a number out of something that is no constant, and may have gone another way for other inputs."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     _makers: dict[int, Operation] = field(default_factory=dict)
+    _read_values: set[int] | None = None
 
     def maker(self, value: int) -> Operation | None:
         """The operation that a value is a result of."""
         if not self._makers:
             self._makers.update({result: operation for operation in self.operations for result in operation.results})
         return self._makers.get(value)
+
+    def restrict(self, live: Sequence[int]) -> None:
+        """Name the operations that the outputs depend on; `is_read` looks at these only."""
+        self._read_values = {number for place in live for number in self.operations[place].inputs()}
+        self._read_values.update(self.outputs)
+
+    def is_read(self, value: int) -> bool:
+        """Whether an operation that the outputs depend on reads a value, or it is an output."""
+        if self._read_values is None:
+            self.restrict(range(len(self.operations)))
+        assert self._read_values is not None
+        return value in self._read_values
 
     def padding_row(self, value: int, row: int) -> Tensor | None:
         """A row of a parameter that is a look-up table; None if it is not one, or has no values."""

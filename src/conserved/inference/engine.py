@@ -21,6 +21,8 @@ from conserved.inference.reindexing import Move, Renumber
 from conserved.inference.system import LinearSystem
 from conserved.inference.types import Atoms, Field, Image, Strand, Type, Virtual, distinct, spread, tidy
 
+Number = int | float | complex
+
 LARGEST = 20_000_000
 """Equations in one batch; more are not written out, and the charges involved are set to zero instead."""
 
@@ -459,10 +461,14 @@ class Engine:
         return self._left_over(group, summed)
 
 
-def scaled(engine: Engine, type_: Type, number: int | float) -> Type:
+def scaled(engine: Engine, type_: Type, number: Number) -> Type:
     """A type after a product with a number. Shifts keep their atoms if the number is a simple fraction."""
     if number == 1:
         return type_
+    if isinstance(number, complex):
+        if number.imag:
+            return Type(type_.factors, (), engine.imaged(type_, ()), type_.zero, strands=type_.strands)
+        number = number.real
     weight = Fraction(number).limit_denominator(4096)
     if float(weight) == number and weight:
         return Type(

@@ -244,7 +244,8 @@ def _weights(output: Tensor, classes: int | None, generator: torch.Generator) ->
 
 def _relative(laws: LawSet, theta: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, float]:
     """The relative residual of the identity of every exact law; zero where all of its terms are rounding."""
-    chosen = laws.select(lambda symmetry: symmetry.exact)
+    chosen = laws.select(lambda law: law.exact and all(theta[name].numel() for name in law.parameters))
+    gradients = {name: gradient for name, gradient in gradients.items() if gradient.numel()}
     given = {name: gradients.get(name, torch.zeros_like(theta[name])) for name in chosen.plan.needs}
     balance = chosen.balance({**gradients, **given}, theta)
     total = float(np.linalg.norm([float(gradient.norm()) for gradient in gradients.values()]))

@@ -93,7 +93,7 @@ def _addcmul(s: Step) -> Known:
     inner = product(s, s.arg(1), s.arg(2), "div" in s.operation.name)
     assert isinstance(inner, Type)
     base = aligned(s, s.arg(0), len(s.out))
-    return added(s.engine, base, scaled(s.engine, inner, float(s.operation.kwargs.get("value", 1))))
+    return added(s.engine, base, scaled(s.engine, inner, s.operation.kwargs.get("value", 1)))
 
 
 def power(s: Step, x: Type, exponent: Fraction) -> Type:
