@@ -30,6 +30,7 @@ from conserved.inference import FirstCall, being_followed, known_laws
 from conserved.laws import LawSet
 from conserved.laws.identities import HALF, TOLERANCE, coarsest, rounding
 from conserved.moment import Direction, Plan, Point, to_host
+from conserved.output.result import PrintableResult
 from conserved.plain_data import record_of
 from conserved.symmetry import Translation
 from conserved.verdict import Evidence, Status, Verdict
@@ -72,7 +73,7 @@ class GaugeRow:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Gauge:
+class Gauge(PrintableResult):
     """The key gradients that `conserved.gauge` saw, and their sums by head; read it after leaving the `with` block."""
 
     precision: torch.dtype | None = None

@@ -13,7 +13,7 @@ WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TextLine:
     """One paragraph of a result.
 
     Attributes:
@@ -27,7 +27,7 @@ class Line:
     style: str = ""
 
 
-def joined(lines: Iterable[Line], width: int = WIDTH) -> str:
+def joined(lines: Iterable[TextLine], width: int = WIDTH) -> str:
     """Return lines as plain text, wrapped at `width` columns, with control characters escaped."""
     wrapped: list[str] = []
     for line in lines:
@@ -43,7 +43,7 @@ def joined(lines: Iterable[Line], width: int = WIDTH) -> str:
 
 def columns(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 0
-) -> list[Line]:
+) -> list[TextLine]:
     """Return a table with a bold head, one line a row.
 
     Args:
@@ -60,5 +60,5 @@ def columns(
             cell.rjust(width) if place in right else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append(Line("  ".join(padded).rstrip(), indent, "bold" if number == 0 else ""))
+        lines.append(TextLine("  ".join(padded).rstrip(), indent, "bold" if number == 0 else ""))
     return lines
