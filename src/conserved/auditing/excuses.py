@@ -1,19 +1,17 @@
-"""Why an identity that does not hold may not mean a wrong gradient: noise, tables, functions, clipping."""
+"""Why an identity that does not hold may not mean a wrong gradient: tables, functions, clipping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from conserved.auditing.backward_pass import BackwardPass, Residuals
+from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
 from conserved.inference.moving_parameters import moved, runs
-from conserved.laws.identities import HALF, TOLERANCE, coarsest
+from conserved.laws.identities import HALF
 from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 
@@ -28,9 +26,6 @@ _SEEDS = 6
 _SOFT = 0.2
 """The share of what half a motion does to the outputs that a law up to ε may do to them."""
 
-_FAINT = 1 / 64
-"""The share of rounding of all gradients that reaches a single one in half precision, where all of it would be much."""
-
 _FITTED = 4
 """Numbers that one factor must fit to be the explanation: fewer are fitted by chance."""
 
@@ -42,43 +37,6 @@ _NEAR = 0.9
 
 _CUT = 16
 """Entries of several gradients that have one magnitude, the largest, if gradients were clipped by value."""
-
-
-def with_noise(
-    backward: BackwardPass, left: Residuals, broken: Sequence[int], used: torch.dtype
-) -> NDArray[np.float64]:
-    """Limits, those of broken identities with the noise of all gradients together added.
-
-    Where softmax is saturated or has one key to attend to, gradients are differences of equal numbers: what is left of
-    them is rounding of the numbers, not of the difference. Rounding of the largest gradients is taken to reach every
-    other one; a wrong gradient of a millionth of them is not seen.
-    """
-    found = left.limits.copy()
-    lengths = left.balance.norms
-    everything = math.hypot(*map(float, lengths)) if np.isfinite(lengths).all() else 0.0
-    kind = coarsest(used, torch.float32)
-    share = torch.finfo(kind).eps / TOLERANCE[kind] * (_FAINT if kind in HALF else 1.0)
-    for place in broken:
-        symmetry = backward.laws.plan.symmetries[place]
-        if symmetry.kind.linear or not everything:
-            continue
-        floor = share * everything * math.hypot(*_sizes(symmetry, backward.points, left.balance.lengths))
-        scale = left.balance.scales[place]
-        found[place] *= math.hypot(scale, floor) / scale if scale else 1.0
-    return found
-
-
-def _sizes(symmetry: Symmetry, points: Tensors, lengths: Mapping[str, float]) -> list[float]:
-    """The norm of every leg; where parameters may have changed since, from the `lengths` they had."""
-    found = []
-    for leg, matrix in zip(symmetry.legs, symmetry.matrices(points), strict=True):
-        size, name = float(matrix.norm()), leg.view.parameter
-        if lengths:
-            now, before = float(points[name].norm()), lengths[name]
-            # As large a share of its parameter as it is now, if that can be said.
-            size = before * (size / now if 0 < now < math.inf and size < math.inf else 1.0)
-        found.append(size)
-    return found
 
 
 def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:

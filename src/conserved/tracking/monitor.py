@@ -248,7 +248,7 @@ class Monitor:
         """Watch the laws of the model as it is called; `running`: in a forward pass that has just begun."""
         if self._first is None:
             return
-        began = time.perf_counter()
+        began, call = time.perf_counter(), self._first.call
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
         # Reading laws runs the model: its random numbers are those of the run.
         with torch.random.fork_rng(devices=devices):
@@ -258,6 +258,8 @@ class Monitor:
         self.watch(laws)
         if self._audits is not None:
             self._audits.passes += running
+            if running and call is not None:
+                self._audits.begin_pass(*call)
 
     def _watch_laws(self, found: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
@@ -288,6 +290,7 @@ class Monitor:
             self._optimizers,
             found,
             compiled=hasattr(self._called, "_orig_mod"),
+            called=self._called,
             every=self._audit_every,
             budget=self._stride.share if self._budget is None else self._budget,
             precision=self._config.precision,
