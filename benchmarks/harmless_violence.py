@@ -21,7 +21,7 @@ from measure import commit, machine, save
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from harmless_violence import ACTS, run, same
+from acts_of_violence import ACTS, run, same
 
 
 def suffered(name: str) -> dict[str, Any]:

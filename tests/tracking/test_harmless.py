@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import acts_of_violence
 import conserved
-import harmless_violence
 from conserved import Monitor, MonitorConfig
 from conserved.store.background_sink import BackgroundSink
 from conserved.store.sink import Run, Sink
@@ -299,9 +299,9 @@ def test_acts_of_violence_leave_the_losses_as_they_were(act: str, tmp_path: Path
     folders = [tmp_path / name for name in ("plain", "watched")]
     for folder in folders:
         folder.mkdir()
-    plain, _ = harmless_violence.run(act, folders[0], watched=False)
-    found, monitor = harmless_violence.run(act, folders[1], watched=True)
-    assert harmless_violence.same(plain, found)
+    plain, _ = acts_of_violence.run(act, folders[0], watched=False)
+    found, monitor = acts_of_violence.run(act, folders[1], watched=True)
+    assert acts_of_violence.same(plain, found)
     assert monitor is not None
     assert {alarm.code for alarm in monitor.alarms} <= {"replaced"}
     assert act != "assign state" or monitor.alarms, "an optimizer that trains nothing of the model is an alarm"

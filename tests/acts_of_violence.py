@@ -556,7 +556,8 @@ def _counting_model(s: Scene) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.calls, self.seen = inner, 0, []
+            self.inner, self.calls = inner, 0
+            self.seen: list[int] = []
 
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
