@@ -360,3 +360,18 @@ def test_adversarial_models_get_no_wrong_law() -> None:
         if laws.checked.refuted:
             wrong[one.name] = dict(laws.checked.refuted)
     assert wrong == {}
+
+
+def test_positions_that_are_scaled_move_against_the_embedding() -> None:
+    """As x-transformers adds them: E[t] + d^(−1/2) P[p], so that Σ E − √d Σ P is conserved for every feature."""
+    torch.manual_seed(0)
+
+    def forward(p: Any, tokens: Tensor) -> Tensor:
+        h = F.embedding(tokens, p.e) + p.p[: tokens.shape[1]] * 5**-0.5
+        return (h @ p.w).tanh() @ p.v
+
+    tables = {"e": torch.randn(7, 5), "p": torch.randn(4, 5), "w": torch.randn(5, 5), "v": torch.randn(5, 2)}
+    laws = true_of(Function(forward, **tables), torch.arange(8).reshape(2, 4) % 7)
+    (law,) = [symmetry for symmetry in laws if isinstance(symmetry.kind, Translation)]
+    assert law.numbers == 5
+    assert sorted(abs(leg.degree) for leg in law.legs) == pytest.approx([1.0, 5**0.5])
