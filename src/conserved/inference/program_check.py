@@ -59,6 +59,8 @@ class ProgramRun:
     inputs: Any
     parameters: Mapping[str, Tensor]
     buffers: Sequence[Tensor] = ()
+    refused: str = ""
+    """Why the program may not be run with other parameters; empty if it may."""
 
 
 def checked_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, *, classes: int | None) -> LawSet:
@@ -111,6 +113,8 @@ def _refuted(residuals: Sequence[Mapping[str, float]], limits: Sequence[float]) 
 
 def _unaffordable(run: ProgramRun) -> str:
     """Why the program is not run in float64; empty if it is."""
+    if run.refused:
+        return run.refused
     tensors = list(run.parameters.values())
     if any(tensor.is_meta for tensor in tensors):
         return "the parameters have no values"

@@ -11,6 +11,7 @@ from conserved.auditing.functions.gradient_test import Method, Tested
 from conserved.auditing.functions.rounding_errors import NOTABLE, RoundingError
 from conserved.auditing.functions.sensitivity import Sensitivity, sensitivity_of, shape_of
 from conserved.inference.probing.axis_moves import ProbedSymmetry
+from conserved.output import html
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Verdict
 
@@ -167,6 +168,32 @@ class Check:
             lines += [f"  untested, d{name}: {reason}" for reason in reasons[:_SHOWN]]
         lines += [f"  {note}" for note in self.precision_notes]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def summary(self) -> str:
+        """Return the verdict, failures and the tests of every gradient as text."""
+        return str(self)
+
+    def __repr__(self) -> str:
+        worst = max((test.worst for test in self.tests), default=0.0)
+        counts = f"{len(self.tests)} tests on {len(self.inputs)} gradients"
+        return f"<Check of {self.function}: {self.verdict.status.value}, {counts}, worst {worst:.2g} of its limit>"
+
+    def _repr_html_(self) -> str:
+        """The verdict, what fails and why, and the tests of every gradient, for notebooks."""
+        methods = list(Method)[1:]
+        rows = [
+            [
+                f"d{name}",
+                *(_cell([t for t in tests if t.method is m]) for m in methods),
+                f"{self.noise.get(name, 0):.0e}",
+                str(self.sensitivity[name]),
+            ]
+            for name, tests in self.tested.items()
+        ]
+        table = html.table(("gradient", "identities", "relations", "slopes", "own noise", "unseen below"), rows)
+        failed = [html.preformatted("\n".join(self._failed(name))) for name in self.suspects]
+        notes = [html.paragraph(note, quiet=True) for note in (*self.precision_notes, *self.notes)]
+        return html.panel(html.badge(self.verdict), *failed, table, *notes)
 
     def _failed(self, name: str) -> list[str]:
         every = [test for test in self.failures if name in test.gradients]
