@@ -1,7 +1,7 @@
 """What redoing the proofs of a certificate takes, counted before anything is computed, and refused if it is too much.
 
-A file of a few kilobytes can describe tensors of millions of entries: a product of a column and a row, taken many times.
-Limits are therefore on the whole: on the numbers that are held at once, and on the products that are made.
+A file of a few kilobytes can describe tensors of millions of entries: a product of a column and a row, many times
+over. Limits are therefore on the whole: on the numbers that are held at once, and on the products that are made.
 
 A bracket of k letters runs the program on jets with k − 1 directions, so every entry has 2^(k−1) parts, values and
 gradients; a product of two jets makes 3^(k−1) products of parts. Values of all nodes are kept until the gradient is
@@ -58,9 +58,9 @@ def cost_of(contents: CertificateContents) -> Cost:
     size, rows = contents.program.size, len(contents.words)
     lengths = Counter(map(len, contents.words))
     longest = max(lengths, default=1)
-    # Values and gradients of one bracket, or values along a law; the rows, their inverse, and their product.
+    # Values and gradients of one bracket, or values along a law. The matrix of all rows is no larger than the file
+    # squared, and is counted where it is made (`matrix_fits`).
     numbers = 2 * once.numbers * 2 ** max(longest - 1, 1)
-    numbers += 2 * size * max(rows, contents.found) + max(rows, contents.found) ** 2
     # A gradient costs about three runs; the bracket of k letters has as many gradients, on ever larger jets.
     products = sum(count * 3 * once.products * length * 3 ** (length - 1) for length, count in lengths.items())
     products += POINTS * 3 * once.products * len(contents.laws)
@@ -73,11 +73,22 @@ def refuse_costly(contents: CertificateContents) -> None:
     cost = cost_of(contents)
     if cost.numbers > MOST_NUMBERS:
         raise Malformed(
-            f"Expected proofs that hold at most {MOST_NUMBERS:,} numbers at once, got {cost.numbers:,}. Certify a narrower "
-            "model, or raise conserved.certificates.cost.MOST_NUMBERS if you trust the file."
+            f"Expected proofs that hold at most {MOST_NUMBERS:,} numbers at once, got {cost.numbers:,}. Certify a "
+            "narrower model, or raise conserved.certificates.cost.MOST_NUMBERS if you trust the file."
         )
     if cost.products > MOST_PRODUCTS:
         raise Malformed(
-            f"Expected proofs of at most {MOST_PRODUCTS:,} products, got {cost.products:,}. Certify a narrower model, or "
-            "raise conserved.certificates.cost.MOST_PRODUCTS if you trust the file."
+            f"Expected proofs of at most {MOST_PRODUCTS:,} products, got {cost.products:,}. Certify a narrower model, "
+            "or raise conserved.certificates.cost.MOST_PRODUCTS if you trust the file."
         )
+    for what, count in (("words", len(contents.words)), ("laws", contents.found)):
+        if count > contents.program.size:
+            raise Malformed(
+                f"Expected at most {contents.program.size:,} {what}, one for each parameter, got {count:,}: more are "
+                "never independent."
+            )
+
+
+def matrix_fits(rows: int, size: int) -> bool:
+    """Whether a matrix of balls, its pseudo-inverse and their product fit into the memory that proofs may take."""
+    return 2 * rows * size + rows**2 <= MOST_NUMBERS
