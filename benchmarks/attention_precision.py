@@ -6,12 +6,14 @@ python benchmarks/attention_precision.py moments    # training runs: errors, pre
 python benchmarks/attention_precision.py losses     # loss and spectral norms of flash, centered and math over seeds
 
 Every command takes --seconds, after which it stops, --small for a miniature on a processor, and --folder. Results are
-written after each part. Texts are the sources of Python's own standard library, byte by byte.
+written after each part: summaries as NAME.json, errors of single heads as NAME.heads.json.gz. Texts are the sources of
+Python's own standard library, byte by byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import sysconfig
@@ -263,32 +265,54 @@ def _digits(value: Any) -> float:
 
 
 def cost(clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
-    """Median seconds of forward and backward, in turns, for bare attention and for a layer around it."""
+    """Median seconds of forward and backward in turns: by the clock of the host, and of a CUDA graph of ten."""
     rows: list[dict[str, Any]] = []
     shapes = [(1, 2, 64, 16)] if small else [(8, 12, 1024, 64), (2, 32, 8192, 128)]
-    for batch, heads, length, width in shapes:
-        q, k, v, gradient = (
-            torch.randn(batch, heads, length, width, device=DEVICE, dtype=torch.bfloat16) for _ in range(4)
-        )
-        leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-
-        def step(attend: Any, leaves: list[Tensor] = leaves, gradient: Tensor = gradient) -> Callable[[], Any]:
-            return lambda: torch.autograd.grad(attend(*leaves, is_causal=True), leaves, gradient)
-
-        work = {"flash": step(F.scaled_dot_product_attention)}
-        work |= {name: step(centered(constants=name)) for name in ("rows", "mean", "running")}
-        work["rows, compiled"] = step(_compiled(centered()))
-        work["mean, compiled"] = step(_compiled(centered(constants="mean")))
-        with backend("flash" if DEVICE.type == "cuda" else ""):
-            for call in work.values():
-                call()
-            seconds = in_turns(work, 3 if small else 30)
-        median = {name: sorted(taken)[len(taken) // 2] for name, taken in seconds.items()}
-        shares = {name: _digits(taken / median["flash"] - 1) for name, taken in median.items()}
-        rows.append({"shape": [batch, heads, length, width], "seconds": median, "more than flash": shares})
+    for shape in shapes:
+        leaves = [torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        gradient = torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
+        names: tuple[Any, ...] = ("rows", "mean", "running")
+        attend: dict[str, Any] = {"flash": F.scaled_dot_product_attention}
+        attend |= {name: centered(constants=name) for name in names}
+        attend |= {f"{name}, compiled": _compiled(centered(constants=name)) for name in names[:2]}
+        attend["values only"] = centered(keys=False)
+        work = {name: _passes_of(function, leaves, gradient) for name, function in attend.items()}
+        with backend("flash"):
+            row: dict[str, Any] = {"shape": shape, "host": _median(in_turns(work, 3 if small else 20))}
+            if DEVICE.type == "cuda":
+                graphs = {name: _graph_of_ten(call) for name, call in work.items()}
+                row["graph"] = {name: taken / 10 for name, taken in _median(in_turns(graphs, 20)).items()}
+        timed = row.get("graph", row["host"])
+        row["more than flash"] = {name: _digits(taken / timed["flash"] - 1) for name, taken in timed.items()}
+        rows.append(row)
         yield {"cost": rows}
         if clock.left < 20:
             return
+
+
+def _passes_of(attend: Any, leaves: list[Tensor], gradient: Tensor) -> Callable[[], Any]:
+    q, k, v = leaves
+    return lambda: torch.autograd.grad(attend(q, k, v, is_causal=True), leaves, gradient)
+
+
+def _median(seconds: dict[str, list[float]]) -> dict[str, float]:
+    return {name: sorted(taken)[len(taken) // 2] for name, taken in seconds.items()}
+
+
+def _graph_of_ten(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Record ten calls, so that the host does not count."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            call()
+    replay: Callable[[], Any] = graph.replay
+    return replay
 
 
 def _compiled(attend: Any) -> Any:
@@ -314,6 +338,7 @@ class Shape:
     dtype: torch.dtype = torch.bfloat16
     key_heads: int | None = None
     loss_scale: float = 1.0
+    start: str = "gpt2"
 
 
 class Attention(nn.Module):
@@ -369,7 +394,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Weights as in GPT-2: deviation 0.02, smaller by the root of the depth where branches end."""
+    """Weights begin as in GPT-2 (deviation 0.02, less by the root of the depth where branches end) or as in PyTorch."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -377,7 +402,7 @@ class Decoder(nn.Module):
         self.positions = nn.Embedding(shape.length, shape.width) if shape.kind == "learned" else None
         self.blocks = nn.ModuleList([Block(shape) for _ in range(shape.layers)])
         self.norm, self.head = nn.LayerNorm(shape.width), nn.Linear(shape.width, 256, bias=False)
-        for name, p in self.named_parameters():
+        for name, p in self.named_parameters() if shape.start == "gpt2" else ():
             if p.ndim > 1:
                 ends = name.endswith(("o.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * shape.layers) if ends else 0.02)
@@ -433,7 +458,7 @@ class Training:
         """Compute a loss and the gradients of all parameters."""
         places = start[:, None] + torch.arange(self.shape.length + 1, device=DEVICE)
         tokens = self.text[places].long()
-        with torch.autocast(DEVICE.type, self.shape.dtype), backend(self.kernel if DEVICE.type == "cuda" else ""):
+        with torch.autocast(DEVICE.type, self.shape.dtype), backend(self.kernel):
             logits = self.model(tokens[:, :-1])
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         (loss * self.shape.loss_scale).backward()
@@ -587,7 +612,9 @@ MOMENTS = (0, 5, 10, 15, 25, 50, 100, 200, 400, 800, 1400, 1999)
 def moments(clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
     """Runs of several kinds of model, looked at in the same steps."""
     text, runs = corpus(), []
-    shape = Shape(layers=4, width=64, head=16, length=64, batch=4, steps=101) if small else Shape()
+    shape = Shape()
+    if small:
+        shape = Shape(layers=4, width=64, head=16, length=64, batch=4, steps=101, rate=3e-3, warm_up=0)
     kinds = (
         ("learned", "rotary", "normed", "grouped") if not small else ("learned", "rotary", "normed", "grouped", "deep")
     )
@@ -623,16 +650,16 @@ def _plain(shape: Shape) -> dict[str, Any]:
 def losses(clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
     """Losses of the same run with three attentions and three seeds, in ever harsher settings."""
     text, rows = corpus(), []
-    base = Shape(layers=12, width=384, head=64, length=512, batch=8, steps=1200)
+    base = Shape(layers=12, width=384, head=64, length=512, batch=8, steps=1000)
     if small:
         base = Shape(layers=3, width=32, head=16, length=32, batch=2, steps=12)
     settings = {
         "rate 3e-3, no warm-up": replace(base, rate=3e-3, warm_up=0),
         "rate 1e-2, no warm-up": replace(base, rate=1e-2, warm_up=0),
-        "rate 6e-4, warm-up": base,
         "one key head, rate 3e-3, no warm-up": replace(base, kind="grouped", key_heads=1, rate=3e-3, warm_up=0),
-        "length 2048, rate 3e-3, no warm-up": replace(base, length=base.length * 4, batch=2, rate=3e-3, warm_up=0),
         "fp16, rate 3e-3, no warm-up": replace(base, dtype=torch.float16, rate=3e-3, warm_up=0, loss_scale=1024.0),
+        "rate 6e-4, warm-up": base,
+        "length 2048, rate 3e-3, no warm-up": replace(base, length=base.length * 4, batch=2, rate=3e-3, warm_up=0),
     }
     slowest = 0.0
     for setting, shape in settings.items():
@@ -642,15 +669,26 @@ def losses(clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
                     return
                 start = time.monotonic()
                 run = Training(shape, text, seed=seed, attention=attention)
-                norms = []
+                row: dict[str, Any] = {
+                    "setting": setting,
+                    "seed": seed,
+                    "attention": attention,
+                    "norms": [],
+                    "looks": [],
+                }
+                looking = 0.0
                 for step in range(shape.steps):
+                    if seed == 0 and step in (5, 10, 15, 25, 50, 100, 300) and attention == "flash":
+                        before = time.monotonic()
+                        row["looks"].append({"step": step} | look(run))
+                        looking += time.monotonic() - before
                     run.step()
                     if step in (24, 99, shape.steps - 1):
-                        norms.append({"step": step + 1} | run.norms())
-                rows.append({"setting": setting, "seed": seed, "attention": attention, "losses": run.curve()})
-                last = run.losses[-shape.steps // 12 :].mean()
-                rows[-1] |= {"last": _digits6(last), "norms": norms, "seconds": _digits(time.monotonic() - start)}
-                rows[-1]["shape"] = _plain(shape)
+                        row["norms"].append({"step": step + 1} | run.norms())
+                row["losses"] = run.curve()
+                row["last"] = _digits6(run.losses[-shape.steps // 10 :].mean())
+                row |= {"seconds": _digits(time.monotonic() - start - looking), "shape": _plain(shape)}
+                rows.append(row)
                 slowest = max(slowest, time.monotonic() - start)
                 yield {"losses": rows}
                 del run
@@ -658,6 +696,82 @@ def losses(clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
 
 def _digits6(value: Any) -> float:
     return float(f"{float(value):.6g}")
+
+
+# Summaries
+
+
+def condensed(record: dict[str, Any]) -> dict[str, Any]:
+    """Replace errors by head with medians and maxima by layer, shares and the quality of predictions."""
+    record = dict(record)
+    for name, looks in (("moments", "moments"), ("losses", "looks")):
+        if name in record:
+            every = [look for run in record[name] for look in run[looks]]
+            record["predictions"] = predictions(every)
+            record[name] = [run | {looks: [_condensed_look(look) for look in run[looks]]} for run in record[name]]
+    return record
+
+
+def _condensed_look(look: dict[str, Any]) -> dict[str, Any]:
+    errors = {kernel: table for kernel, table in look["errors"].items() if table["dQ"]}
+    table: dict[str, Any] = {}
+    for kernel, legs in errors.items():
+        for leg in ("dQ", "dK"):
+            layers = [torch.tensor(layer, dtype=torch.float64) for layer in legs[leg]]
+            table.setdefault(kernel, {})[leg] = {
+                "median": [_digits(layer.nanmedian()) for layer in layers],
+                "max": [_digits(layer.nan_to_num(nan=math.inf).max()) for layer in layers],
+                "mostly rounding": _digits(torch.stack(layers).gt(0.5).double().mean()),
+            }
+    worse = {leg: _worse(look["errors"]["flash"][leg], look["errors"]["centered"][leg]) for leg in ("dQ", "dK")}
+    return {"step": look["step"], "errors": table, "worse": worse, "updates": look["updates"], "norms": look["norms"]}
+
+
+def _worse(before: Any, after: Any) -> list[int]:
+    """Count heads that are less accurate by more than 30 % and by more than the unit roundoff, and all heads."""
+    old, new = torch.tensor(before, dtype=torch.float64), torch.tensor(after, dtype=torch.float64)
+    return [int((new > 1.3 * old.clamp_min(2.0**-8)).sum()), new.numel()]
+
+
+def predictions(looks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return rank correlation and calibration of predicted against true errors, by kernel, over all heads."""
+    table: dict[str, Any] = {}
+    for kernel in BACKENDS:
+        for leg in ("dQ", "dK"):
+            pairs = [
+                (_flat(look["errors"][kernel][leg]), _flat(look["errors"][kernel][f"{leg} predicted"]))
+                for look in looks
+                if kernel in look["errors"]
+            ]
+            if not sum(len(true) for true, _ in pairs):
+                continue
+            true, predicted = (torch.cat(part) for part in zip(*pairs, strict=True))
+            usable = true.isfinite() & predicted.isfinite() & (true > 0)
+            true, ratio = true[usable], predicted[usable] / true[usable]
+            large = true > 0.05
+            table[f"{kernel} {leg}"] = {
+                "heads": len(true),
+                "rank correlation": _digits(_rank_correlation(true, predicted[usable])),
+                "ratio": _quantiles(ratio),
+                "heads above 0.05": int(large.sum()),
+                "ratio above 0.05": _quantiles(ratio[large]),
+                "largest": _digits(true.max()),
+            }
+    return table
+
+
+def _flat(rows: list[list[float]]) -> Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+
+
+def _rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+    ranks = torch.stack([part.argsort().argsort().double() for part in (a, b)])
+    return torch.corrcoef(ranks)[0, 1]
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    shares = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
+    return [_digits(value) for value in values.quantile(shares)] if len(values) else []
 
 
 COMMANDS: dict[str, Callable[[Clock, bool], Iterator[dict[str, Any]]]] = {
@@ -682,7 +796,10 @@ def main() -> None:
     start = time.monotonic()
     for record in COMMANDS[options.command](Clock(options.seconds), options.small):
         taken = {"seconds": round(time.monotonic() - start, 1), "small": options.small}
-        path = save(f"attention_{options.command}", record | taken, options.folder)
+        path = save(f"attention_{options.command}", condensed(record) | taken, options.folder)
+        if options.command in ("moments", "losses"):
+            text = json.dumps(record, separators=(",", ":")).encode()
+            path.with_suffix(".heads.json.gz").write_bytes(gzip.compress(text, mtime=0))
     print(path, json.dumps(taken))
 
 

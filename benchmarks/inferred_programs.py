@@ -29,10 +29,10 @@ COUNTS = Path(__file__).parent.parent / "tests" / "data" / "program_counts.json"
 FIRST_ORDER = 1e-3
 
 
-def counted(seed: int) -> dict[str, Any]:
+def counted(seed: int, *, arguments: bool = False) -> dict[str, Any]:
     """The count of one program, from the better of two seeds of the Lie closure."""
-    program, _, loss, words = compose(seed)
-    prepared = subject(build(seed), loss=loss)
+    program, _, loss, words = compose(seed, arguments=arguments)
+    prepared = subject(build(seed, arguments=arguments), loss=loss)
     best: dict[str, Any] = {}
     for attempt in range(3):
         try:
@@ -48,15 +48,19 @@ def counted(seed: int) -> dict[str, Any]:
     return {"parameters": size, "words": words, **(best or {"why": "no clear gap"})}
 
 
-def inferred(seed: int) -> dict[str, Any]:
+def inferred(seed: int, *, arguments: bool = False) -> dict[str, Any]:
     """What inference says of one program, and whether it is true."""
-    program, x, loss, words = compose(seed)
+    program, x, loss, words = compose(seed, arguments=arguments)
     record: dict[str, Any] = {"words": words, "parameters": sum(p.numel() for p in program.parameters())}
     start = time.perf_counter()
     args: tuple[Any, ...] = (x,)
     laws = recognize(program, *args, loss=loss)
     record["seconds"] = time.perf_counter() - start
-    prepared = subject(build(seed), loss=loss)
+    assert laws.checked is not None
+    if laws.checked.refuted:
+        record["refuted"] = dict(laws.checked.refuted)
+        record["program"] = str(program)
+    prepared = subject(build(seed, arguments=arguments), loss=loss)
     theta = {name: p.detach() for name, p in prepared.model.named_parameters()}
     record["independent"] = laws.independent(theta) if len(laws) else 0
     record["unknown"] = sorted(map(str, dict(getattr(laws, "unknown", {}) or {})))
@@ -90,6 +94,7 @@ def summary(rows: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
         "errors": {seed: r["error"] for seed, r in rows.items() if "error" in r},
         "undefined": [seed for seed, r in good.items() if "undefined" in r],
         "wrong": {seed: r["wrong"] for seed, r in good.items() if "wrong" in r},
+        "refuted": {seed: r["refuted"] for seed, r in good.items() if "refuted" in r},
         "laws": sum(r["independent"] for r in good.values()),
         "worst_residual": max((r["worst"] for r in good.values() if "wrong" not in r), default=0.0),
         "compared": len(both),
@@ -129,8 +134,13 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--file", type=Path, default=RESULTS / "inferred_programs_cpu_2026-11-16.json")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--arguments", action="store_true", help="draw the arguments of operators as well")
+    parser.add_argument("--counted", type=int, default=0, help="with --arguments: count laws of the first programs")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    if options.arguments:
+        _with_arguments(options)
+        return
     counts: dict[str, Any] = json.loads(COUNTS.read_text()) if COUNTS.exists() else {}
     if options.count:
         for seed in range(options.first, options.first + options.programs):
@@ -163,6 +173,27 @@ def main() -> None:
             _save(options.file, rows, counts)
     _save(options.file, rows, counts)
     print(json.dumps(summary(rows, counts), indent=1, ensure_ascii=False))
+
+
+def _with_arguments(options: argparse.Namespace) -> None:
+    """Infer and check programs whose operators have drawn arguments; count the laws of the first ones here as well."""
+    rows: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
+    for seed in range(options.first, options.first + options.programs):
+        torch.manual_seed(seed)
+        try:
+            rows[str(seed)] = inferred(seed, arguments=True)
+        except Exception as problem:
+            # A campaign goes on; what was raised stands in its record.
+            rows[str(seed)] = {"error": f"{type(problem).__name__}: {problem}"[:200], "words": ""}
+        if seed - options.first < options.counted:
+            counts[str(seed)] = counted(seed, arguments=True)
+        r = rows[str(seed)]
+        if "wrong" in r or "error" in r or "refuted" in r:
+            print(seed, r.get("wrong") or r.get("refuted") or r["error"], flush=True)
+    record = {"commit": commit(), **machine(), "summary": summary(rows, counts), "counts": counts}
+    options.file.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+    print(json.dumps(record["summary"], indent=1, ensure_ascii=False))
 
 
 def _save(file: Path, rows: dict[str, Any], counts: dict[str, Any]) -> None:

@@ -68,6 +68,11 @@ def test_baselines_are_of_the_laws_families_and_are_not_laws() -> None:
     assert min(float(s.identity(theta, slopes).abs().max()) for s in baselines) > 1e-6
 
 
+def test_assert_backward_is_beside_check() -> None:
+    assert conserved.assert_backward is conserved.testing.assert_backward
+    conserved.assert_backward(F.silu, torch.randn(3, 4))
+
+
 def test_a_law_is_its_symmetry() -> None:
     laws = recognize(FeedForward(3, 4, activation="relu"), torch.zeros(5, 3))
     assert laws.laws == laws.symmetries

@@ -228,7 +228,7 @@ def test_importing_everything_takes_less_than_half_of_the_time_of_pytorch(core: 
 
 def test_names_for_type_checkers_are_the_names_that_are_loaded() -> None:
     tree = ast.parse((ROOT / "src/conserved/__init__.py").read_text(encoding="utf-8"))
-    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    typed, _ = (node for node in tree.body if isinstance(node, ast.If))
     told = {
         alias.name: item.module or "" for item in typed.body if isinstance(item, ast.ImportFrom) for alias in item.names
     }
@@ -260,5 +260,7 @@ def test_a_type_checker_outside_sees_the_public_names(core: Environment, tmp_pat
     assert good.returncode == 0, good.stdout
     wrong = program.read_text(encoding="utf-8").replace("laws.independent()", "laws.indepndent()")
     (tmp_path / "program.py").write_text(wrong, encoding="utf-8")
+    (tmp_path / "program.py").write_text(f"{wrong}\nprint(conserved.chekc)\n", encoding="utf-8")
     bad = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert 'has no attribute "indepndent"' in bad.stdout
+    assert 'has no attribute "chekc"' in bad.stdout

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from conserved.inference.probing import Probe, Uncheckable, probe
     from conserved.laws import Dropped, Law, LawSet, Reference
     from conserved.symmetry import Kind, Leg, Symmetry, View
+    from conserved.testing import assert_backward
     from conserved.tracking import Monitor, MonitorConfig
     from conserved.verdict import Evidence, Status, Verdict, Witness
 
@@ -54,6 +55,7 @@ __all__ = [
     "View",
     "Witness",
     "__version__",
+    "assert_backward",
     "attention",
     "audit",
     "blocks",
@@ -84,6 +86,7 @@ _PARTS = {
     "inference.probing": "Probe Uncheckable probe",
     "laws": "Dropped Law LawSet Reference",
     "symmetry": "Kind Leg Symmetry View",
+    "testing": "assert_backward",
     "tracking": "Monitor MonitorConfig",
     "verdict": "Evidence Status Verdict Witness",
 }
@@ -93,15 +96,17 @@ answers `--help` and completes words without importing PyTorch."""
 _HOMES = {name: part for part, names in _PARTS.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"conserved.{_HOMES[name]}"), name)
-    elif name in __all__:
-        value = importlib.import_module(f"conserved.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # A type checker would take any name for known.
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            value = getattr(importlib.import_module(f"conserved.{_HOMES[name]}"), name)
+        elif name in __all__:
+            value = importlib.import_module(f"conserved.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from html import escape
 from typing import Any, ClassVar
 
 from conserved.output.printable import printable
@@ -119,6 +120,13 @@ class Verdict:
 
     def __bool__(self) -> bool:
         raise TypeError("A verdict has five outcomes; ask for .holds, or compare with Verdict.REFUTED and so on.")
+
+    def __repr__(self) -> str:
+        parts = f", {len(self.parts)} parts" if self.parts else ""
+        return f"<Verdict: {self.status.value}, {printable(self.message)}{parts}>"
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="background:none">{escape(str(self))}</pre>'
 
     def __str__(self) -> str:
         lines = [f"{self.heading}: {self.message}", *(f"  {item}" for item in self.evidence)]

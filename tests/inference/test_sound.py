@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from adversarial_layers import Function
 from adversarial_models import Adversary, models
 from conserved import LawSet, Symmetry, recognize
 from conserved.inference import program_check
-from conserved.inference.rules import RULES
+from conserved.inference.rules import RULES, Step
 from conserved.laws import ProgramCheck
-from conserved.symmetry import Leg, Translation, View
+from conserved.symmetry import GeneralLinear, Leg, Translation, View
 from conserved.verdict import Status
 from law_checks import check, subject
+from operator_samples import cases, operators
+from program_grammar import compose
 
 
 def names(laws: LawSet) -> list[str]:
@@ -257,6 +260,105 @@ def test_a_refuted_law_is_taken_out_of_a_set_by_name() -> None:
     assert [item.name for item in kept.dropped] == ["made_up"]
 
 
+def test_a_part_of_one_entry_is_that_entry() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> tuple[Tensor, ...]:
+        first, second, third = p.a.unbind()
+        return first * p.b * x, second * p.c, third * x
+
+    laws = true_of(Function(forward, a=torch.randn(3), b=torch.randn(()), c=torch.randn(())), torch.randn(5))
+    assert [str(symmetry.legs[0].view) for symmetry in laws] == ["a[0]", "a[1]"]
+
+
+def test_a_tensor_from_which_another_is_taken_moves_with_it() -> None:
+    torch.manual_seed(0)
+    model = Function(
+        lambda p, x: torch.rsub(x @ p.a, p.c) @ p.b, a=torch.randn(5, 4), b=torch.randn(4, 3), c=torch.randn(4)
+    )
+    laws = true_of(model, torch.randn(6, 5))
+    assert [symmetry.numbers for symmetry in laws] == [10]
+
+
+def test_what_is_divided_by_is_neither_mixed_nor_shifted_alike() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = (x @ p.a).square() + 1 + p.c
+        quotient = p.s / h
+        return (x[:, :1] / (x @ p.a)) @ p.b, quotient - quotient.mean(1, keepdim=True)
+
+    given = {"a": torch.randn(5, 4), "b": torch.randn(4, 3), "c": torch.rand(1), "s": torch.rand(1)}
+    assert not any(
+        isinstance(law.kind, GeneralLinear | Translation)
+        for law in true_of(Function(forward, **given), torch.randn(6, 5))
+    )
+
+
+def test_a_gain_that_is_computed_moves_what_it_multiplies() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        return torch.stack([F.layer_norm(one @ p.a, (4,), one @ p.g, one @ p.b) for one in x])
+
+    names = {name: torch.randn(5, 4) for name in "agb"}
+    laws = true_of(Function(forward, **names), torch.randn(3, 5))
+    assert all(symmetry.parameters == ("a",) for symmetry in laws if symmetry.exact)
+
+
+def test_a_mean_that_a_norm_returns_is_seen() -> None:
+    torch.manual_seed(0)
+    model = Function(lambda p, x: torch.native_layer_norm(x @ p.a, [4], None, None, 1e-5)[:2], a=torch.randn(5, 4))
+    assert not len(true_of(model, torch.randn(6, 5)))
+
+
+CATALOGUE = ("add", "cat", "cumsum", "gather", "index_add", "index_select", "matmul", "nn.functional.conv1d", "norm")
+MORE = ("rsub", "scatter_reduce.amax", "sum", "transpose", "unbind", "where", "nn.functional.max_pool1d", "flip")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*CATALOGUE, *MORE])
+def test_rules_tell_the_truth_about_samples_of_their_operator(name: str) -> None:
+    """Some operators with two samples each; `benchmarks/operator_catalogue.py` has all with more."""
+    tested = 0
+    for operator in operators(name):
+        if operator.full_name == name:
+            for case in cases(operator, samples=3):
+                laws = recognize(case.program, torch.ones(1))
+                assert laws.checked is not None
+                assert laws.checked.refuted == {}, case.name
+                tested += laws.checked.points
+    assert tested
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_argument_that_a_rule_does_not_read_makes_its_samples_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RULES["aten::scatter_reduce"]
+
+    def blind(s: Step) -> Any:
+        same = replace(s.operation, name="aten::scatter_add.default", args=s.operation.args[:4], kwargs={})
+        return right(replace(s, operation=same))
+
+    monkeypatch.setitem(RULES, "aten::scatter_reduce", blind)
+    (operator,) = operators("scatter_reduce.prod")
+    checks = (recognize(case.program, torch.ones(1)).checked for case in cases(operator, samples=20))
+    assert any(check is not None and check.refuted for check in checks)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_programs_with_drawn_arguments_get_no_wrong_law() -> None:
+    """A few of the two thousand of `benchmarks/inferred_programs.py --arguments`."""
+    wrong = {}
+    for seed in np.random.default_rng(7).integers(0, 2000, 40).tolist():
+        torch.manual_seed(seed)
+        program, x, loss, _ = compose(seed, arguments=True)
+        laws = recognize(program, x, loss=loss)
+        assert laws.checked is not None
+        if laws.checked.refuted:
+            wrong[seed] = str(program)
+    assert wrong == {}
+
+
 def _sampled(share: int) -> list[Adversary]:
     every = list(models())
     chosen = np.random.default_rng(20261118).permutation(len(every))[: len(every) // share]
@@ -273,3 +375,33 @@ def test_adversarial_models_get_no_wrong_law() -> None:
         if laws.checked.refuted:
             wrong[one.name] = dict(laws.checked.refuted)
     assert wrong == {}
+
+
+@pytest.mark.parametrize("start", [lambda h: 0, lambda h: 0.0, torch.zeros_like], ids=["0", "0.0", "zeros"])
+def test_a_recursion_that_starts_at_zero_keeps_the_scales_of_what_it_adds(start: Callable[[Tensor], Any]) -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        state = start(x[:, 0] @ p.a)
+        for step in range(x.shape[1]):
+            state = 0 - (p.w * state + x[:, step] @ p.a)
+        found: Tensor = state.relu() @ p.b
+        return found
+
+    model = Function(forward, w=torch.rand(3), a=torch.randn(4, 3), b=torch.randn(3, 2))
+    assert true_of(model, torch.randn(5, 4, 4)).numbers == 3
+
+
+def test_positions_that_are_scaled_move_against_the_embedding() -> None:
+    """As x-transformers adds them: E[t] + d^(−1/2) P[p], so that Σ E − √d Σ P is conserved for every feature."""
+    torch.manual_seed(0)
+
+    def forward(p: Any, tokens: Tensor) -> Tensor:
+        h = F.embedding(tokens, p.e) + p.p[: tokens.shape[1]] * 5**-0.5
+        return (h @ p.w).tanh() @ p.v
+
+    tables = {"e": torch.randn(7, 5), "p": torch.randn(4, 5), "w": torch.randn(5, 5), "v": torch.randn(5, 2)}
+    laws = true_of(Function(forward, **tables), torch.arange(8).reshape(2, 4) % 7)
+    (law,) = [symmetry for symmetry in laws if isinstance(symmetry.kind, Translation)]
+    assert law.numbers == 5
+    assert sorted(abs(leg.degree) for leg in law.legs) == pytest.approx([1.0, 5**0.5])

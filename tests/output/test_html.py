@@ -32,7 +32,7 @@ class Reader(HTMLParser):
         assert not self.open, f"left open: {self.open}"
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        assert tag in {"div", "p", "span", "table", "tr", "th", "td", "svg", "rect"}, tag
+        assert tag in {"div", "p", "pre", "span", "table", "tr", "th", "td", "svg", "rect"}, tag
         if tag == "rect":
             return
         self.open.append(tag)

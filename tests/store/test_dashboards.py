@@ -94,9 +94,7 @@ def run_outside(sink: str, **environment: str) -> None:
 
 @pytest.mark.slow
 def test_weights_and_biases_logs_offline_and_alarms_are_alerts_there(tmp_path: Path) -> None:
-    run_outside(
-        f"WeightsAndBiases(project='laws', dir={str(tmp_path)!r})", WANDB_SILENT="true", WANDB_DIR=str(tmp_path)
-    )
+    run_outside(f"WeightsAndBiases('laws', dir={str(tmp_path)!r})", WANDB_SILENT="true", WANDB_DIR=str(tmp_path))
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     stored = file.read_bytes()
     assert b"conserved/drift/layers.0.attention" in stored
@@ -107,7 +105,7 @@ def test_weights_and_biases_logs_offline_and_alarms_are_alerts_there(tmp_path: P
 
 @pytest.mark.slow
 def test_trackio_stores_every_step_and_alarms_as_alerts(tmp_path: Path) -> None:
-    run_outside("Trackio(project='laws')", TRACKIO_DIR=str(tmp_path), HF_HUB_OFFLINE="1")
+    run_outside("Trackio('laws')", TRACKIO_DIR=str(tmp_path), HF_HUB_OFFLINE="1")
     import sqlite3
 
     (file,) = tmp_path.glob("**/laws*.db")

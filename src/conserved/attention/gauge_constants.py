@@ -13,6 +13,10 @@ Subtracting rounds. fl(k - c) is exact where c/2 <= k <= 2c (Sterbenz); elsewher
 perturbs scores that may be large. So a component of a constant is used only where it exceeds twice the standard
 deviation of k̄_i (or O_i) over rows, and is zero elsewhere, where subtracting it gains little. What the gate leaves in
 place is at most twice the spread, so it raises the root mean square of the bound by at most sqrt(1 + 2²).
+
+A head is left alone unless its constant takes away three quarters of the mean square of k̄_i (or O_i), which halves the
+bound. Less is not worth a rounding: where rows are far apart, such as in saturated heads, O_i is close to single values
+that need no rounding, and the bound is not what limits the accuracy.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ from conserved.attention.sampled_rows import sampled_rows
 
 GATE = 2.0
 """Standard deviations over rows that a component must exceed to be subtracted: derived above."""
+
+LEAST_GAIN = 0.75
+"""Share of the mean square of a head that its constant must take away: derived above."""
 
 _ROWS = 32
 """Sampled rows for every key head. The mean of m rows misses the best constant by spread / sqrt(m): 18 % of it."""
@@ -59,8 +66,8 @@ class RowMeans(ConstantRule):
     def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
         """Return the gated means of k̄_i and O_i over sampled rows."""
         weights, sees = sampled_rows(query, key, options, _ROWS)
-        rows = [_gated(weights @ tokens.to(weights.dtype), sees) for tokens in (key, value)]
-        return Constants(*rows)
+        rows = torch.cat([weights @ tokens.to(weights.dtype) for tokens in (key, value)], -1)
+        return Constants(*_gated(rows, [key.shape[-1], value.shape[-1]], sees))
 
 
 class TokenMeans(ConstantRule):
@@ -68,7 +75,7 @@ class TokenMeans(ConstantRule):
 
     def choose(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> Constants:
         """Return the gated means over a sample of tokens."""
-        return Constants(_gated(_every(key)), _gated(_every(value)))
+        return Constants(*(_gated(_every(tokens), [tokens.shape[-1]])[0] for tokens in (key, value)))
 
 
 class RunningMeans(ConstantRule):
@@ -108,12 +115,15 @@ class RunningMeans(ConstantRule):
     def _moved(self, state: tuple[Tensor, Tensor] | None, sample: Tensor, heads: int) -> tuple[Tensor, Tensor]:
         rows = sample.float() if sample.ndim > 2 else sample.float()[None]
         rows = rows.unflatten(-3, (heads, -1)).movedim(-4, 0).flatten(1, -2)
-        mean, deviation = rows.mean(-2, keepdim=True), rows.std(-2, keepdim=True, correction=0)
+        deviation, mean = torch.std_mean(rows, -2, keepdim=True, correction=0)
         if state is None:
             return mean.nan_to_num(0.0, 0.0, 0.0), deviation.nan_to_num(0.0, 0.0, 0.0)
+        # In place: a recorded CUDA graph reads and writes the same memory in every step.
         finite = (mean.isfinite() & deviation.isfinite()).all()
         step = (1 - self.momentum) * finite
-        return torch.lerp(state[0], mean.nan_to_num(), step), torch.lerp(state[1], deviation.nan_to_num(), step)
+        for old, new in zip(state, (mean, deviation), strict=True):
+            old.lerp_(new.nan_to_num(0.0, 0.0, 0.0), step)
+        return state
 
 
 def with_marker(constant: Tensor, value: Tensor) -> Tensor:
@@ -148,16 +158,25 @@ def _every(tokens: Tensor) -> Tensor:
     return tokens.detach()[..., :: max(1, tokens.shape[-2] // 256), :]
 
 
-def _gated(rows: Tensor, sees: Tensor | None = None) -> Tensor:
+def _gated(rows: Tensor, widths: list[int], sees: Tensor | None = None) -> list[Tensor]:
+    """Return the gated means over rows of tensors that are concatenated along the last axis."""
     rows = rows.float()
     if sees is None:
-        return _open(rows.mean(-2, keepdim=True), rows.std(-2, keepdim=True, correction=0))
-    number = sees.float().sum(-2, keepdim=True).clamp_min(1.0)
-    mean = (rows * sees).sum(-2, keepdim=True) / number
-    variance = ((rows - mean).square() * sees).sum(-2, keepdim=True) / number
-    return _open(mean, variance.sqrt())
+        deviation, mean = torch.std_mean(rows, -2, keepdim=True, correction=0)
+    else:
+        number = sees.float().sum(-2, keepdim=True).clamp_min(1.0)
+        mean = (rows * sees).sum(-2, keepdim=True) / number
+        deviation = (((rows - mean).square() * sees).sum(-2, keepdim=True) / number).sqrt()
+    parts = zip(mean.split(widths, -1), deviation.split(widths, -1), strict=True)
+    return [_open(*part) for part in parts]
 
 
 def _open(mean: Tensor, deviation: Tensor) -> Tensor:
-    """Return the components of a mean that pass the gate; a mean that is not finite passes nowhere."""
-    return torch.where((mean.abs() > GATE * deviation) & mean.isfinite(), mean, 0.0)
+    """Return the components of a mean that pass the gate, or zero if they make too small a part of the head.
+
+    Where rows are not finite the deviation is NaN, every comparison is false, and nothing passes.
+    """
+    constant = torch.where(mean.abs() > GATE * deviation, mean, 0.0)
+    gain = constant.square().sum(-1, keepdim=True)
+    size = (mean.square() + deviation.square()).sum(-1, keepdim=True)
+    return torch.where(gain > LEAST_GAIN * size, constant, 0.0)

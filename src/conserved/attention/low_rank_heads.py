@@ -22,7 +22,8 @@ from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
 from conserved.attention.probing import Heard, described
 from conserved.attention.queries_and_keys import Capture
-from conserved.output.lines import WIDTH, Line, columns, joined
+from conserved.output.lines import WIDTH, TextLine, columns, joined
+from conserved.output.result import PrintableResult
 
 TOLERANCE = 0.1
 """Relative error in the Frobenius norm at which a field counts as being of a rank: 99 % of its energy."""
@@ -46,20 +47,23 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowRankTable:
+class LowRankTable(PrintableResult):
     """Every head of a model."""
 
     rows: tuple[LowRank, ...]
     tolerance: float
     skipped: tuple[tuple[str, str], ...]
 
+    def __repr__(self) -> str:
+        return f"<LowRankTable: {len(self.rows)} heads at a relative error of {self.tolerance:g}>"
+
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {"tolerance": self.tolerance, "heads": [asdict(row) for row in self.rows]}
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[TextLine]:
         """Return a table for every layer, and a legend."""
-        lines: list[Line] = []
+        lines: list[TextLine] = []
         for layer in dict.fromkeys(row.layer for row in self.rows):
             rows = [row for row in self.rows if row.layer == layer]
             kept, lengths = list(rows[0].errors), list(rows[0].growth)
@@ -73,13 +77,13 @@ class LowRankTable:
                 ]
                 for row in rows
             ]
-            lines.append(Line(f"{layer or '(model)'}, {rows[0].length} keys", style="bold"))
+            lines.append(TextLine(f"{layer or '(model)'}, {rows[0].length} keys", style="bold"))
             lines += columns(heads, cells, right=range(len(heads)))
         note = (
             f"need: directions for a relative error of {self.tolerance:g}; err@r: relative error of keeping r; "
             "L=n: directions needed for the first n keys"
         )
-        return [*lines, Line(note), *(Line(f"{layer}: not described, {why}") for layer, why in self.skipped)]
+        return [*lines, TextLine(note), *(TextLine(f"{layer}: not described, {why}") for layer, why in self.skipped)]
 
     def summary(self, width: int = WIDTH) -> str:
         """Return the table as text."""

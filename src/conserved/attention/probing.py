@@ -16,7 +16,9 @@ from conserved.attention.energy import energy_field
 from conserved.attention.moments import TokenMoments
 from conserved.attention.queries_and_keys import Capture, Unheard, listening
 from conserved.attention.softmax import softmax_statistics
-from conserved.output.lines import WIDTH, Line, columns, joined
+from conserved.output import html
+from conserved.output.lines import WIDTH, TextLine, columns, joined, paragraphs
+from conserved.output.result import PrintableResult
 from conserved.verdict import Evidence, Verdict
 
 _LEGEND = (
@@ -61,12 +63,22 @@ class HeadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionProbe:
+class AttentionProbe(PrintableResult):
     """The energy field of every head in one run of a model, and the verdict on its rank bound and zero sums."""
 
     rows: tuple[HeadRow, ...]
     skipped: tuple[tuple[str, str], ...]
     verdict: Verdict
+
+    def __repr__(self) -> str:
+        layers = len({row.layer for row in self.rows})
+        return f"<AttentionProbe: {len(self.rows)} heads of {layers} layers; {self.verdict.status.value}>"
+
+    def _repr_html_(self) -> str:
+        """The verdict and a row for every head, for notebooks."""
+        heads = ("layer", *(head for head, _ in _COLUMNS))
+        rows = [(row.layer, *(show(row) for _, show in _COLUMNS)) for row in self.rows]
+        return html.panel(html.badge(self.verdict), html.table(heads, rows, numbers=range(1, len(heads))))
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON; numbers that are not finite are None."""
@@ -77,17 +89,17 @@ class AttentionProbe:
             "skipped": [{"layer": layer, "reason": reason} for layer, reason in self.skipped],
         }
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[TextLine]:
         """Return a table for every layer, a legend, and the verdict."""
-        lines: list[Line] = []
+        lines: list[TextLine] = []
         for layer in dict.fromkeys(row.layer for row in self.rows):
             rows = [row for row in self.rows if row.layer == layer]
             cells = [[show(row) for _, show in _COLUMNS] for row in rows]
-            lines.append(Line(f"{layer or '(model)'}, {rows[0].attention}", style="bold"))
+            lines.append(TextLine(f"{layer or '(model)'}, {rows[0].attention}", style="bold"))
             lines += columns([head for head, _ in _COLUMNS], cells, right=range(len(_COLUMNS)))
-        lines += [Line(), Line(_LEGEND)]
-        lines += [Line(f"{layer}: not described, {reason}") for layer, reason in self.skipped]
-        return [*lines, Line(str(self.verdict))]
+        lines += [TextLine(), TextLine(_LEGEND)]
+        lines += [TextLine(f"{layer}: not described, {reason}") for layer, reason in self.skipped]
+        return [*lines, *paragraphs(str(self.verdict))]
 
     def summary(self, width: int = WIDTH) -> str:
         """Return the table as text."""

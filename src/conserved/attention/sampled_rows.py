@@ -12,7 +12,7 @@ _SCALES = ("scale", "scaling", "softmax_scale", "sm_scale")
 _MASKS = ("attn_mask", "attention_mask", "mask")
 
 
-def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: int) -> tuple[Tensor, Tensor]:
+def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: int) -> tuple[Tensor, Tensor | None]:
     """Return softmax rows of about `count` queries for every key head, and which of them see a key.
 
     Masks are read where the options name them as PyTorch, transformers or flash-attn do, and ignored otherwise.
@@ -25,25 +25,26 @@ def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: 
 
     Returns:
         Rows (…, key heads, rows, keys) in the precision of `key`, or in float32 on a processor, whose products of
-        half precision are slow; and (…, key heads, rows, 1) of 1 and 0.
+        half precision are slow; and (…, key heads, rows, 1) of 1 and 0, or None if every row sees a key.
     """
-    groups = query.shape[-3] // key.shape[-3] if query.ndim > 2 and key.ndim > 2 else 1
-    groups = max(groups, 1)
-    length = query.shape[-2]
-    number = max(1, min(length, count // groups))
-    index = (torch.arange(number, device=query.device) * 2 + 1) * length // (2 * number)
-    rows = query.index_select(-2, index)
+    groups = max(1, query.shape[-3] // key.shape[-3]) if query.ndim > 2 and key.ndim > 2 else 1
+    number = max(1, min(query.shape[-2], count // groups))
+    step = query.shape[-2] // number
+    sample = slice(step // 2, step // 2 + step * number, step)  # the middle of each of `number` equal parts
+    rows = query[..., sample, :]
     if query.ndim > 2:
         rows = rows.unflatten(-3, (-1, groups)).flatten(-3, -2)
     scale = next((options[name] for name in _SCALES if options.get(name) is not None), query.shape[-1] ** -0.5)
     dtype = torch.float32 if key.device.type == "cpu" and key.dtype != torch.float64 else key.dtype
-    scores = (rows.to(dtype) @ key.to(dtype).mT).float() * scale
-    visible = _visible(index, query, key, options, groups)
-    if visible is not None:
-        scores = scores + visible
+    # The scale goes into the few queries, so that it does not cost a pass over the scores.
+    scores = (rows * scale).to(dtype) @ key.to(dtype).mT
+    bias, empty = _visible(sample, query, key, options, groups)
+    if bias is not None:
+        scores = scores + bias.to(dtype)
+    if not empty:
+        return scores.softmax(-1), None
     sees = scores.amax(-1, keepdim=True) > -torch.inf
-    weights = torch.where(sees, scores, 0.0).softmax(-1)
-    return weights.to(dtype), sees.to(dtype)
+    return torch.where(sees, scores, 0.0).softmax(-1), sees.to(dtype)
 
 
 def readable_mask(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor | None:
@@ -54,18 +55,25 @@ def readable_mask(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Ten
     return mask
 
 
-def _visible(index: Tensor, query: Tensor, key: Tensor, options: Mapping[str, Any], groups: int) -> Tensor | None:
-    """Return 0 where a row sees a key and -inf where not, or the bias, broadcasting to (…, rows, keys)."""
+def _visible(
+    sample: slice, query: Tensor, key: Tensor, options: Mapping[str, Any], groups: int
+) -> tuple[Tensor | None, bool]:
+    """Return what is added to scores, with -inf for hidden keys, and whether a row may see no key at all."""
     queries, keys = query.shape[-2], key.shape[-2]
+    number = len(range(sample.start, sample.stop, sample.step))
     given = readable_mask(query, key, options)
     if given is not None:
-        rows = given if given.shape[-2] == 1 else given.index_select(-2, index)
-        return _over_groups(_as_bias(rows), groups, len(index))
+        rows = given if given.shape[-2] == 1 else given[..., sample, :]
+        return _over_groups(_as_bias(rows), groups, number), True
+    index = torch.arange(sample.start, sample.stop, sample.step, device=query.device)
     block = options.get("block_mask")
     if block is not None and hasattr(block, "mask_mod"):
-        return _over_groups(_block_rows(block.mask_mod, index, query, keys), groups, len(index))
+        return _over_groups(_block_rows(block.mask_mod, index, query, keys), groups, number), True
     band = _band_rows(index, queries, keys, options)
-    return None if band is None else _over_groups(_as_bias(band), groups, len(index))
+    if band is None:
+        return None, False
+    # With as many keys as queries every query sees its own.
+    return _over_groups(_as_bias(band), groups, number), queries != keys
 
 
 def _as_bias(mask: Tensor) -> Tensor:

@@ -14,12 +14,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from conserved.attention.band import Band
+from conserved.output.lines import columns, joined
+from conserved.output.result import PrintableResult
 
 TILE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SoftmaxStatistics:
+class SoftmaxStatistics(PrintableResult):
     """Per head and query: entropy of the attention weights in nats, largest logit, and how many keys are seen.
 
     A query that sees nothing has entropy zero and a largest logit of −inf.
@@ -28,6 +30,17 @@ class SoftmaxStatistics:
     entropy: Float[Tensor, "*heads queries"]
     largest: Float[Tensor, "*heads queries"]
     seen: Float[Tensor, "*heads queries"]
+
+    def __repr__(self) -> str:
+        heads, queries = self.entropy.shape[:-1].numel(), self.entropy.shape[-1]
+        return f"<SoftmaxStatistics: {heads} heads, {queries:,} queries>"
+
+    def summary(self) -> str:
+        """Return entropy, evenness and largest logit of every head as text."""
+        columns_of = (self.mean_entropy, self.evenness, self.largest_logit)
+        numbers = zip(*(tensor.flatten().tolist() for tensor in columns_of), strict=True)
+        rows = [(str(head), *(f"{number:.3g}" for number in row)) for head, row in enumerate(numbers)]
+        return joined(columns(("head", "entropy", "H/log n", "max z"), rows, right=range(4)))
 
     @property
     def mean_entropy(self) -> Float[Tensor, "*heads"]:

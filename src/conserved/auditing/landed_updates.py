@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from conserved.output.result import PrintableResult
 from conserved.plain_data import record_of
 from conserved.symmetry.view import local
 from conserved.verdict import Evidence, Status, Verdict
@@ -41,7 +42,7 @@ class Landed:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Landing:
+class Landing(PrintableResult):
     """The parameters that changed inside the `with` block; read it afterwards."""
 
     least: float = LEAST

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from conserved.output.result import PrintableResult
 from conserved.plain_data import record_of
 from conserved.symmetry.view import local
 from conserved.verdict import Evidence, Status, Verdict
@@ -28,7 +29,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replicas:
+class Replicas(PrintableResult):
     """Every replicated parameter and gradient, furthest apart first."""
 
     rows: tuple[Replica, ...]
@@ -70,6 +71,9 @@ class Replicas:
     def summary(self) -> str:
         """The verdict with its evidence."""
         return str(self.verdict)
+
+    def __repr__(self) -> str:
+        return f"<Replicas: {self.verdict.status.value}, {len(self.rows)} tensors over {self.ranks} processes>"
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""

@@ -25,6 +25,7 @@ from conserved.certificates.proof import (
     random_fields,
 )
 from conserved.certificates.validate import only, shown
+from conserved.output import html
 from conserved.output.printable import printable
 from conserved.verdict import Evidence, Status, Verdict
 
@@ -135,6 +136,16 @@ class Certificate:
 
     def __repr__(self) -> str:
         return f"<Certificate: at most {self.at_most} laws, {self.found} found; {self.verdict.status.value}>"
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        """The verdict and the laws with their tier of evidence, for notebooks."""
+        cells = zip(self.contents.laws, self.formulas, self.tiers, strict=True)
+        rows = [(tier.value, f"{len(group):,}", text) for group, text, tier in cells]
+        table = html.table(("evidence", "numbers", "conserved"), rows, numbers=(1,), wraps=2) if rows else ""
+        return html.panel(html.badge(self.verdict), table)
 
     def summary(self) -> str:
         """The laws with their tier of evidence, and the verdict."""

@@ -23,7 +23,7 @@ from conserved.certificates.listing import listed
 from conserved.certificates.program import Program
 from conserved.certificates.proof import Input
 from conserved.certificates.ranges import refuse_wraparound
-from conserved.certificates.stopped_gradients import refuse_hooks, refuse_own_backwards
+from conserved.certificates.stopped_gradients import refuse_hooks, refuse_outside_reads, refuse_own_backwards
 from conserved.certificates.trace import trace_with_limits
 from conserved.discovery import find_laws
 from conserved.discovery.function import Inputs, ParameterFunction, Unsuitable, function_of, to_device, written_out
@@ -146,6 +146,7 @@ def _traced(function: ParameterFunction, f: Any, seed: int, say: Progress) -> _T
     first = to_device(_one(function, generator), function.device)
     if isinstance(f, nn.Module):
         refuse_hooks(dict(f.named_parameters()))
+    refuse_outside_reads(function, function.owned, theta, first)
     refuse_own_backwards(function, theta, first)
     program, limits = trace_with_limits(function, theta, first)
     say(f"traced to {len(program.nodes)} elementary operations")

@@ -8,7 +8,9 @@ refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +18,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from conserved.discovery.function import ParameterFunction, Unsuitable, written_out
+from conserved.inference.capture import has_hooks
+from conserved.inference.gradient_accumulators import held_elsewhere
+from conserved.laws.shared_memory import overlaps_itself
 
 _LIBRARY = torch.library.Library("conserved", "DEF")
 _LIBRARY.define("stop(Tensor value) -> Tensor")
@@ -31,7 +36,16 @@ _LEAVING = {
     torch.Tensor.tolist: "Tensor.tolist",
     torch.Tensor.__array__: "a conversion to NumPy",
     torch.Tensor.data.__get__: "Tensor.data",  # type: ignore[attr-defined]
+    torch.Tensor.__repr__: "the text of a tensor",
+    torch.Tensor.__format__: "the text of a tensor",
+    torch.Tensor.__dlpack__: "Tensor.__dlpack__",
+    torch.Tensor.__reduce_ex__: "a pickled copy",
+    torch.Tensor.data_ptr: "Tensor.data_ptr",
+    torch.Tensor.untyped_storage: "Tensor.untyped_storage",
+    torch.Tensor.storage: "Tensor.storage",
+    inspect.getattr_static(torch.Tensor, "grad").__get__: "Tensor.grad",
     torch.Tensor.register_hook: "Tensor.register_hook",
+    torch.Tensor.register_post_accumulate_grad_hook: "Tensor.register_post_accumulate_grad_hook",
     torch.Tensor.detach_: "Tensor.detach_",
 }
 """What takes a value out of sight, or puts something of its own into the backward pass."""
@@ -99,9 +113,18 @@ def _real(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
+_LOOKED_AT_BY_US = {torch.Tensor.untyped_storage, torch.Tensor.data_ptr}
+
+
+def _ours() -> bool:
+    """Whether the marking itself, or PyTorch while it traces, looks at a tensor; `_home` reads storages."""
+    path = sys._getframe(2).f_code.co_filename
+    return path == __file__ or "/torch/" in path
+
+
 class _InSight(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _LEAVING:
+        if func in _LEAVING and not (func in _LOOKED_AT_BY_US and _ours()):
             raise Unsuitable(
                 f"The function uses {_LEAVING[func]}: what becomes of that value, or of its gradient, cannot be seen "
                 "in its graph. Write it with operators on tensors (detach has a meaning, and may stay)."
@@ -138,7 +161,48 @@ def refuse_own_backwards(function: ParameterFunction, theta: Tensor, x: Any) -> 
 
 
 def refuse_hooks(parameters: dict[str, Any]) -> None:
-    """Refuse parameters with hooks that change their gradients."""
+    """Refuse parameters with hooks that change their gradients, and those whose entries share one place."""
+    held = {id(tensor) for tensor in held_elsewhere(parameters.values())}
     for name, parameter in parameters.items():
-        if getattr(parameter, "_backward_hooks", None):
+        if has_hooks(parameter):
             raise Unsuitable(f"{name} has a hook on its gradient, so training does not follow the gradient; remove it.")
+        if id(parameter) in held:
+            raise Unsuitable(
+                f"Expected nothing to hold on to the gradient of {name}, got a graph that is alive, a wrapper, or a "
+                "node with hooks, which may change it. Drop it, or certify a copy.deepcopy of the model."
+            )
+        if parameter.requires_grad and overlaps_itself(parameter.detach()):
+            raise Unsuitable(
+                f"Expected the entries of {name} to lie in places of their own, got a tensor that overlaps itself "
+                "(expand or as_strided): a step moves an entry by the gradients of all in its place. Clone it."
+            )
+
+
+class _OutsideReads(TorchDispatchMode):
+    """Refuses operations on memory of parameters that the function was not handed as its argument."""
+
+    def __init__(self, owned: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.homes = {_home(tensor): name for name, tensor in owned.items() if tensor.numel()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs or {})):
+            if isinstance(value, Tensor) and (name := self.homes.get(_home(value))) is not None:
+                raise Unsuitable(
+                    f"The function reads {name} from outside its parameters (a list, a closure or a global), so it "
+                    f"would be certified at one value of {name}. Read it from the module, or from the argument."
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_outside_reads(function: ParameterFunction, owned: Mapping[str, Tensor], theta: Tensor, x: Any) -> None:
+    """Refuse functions that read parameters in another way than the one by which they are given new ones.
+
+    Args:
+        function: the function, which is given θ.
+        owned: the tensors that are the parameters where the function comes from, and copies of them inside it.
+        theta: a point.
+        x: an input.
+    """
+    with torch.no_grad(), written_out(), _OutsideReads(owned):
+        function(theta.detach().clone(), x)

@@ -79,6 +79,9 @@ class Discovery:
         found = "all found" if self.complete else f"{self.explained} found"
         return f"<Discovery: {self.count} laws of {self.parameters} parameters, {found}; {self.verdict.status.value}>"
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """The laws as a table, and the verdict on their number."""
         if not len(self.laws):

@@ -48,6 +48,8 @@ class ParameterFunction:
     """Over which axis of which outputs cross-entropy was taken, where that is not plain."""
     imitated: bool = False
     """Whether inputs are made after an example, so that they can be drawn on any device."""
+    owned: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """The tensors that are parameters where the function comes from, and those of the copy it is computed with."""
 
     @property
     def size(self) -> int:
@@ -137,11 +139,12 @@ def function_of(
     if isinstance(f, nn.Module):
         if params is not None:
             raise Unsuitable("params= belongs to a callable f(params, x); a module brings its own.")
-        call, start = _module(f, device)
+        call, start, owned = _module(f, device)
     else:
         if not params:
             raise Unsuitable("A callable f(params, x) needs params=, the tensors to study it at.")
         _refuse_complex(params)
+        owned = dict(params)
         given = {name: tensor.detach().to(device, torch.float64) for name, tensor in params.items()}
         # A parameter without entries has no laws, and is passed on as it is.
         empty = {name: tensor for name, tensor in given.items() if not tensor.numel()}
@@ -162,7 +165,7 @@ def function_of(
         return flat_output(output, class_axis=axis)
 
     imitated = not callable(inputs) or isinstance(inputs, Tensor)
-    function = ParameterFunction(evaluate, start, sample, loss, 0, imitated=imitated)
+    function = ParameterFunction(evaluate, start, sample, loss, 0, imitated=imitated, owned=owned)
     outputs = _checked(function, f)
     classes = ""
     if shapes and len(shapes[0]) > 1:
@@ -179,7 +182,9 @@ def _refuse_complex(parameters: Mapping[str, Tensor]) -> None:
             )
 
 
-def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Callable[..., Any], dict[str, Tensor]]:
+def _module(
+    module: nn.Module, device: torch.device | str | None
+) -> tuple[Callable[..., Any], dict[str, Tensor], dict[str, Tensor]]:
     """A module as a function of its trainable parameters, each under its first name, wherever it is used."""
     if any(parameter.is_meta for parameter in module.parameters()):
         raise Unsuitable(
@@ -208,7 +213,9 @@ def _module(module: nn.Module, device: torch.device | str | None) -> tuple[Calla
         args, kwargs = arguments(x)
         return torch.func.functional_call(model, given, args, kwargs, tie_weights=False)
 
-    return call, start
+    trained = {name: owned[name] for name in places}
+    before = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return call, start, trained | {f"{name} (of the model)": parameter for name, parameter in before.items()}
 
 
 def in_double(tensor: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.checkpoint import CheckpointFunction
@@ -26,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from conserved.inference.decompositions import DECOMPOSED
 from conserved.inference.objective import judged
-from conserved.laws.shared_memory import overlapping
+from conserved.laws.shared_memory import overlapping, overlaps_itself
 
 AUTOGRAD = "autograd::"
 """Before the name of an autograd function that computes outside PyTorch, where it stands as one operation."""
@@ -100,12 +102,25 @@ class CapturedProgram:
     """Lines that read a number out of something that is no constant, and may have gone another way for other inputs."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     _makers: dict[int, Operation] = field(default_factory=dict)
+    _read_values: set[int] | None = None
 
     def maker(self, value: int) -> Operation | None:
         """The operation that a value is a result of."""
         if not self._makers:
             self._makers.update({result: operation for operation in self.operations for result in operation.results})
         return self._makers.get(value)
+
+    def restrict(self, live: Sequence[int]) -> None:
+        """Name the operations that the outputs depend on; `is_read` looks at these only."""
+        self._read_values = {number for place in live for number in self.operations[place].inputs()}
+        self._read_values.update(self.outputs)
+
+    def is_read(self, value: int) -> bool:
+        """Whether an operation that the outputs depend on reads a value, or it is an output."""
+        if self._read_values is None:
+            self.restrict(range(len(self.operations)))
+        assert self._read_values is not None
+        return value in self._read_values
 
     def padding_row(self, value: int, row: int) -> Tensor | None:
         """A row of a parameter that is a look-up table; None if it is not one, or has no values."""
@@ -124,8 +139,15 @@ class _Storage:
 
 
 def shared_among(parameters: Mapping[str, Tensor]) -> list[str]:
-    """The trained parameters that have entries in common with others: steps of one move the other."""
-    return list(overlapping({name: one.detach() for name, one in parameters.items() if one.requires_grad}))
+    """The trained parameters that have entries in common with others, or with themselves: a step moves these twice."""
+    trained = {name: one.detach() for name, one in parameters.items() if one.requires_grad}
+    among = overlapping(trained)
+    return [name for name, one in trained.items() if name in among or overlaps_itself(one)]
+
+
+def has_hooks(parameter: Tensor) -> bool:
+    """Whether hooks are registered on a parameter that may change its gradient before or after it is accumulated."""
+    return bool(getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 class Recorder(TorchDispatchMode):
@@ -148,10 +170,12 @@ class Recorder(TorchDispatchMode):
         self._made: dict[ValueRef, Tensor] = {}
         self.modules: list[str] = []
         self.custom: list[str] = []
+        self.busy = False
+        """Whether this mode itself looks at tensors."""
         self.program.tensors = parameters
         self.program.shared = shared_among(parameters)
         for name, parameter in parameters.items():
-            if parameter.requires_grad and getattr(parameter, "_backward_hooks", None):
+            if parameter.requires_grad and has_hooks(parameter):
                 self.program.hooked.append(name)
             self.program.parameters[name] = self._new(parameter, parameter=name if parameter.requires_grad else None)
 
@@ -169,7 +193,11 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         record = self._record_uncompiled if "torch._dynamo" in sys.modules else self._record
-        return record(func, args, kwargs or {})
+        former, self.busy = self.busy, True
+        try:
+            return record(func, args, kwargs or {})
+        finally:
+            self.busy = former
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = f"{func._schema.name}.{func._overloadname}" if hasattr(func, "_schema") else str(func)
@@ -240,6 +268,17 @@ class Recorder(TorchDispatchMode):
                     custom=name,
                 )
             )
+
+    def reads(self, tensors: Sequence[Tensor]) -> None:
+        """Note that Python looked at values without an operation."""
+        self.busy = True
+        for tensor in tensors:
+            value = self.value_of(tensor)
+            self.program.read.append(value)
+            described = self.program.values[value]
+            if described.constant is None and (described.dtype == torch.bool or described.dtype.is_floating_point):
+                self.program.branches.append(_line())
+        self.busy = False
 
     def known_as(self, function: type[torch.autograd.Function]) -> str:
         """An autograd function's name; torch's checkpoints are what they are called in, another's of that name not."""
@@ -471,16 +510,66 @@ def _without_mkldnn() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module | None) -> Iterator[None]:
-    """Buffers and random numbers as they were before."""
-    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()] if model is not None else []
+    """Buffers and random numbers as they were before, also for a graph that is alive and will be differentiated.
+
+    A forward may count calls or update running statistics. Only buffers that changed are written back, and the
+    counters by which autograd notices writes stay as they were: the values that graphs saved are there again.
+    """
+    buffers = [buffer for buffer in model.buffers() if not buffer.is_meta] if model is not None else []
+    kept = [buffer.detach().clone() for buffer in buffers]
+    counted = tuple(buffer for buffer in buffers if not buffer.is_inference())
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
-            yield
+        with (
+            _unsafe_preserve_version_counter(counted),
+            torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []),
+        ):
+            try:
+                yield
+            finally:
+                for buffer, value in zip(buffers, kept, strict=True):
+                    if not _unchanged(buffer, value):
+                        buffer.data.copy_(value)
     finally:
-        with torch.no_grad():
-            for buffer, value in kept:
-                if not buffer.is_meta:
-                    buffer.copy_(value)
+        del kept
+
+
+def _unchanged(buffer: Tensor, value: Tensor) -> bool:
+    """Whether a buffer is what it was, NaN included."""
+    same = buffer.detach() == value
+    return bool((same | (buffer.detach() != buffer.detach())).all()) if buffer.is_floating_point() else bool(same.all())
+
+
+_READS = {
+    Tensor.__repr__: "printed",
+    Tensor.__format__: "formatted",
+    Tensor.tolist: "listed",
+    Tensor.numpy: "converted to NumPy",
+    Tensor.__array__: "converted to NumPy",
+    Tensor.__dlpack__: "exported",
+    Tensor.__reduce_ex__: "pickled",
+    Tensor.data_ptr: "read by address",
+    Tensor.untyped_storage: "read from its storage",
+    Tensor.storage: "read from its storage",
+    inspect.getattr_static(Tensor, "grad").__get__: "read from the last gradient",
+    torch.equal: "compared",
+    Tensor.equal: "compared",
+    torch.allclose: "compared",
+    Tensor.allclose: "compared",
+}
+"""Functions that hand values to Python without an operation that could be recorded."""
+
+
+class _Reads(TorchFunctionMode):
+    """Notes where values leave the program: what Python decides by them cannot be seen."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS and not self.recorder.busy and sys._getframe(1).f_code.co_filename != __file__:
+            self.recorder.reads([leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)])
+        return func(*args, **(kwargs or {}))
 
 
 def capture(
@@ -501,6 +590,7 @@ def capture(
         _without_mkldnn(),
         _watched(recorder, model),
         recorder,
+        _Reads(recorder),
     ):
         result = run()
     recorder.program.outputs = [recorder.value_of(leaf) for leaf in judged(result)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from conserved.inference.capture import CapturedProgram, capture, shared_among
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExample, example_inputs
+from conserved.inference.gradient_accumulators import held_elsewhere
 from conserved.inference.materialised_models import made_up, materialised, unsharded
 from conserved.inference.naming import named
 from conserved.inference.parameters_without_gradient import inert
@@ -32,6 +34,8 @@ LOSSES = ("any", "regression", "cross_entropy")
 
 KEPT_BYTES = 64_000_000
 """Inputs up to this size are kept with the laws, to try them again with moved parameters."""
+
+_HELD = "a graph, a hook or a wrapper holds on to gradients of the parameters, so they are not moved"
 
 LARGE = 100_000_000
 """Models with more parameters than this are followed on the meta device, where nothing is computed."""
@@ -152,6 +156,7 @@ def _followed(
             inputs=(args[1:], kwargs),
             parameters=parameters,
             buffers=tuple(module.buffers()),
+            refused=_HELD if held_elsewhere(parameters.values()) else "",
         )
         return program, parameters, run
     if args and isinstance(args[0], Mapping):
@@ -197,12 +202,20 @@ def _module(
 
 
 def _run_again(model: nn.Module, prefix: str, inputs: Inputs) -> ProgramRun:
-    """A call of a module, to be made again."""
+    """A call of a module, to be made again: on a copy where a graph or a wrapper depends on its parameters."""
+    refused = ""
+    if held_elsewhere(model.parameters()):
+        try:
+            model = copy.deepcopy(model)
+        except Exception:
+            # User modules may refuse to be copied in any way they like.
+            refused = _HELD
     return ProgramRun(
         call=lambda given: model(*given[0], **given[1]),
         inputs=inputs,
         parameters={prefix + name: parameter for name, parameter in model.named_parameters()},
         buffers=tuple(model.buffers()),
+        refused=refused,
     )
 
 

@@ -59,6 +59,8 @@ class ProgramRun:
     inputs: Any
     parameters: Mapping[str, Tensor]
     buffers: Sequence[Tensor] = ()
+    refused: str = ""
+    """Why the program may not be run with other parameters; empty if it may."""
 
 
 def checked_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, *, classes: int | None) -> LawSet:
@@ -111,6 +113,8 @@ def _refuted(residuals: Sequence[Mapping[str, float]], limits: Sequence[float]) 
 
 def _unaffordable(run: ProgramRun) -> str:
     """Why the program is not run in float64; empty if it is."""
+    if run.refused:
+        return run.refused
     tensors = list(run.parameters.values())
     if any(tensor.is_meta for tensor in tensors):
         return "the parameters have no values"
@@ -240,7 +244,8 @@ def _weights(output: Tensor, classes: int | None, generator: torch.Generator) ->
 
 def _relative(laws: LawSet, theta: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, float]:
     """The relative residual of the identity of every exact law; zero where all of its terms are rounding."""
-    chosen = laws.select(lambda symmetry: symmetry.exact)
+    chosen = laws.select(lambda law: law.exact and all(theta[name].numel() for name in law.parameters))
+    gradients = {name: gradient for name, gradient in gradients.items() if gradient.numel()}
     given = {name: gradients.get(name, torch.zeros_like(theta[name])) for name in chosen.plan.needs}
     balance = chosen.balance({**gradients, **given}, theta)
     total = float(np.linalg.norm([float(gradient.norm()) for gradient in gradients.values()]))

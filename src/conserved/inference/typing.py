@@ -51,6 +51,7 @@ def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool 
     engine = Engine()
     known: dict[int, Known] = {}
     typing = Typing(program, engine, known, _live(program))
+    program.restrict(typing.live)
     for name, value in program.parameters.items():
         if program.values[value].parameter is None or program.values[value].dtype.is_complex:
             # The moment map is one of real numbers: a complex parameter does not move.

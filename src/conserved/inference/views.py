@@ -143,10 +143,8 @@ def whole_view(region: Region) -> View:
     """All of a region, faced by all its axes."""
     grid = Grid(region)
     faced = [axis for dim in range(len(region.shape)) for axis in grid.axes(dim)]
-    if not faced:
-        # A parameter with one entry.
-        return View.of(region.name, region.shape, grid=(1, *region.shape), axes=(0,), offset=region.offset)
-    return grid.view(faced)
+    # A region of one entry, which may be a part of its parameter, has no axis to face.
+    return grid.view(faced) if faced else columns_of(grid, ())
 
 
 def columns_view(region: Region, faced: Sequence[int], keep: tuple[int, int, int] | None = None) -> View:

@@ -54,6 +54,9 @@ class Reference:
     values: Mapping[str, Tensor]
     scales: Mapping[str, Tensor]
 
+    def __repr__(self) -> str:
+        return f"<Reference: {len(self.values)} laws>"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Change:
@@ -150,6 +153,9 @@ class LawSet:
         return (
             f"<LawSet: {len(self)} laws, {self.numbers} conserved numbers, {len(self.unclaimed)} unclaimed parameters>"
         )
+
+    def __str__(self) -> str:
+        return self.summary()
 
     def select(self, keep: Callable[[Symmetry], bool]) -> LawSet:
         """The set of the laws for which `keep(symmetry)` is true."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conserved.output.lines import WIDTH, Line
+from conserved.output.lines import WIDTH, TextLine
 from conserved.symmetry import Symmetry
 
 
@@ -60,15 +60,15 @@ def listed(
     dropped: Sequence[tuple[str, str]],
     independent: int | None,
     width: int = WIDTH,
-) -> list[Line]:
+) -> list[TextLine]:
     """Return the table with its totals, then the laws that do not hold here and the parameters without a law."""
-    lines = [*_listing(rows(symmetries), width), Line()] if symmetries else []
-    lines.append(Line(totals(symmetries, independent), style="bold"))
+    lines = [*_listing(rows(symmetries), width), TextLine()] if symmetries else []
+    lines.append(TextLine(totals(symmetries, independent), style="bold"))
     if dropped:
-        lines += [Line(), Line(f"Not conserved in this model ({len(dropped)}):")]
+        lines += [TextLine(), TextLine(f"Not conserved in this model ({len(dropped)}):")]
         lines += _cut(_folded([f"{name}: {reason}" for name, reason in dropped]))
     if unclaimed:
-        lines += [Line(), Line(f"No law spans {len(unclaimed)} parameters:")]
+        lines += [TextLine(), TextLine(f"No law spans {len(unclaimed)} parameters:")]
         lines += _cut(_folded(unclaimed))
     return lines
 
@@ -81,13 +81,13 @@ def _folded(lines: Sequence[str]) -> list[str]:
     return [_range(members) for members in alike.values()]
 
 
-def _cut(lines: Sequence[str], most: int = 20) -> list[Line]:
+def _cut(lines: Sequence[str], most: int = 20) -> list[TextLine]:
     """The first lines, indented, and how many more there are."""
     rest = [f"… and {len(lines) - most:,} more"] if len(lines) > most else []
-    return [Line(line, 2) for line in [*lines[:most], *rest]]
+    return [TextLine(line, 2) for line in [*lines[:most], *rest]]
 
 
-def _listing(table: Sequence[LawRow], width: int) -> Iterator[Line]:
+def _listing(table: Sequence[LawRow], width: int) -> Iterator[TextLine]:
     """Two lines a row, so that formulas have room on a narrow terminal; three where a module's path is too long."""
     cells = [("where", "law", "group", "×", "numbers")]
     cells += [(row.block, row.family, row.group, f"{row.copies:,}", f"{row.numbers:,}") for row in table]
@@ -97,15 +97,15 @@ def _listing(table: Sequence[LawRow], width: int) -> Iterator[Line]:
     for place, (where, law, group, copies, numbers) in enumerate(cells):
         style = "bold" if place == 0 else ""
         if narrow and where != above:
-            yield Line(where, style=style)
+            yield TextLine(where, style=style)
             above = where
         first = "" if narrow else f"{where:<{widths[0]}}  "
         line = f"{first}{law:<{widths[1]}}  {group:<{widths[2]}}  {copies:>{widths[3]}}  {numbers:>{widths[4]}}"
-        yield Line(line, 4 if narrow else 0, style)
+        yield TextLine(line, 4 if narrow else 0, style)
         if place > 0:
             row = table[place - 1]
             nearly = "" if row.epsilon == 0 else f"  (up to ε = {row.epsilon:g})"
-            yield Line(row.formula + nearly, 8 if narrow else 4, "cyan")
+            yield TextLine(row.formula + nearly, 8 if narrow else 4, "cyan")
 
 
 def _pattern(path: str) -> str:

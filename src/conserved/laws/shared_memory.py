@@ -33,6 +33,23 @@ def overlapping(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two entries of a tensor lie in one place, as after `expand` or `as_strided`.
+
+    Axes sorted by stride do not overlap if each step goes beyond everything the smaller ones reach. Where that fails,
+    addresses decide; a tensor too large for that counts as overlapping.
+    """
+    if not _extent(tensor):
+        return False
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    reach = 0
+    for stride, size in sorted((s, n) for n, s in zip(local.shape, local.stride(), strict=True) if n > 1):
+        if stride <= reach:
+            return local.numel() > _LISTED or len(np.unique(_addresses(local))) < local.numel()
+        reach += stride * (size - 1)
+    return False
+
+
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Every tensor of a model, once: parameters, buffers, and tensors that are plain attributes."""
     found: dict[str, Tensor] = dict(model.named_parameters())

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from conserved.output.printable import printable
 from conserved.verdict import Status, Verdict
 
 _LINE = "border-bottom:1px solid rgba(128,128,128,.35)"
@@ -37,6 +38,11 @@ def paragraph(text: str, *, quiet: bool = False) -> str:
     return f'<p style="{style}">{escape(text)}</p>'
 
 
+def preformatted(text: str) -> str:
+    """Text whose columns are aligned, in lines that scroll and do not wrap."""
+    return f'<pre style="margin:.35em 0;background:none;line-height:1.35">{escape(printable(text, lines=True))}</pre>'
+
+
 def badge(verdict: Verdict, words: str = "") -> str:
     """The verdict as a coloured word, or `words` in its colour, and its sentence."""
     word = f"padding:.1em .5em;border-radius:.3em;color:#fff;font-weight:600;background:{_COLOURS[verdict.status]}"
@@ -62,17 +68,18 @@ def table(
         for row in rows[:MOST]
     )
     more = paragraph(f"… and {len(rows) - MOST:,} more", quiet=True) if len(rows) > MOST else ""
-    return f'<table style="border-collapse:collapse;margin:.3em 0">{head}{body}</table>{more}'
+    style = "border-collapse:collapse;margin:.3em 0;white-space:nowrap"
+    return f'<table cellpadding="5" style="{style}">{head}{body}</table>{more}'
 
 
 def _row(tag: str, contents: Sequence[str], numbers: Sequence[int], wraps: int | None) -> str:
+    """A row; what all cells share is said once, for the row or the table, so that results stay small."""
     cells = []
     for place, content in enumerate(contents):
-        style = f"text-align:{'right' if place in numbers else 'left'};padding:.2em .7em;background:none"
-        style += f";vertical-align:top;{_LINE};font-weight:{600 if tag == 'th' else 400}"
-        style += ";min-width:18em" if place == wraps else ";white-space:nowrap"
+        style = f"text-align:{'right' if place in numbers else 'left'}"
+        style += ";white-space:normal;min-width:18em" if place == wraps else ""
         cells.append(f'<{tag} style="{style}">{content}</{tag}>')
-    return f"<tr>{''.join(cells)}</tr>"
+    return f'<tr style="background:none;vertical-align:top;{_LINE}">{"".join(cells)}</tr>'
 
 
 def spectrum(values: Sequence[float], *, width: int = 120, height: int = 26) -> str:

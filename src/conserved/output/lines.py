@@ -13,7 +13,7 @@ WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TextLine:
     """One paragraph of a result.
 
     Attributes:
@@ -27,23 +27,27 @@ class Line:
     style: str = ""
 
 
-def joined(lines: Iterable[Line], width: int = WIDTH) -> str:
-    """Return lines as plain text, wrapped at `width` columns, with control characters escaped."""
-    wrapped: list[str] = []
-    for line in lines:
-        blanks, text = " " * line.indent, printable(line.text)
-        if len(text) + line.indent <= width:
-            wrapped.append((blanks + text).rstrip())
-        else:
-            wrapped += textwrap.wrap(
-                text, width, initial_indent=blanks, subsequent_indent=blanks, break_on_hyphens=False
-            )
-    return "\n".join(wrapped)
+def paragraphs(text: str) -> list[TextLine]:
+    """Return text of several lines as one paragraph each, indented as it was."""
+    return [TextLine(line.lstrip(" "), len(line) - len(line.lstrip(" "))) for line in text.splitlines()]
+
+
+def wrapped(line: TextLine, width: int) -> list[str]:
+    """Return one paragraph as lines of at most `width` columns, with control characters escaped."""
+    blanks, text = " " * line.indent, printable(line.text)
+    if len(text) + line.indent <= width:
+        return [(blanks + text).rstrip()]
+    return textwrap.wrap(text, width, initial_indent=blanks, subsequent_indent=blanks, break_on_hyphens=False)
+
+
+def joined(lines: Iterable[TextLine], width: int = WIDTH) -> str:
+    """Return lines as plain text, wrapped at `width` columns."""
+    return "\n".join(text for line in lines for text in wrapped(line, width))
 
 
 def columns(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: int = 0
-) -> list[Line]:
+) -> list[TextLine]:
     """Return a table with a bold head, one line a row.
 
     Args:
@@ -60,5 +64,5 @@ def columns(
             cell.rjust(width) if place in right else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append(Line("  ".join(padded).rstrip(), indent, "bold" if number == 0 else ""))
+        lines.append(TextLine("  ".join(padded).rstrip(), indent, "bold" if number == 0 else ""))
     return lines

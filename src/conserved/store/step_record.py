@@ -102,6 +102,10 @@ class StepRecord:
     """Whether no optimizer made a step; nothing should have moved."""
     alarms: tuple[Alarm, ...] = ()
 
+    def __repr__(self) -> str:
+        skipped = ", skipped" if self.skipped else ""
+        return f"<StepRecord: step {self.step}, {len(self.laws)} laws, {len(self.alarms)} alarms{skipped}>"
+
     def entries(self, *, above: tuple[str, float] | None = None) -> list[Entry]:
         """The numbers of every law by name.
 

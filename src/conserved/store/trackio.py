@@ -20,7 +20,7 @@ class Trackio(Sink):
         **options: further arguments of `trackio.init`.
     """
 
-    def __init__(self, *, project: str = "conserved", run: Any = None, laws: bool = False, **options: Any) -> None:
+    def __init__(self, project: str = "conserved", *, run: Any = None, laws: bool = False, **options: Any) -> None:
         self._trackio = require("trackio", "The trackio sink") if run is None else None
         self._project, self._laws, self._options = project, laws, options
         self._run, self._given = run, run is not None

@@ -19,7 +19,7 @@ class WeightsAndBiases(Sink):
         **options: further arguments of `wandb.init`; the mode is "offline" unless given here.
     """
 
-    def __init__(self, *, project: str = "conserved", run: Any = None, laws: bool = False, **options: Any) -> None:
+    def __init__(self, project: str = "conserved", *, run: Any = None, laws: bool = False, **options: Any) -> None:
         if run is None:
             self._wandb = require("wandb", "The Weights & Biases sink")
         self._project, self._given, self._laws = project, run, laws

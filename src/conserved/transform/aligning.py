@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
+from conserved.output.result import PrintableResult
 from conserved.symmetry import Degree, GeneralLinear, Kind, Symmetry, Tensors, Translation
 from conserved.transform.canonical_form import found_symmetries, representative
 from conserved.transform.elements import (
@@ -37,7 +38,7 @@ ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Aligned:
+class Aligned(PrintableResult):
     """The result of `align`: distances, the move, and the difference that remains."""
 
     before: float
@@ -55,7 +56,11 @@ class Aligned:
     skipped: dict[str, str] = field(default_factory=dict)
     """Symmetries that were left alone, and why."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<Aligned: distance {self.before:.4g} → {self.after:.4g} in {self.rounds} rounds>"
+
+    def summary(self) -> str:
+        """Return what was done, and what was left alone, as text."""
         worst = sorted(self.remains.items(), key=lambda item: -item[1])[:3]
         left = ", ".join(f"{name} {size:.2g}" for name, size in worst)
         text = f"distance {self.before:.4g} → {self.after:.4g} in {self.rounds} rounds; most remains in {left}"

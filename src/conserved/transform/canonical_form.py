@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
+from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry, Tensors
 from conserved.symmetry.view import whole
 from conserved.transform.coupling import exchanges as equal_units
@@ -111,7 +112,7 @@ def representative(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint:
+class Fingerprint(PrintableResult):
     """Numbers of a checkpoint that do not change along its orbit."""
 
     numbers: dict[str, tuple[float, float, float]]
@@ -122,6 +123,16 @@ class Fingerprint:
         """A short text that is equal for equal fingerprints; numbers on the edge of a digit may make it differ."""
         listed = [f"{name}:{v:.{DIGITS - 1}e}" for name, values in sorted(self.numbers.items()) for v in values]
         return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"<Fingerprint {self.digest}: {len(self.numbers)} parameters>"
+
+    def summary(self) -> str:
+        """Return the digest and the size of what it identifies as text."""
+        return (
+            f"fingerprint {self.digest} of {len(self.numbers)} parameters\n"
+            "  equal for all checkpoints on one orbit of the symmetries; .difference(other) compares two"
+        )
 
     def difference(self, other: Fingerprint) -> float:
         """The largest relative difference of the numbers of two checkpoints.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
+from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry
 from conserved.transform.activations import Call, ModelInput, channel_sizes
 from conserved.transform.coupling import rotatable
@@ -32,7 +33,7 @@ OBJECTIVES = ("balanced", "range", "activation", "incoherent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Equalized:
+class Equalized(PrintableResult):
     """The result of `equalize`: the move, and the objective before and after."""
 
     objective: str
@@ -51,7 +52,11 @@ class Equalized:
         """The moved weights, where a dictionary was given."""
         return self.moved.state
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<Equalized: {self.objective}, {self.moved.count}>"
+
+    def summary(self) -> str:
+        """Return what was done, and what was left alone, as text."""
         worst = [max(values.values(), default=0.0) for values in (self.before, self.after)]
         text = f"{self.objective}: {self.moved.count}; objective {worst[0]:.3g} → {worst[1]:.3g} at worst"
         reasons: dict[str, list[str]] = {}

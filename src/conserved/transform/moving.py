@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.laws.shared_memory import memory_of, overlapping
+from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry, View, whole
 from conserved.transform.elements import Unmovable, acted, checked, inverse, row_scales
 
@@ -28,7 +29,7 @@ Elements = Mapping[Symmetry | str, Tensor] | Mapping[str, Tensor] | Mapping[Symm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MovedWeights:
+class MovedWeights(PrintableResult):
     """The result of a move: the elements that undo it, and the laws before and after."""
 
     moved: tuple[str, ...]
@@ -51,7 +52,11 @@ class MovedWeights:
         several = len(self.moved), len(self.parameters)
         return f"{several[0]} {'symmetry' if several[0] == 1 else 'symmetries'} moved {several[1]} tensors"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<MovedWeights: {self.count}>"
+
+    def summary(self) -> str:
+        """Return what was done, and what was left alone, as text."""
         return "\n  ".join([self.count, *self.notes])
 
 

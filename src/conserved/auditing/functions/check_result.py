@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from conserved.auditing.functions.gradient_test import Method, Tested
+from conserved.auditing.functions.rounding_errors import NOTABLE, RoundingError
+from conserved.auditing.functions.sensitivity import Sensitivity, sensitivity_of, shape_of
 from conserved.inference.probing.axis_moves import ProbedSymmetry
+from conserved.output import html
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Verdict
 
@@ -27,6 +31,8 @@ class Check:
         untested: by gradient, the tests that could not be made and why.
         notes: further observations, such as inputs that are overwritten.
         noise: by gradient, its own relative noise.
+        reference: the more precise form that was tested, in words; empty if the function has none.
+        errors: by gradient, its relative error against that form: how much of it is rounding.
         seconds: the time the check took.
     """
 
@@ -40,6 +46,19 @@ class Check:
     notes: tuple[str, ...]
     noise: Mapping[str, float]
     seconds: float
+    reference: str = ""
+    errors: Mapping[str, RoundingError] = field(default_factory=dict)
+
+    @property
+    def sensitivity(self) -> dict[str, Sensitivity]:
+        """By gradient, the smallest error that would have been seen."""
+        return {name: sensitivity_of(name, tests, self.rows[name]) for name, tests in self.tested.items()}
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """By gradient, the number of its rows: of indices along all axes but the last."""
+        sizes = {name: shape_of(words) for name, words in self.inputs.items()}
+        return {name: math.prod(shape[:-1]) for name, shape in sizes.items()}
 
     @property
     def tested(self) -> dict[str, tuple[Tested, ...]]:
@@ -100,7 +119,26 @@ class Check:
             which = ", ".join(f"d{name}" for name in self.blind)
             message = f"{told}; a wrong factor in {which} would not have been seen."
             return Verdict(status=Verdict.INCONCLUSIVE, message=message, evidence=evidence)
-        return Verdict(status=Verdict.VERIFIED, message=f"{told}.", evidence=evidence)
+        return Verdict(status=Verdict.VERIFIED, message=f"{told}; {self.unseen}.", evidence=evidence)
+
+    @property
+    def unseen(self) -> str:
+        """The size of errors that would not have been seen, in words: of the gradient that is known least."""
+        known = {name: size for name, size in self.sensitivity.items() if self.tested[name]}
+        if not known:
+            return "nothing would have been seen"
+        name = max(known, key=lambda each: known[each].share)
+        return known[name].words(name)
+
+    @property
+    def precision_notes(self) -> tuple[str, ...]:
+        """Gradients of which much is rounding in this form, in words."""
+        return tuple(
+            f"precision: d{name} in {self.precision} differs from {error.reference} by {error}: the backward is right, "
+            "and this much of its result is rounding"
+            for name, error in self.errors.items()
+            if error.error > NOTABLE and name not in self.suspects
+        )
 
     def _closest(self) -> tuple[Tested, ...]:
         return tuple(sorted(self.tests, key=lambda test: -test.worst)[:1])
@@ -109,7 +147,7 @@ class Check:
         """Plain data, for JSON."""
         found = record_of(self, "function inputs device precision ok conclusive verdict failures tests")
         found["symmetries"] = [str(symmetry) for symmetry in self.symmetries]
-        return found | record_of(self, "untested notes noise seconds")
+        return found | record_of(self, "untested notes noise seconds reference errors precision_notes sensitivity")
 
     def __str__(self) -> str:
         verdict = self.verdict
@@ -118,15 +156,44 @@ class Check:
         lines.append(f"  {shown} on {self.device}; {len(self.symmetries)} symmetries of the forward")
         for name in self.suspects or ():
             lines += self._failed(name)
-        lines.append("  gradient   identities        relations         slopes            own noise")
+        lines.append("  gradient   identities        relations         slopes            own noise  unseen below")
         for name, tests in self.tested.items():
             cells = [_cell([test for test in tests if test.method is method]) for method in list(Method)[1:]]
             lines.append(
-                f"  d{name:<9} " + " ".join(f"{cell:<17}" for cell in cells) + f" {self.noise.get(name, 0.0):.0e}"
+                f"  d{name:<9} "
+                + " ".join(f"{cell:<17}" for cell in cells)
+                + f" {self.noise.get(name, 0.0):<9.0e}  {self.sensitivity[name]}"
             )
         for name, reasons in self.untested.items():
             lines += [f"  untested, d{name}: {reason}" for reason in reasons[:_SHOWN]]
+        lines += [f"  {note}" for note in self.precision_notes]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def summary(self) -> str:
+        """Return the verdict, failures and the tests of every gradient as text."""
+        return str(self)
+
+    def __repr__(self) -> str:
+        worst = max((test.worst for test in self.tests), default=0.0)
+        counts = f"{len(self.tests)} tests on {len(self.inputs)} gradients"
+        return f"<Check of {self.function}: {self.verdict.status.value}, {counts}, worst {worst:.2g} of its limit>"
+
+    def _repr_html_(self) -> str:
+        """The verdict, what fails and why, and the tests of every gradient, for notebooks."""
+        methods = list(Method)[1:]
+        rows = [
+            [
+                f"d{name}",
+                *(_cell([t for t in tests if t.method is m]) for m in methods),
+                f"{self.noise.get(name, 0):.0e}",
+                str(self.sensitivity[name]),
+            ]
+            for name, tests in self.tested.items()
+        ]
+        table = html.table(("gradient", "identities", "relations", "slopes", "own noise", "unseen below"), rows)
+        failed = [html.preformatted("\n".join(self._failed(name))) for name in self.suspects]
+        notes = [html.paragraph(note, quiet=True) for note in (*self.precision_notes, *self.notes)]
+        return html.panel(html.badge(self.verdict), *failed, table, *notes)
 
     def _failed(self, name: str) -> list[str]:
         every = [test for test in self.failures if name in test.gradients]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,12 +12,16 @@ from torch import Tensor
 
 from conserved.auditing.functions.check_result import Check
 from conserved.auditing.functions.dependence import changed
-from conserved.auditing.functions.gradient_test import Method, Tested
+from conserved.auditing.functions.form_agreement import agreement_tests
+from conserved.auditing.functions.gradient_test import ROUNDING, Method, Tested
 from conserved.auditing.functions.identity_tests import identity_tests
+from conserved.auditing.functions.input_regimes import regime_tests
 from conserved.auditing.functions.pass_under_test import Setting
+from conserved.auditing.functions.reference_form import Form, reference_setting
 from conserved.auditing.functions.relations import relation_tests
+from conserved.auditing.functions.rounding_errors import rounding_errors
 from conserved.auditing.functions.slope_tests import slope_tests
-from conserved.inference.probing.axis_moves import Group
+from conserved.inference.probing.axis_moves import Group, ProbedSymmetry
 from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import (
     UNIT,
@@ -34,6 +38,9 @@ __all__ = ["check"]
 _RANDOM = 1e-3, 64.0
 """A function counts as random if two equal calls differ by more than this share, and than so many roundings."""
 
+_AS_INTENDED = 4.0
+"""Roundings of the given precision by which the gradient of a more precise form may be off."""
+
 
 def check(
     fn: Callable[..., Any],
@@ -42,6 +49,7 @@ def check(
     seed: int = 0,
     seconds: float = 120.0,
     compiled: bool | str = False,
+    grad: Tensor | Sequence[Tensor] | None = None,
     arguments: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> Check:
@@ -59,6 +67,8 @@ def check(
         seconds: time after which no further test is begun.
         compiled: whether the function under torch.compile is held against itself too; a backend's name, or True for
             "inductor". Compiling takes seconds to minutes.
+        grad: the output gradient to start from, of the run whose kernel is looked at, one for each differentiable
+            output; by default random. `Check.errors` then has the rounding of the kernel on the run's own tensors.
         arguments: keyword arguments of `fn` whose names this function has too.
         **keywords: keyword arguments of `fn`.
 
@@ -73,7 +83,10 @@ def check(
     with repeatable(device_of(tensors, keywords)):
         function = function_of(fn, tensors, {**keywords, **(arguments or {})}, names=names, seed=seed)
         compiler = "inductor" if compiled is True else compiled or ""
-        return _checked(_generic(_repeats(function)), seed, start, start + seconds, compiler)
+        chosen = None if grad is None else [grad] if isinstance(grad, Tensor) else list(grad)
+        function = _repeats(function)
+        function = _generic(function) if chosen is None else function
+        return _checked(function, seed, start, start + seconds, compiler, chosen)
 
 
 def _repeats(function: NumericalFunction) -> NumericalFunction:
@@ -135,12 +148,11 @@ def _slopes(function: NumericalFunction, seed: int) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _checked(function: NumericalFunction, seed: int, start: float, deadline: float, compiler: str) -> Check:
-    slopes = _slopes(function, seed)
+def _setting(function: NumericalFunction, slopes: tuple[Tensor, ...], seed: int, deadline: float) -> Setting:
+    """One pass of the function with its noise."""
     outs, grads = function.gradients(function.values, slopes)
     noise = measure_noise(function, slopes)
-    scanner = scanner_of(function, outs, unit=noise.unit, seconds=max(1.0, deadline - time.monotonic()))
-    setting = Setting(
+    return Setting(
         function=function,
         slopes=slopes,
         outs=outs,
@@ -149,19 +161,96 @@ def _checked(function: NumericalFunction, seed: int, start: float, deadline: flo
         deadline=deadline,
         seed=seed,
         repeats=all(torch.equal(a, b) for a, b in zip(function.outputs(function.values), outs, strict=True)),
-        telling=tuple(scanner.tells(name, Group.SCALING) for name in function.names),
-        compiler=compiler,
     )
-    tests, untested = _presence(setting)
-    left = max(1.0, 0.4 * (deadline - time.monotonic()))
-    probed = probe_function(function, unit=noise.unit, seconds=left)
-    tests += identity_tests(setting, probed.symmetries)
-    if not probed.complete:
-        untested.setdefault("*", []).append("the search for symmetries was cut short: the time allowed was used up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suite:
+    """The tests of one form of the function; `agreed` are those of the given form against it."""
+
+    symmetries: tuple[ProbedSymmetry, ...] = ()
+    tests: tuple[Tested, ...] = ()
+    agreed: tuple[Tested, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fails(self) -> bool:
+        return any(not test.ok for test in self.tests)
+
+
+def _suite(setting: Setting, given: Setting, form: Form | None) -> _Suite:
+    """Identities, relations and slopes of one form, and slopes at inputs of other kinds."""
+    function = setting.function
+    scanner = scanner_of(function, setting.outs, unit=setting.noise.unit, seconds=_left(setting))
+    setting = replace(setting, telling=tuple(scanner.tells(name, Group.SCALING) for name in function.names))
+    probed = probe_function(function, unit=setting.noise.unit, seconds=0.4 * _left(setting))
+    identities = identity_tests(setting, probed.symmetries)
     related, skipped = relation_tests(setting)
     sloped, noisy = slope_tests(setting)
-    tests += related + sloped
-    notes = [*function.notes, *_overwrites(setting), *skipped, *noisy, *untested.pop("*", [])]
+    tailed, agreed, missed = regime_tests(setting, given, form)
+    short = [] if probed.complete else ["the search for symmetries was cut short: the time allowed was used up"]
+    return _Suite(
+        symmetries=probed.symmetries,
+        tests=(*identities, *related, *sloped, *tailed),
+        agreed=tuple(agreed),
+        notes=(*skipped, *noisy, *missed, *short),
+    )
+
+
+def _left(setting: Setting) -> float:
+    return max(1.0, setting.deadline - time.monotonic())
+
+
+def _by_reference(given: Setting, reference: Setting, form: Form) -> _Suite:
+    """Test the reference form, and hold the given form against it; where both fail, test the given form itself."""
+    precise = _suite(reference, given, form)
+    precise = replace(precise, tests=tuple(_to_rounding(test, given.noise.unit) for test in precise.tests))
+    agreed = (*agreement_tests(given, form, given.function.values, given.slopes), *precise.agreed)
+    related, skipped = relation_tests(given, layout=True)
+    apart = any(not test.ok for test in agreed)
+    if precise.fails and apart:
+        # The reference form is wrong itself and says nothing about the given one.
+        own = _suite(given, given, None)
+        note = (
+            f"the backward of this function is wrong in {form.words} too."
+            if own.fails
+            else (
+                f"the backward of this function is wrong in {form.words}, where it was not asked for; everything said "
+                "here is about the precision that was given."
+            )
+        )
+        return replace(own, notes=(*own.notes, note))
+    return _Suite(
+        symmetries=precise.symmetries,
+        tests=(*precise.tests, *agreed, *related),
+        notes=(*precise.notes, *skipped),
+    )
+
+
+def _to_rounding(test: Tested, unit: float) -> Tested:
+    """A failed test of the reference form, held to the rounding of the given one if it is no further off than that.
+
+    A backward that rounds to bfloat16 on purpose does so in float64 too; in bfloat16 it is as precise as it can be.
+    """
+    allowed = _AS_INTENDED * unit
+    # The largest of many entries may be further off than their root mean square.
+    entry = test.entry / (ROUNDING * unit) if test.method is Method.RELATION else 0.0
+    if test.ok or test.method is Method.PRESENCE or not (test.residual <= allowed and entry <= 1):
+        return test
+    worst = max(test.residual / allowed, entry)
+    return replace(test, limit=allowed, worst=worst, smallest=max(test.smallest, allowed), where="", meaning="")
+
+
+def _checked(
+    function: NumericalFunction, seed: int, start: float, deadline: float, compiler: str, grad: Sequence[Tensor] | None
+) -> Check:
+    slopes = _slopes(function, seed) if grad is None else _as_given(function, grad)
+    given = replace(_setting(function, slopes, seed, deadline), compiler=compiler)
+    tests, untested = _presence(given)
+    reference = reference_setting(given)
+    suite = _suite(given, given, None) if reference is None else _by_reference(given, *reference)
+    tests += suite.tests
+    notes = [*function.notes, *_overwrites(given), *suite.notes]
     for name in function.names:
         if not any(name in test.gradients and test.sees_factor for test in tests):
             untested.setdefault(name, []).append(
@@ -175,13 +264,29 @@ def _checked(function: NumericalFunction, seed: int, start: float, deadline: flo
         },
         device=str(function.values[0].device),
         precision=str(function.precision)[6:],
-        symmetries=probed.symmetries,
+        reference="" if reference is None else reference[1].words,
+        symmetries=suite.symmetries,
         tests=tuple(tests),
         untested={name: tuple(reasons) for name, reasons in untested.items()},
         notes=tuple(dict.fromkeys(notes)),
-        noise=dict(zip(function.names, noise.relative, strict=True)),
+        noise=dict(zip(function.names, given.noise.relative, strict=True)),
+        errors={} if reference is None else rounding_errors(given, *reference),
         seconds=time.monotonic() - start,
     )
+
+
+def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The output gradients that the caller gave."""
+    outs = function.outputs(function.values)
+    if len(grad) != len(outs):
+        raise Uncheckable(f"Expected {len(outs)} output gradients, got {len(grad)}. Pass one for each output.")
+    for name, slope, out in zip(function.out_names, grad, outs, strict=True):
+        if not isinstance(slope, Tensor) or slope.shape != out.shape:
+            shape = tuple(slope.shape) if isinstance(slope, Tensor) else type(slope).__name__
+            raise Uncheckable(f"Expected the gradient of {name} to have shape {tuple(out.shape)}, got {shape}.")
+        if not bool(torch.isfinite(slope).all()):
+            raise Uncheckable(f"Expected the gradient of {name} to be finite, got infinities or NaN.")
+    return tuple(slope.detach().to(out.device, out.dtype) for slope, out in zip(grad, outs, strict=True))
 
 
 def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:

@@ -60,6 +60,7 @@ def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, m
         limit=gap.allowed,
         worst=gap.worst,
         sees_factor=factor,
+        entry=gap.entry,
     )
     if test.ok:
         return test

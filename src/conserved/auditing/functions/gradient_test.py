@@ -39,6 +39,9 @@ class Tested:
         limit: the residual that noise and rounding explain, on the same scale.
         worst: the largest ratio of a single entry's residual to its limit; a test fails above one.
         sees_factor: whether a gradient that is off by a constant factor would have failed.
+        smallest: the relative error of a gradient, spread over its entries, that would have failed; infinite if
+            the test compares a gradient with itself.
+        entry: the largest error of a single entry, relative to the size of its row and of a typical one.
         where: which entries failed, in words; empty if none.
         meaning: the usual cause of such a failure.
     """
@@ -50,6 +53,8 @@ class Tested:
     limit: float
     worst: float
     sees_factor: bool = False
+    smallest: float = float("inf")
+    entry: float = float("inf")
     where: str = ""
     meaning: str = ""
 
@@ -60,8 +65,8 @@ class Tested:
 
     def record(self) -> dict[str, Any]:
         """Plain data."""
-        found = record_of(self, "gradients method what ok residual limit worst sees_factor where meaning")
-        return found | ({} if self.worst < float("inf") else {"worst": None})
+        found = record_of(self, "gradients method what ok residual limit worst sees_factor smallest where meaning")
+        return found | {name: None for name in ("worst", "smallest") if not getattr(self, name) < float("inf")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,13 @@ class Gap:
     @property
     def worst(self) -> float:
         return float(self.ratio.max()) if self.got.numel() else 0.0
+
+    @property
+    def entry(self) -> float:
+        """The largest difference of an entry over the size of its row and that of all entries."""
+        size = by_row(self.expected.square()).sqrt() + self.expected.square().mean().sqrt()
+        found = float((self.difference.abs() / size.clamp_min(1e-300)).max()) if self.got.numel() else 0.0
+        return found if found == found else float("inf")
 
     @property
     def residual(self) -> float:

@@ -28,6 +28,8 @@ class Setting:
     seed: int
     repeats: bool = True
     telling: tuple[bool, ...] = ()
+    coarsest: float = 0.0
+    """The rounding of the form that was given, where this is another, more precise form of it."""
     compiler: str = ""
     """The backend of torch.compile under which gradients are compared too; none if empty."""
 

@@ -9,40 +9,48 @@ import torch
 from torch import Tensor
 
 from conserved.auditing.functions.comparing import REFUSALS, backward_pass, compare, short
-from conserved.auditing.functions.dependence import Cut, cuts_of, same
+from conserved.auditing.functions.dependence import Cut, changed, cuts_of, same
 from conserved.auditing.functions.gradient_test import Method, Tested
 from conserved.auditing.functions.part_relations import parts_alone, parts_reordered, sums_reordered
 from conserved.auditing.functions.pass_under_test import Setting
 from conserved.inference.probing.noise import measure_noise, wide
+from conserved.inference.probing.numerical_function import copied, reseed
 
 _COARSE = 64.0
 """How many times the relative noise of the outputs, times its own sensitivity, the noise of a gradient may be."""
 
+_AS_INTENDED = 4.0
+"""Roundings of the given form that the gradient of a more precise form may carry."""
 
-def relation_tests(setting: Setting) -> tuple[list[Tested], list[str]]:
-    """Every relation that the forward allows, tested; and what was not tested, with the reason."""
+_POWERS = {torch.float16: (4, -4), torch.bfloat16: (12, -12), torch.float32: (12, -12), torch.float64: (12, -12)}
+"""Powers of two by which output gradients are multiplied, which is exact: loss scaling, and losses that are tiny."""
+
+Relation = Callable[[Setting], Iterator[Tested | str]]
+
+
+def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Tested], list[str]]:
+    """Every relation that the forward allows, tested; and what was not tested, with the reason.
+
+    Args:
+        setting: the pass under test.
+        layout: test only what depends on how tensors lie in memory, on the order of passes and on the compiler. That is
+            all that is left to test where a more precise form of the function was tested.
+    """
     found: list[Tested] = []
     skipped: list[str] = []
     cuts: list[Cut] = []
-    families: list[Callable[[Setting], Iterator[Tested | str]]] = [
-        _repeated,
-        _coarse,
-        _linear,
-        _transposed_slopes,
-        _expanded_slopes,
-        _each_alone,
-        _strided_inputs,
-        _accumulated,
-        lambda chosen: parts_alone(chosen, cuts),
-        lambda chosen: parts_reordered(chosen, cuts),
-        sums_reordered,
-        _compiled,
-    ]
+    in_memory: list[Relation] = [_repeated, _linear, _drawn_later, _transposed_slopes, _expanded_slopes]
+    uncompiled: list[Relation] = [_each_alone, _strided_inputs]
+    by_parts: list[Relation] = [lambda chosen: parts_alone(chosen, cuts), lambda chosen: parts_reordered(chosen, cuts)]
+    # A compiled function would be compiled again for every other shape and stride.
+    families = in_memory + ([] if setting.function.eager is not None else uncompiled) + [_accumulated, _compiled]
+    if not layout:
+        families += [_coarse, _each_output, *by_parts, sums_reordered]
     for family in families:
         if setting.late:
             skipped.append("relations were cut short: the time allowed was used up")
             break
-        if not cuts and family is families[8]:
+        if not cuts and family is by_parts[0]:
             cuts += cuts_of(setting)
         try:
             for result in family(setting):
@@ -74,7 +82,8 @@ def _coarse(setting: Setting) -> Iterator[Tested | str]:
         if setting.grads[place] is None:
             continue
         noise = setting.noise.relative[place]
-        limit = _COARSE * setting.noise.unit * setting.noise.response[place]
+        # In a form more precise than the given one, rounding of the given precision is as intended.
+        limit = max(_COARSE * setting.noise.unit * setting.noise.response[place], _AS_INTENDED * setting.coarsest)
         # A kink of the function between the points looks like noise; on other, shorter lines it is not met again.
         for seed in (29, 31):
             if noise > limit:
@@ -110,6 +119,16 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
         expected,
         meaning="the backward is not linear in the output gradient: it is ignored, applied twice, or a state is kept",
     )
+    for power in _POWERS[setting.function.precision]:
+        scaled = backward_pass(setting, slopes=[slope * 2.0**power for slope in setting.slopes])
+        if all(grad is None or bool(torch.isfinite(grad).all()) for grad in scaled):
+            yield from compare(
+                setting,
+                f"2^{power} times the output gradient gives 2^{power} times the gradient",
+                [None if grad is None else wide(grad) * 2.0**-power for grad in scaled],
+                setting.grads,
+                meaning="the backward is not linear in the output gradient: it is clipped, or rounded to zero",
+            )
     generator = torch.Generator(setting.slopes[0].device).manual_seed(setting.seed + 5)
     halves = []
     for slope in setting.slopes:
@@ -126,16 +145,65 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
         noise=[None if deviation is None else 2 * deviation for deviation in setting.noise.grads],
         meaning="the backward is not linear in the output gradient",
     )
-    if len(setting.slopes) > 1:
-        kept = []
-        for number in range(len(setting.slopes)):
-            only = [slope if place == number else torch.zeros_like(slope) for place, slope in enumerate(setting.slopes)]
-            kept.append(backward_pass(setting, slopes=only))
-        sums = [
-            None if any(part is None for part in parts) else sum(wide(part) for part in parts)
-            for parts in zip(*kept, strict=True)
-        ]
-        yield from compare(setting, "the gradients of the single outputs add up", sums, setting.grads)  # type: ignore[arg-type]
+
+
+def _each_output(setting: Setting) -> Iterator[Tested | str]:
+    """Every output has its part in the gradients, and the parts add up."""
+    if len(setting.slopes) < 2:
+        return
+    function = setting.function
+    parts = []
+    for number, output in enumerate(function.out_names):
+        only = [slope if place == number else torch.zeros_like(slope) for place, slope in enumerate(setting.slopes)]
+        parts.append(backward_pass(setting, slopes=only))
+        for place, name in enumerate(function.names):
+            grad = parts[-1][place]
+            if setting.grads[place] is None or not function.values[place].ndim:
+                continue
+            if grad is None or not bool(grad.any()):
+                yield _ignored(setting, number, place, name, output)
+    sums = [
+        None if any(part is None for part in every) else sum(wide(part) for part in every)
+        for every in zip(*parts, strict=True)
+    ]
+    yield from compare(setting, "the gradients of the single outputs add up", sums, setting.grads)  # type: ignore[arg-type]
+
+
+def _ignored(setting: Setting, number: int, place: int, name: str, output: str) -> Tested:
+    """Whether an output that gives an input no gradient depends on it."""
+    moved = changed(setting, place, 0, 0, setting.function.values[place].shape[0])
+    needed = moved is not None and not same(setting, moved[number], setting.outs[number], setting.noise.outs[number])
+    return Tested(
+        gradients=(name,),
+        method=Method.PRESENCE,
+        what=f"the gradient of {output} reaches {name} where {output} depends on it",
+        residual=float(needed),
+        limit=0.0,
+        worst=float("inf") if needed else 0.0,
+        where="everywhere" if needed else "",
+        meaning=f"the backward ignores the gradient of {output}" if needed else "",
+    )
+
+
+def _drawn_later(setting: Setting) -> Iterator[Tested | str]:
+    """Random numbers that are drawn between forward and backward do not change the gradient."""
+    function = setting.function
+    leaves = [copied(value).requires_grad_() for value in function.values]
+    with torch.enable_grad():
+        outs = function._ran([leaf.clone() for leaf in leaves] if function.copying else leaves)
+        reseed(function.seed + 1)
+        live = [(outs[place], slope) for place, slope in zip(function.differentiable, setting.slopes, strict=True)]
+        grads = torch.autograd.grad(
+            [out for out, _ in live], leaves, [slope.clone() for _, slope in live], allow_unused=True
+        )
+    yield from compare(
+        setting,
+        "random numbers drawn after the forward do not change the gradient",
+        grads,
+        setting.grads,
+        meaning="the backward draws random numbers of its own: the mask of a dropout must be the forward's, kept or "
+        "drawn again from the same state",
+    )
 
 
 def _transposed_slopes(setting: Setting) -> Iterator[Tested | str]:

@@ -14,17 +14,19 @@ import torch
 from torch import Tensor
 
 from conserved.auditing.functions.gradient_test import NOISE, ROUNDING, Method, Tested
+from conserved.auditing.functions.line_slopes import Line, SlopeGap, line_through, matched_slopes, slope_gap
 from conserved.auditing.functions.locating import factor_meaning, where
 from conserved.auditing.functions.pass_under_test import Setting
 from conserved.inference.probing.noise import by_row, measure_output_noise, rms, wide
-from conserved.inference.probing.numerical_function import UNIT, Values
+from conserved.inference.probing.numerical_function import Values
 
-_STEP = {torch.float64: 2.0**-10, torch.float32: 2.0**-6, torch.float16: 2.0**-4, torch.bfloat16: 2.0**-3}
 _LINE = {torch.float64: 2.0**-22, torch.float32: 2.0**-12, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 _USEFUL = 0.25
 """A slope known to worse than this share of itself tests nothing."""
 
-_TRUNCATION = 3.0
+_COARSE = 2.0**-13
+"""The rounding from which on random output gradients see too little: half precision."""
+
 _CLOSE = 0.25
 """A tile whose slope comes closer to its limit than this may be wrong too; then nothing is said about the place."""
 
@@ -48,6 +50,8 @@ class _Direction:
     name: str
     where: str = "everywhere"
     aligned: bool = False
+    matched: bool = False
+    """Whether the output gradient was chosen for this direction."""
 
 
 def best_precision(setting: Setting) -> _Line:
@@ -99,10 +103,9 @@ def slope_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Tested],
             if setting.late:
                 useless.append("slopes were cut short: the time allowed was used up")
                 return found, useless
-            test = _test(setting, line, direction, told)
-            if test is not None:
-                found.append(test)
-                counted += 1
+            made = [test for test in _tests(setting, line, direction, told) if test is not None]
+            found += made
+            counted += len(made)
         if any(not test.ok and name in test.gradients for test in found) and not setting.late:
             found += _tiles(setting, line, place, told)
         if not counted:
@@ -167,6 +170,8 @@ def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Dire
         if length < 2:
             continue
         spans = {(length - 1, length), (0, max(1, length // 4)), (length - max(1, length // 4), length)}
+        # The tiles of kernels: an axis that is no multiple of one ends in a part of it.
+        spans |= {(length - last, length) for last in (8, 16, 64) if length >= 2 * last}
         if 2 < length <= 8:
             spans |= {(index, index + 1) for index in range(length)}
         for start, stop in sorted(spans):
@@ -179,75 +184,71 @@ def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Dire
             yield _Direction(place=place, along=mixture * mask.view(shape), name=f"{span} alone", where=span)
 
 
+def _tests(setting: Setting, line: _Line, direction: _Direction, told: str) -> Iterator[Tested | None]:
+    """Test a direction with the output gradient at hand, and in half precision with the one that fits it best."""
+    drawn = _drawn(setting, line, direction)
+    if drawn is None:
+        return
+    gap = slope_gap(drawn, setting.slopes, setting.grads, setting.noise.grads, setting.noise.unit)
+    yield _judged(setting, direction, gap, told)
+    if setting.noise.unit < _COARSE or line.precision != setting.function.precision:
+        return
+    slopes, bias = matched_slopes(drawn, setting.outs, relative=False)
+    grads = setting.function.gradients(setting.function.values, slopes)[1]
+    if any(grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads):
+        return
+    spread = [
+        None if grad is None else relative * by_row(wide(grad).square()).sqrt()
+        for grad, relative in zip(grads, setting.noise.relative, strict=True)
+    ]
+    gap = slope_gap(drawn, slopes, grads, spread, setting.noise.unit)
+    gap = replace(gap, limit=gap.limit + bias, error=gap.error + bias)
+    fitting = replace(direction, name=f"{direction.name}, with the output gradient along its change", matched=True)
+    yield _judged(setting, fitting, gap, told)
+
+
+def _drawn(setting: Setting, line: _Line, direction: _Direction) -> Line | None:
+    moved = [direction.along if number == direction.place else None for number in range(len(line.values))]
+    return line_through(setting.function, line.values, moved, line.noise)
+
+
 def _test(setting: Setting, line: _Line, direction: _Direction, told: str) -> Tested | None:
-    function = setting.function
-    place, step = direction.place, _STEP[line.precision]
-    grad, deviation = setting.grads[place], setting.noise.grads[place]
-    assert grad is not None
-    assert deviation is not None
-    heights, reached = [], []
-    for multiple in (-2, -1, 1, 2):
-        moved = (wide(line.values[place]) + multiple * step * direction.along).to(line.precision)
-        reached.append((wide(moved) - wide(line.values[place])) / (multiple * step))
-        height = _height(setting, line, place, moved)
-        if height is None:
-            return None
-        heights.append(height)
-    # What was really added, after rounding to the precision of the function.
-    along = (reached[1] + reached[2]) / 2
-    near = (heights[2] - heights[1]) / (2 * step)
-    far = (heights[3] - heights[0]) / (4 * step)
-    slope = float(((4 * near - far) / 3).sum())
-    noise = sum(
-        float((wide(out_slope).square() * spread.square().expand_as(out_slope)).sum())
-        for out_slope, spread in zip(setting.slopes, line.noise, strict=True)
-    )
-    # Entry by entry as well as in sum: where a function has kinks, their errors may cancel. A kink at the very point
-    # shows in the fourth difference alone.
-    middle = _height(setting, line, place, line.values[place])
-    if middle is None:
+    drawn = _drawn(setting, line, direction)
+    if drawn is None:
         return None
-    kinked = (heights[0] - 4 * heights[1] + 6 * middle - 4 * heights[2] + heights[3]) / step
-    error = NOISE * noise**0.5 / step + sum(
-        _TRUNCATION * (abs(float(bent.sum())) + 2 * float(bent.norm())) for bent in (near - far, kinked)
-    )
-    products = wide(grad) * along
-    expected = float(products.sum())
-    spread = float((deviation.square() * along.square()).sum()) ** 0.5
-    size = float(products.square().sum()) ** 0.5
-    limit = error + NOISE * spread + ROUNDING * setting.noise.unit * (size + abs(expected))
-    if UNIT[line.precision] >= UNIT[torch.float16]:
-        # The four points of a coarse precision do not lie on one line.
-        limit += NOISE * UNIT[line.precision] / step * size
-    scale = max(abs(slope), abs(expected), size)
-    if scale == 0 or (direction.aligned and limit > _USEFUL * scale) or (error > 4 * scale):
+    gap = slope_gap(drawn, setting.slopes, setting.grads, setting.noise.grads, setting.noise.unit)
+    return _judged(setting, direction, gap, told)
+
+
+def _judged(setting: Setting, direction: _Direction, gap: SlopeGap, told: str) -> Tested | None:
+    place = direction.place
+    summed = direction.aligned or direction.matched
+    if gap.scale == 0 or not gap.converged or (summed and gap.limit > _USEFUL * gap.scale) or gap.error > 4 * gap.scale:
         return None
-    worst = abs(slope - expected) / limit if limit > 0 else 0.0
-    name = function.names[place]
+    name = setting.function.names[place]
     test = Tested(
         gradients=(name,),
         method=Method.SLOPE,
         what=f"slope along {direction.name}, taken in {told}",
-        residual=abs(slope - expected) / scale,
-        limit=limit / scale,
-        worst=worst if worst == worst else float("inf"),
-        sees_factor=direction.aligned,
+        residual=abs(gap.measured - gap.expected) / gap.scale,
+        limit=gap.limit / gap.scale,
+        worst=gap.worst,
+        sees_factor=summed and direction.where == "everywhere",
+        smallest=_smallest(direction, gap),
     )
     if test.ok:
         return test
     meaning = ""
-    if direction.aligned and slope != 0 and 1e-3 < expected / slope < 1e3:
-        meaning = f"along its own direction {factor_meaning(name, expected / slope, setting.shapes)}"
+    if summed and gap.measured != 0 and 1e-3 < gap.expected / gap.measured < 1e3:
+        ratio = gap.expected / gap.measured
+        along = "along its own direction " if direction.where == "everywhere" else f"at {direction.where} "
+        meaning = f"{along}{factor_meaning(name, ratio, setting.shapes)}"
     return replace(test, where=direction.where, meaning=meaning)
 
 
-def _height(setting: Setting, line: _Line, place: int, moved: Tensor) -> Tensor | None:
-    """dout·f entry by entry, with one input replaced."""
-    values = [moved if number == place else value for number, value in enumerate(line.values)]
-    try:
-        outs = setting.function.outputs(values)
-    except Exception:  # a kernel may refuse inputs in any way it likes
-        return None
-    parts = [(wide(out) * wide(slope)).flatten() for out, slope in zip(outs, setting.slopes, strict=True)]
-    found = torch.cat(parts)
-    return found if bool(torch.isfinite(found).all()) else None
+def _smallest(direction: _Direction, gap: SlopeGap) -> float:
+    """The relative error, spread over all entries, that would have failed; a direction of a block says nothing."""
+    if direction.where != "everywhere":
+        return float("inf")
+    size = abs(gap.expected) if direction.aligned or direction.matched else gap.size
+    return gap.limit / size if size > 0 else float("inf")

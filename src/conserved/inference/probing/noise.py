@@ -103,7 +103,7 @@ def measure_noise(
     unit = max([UNIT[function.precision], *(UNIT[out.dtype] for out in runs[0][0])])
     shares = []
     for points in outs:
-        spread = _noise(points).square().mean().sqrt()
+        spread = noise_of(points).square().mean().sqrt()
         response = (points[3] - points[1]).square().mean().sqrt() / (2 * step) + points[2].square().mean().sqrt()
         if points[2].numel() >= 64 and response > 0:
             shares.append(float(spread / response))
@@ -120,7 +120,7 @@ def measure_noise(
             relative.append(0.0)
             responses.append(1.0)
             continue
-        spread = _noise(arrived)
+        spread = noise_of(arrived)
         size = arrived[2].square().mean().sqrt()
         deviations.append(_deviation(arrived))
         change = (arrived[3] - arrived[1]).square().mean().sqrt() / (2 * step)
@@ -144,7 +144,7 @@ def measure_output_noise(function: NumericalFunction, values: Sequence[Tensor], 
 
 def _deviation(points: Sequence[Tensor]) -> Tensor:
     """By row, with the noise of a typical row added: a row may be quiet by chance."""
-    rows = by_row(_noise(points).square())
+    rows = by_row(noise_of(points).square())
     return (rows + rows.median()).sqrt()
 
 
@@ -155,7 +155,8 @@ def _output_deviation(points: Sequence[Tensor], precision: torch.dtype) -> Tenso
     return found
 
 
-def _noise(points: Sequence[Tensor]) -> Tensor:
+def noise_of(points: Sequence[Tensor]) -> Tensor:
+    """One sample of the noise of each entry, from five points on a line."""
     total = torch.zeros_like(points[0])
     for weight, point in zip(_STENCIL, points, strict=True):
         total += weight * point

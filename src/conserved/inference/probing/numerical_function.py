@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ class NumericalFunction:
     seed: int
     copying: bool = False
     notes: tuple[str, ...] = ()
+    eager: Callable[[Sequence[Tensor]], Any] | None = None
+    """The call as it was written, where `call` is compiled."""
 
     @property
     def precision(self) -> torch.dtype:
@@ -48,8 +50,10 @@ class NumericalFunction:
 
     def outputs(self, values: Sequence[Tensor]) -> Values:
         """The differentiable outputs at `values`."""
-        with torch.no_grad():
-            found = self._ran([value.detach() for value in values])
+        # A compiled function is compiled again for calls without gradients: one graph for each shape is enough.
+        graph = self.eager is not None
+        with torch.set_grad_enabled(graph):
+            found = self._ran([copied(value).requires_grad_() if graph else value.detach() for value in values])
         return tuple(found[place].detach() for place in self.differentiable)
 
     def gradients(
@@ -59,7 +63,8 @@ class NumericalFunction:
         asked = range(len(values)) if wanted is None else wanted
         with torch.enable_grad():
             # A backward may write into what it saved, and that may be the input itself.
-            leaves = [copied(value).requires_grad_(place in asked) for place, value in enumerate(values)]
+            every = self.eager is not None
+            leaves = [copied(value).requires_grad_(every or place in asked) for place, value in enumerate(values)]
             found = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
             outs = [found[place] for place in self.differentiable]
             live = [(out, slope) for out, slope in zip(outs, slopes, strict=True) if out.requires_grad]
@@ -156,12 +161,37 @@ def function_of(
             raise Uncheckable(f"{len(names)} names for {len(found)} floating-point inputs ({', '.join(chosen)}).")
         chosen = tuple(names)
 
-    def call(values: Sequence[Tensor]) -> Any:
-        given = dict(zip((name for name, _ in found), values, strict=True))
-        return _called(fn, tensors, keywords, given)
+    def called_as(target: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
+        def call(values: Sequence[Tensor]) -> Any:
+            given = dict(zip((name for name, _ in found), values, strict=True))
+            return _called(target, tensors, keywords, given)
+
+        return call
 
     values = tuple(value.detach() for _, value in found)
-    return _settled(title, call, chosen, values, seed)
+    plain = _as_written(fn)
+    eager = None if plain is None else called_as(plain)
+    return replace(_settled(title, called_as(fn), chosen, values, seed), eager=eager)
+
+
+def _as_written(fn: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The function inside `torch.compile`; None if it is not compiled."""
+    if isinstance(fn, nn.Module):
+        inner = fn._modules.get("_orig_mod")
+        return _Prefixed(inner) if inner is not None else None
+    written = getattr(fn, "_torchdynamo_orig_callable", None)
+    return written if callable(written) else None
+
+
+class _Prefixed(nn.Module):
+    """A module under the names that its parameters have inside a compiled module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod(*args, **kwargs)
 
 
 def _slots(fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str, Any]) -> list[tuple[str, Any]]:

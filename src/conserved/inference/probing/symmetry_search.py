@@ -27,6 +27,7 @@ from conserved.inference.probing.numerical_function import (
     function_of,
     repeatable,
 )
+from conserved.output import html
 
 __all__ = ["Probe", "probe", "probe_function"]
 
@@ -61,6 +62,12 @@ class Probe:
             The symmetries in which every one of these tensors takes part.
         """
         return tuple(found for found in self.symmetries if set(names) <= {leg.name for leg in found.legs})
+
+    def __repr__(self) -> str:
+        return f"<Probe of {self.function}: {len(self.symmetries)} symmetries, {self.passes} forward passes>"
+
+    def _repr_html_(self) -> str:
+        return html.panel(html.preformatted(str(self)))
 
     def __str__(self) -> str:
         lines = [f"{self.function}: {len(self.symmetries)} continuous symmetries, {self.passes} forward passes"]

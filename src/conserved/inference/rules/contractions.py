@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from conserved.inference.engine import Engine, ReadPart, renumbered, scaled
+from conserved.inference.engine import Engine, Number, ReadPart, renumbered, scaled
 from conserved.inference.field_groups import components
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import Regroup, Renumber, broadcast
@@ -166,9 +166,11 @@ def _linear(s: Step) -> Known:
     return result if b is None else with_bias(s, result, b)
 
 
-def with_bias(s: Step, result: Known, bias: Any, factor: int | float = 1.0) -> Type:
+def with_bias(s: Step, result: Known, bias: Any, factor: Number = 1.0) -> Type:
     """A product to which a parameter or tensor is added."""
     assert isinstance(result, Type)
+    if factor == 0:
+        return result
     count = len(s.out)
     known = s.raw(bias)
     if isinstance(known, ReadPart):
@@ -180,24 +182,24 @@ def with_bias(s: Step, result: Known, bias: Any, factor: int | float = 1.0) -> T
 def _addmm(s: Step) -> Known:
     return with_bias(
         s,
-        scaled(s.engine, matrix_product(s, s.arg(1), s.arg(2)), float(s.operation.kwargs.get("alpha", 1))),
+        scaled(s.engine, matrix_product(s, s.arg(1), s.arg(2)), s.operation.kwargs.get("alpha", 1)),
         s.arg(0),
-        float(s.operation.kwargs.get("beta", 1)),
+        s.operation.kwargs.get("beta", 1),
     )
 
 
 @rule("baddbmm", "baddbmm_")
 def _baddbmm(s: Step) -> Known:
-    beta = float(s.operation.kwargs.get("beta", 1))
-    inner = scaled(s.engine, batched_product(s, s.arg(1), s.arg(2)), float(s.operation.kwargs.get("alpha", 1)))
-    return inner if beta == 0 else with_bias(s, inner, s.arg(0), beta)
+    beta = s.operation.kwargs.get("beta", 1)
+    inner = scaled(s.engine, batched_product(s, s.arg(1), s.arg(2)), s.operation.kwargs.get("alpha", 1))
+    return with_bias(s, inner, s.arg(0), beta)
 
 
 @rule("addmv", "addmv_")
 def _addmv(s: Step) -> Known:
     n, k = s.shape(s.arg(1))
     inner = contraction(s, s.arg(1), s.arg(2), OperandAxes((0, 1), (1,), (0,), {0: n, 1: k}))
-    return with_bias(s, inner, s.arg(0), float(s.operation.kwargs.get("beta", 1)))
+    return with_bias(s, inner, s.arg(0), s.operation.kwargs.get("beta", 1))
 
 
 @rule("convolution", "convolution_overrideable", "_convolution")

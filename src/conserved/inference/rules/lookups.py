@@ -76,6 +76,8 @@ def _index(s: Step) -> Known:
     boolean = any(
         isinstance(indices[n], ValueRef) and s.program.values[indices[n].value].dtype == torch.bool for n in used
     )
+    if not shape:
+        return fix_all(s)
     known = s.raw(x)
     if boolean:
         covered = list(range(used[0], used[0] + len(s.shape(indices[used[0]])))) if len(used) == 1 else []
@@ -196,6 +198,8 @@ def _gather(s: Step) -> Any:
         return fix_all(s)
     type_ = s.type(x)
     index = s.arg(2, "index") if name == "gather" else None
+    if index is not None and len(s.shape(index)) != count:
+        return fix_all(s)
     if index is not None:
         for d, (size, taken_size) in enumerate(zip(s.shape(x), s.shape(index), strict=True)):
             if d != dim and taken_size != size:

@@ -58,6 +58,11 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
     """A gain and a bias over `dims` on something that does not move."""
     result = FIXED
     place = Renumber(tuple(dims))
+    for ref in (weight, bias):
+        known = s.raw(ref) if ref is not None else None
+        if isinstance(known, Type):
+            # A gain that is computed is multiplied with data, row by row.
+            s.engine.let_go(known)
     if weight is not None:
         result = place.type(s.type(weight, entries=True))
         s.engine.split_by(result.factors, range(len(s.out)), batch=False)
@@ -75,12 +80,19 @@ def affine(s: Step, weight: Any, bias: Any, dims: Sequence[int]) -> Type:
     return result
 
 
+def _statistics(s: Step, x: Any) -> None:
+    """Mean and size of what is normalised move with it: if the program reads them, it must not move."""
+    if any(s.program.is_read(number) for number in s.operation.results[1:]):
+        s.engine.zero(s.type(x))
+
+
 @rule("native_layer_norm")
 def _layer_norm(s: Step) -> Any:
     x, shape, weight, bias, epsilon = (s.arg(n) for n in range(5))
     count = len(s.out)
     dims = list(range(count - len(shape), count))
     normalised(s, s.type(x), dims, float(epsilon), centres=True)
+    _statistics(s, x)
     if weight is None and bias is None and len(dims) == 1:
         return [Type(centred=frozenset(dims)), FIXED, FIXED]
     return [affine(s, weight, bias, dims), FIXED, FIXED]
@@ -92,6 +104,7 @@ def _rms_norm(s: Step) -> Any:
     count = len(s.out)
     dims = list(range(count - len(shape), count))
     normalised(s, s.type(x), dims, float(epsilon or torch.finfo(s.program.values[x.value].dtype).eps), centres=False)
+    _statistics(s, x)
     return [affine(s, weight, None, dims), FIXED]
 
 
@@ -102,6 +115,7 @@ def _group_norm(s: Step) -> Any:
     apart = (shape[0], groups, channels // groups, *shape[2:])
     grouped = Regroup(shape, apart).type(s.type(x))
     normalised(s, grouped, list(range(2, len(apart))), float(epsilon), centres=True)
+    _statistics(s, x)
     return [affine(s, weight, bias, [1]), FIXED, FIXED]
 
 
@@ -129,6 +143,8 @@ def _batch_norm(s: Step) -> Any:
         training, epsilon = bool(s.arg(3)), s.arg(5)
     type_ = s.type(x)
     if training:
+        if any(s.program.is_read(number) for number in s.operation.results[1:3]):
+            s.engine.zero(type_)
         normalised(s, type_, [dim for dim in range(len(s.out)) if dim != 1], float(epsilon), centres=True)
     else:
         s.engine.zero(type_)
@@ -145,6 +161,8 @@ def _weight_norm(s: Step) -> Any:
     for one in type_.factors:
         s.engine.partition.shatter(one.atoms)
     s.engine.steady(type_)
+    if any(s.program.is_read(number) for number in s.operation.results[1:]):
+        s.engine.zero(type_)
     gain = s.type(g)
     s.engine.split_by(gain.factors, range(len(s.out)), batch=False)
     return [Type(gain.factors, (), s.engine.imaged(gain, range(len(s.out)))), FIXED]

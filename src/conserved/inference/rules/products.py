@@ -83,7 +83,11 @@ def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
     x, y = aligned(s, left, count), aligned(s, right, count)
     varies = tuple({dim + count - len(s.shape(ref)) for dim in wide(s.shape(ref))} for ref in (left, right))
     if divides:
-        y = Type(tuple(one.times(-1) for one in y.factors), y.shifts, y.images)
+        for one in y.factors:
+            # Not linear: what is divided by does not mix, also where nothing else differs along its axes.
+            s.engine.partition.shatter(one.atoms)
+        # −x/y² times a shift of y varies wherever y does.
+        y = Type(tuple(one.times(-1) for one in y.factors), (), s.engine.imaged(y, varies[1]))
     centred = (x.centred - varies[1]) | (frozenset() if divides else y.centred - varies[0])
     return replace(s.engine.multiply(x, y, (varies[0], varies[1])), centred=centred)
 
@@ -93,7 +97,7 @@ def _addcmul(s: Step) -> Known:
     inner = product(s, s.arg(1), s.arg(2), "div" in s.operation.name)
     assert isinstance(inner, Type)
     base = aligned(s, s.arg(0), len(s.out))
-    return added(s.engine, base, scaled(s.engine, inner, float(s.operation.kwargs.get("value", 1))))
+    return added(s.engine, base, scaled(s.engine, inner, s.operation.kwargs.get("value", 1)))
 
 
 def power(s: Step, x: Type, exponent: Fraction) -> Type:

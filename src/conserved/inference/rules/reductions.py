@@ -69,7 +69,7 @@ def _reduce(s: Step) -> Any:
     elif name in ("max", "min", "median"):
         dims = [at(s.arg(1), count)] if len(s.operation.args) > 1 and count else list(range(count))
     elif name == "cumsum":
-        dims = [at(s.arg(1), count)]
+        dims = [at(s.arg(1), count)] if count else []
     else:
         dims = reduced_dims(s)
     keep = name == "cumsum" or len(s.out) == count

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from math import prod
 from typing import Any
 
 import torch
 
 from conserved.inference.capture import ValueRef
-from conserved.inference.engine import Engine, ReadPart, scaled
+from conserved.inference.engine import Engine, Number, ReadPart, scaled
 from conserved.inference.parameter_types import first_use
 from conserved.inference.reindexing import broadcast
 from conserved.inference.rules.step import Known, Step, base_name, norm_like, number, rule, wide
@@ -24,7 +23,7 @@ def aligned(s: Step, ref: Any, dims: int) -> Type:
     return broadcast(shape, dims).type(s.type(ref))
 
 
-def sum_of(s: Step, left: Any, right: Any, sign: Fraction | int | float = 1) -> Type:
+def sum_of(s: Step, left: Any, right: Any, sign: Number = 1) -> Type:
     """left + sign · right: both must move alike; a parameter that is added moves as what it is added to."""
     count = len(s.out)
     a, b = s.raw(left), s.raw(right)
@@ -40,7 +39,7 @@ def sum_of(s: Step, left: Any, right: Any, sign: Fraction | int | float = 1) -> 
     assert isinstance(b, Type)
     x = broadcast(s.shape(left), count).type(a) if isinstance(left, ValueRef) else a
     y = broadcast(s.shape(right), count).type(b) if isinstance(right, ValueRef) else b
-    y = scaled(s.engine, y, float(sign))
+    y = scaled(s.engine, y, sign)
     return added(s.engine, x, y)
 
 
@@ -118,17 +117,20 @@ def _mean_of(s: Step, x: Any, mean: Any) -> int | None:
 def _rsub(s: Step) -> Known:
     """other − alpha · x."""
     if isinstance(s.arg(1), ValueRef):
-        return sum_of(s, s.arg(1), s.arg(0), -float(s.arg(2, "alpha", 1)))
+        return sum_of(s, s.arg(1), s.arg(0), -s.arg(2, "alpha", 1))
     x = s.type(s.arg(0))
+    if s.arg(1) == 0:
+        # A number that is zero scales with everything.
+        return scaled(s.engine, x, -s.arg(2, "alpha", 1))
     s.engine.equate(x.factors, ())
-    return scaled(s.engine, Type((), x.shifts, x.images), -float(s.arg(2, "alpha", 1)))
+    return scaled(s.engine, Type((), x.shifts, x.images), -s.arg(2, "alpha", 1))
 
 
 EPSILON = 1e-2
 """A positive number up to this size that is added to a sum of squares is taken for a normalisation's ε."""
 
 
-def plus(s: Step, left: Any, right: Any, alpha: int | float) -> Known:
+def plus(s: Step, left: Any, right: Any, alpha: Number) -> Known:
     """The type of left + alpha · right; a small number that is added to squares is a normalisation's ε.
 
     Args:
@@ -140,6 +142,8 @@ def plus(s: Step, left: Any, right: Any, alpha: int | float) -> Known:
     Returns:
         The type of the result.
     """
+    if isinstance(alpha, complex):
+        return sum_of(s, left, right, alpha)
     value = number(right, s)
     if (
         value is None

@@ -1,0 +1,263 @@
+"""The gradient of the given form against that of the reference form, against rounding that is measured.
+
+Rounding changes when inputs move by a few units in the last place; a defect does not. So both forms are run at five
+nearby points, and the mean of their differences is compared with the deviation of the given form's gradients there,
+which the fourth difference measures (`probing.noise`). Sums over long axes are compared block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from conserved.auditing.functions.gradient_test import Method, Tested
+from conserved.auditing.functions.locating import pattern_meaning, where
+from conserved.auditing.functions.pass_under_test import Setting
+from conserved.auditing.functions.reference_form import Form
+from conserved.inference.probing.noise import by_row, nearby, noise_of, rms, step_of, wide
+
+_DEVIATIONS = 14.0
+"""Standard deviations an entry of the mean difference may be off; the deviation is estimated from rows of 16."""
+
+_BLOCK_DEVIATIONS = 4.0
+"""The same for the root mean square over a block, which is one deviation if the difference is rounding."""
+
+_BIAS = 6.0
+"""Roundings of its size by which a gradient may be off in one direction: constants rounded to the precision, statistics
+that the forward saved, the output that a backward reads."""
+
+_MOVED = 4.0
+"""Roundings of its inputs that a gradient may answer to: tables and constants of a lower precision are off by one each,
+always in the same direction, and a saturated softmax multiplies that."""
+
+_PERSISTENT = 0.8
+"""The persistence from which on a difference is no rounding: halfway, in squares, between 1/5 and one."""
+
+_NATURAL = 0.1
+"""The share of a gradient's usual size below which two forms may differ where a function is saturated: 1 − tanh² and
+p − p² are then differences of numbers near one, and all that is left is rounding, always in the same direction."""
+
+_USEFUL = 0.5
+"""A comparison that allows more than this share of a gradient's usual size tests nothing."""
+
+_COUNT = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The mean difference of two forms' gradients of one input, with what rounding explains of it.
+
+    `deviation` is that of a single pass, by row; `change` how much a row changes with the inputs, per relative change.
+    `persistence` is the size of the mean over the mean size: one for a defect, 1/√5 for rounding.
+    """
+
+    mean: Tensor
+    expected: Tensor
+    deviation: Tensor
+    change: Tensor
+    unit: float
+    persistence: float
+
+    @property
+    def relative(self) -> float:
+        """The size of the difference at a single point, relative to the reference gradient."""
+        return rms(self.mean) / (rms(self.expected) or 1.0)
+
+    @property
+    def noise(self) -> float:
+        """The rounding of a single pass, relative to the reference gradient."""
+        return float(self.deviation.square().expand_as(self.mean).mean().sqrt()) / (rms(self.expected) or 1.0)
+
+
+def differences(
+    given: Setting, form: Form, values: Sequence[Tensor], slopes: Sequence[Tensor], *, seed: int = 17
+) -> list[Difference | None]:
+    """Run both forms at five nearby points and average the differences of their gradients.
+
+    Args:
+        given: the form under test, for its unit and responses.
+        form: the reference form.
+        values: inputs in the precision of the given form.
+        slopes: output gradients in the precision of the given form.
+        seed: of the direction in which the points lie.
+    """
+    function = given.function
+    count = len(values)
+    step = step_of(function)
+    points = nearby([*values, *slopes], step, function.seed + seed)
+    mine: list[list[Tensor | None]] = [[] for _ in values]
+    reference: list[list[Tensor | None]] = [[] for _ in values]
+    for point in points:
+        grads = function.gradients(point[:count], point[count:])[1]
+        right = form.gradients(point[:count], point[count:])
+        for place in range(count):
+            mine[place].append(grads[place])
+            reference[place].append(right[place])
+    found: list[Difference | None] = []
+    for place in range(count):
+        pairs = [
+            (wide(a), wide(b))
+            for a, b in zip(mine[place], reference[place], strict=True)
+            if a is not None and b is not None
+        ]
+        if len(pairs) < _COUNT:
+            found.append(None)
+            continue
+        gaps = [a - b for a, b in pairs]
+        rows = by_row(noise_of([a for a, _ in pairs]).square())
+        found.append(
+            Difference(
+                mean=torch.stack(gaps).mean(0),
+                expected=pairs[2][1],
+                deviation=(rows + rows.median()).sqrt(),
+                change=by_row(((pairs[3][1] - pairs[1][1]) / (2 * step)).square()).sqrt(),
+                unit=given.noise.unit,
+                persistence=rms(torch.stack(gaps).mean(0)) / (rms(torch.stack(gaps)) or 1.0),
+            )
+        )
+    return found
+
+
+def agreement_tests(
+    given: Setting, form: Form, values: Sequence[Tensor], slopes: Sequence[Tensor], *, at: str = ""
+) -> Iterator[Tested]:
+    """A test for each input whether the given form has the reference form's gradient.
+
+    At the inputs that were given it is compared by entry and by block. At others (`at` says which) only as a whole:
+    where a function is saturated, rounding sits in few entries and their deviation is not known.
+    """
+    for place, difference in enumerate(differences(given, form, values, slopes)):
+        if difference is None:
+            continue
+        name = given.function.names[place]
+        precision = str(given.function.precision)[6:]
+        what = f"the gradient in {precision} is that of the function in {form.words}{at}, up to rounding"
+        if at:
+            test = _whole(given, difference, name, what, _natural(given, place, slopes))
+            if test.limit <= _USEFUL:
+                yield test
+        else:
+            yield _entries(given, difference, name, what)
+            yield from _blocks(given, difference, name, what)
+
+
+def _natural(given: Setting, place: int, slopes: Sequence[Tensor]) -> float:
+    """The size that a gradient has for output gradients like these at the inputs that were given.
+
+    Where a function is saturated its gradient is a small difference of large numbers (1 − tanh²), and rounding of these
+    is relative to them.
+    """
+    grad = given.grads[place]
+    before = sum(rms(slope) for slope in given.slopes)
+    return 0.0 if grad is None or not before else rms(grad) * sum(rms(slope) for slope in slopes) / before
+
+
+def _whole(given: Setting, difference: Difference, name: str, what: str, natural: float) -> Tested:
+    """All entries together."""
+    right = difference.expected
+    limit = (
+        _BLOCK_DEVIATIONS * difference.deviation
+        + _BIAS * difference.unit * by_row(right.square()).sqrt()
+        + _MOVED * difference.unit * difference.change
+    )
+    allowed = max(rms(limit.expand_as(right)), _NATURAL * natural)
+    worst = rms(difference.mean) / max(allowed, 1e-300)
+    if difference.persistence < _PERSISTENT:
+        # The difference is another one at every point: rounding, however large.
+        worst = min(worst, 1.0)
+    # Relative to its usual size: of a gradient that vanishes, everything is many times its size.
+    scale = max(rms(right), natural) or 1.0
+    test = Tested(
+        gradients=(name,),
+        method=Method.RELATION,
+        what=what,
+        residual=rms(difference.mean) / scale,
+        limit=allowed / scale,
+        worst=worst if worst == worst else float("inf"),
+        sees_factor=False,
+    )
+    return test if test.ok else replace(test, where="everywhere", meaning=_only_here(given, ""))
+
+
+def _entries(given: Setting, difference: Difference, name: str, what: str) -> Tested:
+    """Every entry by itself."""
+    right = difference.expected
+    size = by_row(right.square()).sqrt()
+    limit = (
+        _DEVIATIONS * difference.deviation / _COUNT**0.5
+        + _BIAS * difference.unit * (size + right.abs())
+        + _MOVED * difference.unit * (difference.change + difference.change.square().mean().sqrt())
+    )
+    ratio = difference.mean.abs() / limit.expand_as(right).clamp_min(1e-300)
+    scale = rms(right) or 1.0
+    test = Tested(
+        gradients=(name,),
+        method=Method.RELATION,
+        what=what,
+        residual=difference.relative,
+        limit=rms(limit.expand_as(right)) / scale,
+        worst=float(ratio.nan_to_num(nan=torch.inf).max()) if ratio.numel() else 0.0,
+        sees_factor=True,
+        smallest=_smallest(limit, right),
+    )
+    if test.ok:
+        return test
+    bad = ratio > 1
+    meaning = pattern_meaning(name, bad, difference.mean + right, right, given.shapes)
+    return replace(test, where=where(bad), meaning=_only_here(given, meaning))
+
+
+def _only_here(given: Setting, meaning: str) -> str:
+    precision = str(given.function.precision)[6:]
+    own = f"in this form alone ({precision}): the reference form of the same function has another gradient"
+    return "; ".join(part for part in (meaning, own) if part)
+
+
+def _smallest(limit: Tensor, right: Tensor) -> float:
+    """The relative error of a row, spread over its entries, that would have been seen."""
+    size = by_row(right.square()).sqrt()
+    allowed = by_row(limit.expand_as(right).square()).sqrt()
+    live = size > 1e-3 * float(size.max())
+    return float((allowed / size)[live].median()) if bool(live.any()) else float("inf")
+
+
+def _blocks(given: Setting, difference: Difference, name: str, what: str) -> Iterator[Tested]:
+    """The same for every index of every axis: errors of a row, a head or a channel add up, rounding does not."""
+    right = difference.expected
+    for axis in range(right.ndim):
+        if right.shape[axis] < 2:
+            continue
+        others = [other for other in range(right.ndim) if other != axis]
+        gap, noise, size, change = (
+            (part.square().mean(others) if others else part.square()).sqrt()
+            for part in (
+                difference.mean,
+                difference.deviation.expand_as(right),
+                right,
+                difference.change.expand_as(right),
+            )
+        )
+        # A mean over n squares of normal noise is off by √(2/n); eight of those for the largest of many blocks.
+        count = max(1, right.numel() // right.shape[axis])
+        few = _BLOCK_DEVIATIONS * (1 + 8 / (2 * count) ** 0.5)
+        limit = few * noise / _COUNT**0.5 + difference.unit * (_BIAS * size + _MOVED * change)
+        ratio = (gap / limit.clamp_min(1e-300)).nan_to_num(nan=torch.inf)
+        live = size > 1e-3 * float(size.max())
+        test = Tested(
+            gradients=(name,),
+            method=Method.RELATION,
+            what=f"{what}, for each index of axis {axis}",
+            residual=difference.relative,
+            limit=rms(limit) / (rms(right) or 1.0),
+            worst=float(ratio.max()),
+            sees_factor=True,
+            smallest=float((limit / size)[live].median()) if bool(live.any()) else float("inf"),
+        )
+        if test.ok:
+            yield test
+        else:
+            shown = where(ratio > 1, [f"axis {axis} of d{name}"])
+            yield replace(test, where=shown, meaning=_only_here(given, ""))

@@ -1,0 +1,104 @@
+"""The same function in its most precise form: in a finer precision, and as written instead of compiled.
+
+A backward that is tested in float64 is tested to twelve digits, and the form that was given is then held against it:
+a second implementation that nobody had to write. It is a reference only if it computes the same outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from conserved.auditing.functions.pass_under_test import Setting
+from conserved.inference.probing.noise import by_row, measure_noise, rms, wide
+from conserved.inference.probing.numerical_function import NumericalFunction
+
+_FINER = {
+    torch.bfloat16: (torch.float64, torch.float32),
+    torch.float16: (torch.float64, torch.float32),
+    torch.float32: (torch.float64,),
+    torch.float64: (),
+}
+_QUIETER = 0.5
+"""The share of the given form's noise that the reference form's may be: otherwise it is no more precise."""
+
+_AGREED, _ROUNDED = 14.0, 32.0
+"""Standard deviations and roundings by which the outputs of two forms may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A form of the function: the function itself, its name in words, and the precisions of its outputs."""
+
+    function: NumericalFunction
+    words: str
+    out_types: tuple[torch.dtype, ...] = ()
+
+    def at(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Inputs of the given form as inputs of this one."""
+        return tuple(value.to(like.dtype) for value, like in zip(values, self.function.values, strict=True))
+
+    def gradients(self, values: Sequence[Tensor], slopes: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """Gradients of this form at inputs and output gradients of the given one."""
+        typed = [wide(slope).to(kind) for slope, kind in zip(slopes, self.out_types, strict=True)]
+        return self.function.gradients(self.at(values), typed)[1]
+
+
+def forms_of(function: NumericalFunction) -> Iterator[Form]:
+    """Every form that may be more precise, the most precise first."""
+    plain = replace(function, call=function.eager, eager=None) if function.eager is not None else function
+    written = ", not compiled" if function.eager is not None else ""
+    for precision in (*_FINER[function.precision], *((function.precision,) if written else ())):
+        values = tuple(value.to(precision) for value in plain.values)
+        yield Form(function=replace(plain, values=values), words=f"{str(precision)[6:]}{written}")
+
+
+def reference_setting(setting: Setting) -> tuple[Setting, Form] | None:
+    """One pass of the most precise form that computes what the function computes; None if there is none."""
+    for form in forms_of(setting.function):
+        function = form.function
+        try:
+            outs = function.outputs(function.values)
+            if not _agree(setting, outs):
+                continue
+            slopes = tuple(wide(slope).to(out.dtype) for slope, out in zip(setting.slopes, outs, strict=True))
+            outs, grads = function.gradients(function.values, slopes)
+            noise = measure_noise(function, slopes)
+        except Exception:  # a kernel may refuse a precision in any way it likes
+            continue
+        if [grad is None for grad in grads] != [grad is None for grad in setting.grads]:
+            continue
+        if not all(grad is None or bool(torch.isfinite(grad).all()) for grad in grads):
+            continue
+        same = function.precision == setting.function.precision
+        quieter = sum(map(rms, noise.outs)) <= _QUIETER * sum(map(rms, setting.noise.outs))
+        if not (same or quieter):
+            continue
+        repeats = all(torch.equal(a, b) for a, b in zip(function.outputs(function.values), outs, strict=True))
+        found = replace(
+            setting,
+            function=function,
+            slopes=slopes,
+            outs=outs,
+            grads=grads,
+            noise=noise,
+            repeats=repeats,
+            coarsest=setting.noise.unit,
+            compiler="",
+        )
+        return found, replace(form, out_types=tuple(out.dtype for out in outs))
+    return None
+
+
+def _agree(setting: Setting, outs: Sequence[Tensor]) -> bool:
+    for out, before, deviation in zip(outs, setting.outs, setting.noise.outs, strict=True):
+        if out.shape != before.shape or not bool(torch.isfinite(out).all()):
+            return False
+        size = by_row(wide(before).square()).sqrt()
+        limit = _AGREED * deviation + _ROUNDED * setting.noise.unit * (size + wide(before).abs())
+        if not bool(((wide(out) - wide(before)).abs() <= limit).all()):
+            return False
+    return True

@@ -1,0 +1,36 @@
+"""Whether something holds on to the nodes that accumulate gradients of parameters.
+
+Such a node exists as long as a graph, a data-parallel wrapper or a hook's owner keeps it. PyTorch forgets it when the
+data of its parameter gets another precision for a moment: later graphs accumulate through a new node, without the
+hooks of the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+_MARK = "conserved"
+
+
+def held_elsewhere(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The parameters whose accumulating node is kept by someone else.
+
+    A node that only this function looked at is gone once it returns, and what was written on it too.
+    """
+    return [tensor for tensor in parameters if tensor.requires_grad and tensor.is_leaf and _kept(tensor)]
+
+
+def _kept(tensor: Tensor) -> bool:
+    _notes(tensor)[_MARK] = True
+    return _notes(tensor).pop(_MARK, None) is not None
+
+
+def _notes(tensor: Tensor) -> dict[str, bool]:
+    """What is written on a tensor's accumulating node, and goes with it."""
+    node: Any = get_gradient_edge(tensor).node
+    notes: dict[str, bool] = node.metadata
+    return notes
