@@ -447,6 +447,34 @@ def test_it_compiles_into_one_graph(options: dict[str, Any]) -> None:
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
+def test_running_means_compile_too() -> None:
+    q, k, v, _ = inputs()
+    attend: Any = centered(constants="running")
+    attend(q, k, v)
+    compiled = torch.compile(lambda q, k, v: attend(q, k, v), backend="aot_eager", fullgraph=True)
+    before = attend.rule._value[0].clone()
+    torch.testing.assert_close(compiled(q, k, v + 1), F.scaled_dot_product_attention(q, k, v + 1), rtol=0, atol=1e-12)
+    assert not torch.equal(attend.rule._value[0], before)
+
+
+def test_transforms_of_functions_are_followed() -> None:
+    q, k, v, _ = inputs()
+
+    def loss(attend: Function) -> Function:
+        return lambda q, k, v: attend(q, k, v, hidden=~TRIANGLE).square().sum()
+
+    actual, expected = (
+        torch.func.vmap(torch.func.grad(loss(attend)))(q, k, v) for attend in (centered(written_out), written_out)
+    )
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0)])
+def test_nothing_to_attend_is_left_to_the_function(queries: int, keys: int) -> None:
+    q, k, v, _ = inputs(queries=queries, keys=keys)
+    assert torch.equal(centered()(q, k, v), F.scaled_dot_product_attention(q, k, v))
+
+
 def test_two_axes_are_enough() -> None:
     q, k, v = (tensor[0, 0] for tensor in inputs()[:3])
     torch.testing.assert_close(centered()(q, k, v), F.scaled_dot_product_attention(q, k, v), rtol=0, atol=1e-12)
