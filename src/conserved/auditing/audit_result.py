@@ -124,6 +124,10 @@ class Judgement:
     known: Literal["given", "stored", "bits"]
     ranks: int
     moved: float | None
+    changed: bool = False
+    """Whether gradients are not those of the outputs alone: clipped by value, or with a penalty on the weights."""
+    clipped: float | None = None
+    """The value that gradients were clipped at, if they look as if they were."""
     sensitivity: Sensitivity | None = None
     diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict)
 
@@ -258,6 +262,16 @@ class Audit:
     def moved(self) -> float | None:
         """The step size that explains all failures: the parameters moved by it after the gradient was taken."""
         return self.judgement.moved
+
+    @property
+    def changed(self) -> bool:
+        """Whether gradients are not those of the outputs alone: clipped by value, or with a penalty on the weights."""
+        return self.judgement.changed
+
+    @property
+    def clipped(self) -> float | None:
+        """The value that gradients were clipped at, if they look as if they were."""
+        return self.judgement.clipped
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:

@@ -12,6 +12,7 @@ from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
 from conserved.inference.moving_parameters import moved, runs
 from conserved.laws.identities import HALF
+from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 
 EXPLAINED = 24
@@ -24,6 +25,15 @@ _SEEDS = 6
 
 _SOFT = 0.2
 """The share of what half a motion does to the outputs that a law up to ε may do to them."""
+
+_FITTED = 4
+"""Numbers that one factor must fit to be the explanation: fewer are fitted by chance."""
+
+_UNEXPLAINED = 0.05
+"""The share of broken identities that may be left over once they are explained."""
+
+_NEAR = 0.9
+"""The share of the largest magnitude from which on entries count as just below it."""
 
 _CUT = 16
 """Entries of several gradients that have one magnitude, the largest, if gradients were clipped by value."""
@@ -78,8 +88,8 @@ def clipped_at(broken: Sequence[Symmetry], slopes: Tensors) -> float | None:
     Many entries have exactly the largest magnitude of all; one or two may by chance, or by symmetry.
     """
     names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
-    tensors = [whole(slopes[name]).detach() for name in names if not slopes[name].is_sparse]
-    tensors = [one for one in tensors if one.numel() and one.dtype not in HALF]
+    tensors = [whole(slopes[name]).detach() for name in names if name in slopes and not slopes[name].is_sparse]
+    tensors = [one for one in tensors if one.numel()]
     if not tensors:
         return None
     peaks = [one.abs().max() for one in tensors]
@@ -88,6 +98,32 @@ def clipped_at(broken: Sequence[Symmetry], slopes: Tensors) -> float | None:
         return None
     cut = [one.abs() == peak for one in tensors]
     many = sum(int(one.sum()) for one in cut)
+    if any(one.dtype in HALF for one in tensors):
+        # Few bits: neighbours of the largest magnitude share its value. Clipping leaves more there than just below.
+        below = sum(int(((one.abs() >= _NEAR * peak) & (one.abs() < peak)).sum()) for one in tensors)
+        many = many if many > below else 0
     pairs = zip(tensors, cut, strict=True)
     both = any(bool((one[where] > 0).any()) and bool((one[where] < 0).any()) for one, where in pairs)
     return peak if many >= _CUT and both and sum(bool(one.any()) for one in cut) > 1 else None
+
+
+def decay_in_gradient(broken: Sequence[Symmetry], points: Tensors, slopes: Tensors) -> float | None:
+    """Return the λ for which gradients G + λθ explain every broken identity: a penalty on the weights in the loss.
+
+    μ(θ, G + λθ) = λ μ(θ, θ), because μ(θ, G) = 0: one number must fit all entries of all identities. It is tried for
+    all parameters and for those of two axes and more, as penalties usually leave biases and gains out.
+    """
+    for least in (1, 2):
+        names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
+        theta = {name: whole(points[name]).detach() for name in names}
+        decayed = {name: value if value.ndim >= least else torch.zeros_like(value) for name, value in theta.items()}
+        sources = Point(theta), Direction({n: whole(slopes[n]).detach() for n in names}), Direction(decayed)
+        moments = Plan.of(broken).evaluate(sources, [(0, 1), (0, 2)], dtype=torch.float64)
+        left, right = (torch.cat([value.flatten() for value in moments.values(pair)]) for pair in (0, 1))
+        size = float(right @ right)
+        if not size or not bool(torch.isfinite(left).all()) or left.numel() < _FITTED:
+            continue
+        factor = float(left @ right) / size
+        if factor > 0 and float((left - factor * right).norm()) <= _UNEXPLAINED * float(left.norm()):
+            return factor
+    return None

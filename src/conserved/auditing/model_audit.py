@@ -19,7 +19,7 @@ from conserved.auditing.audit_result import Audit, GradientFinding, Judgement, R
 from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
 from conserved.auditing.causes import step_size, suggestions
 from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
-from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, lost_since, untrue
+from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
 from conserved.auditing.law_places import described
 from conserved.auditing.noise import linear_bounds, shows_factors, unmistakable, wrong_factors
 from conserved.auditing.replay import ClosureReplay, Replay
@@ -180,6 +180,8 @@ def _judged(
         ranks=left.balance.ranks,
         moved=moved,
         gauge=gauge,
+        changed=clipped is not None or case.decayed is not None,
+        clipped=clipped,
     )
 
 
@@ -193,6 +195,8 @@ class _Case:
     """By name, laws that are none any more because of what training did, and why."""
     no_laws: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By name, laws that the forward pass does not keep either, and what was seen."""
+    decayed: float | None = None
+    """λ, if the gradients are those of a loss with a penalty λ/2 ‖θ‖² on the weights."""
     noisy: frozenset[int] = frozenset()
     """Identities above the floor that rounding may explain: nothing they span counts as tested."""
     factors: dict[int, float] = field(default_factory=dict)
@@ -247,6 +251,10 @@ class _Case:
         clipped = clipped_at(self.suspected, gradients) if self.broken and gradients is not None else None
         if clipped is not None:
             self.leave_open(self.broken)
+        elif self.broken and gradients is not None:
+            self.decayed = decay_in_gradient(self.suspected, self.backward.points, gradients)
+            if self.decayed is not None:
+                self.leave_open(self.broken)
         return clipped
 
     def _widen_linear(self, gradients: Tensors, used: torch.dtype) -> None:
@@ -473,6 +481,11 @@ def _verdict(
     if clipped is not None:
         message = (
             f"Gradients look clipped by value at ±{clipped:.3g}, which no identity survives: audit before clipping."
+        )
+    elif case.decayed is not None:
+        message = (
+            f"The gradients contain {case.decayed:.3g} times the parameters: the loss has a penalty on the weights, so "
+            "that the identities of the outputs are not those of the loss."
         )
     elif missing:
         message = (

@@ -65,6 +65,20 @@ class RaisedAlarms:
             return alarm
         return replace(alarm, message=f"{alarm.message} {self._cause(alarm, audits)}")
 
+    def undecided(self, alarm: Alarm, audits: Audits) -> str:
+        """Say why an alarm of the account is not to be raised; empty if it is.
+
+        The audit of the same gradients found the identities of these laws broken for a reason that is no defect: they
+        were clipped by value, the loss has a penalty on the weights, or the model took another way in this pass.
+        """
+        last, entry = audits.last, audits.series[-1] if audits.series else None
+        if alarm.code not in _ACCOUNT or last is None or entry is None or entry.refuted or entry.conclusive:
+            return ""
+        if alarm.code == "residual" and entry.step != alarm.step:
+            return ""
+        open_laws = {row.name for row in last.left_open}
+        return last.verdict.message if last.changed or open_laws & {alarm.law, *alarm.laws} else ""
+
     def _cause(self, alarm: Alarm, audits: Audits) -> str:
         entry = next((one for one in reversed(audits.series) if one.step == alarm.step), None)
         if self._explaining(alarm) is not None:

@@ -113,6 +113,7 @@ class Audits:
         self._terms: EpsilonTerms | None = None
         self._gauge: Gauge | None = None
         self._armed: ExitStack | None = None
+        self._mixed = False
         self._due, self._why = 0, "the first backward pass"
         self._groups = self._signature()
         self._last: tuple[int, float] | None = None
@@ -168,6 +169,10 @@ class Audits:
             self.disarm()
             self.arm()
 
+    def distrust_listening(self) -> None:
+        """Audit the coming step by its gradients alone: listeners also saw a pass whose gradients were thrown away."""
+        self._mixed = True
+
     def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record a forward pass that has begun already: the one whose inputs laws were inferred from."""
         self._pass.begin(args, kwargs)
@@ -217,9 +222,9 @@ class Audits:
             self.arm()
 
     def _audited(self, step: int, passes: int) -> Audit | None:
-        gauge = self._gauge
+        gauge = None if self._mixed else self._gauge
         self.disarm()
-        self._gauge = None
+        self._gauge, self._mixed = None, False
         if any(bool(torch.as_tensor(getattr(one, "found_inf", None) or 0.0) > 0) for one in self._optimizers):
             # A scaler found infinities; a fused optimizer will leave everything as it is.
             return None
