@@ -6,12 +6,14 @@ python benchmarks/attention_precision.py moments    # training runs: errors, pre
 python benchmarks/attention_precision.py losses     # loss and spectral norms of flash, centered and math over seeds
 
 Every command takes --seconds, after which it stops, --small for a miniature on a processor, and --folder. Results are
-written after each part. Texts are the sources of Python's own standard library, byte by byte.
+written after each part: summaries as NAME.json, errors of single heads as NAME.heads.json.gz. Texts are the sources of
+Python's own standard library, byte by byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import sysconfig
@@ -610,7 +612,9 @@ MOMENTS = (0, 5, 10, 15, 25, 50, 100, 200, 400, 800, 1400, 1999)
 def moments(clock: Clock, small: bool) -> Iterator[dict[str, Any]]:
     """Runs of several kinds of model, looked at in the same steps."""
     text, runs = corpus(), []
-    shape = Shape(layers=4, width=64, head=16, length=64, batch=4, steps=101) if small else Shape()
+    shape = Shape()
+    if small:
+        shape = Shape(layers=4, width=64, head=16, length=64, batch=4, steps=101, rate=3e-3, warm_up=0)
     kinds = (
         ("learned", "rotary", "normed", "grouped") if not small else ("learned", "rotary", "normed", "grouped", "deep")
     )
@@ -694,6 +698,82 @@ def _digits6(value: Any) -> float:
     return float(f"{float(value):.6g}")
 
 
+# Summaries
+
+
+def condensed(record: dict[str, Any]) -> dict[str, Any]:
+    """Replace errors by head with medians and maxima by layer, shares and the quality of predictions."""
+    record = dict(record)
+    for name, looks in (("moments", "moments"), ("losses", "looks")):
+        if name in record:
+            every = [look for run in record[name] for look in run[looks]]
+            record["predictions"] = predictions(every)
+            record[name] = [run | {looks: [_condensed_look(look) for look in run[looks]]} for run in record[name]]
+    return record
+
+
+def _condensed_look(look: dict[str, Any]) -> dict[str, Any]:
+    errors = {kernel: table for kernel, table in look["errors"].items() if table["dQ"]}
+    table: dict[str, Any] = {}
+    for kernel, legs in errors.items():
+        for leg in ("dQ", "dK"):
+            layers = [torch.tensor(layer, dtype=torch.float64) for layer in legs[leg]]
+            table.setdefault(kernel, {})[leg] = {
+                "median": [_digits(layer.nanmedian()) for layer in layers],
+                "max": [_digits(layer.nan_to_num(nan=math.inf).max()) for layer in layers],
+                "mostly rounding": _digits(torch.stack(layers).gt(0.5).double().mean()),
+            }
+    worse = {leg: _worse(look["errors"]["flash"][leg], look["errors"]["centered"][leg]) for leg in ("dQ", "dK")}
+    return {"step": look["step"], "errors": table, "worse": worse, "updates": look["updates"], "norms": look["norms"]}
+
+
+def _worse(before: Any, after: Any) -> list[int]:
+    """Count heads that are less accurate by more than 30 % and by more than the unit roundoff, and all heads."""
+    old, new = torch.tensor(before, dtype=torch.float64), torch.tensor(after, dtype=torch.float64)
+    return [int((new > 1.3 * old.clamp_min(2.0**-8)).sum()), new.numel()]
+
+
+def predictions(looks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return rank correlation and calibration of predicted against true errors, by kernel, over all heads."""
+    table: dict[str, Any] = {}
+    for kernel in BACKENDS:
+        for leg in ("dQ", "dK"):
+            pairs = [
+                (_flat(look["errors"][kernel][leg]), _flat(look["errors"][kernel][f"{leg} predicted"]))
+                for look in looks
+                if kernel in look["errors"]
+            ]
+            if not sum(len(true) for true, _ in pairs):
+                continue
+            true, predicted = (torch.cat(part) for part in zip(*pairs, strict=True))
+            usable = true.isfinite() & predicted.isfinite() & (true > 0)
+            true, ratio = true[usable], predicted[usable] / true[usable]
+            large = true > 0.05
+            table[f"{kernel} {leg}"] = {
+                "heads": len(true),
+                "rank correlation": _digits(_rank_correlation(true, predicted[usable])),
+                "ratio": _quantiles(ratio),
+                "heads above 0.05": int(large.sum()),
+                "ratio above 0.05": _quantiles(ratio[large]),
+                "largest": _digits(true.max()),
+            }
+    return table
+
+
+def _flat(rows: list[list[float]]) -> Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+
+
+def _rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+    ranks = torch.stack([part.argsort().argsort().double() for part in (a, b)])
+    return torch.corrcoef(ranks)[0, 1]
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    shares = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
+    return [_digits(value) for value in values.quantile(shares)] if len(values) else []
+
+
 COMMANDS: dict[str, Callable[[Clock, bool], Iterator[dict[str, Any]]]] = {
     "kernels": kernels,
     "cost": cost,
@@ -716,7 +796,10 @@ def main() -> None:
     start = time.monotonic()
     for record in COMMANDS[options.command](Clock(options.seconds), options.small):
         taken = {"seconds": round(time.monotonic() - start, 1), "small": options.small}
-        path = save(f"attention_{options.command}", record | taken, options.folder)
+        path = save(f"attention_{options.command}", condensed(record) | taken, options.folder)
+        if options.command in ("moments", "losses"):
+            text = json.dumps(record, separators=(",", ":")).encode()
+            path.with_suffix(".heads.json.gz").write_bytes(gzip.compress(text, mtime=0))
     print(path, json.dumps(taken))
 
 

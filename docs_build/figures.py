@@ -120,6 +120,30 @@ def moment_map(scheme: Scheme) -> Figure:
     return figure
 
 
+def attention_precision(scheme: Scheme) -> Figure:
+    """Error of dQ by layer and step in a run without warm-up, as the kernel has it and centered."""
+    runs = stored("attention_losses", "h200")["losses"]
+    looks = next(run["looks"] for run in runs if run["looks"])
+    figure = _canvas(7.4, 3.0)
+    panels = figure.subplots(1, 2, sharey=True)
+    steps = [look["step"] for look in looks]
+    for panel, (kernel, title) in zip(panels, (("flash", "flash"), ("centered", "flash, centered")), strict=True):
+        errors = np.array([look["errors"][kernel]["dQ"]["median"] for look in looks]).T
+        image = panel.imshow(np.log10(errors), aspect="auto", cmap="viridis", vmin=-3, vmax=1.5, origin="lower")
+        panel.set_title(f"{title}: error of dQ over dQ", color=scheme.text, fontsize=10)
+        panel.set_xticks(range(len(steps)), [str(step) for step in steps])
+        panel.set_xlabel("step", color=scheme.text, fontsize=9)
+        panel.tick_params(colors=scheme.text, labelsize=8)
+        for side in panel.spines.values():
+            side.set_color(scheme.faint)
+    panels[0].set_ylabel("layer", color=scheme.text, fontsize=9)
+    bar = figure.colorbar(image, ax=panels, shrink=0.9, ticks=[-3, -2, -1, 0, 1])
+    bar.ax.set_yticklabels(["0.001", "0.01", "0.1", "1", "10"])
+    bar.ax.tick_params(colors=scheme.text, labelsize=8)
+    bar.outline.set_edgecolor(scheme.faint)
+    return figure
+
+
 def _canvas(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
     figure.patch.set_alpha(0)
@@ -223,6 +247,7 @@ def ranges(scheme: Scheme) -> Figure:
 
 
 FIGURES = {
+    "attention_precision": attention_precision,
     "ranges": ranges,
     "order_test": order_test,
     "long_runs": long_runs,

@@ -903,6 +903,33 @@ def claims() -> str:
     return f"What the sources state (errors that are one are counted once):\n\n{own}\n\nWhat we state:\n\n{ours}"
 
 
+def momentum() -> str:
+    """What momentum leaves of the laws of the paper's blocks."""
+    record = stored("beyond_gradient_flow")
+    rows = [(row["block"], str(row["gradient"]), str(row["momentum"]), str(row["momenta"])) for row in record["rows"]]
+    head = ("block", "laws of gradient flow", "laws of momentum", "of these, momenta of recognised symmetries")
+    return f"{table(head, rows)}\n\n{made_on(record)}"
+
+
+def adam() -> str:
+    """What Adam leaves of the laws of the paper's blocks."""
+    record = stored("beyond_gradient_flow")
+    rows = [(row["block"], str(row["gradient"]), str(row["adam"])) for row in record["rows"]]
+    return f"{table(('block', 'laws of gradient flow', 'laws of Adam'), rows)}\n\n{made_on(record)}"
+
+
+def metrics() -> str:
+    """Laws of the paper's blocks in other metrics, counted and certified."""
+    record = stored("beyond_gradient_flow")
+    kinds = ("tensor", "entry", "entropy")
+    rows = [
+        (row["block"], str(row["gradient"]), *(f"{row[kind]} (at most {row[f'{kind}_certified']})" for kind in kinds))
+        for row in record["rows"]
+    ]
+    head = ("block", "Euclidean", "a number a tensor", "a number an entry", "entropy")
+    return f"{table(head, rows)}\n\n{made_on(record)}"
+
+
 WAYS = (
     "as trained",
     "by hand, norms (SmoothQuant)",
@@ -1088,3 +1115,225 @@ def lora() -> str:
     ]
     heads = ("", "held-out loss", "accuracy", "imbalance at the end", "gain in loss", "better in")
     return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
+KERNEL_NAMES = {
+    "flash": "flash",
+    "cudnn": "cuDNN",
+    "efficient": "memory-efficient",
+    "math": "math",
+    "flex": "FlexAttention, eager",
+    "flex compiled": "FlexAttention, compiled",
+    "varlen": "packed (`varlen_attn`)",
+    "written out": "written out, eager",
+    "written out, compiled": "written out, compiled",
+}
+"""Kernels as the page of attention's precision calls them."""
+
+
+def attention_kernels() -> str:
+    """Errors of dQ and dK before and after centering, by kernel and variant, where keys and values share a lot."""
+    rows = []
+    for device, place in (("h200", "H200"), ("cpu", "CPU")):
+        every = [row for row in stored("attention_kernels", device)["kernels"] if row.get("inputs") == "common"]
+        for row in every:
+            if row["dtype"] == "bfloat16":
+                half = next(r for r in every if _same_call(r, row) and r["dtype"] == "float16")
+                cells = [
+                    f"{number(r['before'][leg][0])} → {number(r['after'][leg][0])}"
+                    for r in (row, half)
+                    for leg in ("dQ", "dK")
+                ]
+                rows.append((f"{KERNEL_NAMES[row['kernel']]} ({place})", row["variant"], *cells))
+    return table(("kernel", "call", "dQ, bf16", "dK, bf16", "dQ, fp16", "dK, fp16"), rows)
+
+
+def _same_call(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return (a["kernel"], a["variant"]) == (b["kernel"], b["variant"])
+
+
+def attention_harm() -> str:
+    """In how many of the calls something got less accurate by centering."""
+    total, worse, refused = 0, [], []
+    for device in ("h200", "cpu"):
+        for row in stored("attention_kernels", device)["kernels"]:
+            if "problem" in row:
+                refused.append(f"{row['kernel']} ({row['variant']})")
+                continue
+            roundoff = 2.0**-8 if row["dtype"] == "bfloat16" else 2.0**-11
+            for leg, (before, _) in row["before"].items():
+                total += 1
+                after = row["after"][leg][0]
+                if after > 1.3 * max(before, roundoff):
+                    call = f"{row['kernel']}, {row['variant']}, {row['dtype']}, {row['inputs']}"
+                    worse.append(f"{leg} of {call}: {number(before)} to {number(after)}")
+    text = (
+        f"Over {total:,} medians (all kernels, calls and precisions above; heads with much in common, random heads, "
+        f"large scores, an attention sink; O, dQ, dK, dV) {len(worse) or 'none'} got worse by more than 30 % and by "
+        "more than the unit roundoff"
+    )
+    text += f": {'; '.join(worse)}." if worse else "."
+    return f"{text} Not supported by PyTorch: {', '.join(dict.fromkeys(refused))}." if refused else text
+
+
+def attention_predictions() -> str:
+    """Predicted against true errors by head."""
+    rows = []
+    for name, device in (("attention_moments", "h200"), ("attention_losses", "h200"), ("attention_moments", "cpu")):
+        record = stored(name, device)
+        if name == "attention_losses":
+            where = f"{sum(bool(run['looks']) for run in record['losses'])} runs without warm-up"
+        else:
+            sizes = [run["parameters"] for run in record["moments"]]
+            where = f"{len(sizes)} models of up to {size(max(sizes))}"
+        for key, row in stored(name, device)["predictions"].items():
+            kernel, leg = key.split()
+            if kernel == "math":
+                continue
+            large = (
+                " to ".join(number(row["ratio above 0.05"][i]) for i in (0, 2)) if row["heads above 0.05"] > 1 else "–"
+            )
+            rows.append(
+                (
+                    f"{KERNEL_NAMES[kernel]} ({'H200' if device == 'h200' else 'CPU'}), {where}",
+                    leg,
+                    f"{row['heads']:,}",
+                    number(row["rank correlation"], 3),
+                    number(row["ratio"][1], 3),
+                    " to ".join(number(row["ratio"][i]) for i in (0, 2)),
+                    f"{row['heads above 0.05']:,}",
+                    large,
+                )
+            )
+    heads = (
+        "kernel",
+        "of",
+        "heads",
+        "rank correlation",
+        "median ratio",
+        "5 % to 95 %",
+        "error above 0.05",
+        "ratio there",
+    )
+    return table(heads, rows)
+
+
+def attention_training() -> str:
+    """What was seen of training: errors of dQ, Adam's updates, losses and spectral norms."""
+    kinds = {"learned": "learned positions", "rotary": "rotary", "normed": "query/key norm", "grouped": "grouped heads"}
+    rows = []
+    for run in stored("attention_moments", "h200")["moments"]:
+        looks = run["moments"]
+        worst = max(looks, key=lambda look: max(look["errors"]["flash"]["dQ"]["max"]))
+        late = looks[-1]
+        rows.append(
+            (
+                f"{kinds[run['kind']]}, {size(run['parameters'])}",
+                f"{run.get('stopped', run['shape']['steps']):,}",
+                f"{number(max(worst['errors']['flash']['dQ']['max']))} (step {worst['step']})",
+                number(max(late["errors"]["flash"]["dQ"]["max"])),
+                number(max(max(look["errors"]["centered"]["dQ"]["max"]) for look in looks)),
+                number(max(look["errors"]["flash"]["dQ"]["mostly rounding"] for look in looks), 2),
+                number(min(min(look["updates"]["flash, Adam"]) for look in looks), 3),
+            )
+        )
+    heads = (
+        "model",
+        "steps",
+        "worst head, flash",
+        "at the end",
+        "worst head, centered",
+        "share above 0.5",
+        "least cosine of Adam's updates",
+    )
+    return table(heads, rows)
+
+
+def attention_harsh() -> str:
+    """The runs without warm-up: errors by step."""
+    rows = []
+    for run in stored("attention_losses", "h200")["losses"]:
+        for look in run["looks"]:
+            flash, mended, updates = look["errors"]["flash"]["dQ"], look["errors"]["centered"]["dQ"], look["updates"]
+            rows.append(
+                (
+                    run["setting"],
+                    look["step"],
+                    number(median(flash["median"])),
+                    number(flash["mostly rounding"]),
+                    number(median(mended["median"])),
+                    number(mended["mostly rounding"]),
+                    number(min(updates["flash, gradient"])),
+                    number(min(updates["centered, gradient"])),
+                    number(min(updates["flash, Adam"])),
+                    number(min(updates["centered, Adam"])),
+                )
+            )
+    heads = (
+        "run",
+        "step",
+        "dQ, flash",
+        "share above 0.5",
+        "dQ, centered",
+        "share above 0.5 ",
+        "gradient, flash",
+        "gradient, centered",
+        "Adam, flash",
+        "Adam, centered",
+    )
+    return table(heads, rows)
+
+
+def attention_losses() -> str:
+    """Losses and spectral norms of the same runs with three attentions."""
+    runs = stored("attention_losses", "h200")["losses"]
+    rows = []
+    for setting in dict.fromkeys(run["setting"] for run in runs):
+        for attention in ("flash", "centered", "math"):
+            same = [run for run in runs if (run["setting"], run["attention"]) == (setting, attention)]
+            norms = [max(run["norms"][-1]["q"]) for run in same]
+            rows.append(
+                (
+                    setting,
+                    attention,
+                    ", ".join(f"{run['last']:.3f}" for run in same),
+                    f"{sum(run['last'] for run in same) / len(same):.3f}",
+                    ", ".join(number(norm) for norm in norms),
+                    number(median(run["seconds"] for run in same)),
+                )
+            )
+    return table(
+        ("setting", "attention", "loss by seed", "mean", "largest spectral norm of W_Q by seed", "seconds"), rows
+    )
+
+
+def attention_worse_heads() -> str:
+    """How many single heads of real runs got less accurate by centering."""
+    parts = []
+    for name, device, runs, looks in (
+        ("attention_moments", "h200", "moments", "moments"),
+        ("attention_losses", "h200", "losses", "looks"),
+        ("attention_moments", "cpu", "moments", "moments"),
+    ):
+        every = [look["worse"] for run in stored(name, device)[runs] for look in run[looks]]
+        counts = [worse[leg] for worse in every for leg in ("dQ", "dK")]
+        parts.append(f"{sum(count for count, _ in counts):,} of {sum(total for _, total in counts):,}")
+    calm, harsh, small = parts
+    return (
+        f"Of dQ and dK of single heads in the runs with warm-up {calm} got worse by more than 30 % and by more than "
+        f"the unit roundoff, in the runs without warm-up {harsh}. Both were measured before heads were left alone that "
+        f"gain less than a factor of two; with that rule it is {small} in small models without warm-up on a processor."
+    )
+
+
+def attention_cost() -> str:
+    """Seconds of forward and backward of bare attention, called by the host one after the other."""
+    names = ("flash", "mean", "running", "rows", "mean, compiled", "rows, compiled")
+    rows = [
+        (
+            " × ".join(map(str, row["shape"])),
+            *(number(1e3 * row.get("seconds", row.get("host"))[name]) for name in names),
+        )
+        for row in stored("attention_cost", "h200")["cost"]
+    ]
+    return table(("shape, bf16, milliseconds", *names), rows)

@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import conserved
 from conserved.attention import attention_rounding, centered, register_with_transformers, watch_precision
 from conserved.attention.precision_watch import kernel_of
 
@@ -160,6 +161,20 @@ def test_a_watched_model_shows_what_is_rounding_and_what_mends_it() -> None:
     assert len(mended.rows) == 8
     assert mended.worst.query < 0.02
     assert not mended.alarms
+
+
+def test_the_gauge_says_what_is_rounding_and_its_verdict_stays() -> None:
+    torch.manual_seed(0)
+    layer = Layer(lambda *args, **options: F.scaled_dot_product_attention(*args, **options))
+    x = torch.randn(3, 40, 32)
+    with conserved.gauge(layer) as gauge, torch.autocast("cpu", torch.bfloat16):
+        layer(x).float().square().mean().backward()
+    assert "precision: dQ of" in gauge.summary()
+    assert all(alarm.code == "precision" for alarm in gauge.attention_precision.alarms)
+    with conserved.gauge(layer) as single:
+        layer(x).square().mean().backward()
+    assert single.attention_precision.rows == ()
+    assert "precision" not in single.summary()
 
 
 def test_a_model_of_transformers_is_heard_under_its_own_names() -> None:

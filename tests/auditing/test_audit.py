@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import conserved
-from conserved import Status, Symmetry, Verdict, audit, blocks, gauge, recognize
+from conserved import Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.auditing import Audit
 from conserved.inference import FirstCall, live
 from conserved.laws.identities import grain
@@ -366,7 +367,7 @@ def test_a_model_on_the_meta_device_is_refused() -> None:
 
 def test_the_parameters_and_modules_that_nothing_tests_are_listed_with_the_badge() -> None:
     found = audit(backward(decoder()))
-    assert found.badge == f"verified, {found.coverage.percent} of parameters"
+    assert re.fullmatch(rf"verified, {found.coverage.percent} of parameters, errors above 0\.\d+ %", found.badge)
     assert found.coverage.parameters == 1
     assert all(name.endswith("feedforward") for name in found.coverage.untested_modules)
     half = audit(backward(decoder()), laws=recognize(decoder()).select(lambda s: s.family == "gated_neurons"))
@@ -526,8 +527,8 @@ def test_without_processes_nothing_is_said_about_replicas() -> None:
     assert found.verdict == Verdict.INCONCLUSIVE
 
 
-def test_a_wrong_gradient_that_drowns_in_the_noise_of_the_others_is_not_called_right() -> None:
-    """Gradients of queries and keys a hundred-millionth of the others: nothing can be said of them, so nothing is."""
+def test_a_lost_gradient_is_refuted_however_small_it_would_have_been() -> None:
+    """Gradients of queries and keys are a hundred-millionth of the others, and that of the keys is lost."""
     model = blocks.Attention(16, 2)
     with torch.no_grad():
         model.q.weight.mul_(1e-5)
@@ -535,9 +536,7 @@ def test_a_wrong_gradient_that_drowns_in_the_noise_of_the_others_is_not_called_r
     model(torch.randn(24, 16)).sin().mean().backward()
     model.k.weight.grad = torch.zeros_like(model.k.weight)
     found = audit(model)
-    assert not found.conclusive
-    assert found.coverage.parameters < 1
-    assert all(found[f"query_key[{head}]"].status is not Status.VERIFIED for head in range(2))
+    assert {row.name for row in found.failures} == {"query_key[0]", "query_key[1]"}
 
 
 def _without_gradient(model: Any) -> None:

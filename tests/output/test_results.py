@@ -112,6 +112,7 @@ def test_a_result_is_short_in_a_list_readable_in_print_and_compact_in_a_notebook
         ("certify", "PROVED"),
         ("attention", "H/log n"),
         ("attention", "layers.1.attention, causal"),
+        ("attention", "VERIFIED: Rows sum to zero and ranks obey their bound in all 8 heads.\n  largest row sum"),
         ("fingerprint", "fingerprint "),
         ("softmax", "entropy"),
         ("equalize", "objective"),

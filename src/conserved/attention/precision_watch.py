@@ -13,6 +13,7 @@ from conserved.attention.attention_calls import AttentionCall, attention_heard
 from conserved.attention.precision import AttentionPrecision
 from conserved.attention.queries_and_keys import Capture, captured
 from conserved.attention.rounding import Delta, attention_rounding
+from conserved.boundary import guarded
 
 _FUSED = ("ScaledDotProduct", "FlashAttn", "Flash", "FlexAttention", "EfficientAttention", "Cudnn")
 """What names of the backward functions of fused kernels contain."""
@@ -62,13 +63,16 @@ def watch_precision(
         yield precision
 
 
-def listen_for_rounding(call: AttentionCall, precision: AttentionPrecision, sequences: int = 1) -> None:
+def listen_for_rounding(
+    call: AttentionCall, precision: AttentionPrecision, sequences: int = 1, *, half_only: bool = False
+) -> None:
     """Predict the rounding of one call when its output gradient arrives; for listeners that hear calls already.
 
     Args:
         call: the call, while it happens.
         precision: the object to add the prediction to.
         sequences: how many sequences of the batch are looked at.
+        half_only: whether to leave out calls whose output is not stored in half precision.
     """
     if call.at not in ("product", "interface") or not torch.is_grad_enabled():
         return
@@ -81,7 +85,7 @@ def listen_for_rounding(call: AttentionCall, precision: AttentionPrecision, sequ
     value = call.args[0] if call.args else call.kwargs["value"]
 
     def output_arrived(output: Tensor, tokens_first: bool) -> None:
-        if not output.requires_grad:
+        if not output.requires_grad or (half_only and output.dtype not in (torch.bfloat16, torch.float16)):
             return
         kernel, delta = kernel_of(output)
         stored = _few(output, sequences, tokens_first=tokens_first)
@@ -91,7 +95,7 @@ def listen_for_rounding(call: AttentionCall, precision: AttentionPrecision, sequ
             part = _few(gradient, sequences, tokens_first=tokens_first)
             precision.add(call.path, kernel, _predict(capture, values, stored, part, delta))
 
-        output.register_hook(gradient_arrived)
+        output.register_hook(guarded(gradient_arrived))
 
     call.output_listeners.append(output_arrived)
 

@@ -17,7 +17,7 @@ from conserved.attention.moments import TokenMoments
 from conserved.attention.queries_and_keys import Capture, Unheard, listening
 from conserved.attention.softmax import softmax_statistics
 from conserved.output import html
-from conserved.output.lines import WIDTH, TextLine, columns, joined
+from conserved.output.lines import WIDTH, TextLine, columns, joined, paragraphs
 from conserved.output.result import PrintableResult
 from conserved.verdict import Evidence, Verdict
 
@@ -99,7 +99,7 @@ class AttentionProbe(PrintableResult):
             lines += columns([head for head, _ in _COLUMNS], cells, right=range(len(_COLUMNS)))
         lines += [TextLine(), TextLine(_LEGEND)]
         lines += [TextLine(f"{layer}: not described, {reason}") for layer, reason in self.skipped]
-        return [*lines, TextLine(str(self.verdict))]
+        return [*lines, *paragraphs(str(self.verdict))]
 
     def summary(self, width: int = WIDTH) -> str:
         """Return the table as text."""

@@ -10,16 +10,26 @@ from typing import Any
 from torch import Tensor, nn
 
 from conserved.attention.attention_calls import AttentionCall, attention_heard
+from conserved.attention.precision import AttentionPrecision
+from conserved.attention.precision_watch import listen_for_rounding
 
 See = Callable[[str, Tensor, str], Tensor]
 """Given where, keys (…, heads, length, width), and why a shift of them may be visible (empty if not): keys to use."""
 
 
 @contextmanager
-def keys_seen(model: nn.Module, see: See) -> Iterator[None]:
-    """Within it, every attention of the model passes its keys through `see`."""
+def keys_seen(model: nn.Module, see: See, precision: AttentionPrecision | None = None) -> Iterator[None]:
+    """Within it, every attention of the model passes its keys through `see`.
+
+    Args:
+        model: the model to listen to.
+        see: gets keys and returns those to use.
+        precision: gets a prediction of the rounding of dQ and dK of every call in half precision; None for none.
+    """
 
     def tell(call: AttentionCall) -> Tensor | None:
+        if precision is not None:
+            listen_for_rounding(call, precision, half_only=True)
         if call.keys is None:
             return None
         return see(call.path, call.keys, _visible(call.module, call.kwargs) if call.at == "interface" else "")

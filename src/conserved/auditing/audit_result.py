@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
+from conserved.auditing.diagnosis import Diagnosis
+from conserved.auditing.sensitivity import Sensitivity, in_percent
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import AuditCoverage
 from conserved.laws import Dropped
@@ -23,6 +26,9 @@ BLIND = (
     "softmax term wrong in both (conserved.gauge sees those); ranks that disagree (conserved.check_replicas)."
 )
 """Printed with every clean result."""
+
+LEAST = 0.5
+"""Share of the trained entries that must be tested for an audit to be `ok`."""
 
 _SHOWN = 12
 """Failures that a summary lists."""
@@ -118,6 +124,12 @@ class Judgement:
     known: Literal["given", "stored", "bits"]
     ranks: int
     moved: float | None
+    changed: bool = False
+    """Whether gradients are not those of the outputs alone: clipped by value, or with a penalty on the weights."""
+    clipped: float | None = None
+    """The value that gradients were clipped at, if they look as if they were."""
+    sensitivity: Sensitivity | None = None
+    diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict)
 
 
 def _there() -> bool:
@@ -127,8 +139,9 @@ def _there() -> bool:
 class Audit:
     """The result of one audit: the gradient identities of a backward pass, worst first.
 
-    `ok`: nothing is refuted, no gradient is missing, and something was tested. `conclusive`: everything that could be
-    tested was, to rounding. Only both together are green, and `coverage` says for how much of the model. `precision` is
+    `ok`: nothing is refuted, no gradient is missing, and at least half of the trained entries were tested, so that an
+    error of 10 % would have been seen. `conclusive`: everything that could be tested was, to rounding. Only both
+    together are green; `coverage` says for how much of the model, and `sensitivity` for which errors. `precision` is
     the coarsest that the pass was computed in, and `known` how that is known: given, stored (the type of the gradients
     themselves), or read off the gradients' bits.
 
@@ -178,7 +191,7 @@ class Audit:
 
     @property
     def left_open(self) -> tuple[Row, ...]:
-        """Identities up to a norm's ε further off than √ε; weights and gradients do not say whether ε is why."""
+        """Identities above their limit that do not mean a wrong gradient; `Row.suggests` says why for each."""
         return self.judgement.left_open
 
     @property
@@ -216,6 +229,16 @@ class Audit:
         return self.judgement.unknown
 
     @property
+    def sensitivity(self) -> Sensitivity | None:
+        """The smallest error of a leg that would have been refuted, by law; None if gradients were not finite."""
+        return self.judgement.sensitivity
+
+    @property
+    def diagnoses(self) -> Mapping[str, Diagnosis]:
+        """By law above the floor, where its residual comes from; empty if the pass was not run again."""
+        return self.judgement.diagnoses
+
+    @property
     def gauge(self) -> Gauge | None:
         """The sums of key gradients, if the pass was watched by `conserved.gauge`."""
         return self.judgement.gauge
@@ -240,6 +263,16 @@ class Audit:
         """The step size that explains all failures: the parameters moved by it after the gradient was taken."""
         return self.judgement.moved
 
+    @property
+    def changed(self) -> bool:
+        """Whether gradients are not those of the outputs alone: clipped by value, or with a penalty on the weights."""
+        return self.judgement.changed
+
+    @property
+    def clipped(self) -> float | None:
+        """The value that gradients were clipped at, if they look as if they were."""
+        return self.judgement.clipped
+
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """One row per identity: failures, identities that hold, identities that no gradient reached; worst first."""
@@ -253,10 +286,10 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is refuted, no gradient is missing, and something was tested."""
+        """Whether nothing is refuted, no gradient is missing, and at least `LEAST` of the model was tested."""
         if self.verdict == Status.REFUTED or any(item.matters for item in self.findings):
             return False
-        return self.conclusive or self.tested > 0
+        return self.coverage.parameters >= LEAST
 
     @property
     def conclusive(self) -> bool:
@@ -265,10 +298,16 @@ class Audit:
 
     @property
     def badge(self) -> str:
-        """The verdict with the share it covers, in a few words: "verified, 94 % of parameters"."""
-        if self.conclusive:
-            return f"{self.verdict.status.value}, {self.coverage.percent} of parameters"
-        return self.verdict.status.value
+        """The verdict, the share it covers and to what size: "verified, 94 % of parameters, errors above 2 %"."""
+        if not self.conclusive:
+            return self.verdict.status.value
+        text = f"{self.verdict.status.value}, {self.coverage.percent} of parameters"
+        seen = self.sensitivity
+        return (
+            text
+            if seen is None or not math.isfinite(seen.typical)
+            else f"{text}, errors above {in_percent(seen.typical)}"
+        )
 
     def __getitem__(self, name: str) -> Row:
         for row in self.rows:
@@ -278,7 +317,9 @@ class Audit:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = self.verdict.record() | record_of(self, "ok conclusive badge coverage unknown worst ranks moved rows")
+        found = self.verdict.record() | record_of(
+            self, "ok conclusive badge coverage sensitivity unknown worst ranks moved rows"
+        )
         found |= {"precision": _named(self.precision), "precision_known": self.known, "not_seen": BLIND}
         return found | record_of(self, "findings unclaimed dropped")
 
@@ -308,6 +349,11 @@ class Audit:
         if self.unclaimed:
             lines.append(f"Nothing is claimed about {len(self.unclaimed)} parameters.")
         lines += self.coverage.lines()
+        if self.sensitivity is not None and self.sensitivity.laws:
+            text = str(self.sensitivity)
+            lines.append(f"{text[0].upper()}{text[1:]}.")
+        if self.verdict != Status.REFUTED and self.coverage.parameters < LEAST:
+            lines.append(f"Not ok: less than {LEAST:.0%} of the trained entries were tested.")
         if self.ok:
             lines.append(BLIND)
         return "\n".join(lines)

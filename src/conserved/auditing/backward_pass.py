@@ -4,7 +4,7 @@ identities beside what rounding explains."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter, is_not
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conserved.auditing.lookup_tables import Loses, lost, tables
+from conserved.auditing.noise import suspicious
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.inference.live import ModelParts, kept_with, parameters_of
 from conserved.laws import Dropped, LawSet
@@ -147,6 +148,8 @@ class Residuals:
     balance: Balance
     residuals: NDArray[np.float64]
     limits: NDArray[np.float64]
+    floors: NDArray[np.float64]
+    """What the rounding of stored gradients leaves; above it a residual is looked into."""
     nearly: NDArray[np.bool_]
     """Laws that still hold only up to ε."""
 
@@ -159,10 +162,18 @@ def residuals_of(
     gauge: Gauge | None,
     *,
     given: bool,
+    replayed: bool = False,
 ) -> Residuals:
-    """Of every identity; those up to ε are made exact where the pass was watched."""
+    """Of every identity; those up to ε are made exact where the pass was watched.
+
+    Where the pass can be replayed, limits are those above which it is: rounding is measured then, not assumed.
+    """
     plan = backward.laws.plan
-    rounding_alone = _limits(backward, used, accumulated, given=given)
+    floors = _limits(backward, used, accumulated, given=given, limit=suspicious)
+    rounding_alone = _limits(backward, used, accumulated, given=given, limit=rounding)
+    if replayed:
+        # What ε leaves is read off activations in the precision of the pass, and is not replayed.
+        rounding_alone = np.where(plan.epsilons > 0, rounding_alone, floors)
     residuals, limits = balance.residuals.copy(), rounding_alone + plan.epsilons**0.5
     nearly = plan.epsilons > 0
     terms, slopes = None if gauge is None else gauge.terms, backward.slopes
@@ -179,7 +190,7 @@ def residuals_of(
             size = math.hypot(balance.scales[place], float(np.linalg.norm(side.value)), side.spread**0.5)
             residuals[place] = float(np.linalg.norm(mu.flatten() - side.value)) / size if size else 0.0
             limits[place], nearly[place] = rounding_alone[place], False
-    return Residuals(balance=balance, residuals=residuals, limits=limits, nearly=nearly)
+    return Residuals(balance=balance, residuals=residuals, limits=limits, floors=floors, nearly=nearly)
 
 
 def precision_of(
@@ -193,7 +204,14 @@ def precision_of(
     return (stored, "stored") if seen is None else (seen, "bits")
 
 
-def _limits(backward: BackwardPass, used: torch.dtype, accumulated: int, *, given: bool) -> NDArray[np.float64]:
+def _limits(
+    backward: BackwardPass,
+    used: torch.dtype,
+    accumulated: int,
+    *,
+    given: bool,
+    limit: Callable[[torch.dtype, NDArray[np.int64]], NDArray[np.float64]],
+) -> NDArray[np.float64]:
     """The residual that rounding explains, for every symmetry: its tensors may be stored more coarsely than others."""
     # Libraries run norms, softmax and routers in float32 inside a float64 model, and gradients do not show it.
     least = used if given else coarsest(used, torch.float32)
@@ -202,7 +220,7 @@ def _limits(backward: BackwardPass, used: torch.dtype, accumulated: int, *, give
     def limits(kind: torch.dtype) -> NDArray[np.float64]:
         # Each pass that is added to a half-precision gradient rounds it once more.
         more = math.sqrt(accumulated) if kind in HALF else 1.0
-        return more * rounding(coarsest(least, kind), plan.entries)
+        return more * limit(coarsest(least, kind), plan.entries)
 
     pairs = [*zip(backward.types.points, backward.types.slopes, strict=True)]
     by_kind = {kind: limits(kind) for kind in {coarsest(*pair) for pair in {*pairs}}}

@@ -96,6 +96,10 @@ class EpsilonTerms:
         self._unknown: set[Key] = set()
         """Norms of which it is not known: over axes that laws tell apart, or called with more than an input."""
         self._taken: dict[str, Tensor] = {}
+        self._fired: Counter[Key] = Counter()
+        """By norm, backward passes that reached its output."""
+        self._accumulated: Counter[str] = Counter()
+        """By parameter, backward passes whose gradient was added to it."""
 
     @contextmanager
     def watching(self) -> Iterator[EpsilonTerms]:
@@ -125,6 +129,9 @@ class EpsilonTerms:
         ratio = self._rescaled(slopes) if self._calls else None
         if ratio is None:
             return {}
+        # A pass of torch.autograd.grad, for an input or a penalty, reaches norms and adds to no gradient.
+        passes = max(self._accumulated.values(), default=0)
+        self._unknown |= {key for key, fired in self._fired.items() if fired != passes}
         sums = dict(zip(self._sums, to_host([*self._sums.values()]), strict=True))
         found = {name: self._side(some, sums, ratio) for name, some in self._laws.items()}
         return {name: side for name, side in found.items() if side is not None}
@@ -201,6 +208,7 @@ class EpsilonTerms:
             terms = kept()
             if terms is not None and parameter.grad is not None and not parameter.grad.is_sparse:
                 terms._taken[name] = parameter.grad.detach().clone()
+                terms._accumulated[name] += 1
 
         return hook
 
@@ -243,6 +251,7 @@ class EpsilonTerms:
 
     @torch.no_grad()
     def _add(self, key: Key, x: Tensor, slope: Tensor, norm: NormCall) -> None:
+        self._fired[key] += 1
         found = norm.remainder(x, slope.detach(), self._dims[key])
         if found is None:
             self._unknown.add(key)

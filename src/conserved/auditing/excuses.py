@@ -1,19 +1,18 @@
-"""Why an identity that does not hold may not mean a wrong gradient: noise, tables, functions, clipping."""
+"""Why an identity that does not hold may not mean a wrong gradient: tables, functions, clipping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from conserved.auditing.backward_pass import BackwardPass, Residuals
+from conserved.auditing.backward_pass import BackwardPass
 from conserved.auditing.lookup_tables import lost, tables
 from conserved.inference.derivation import Derivation
 from conserved.inference.moving_parameters import moved, runs
-from conserved.laws.identities import HALF, TOLERANCE, coarsest
+from conserved.laws.identities import HALF
+from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 
 EXPLAINED = 24
@@ -27,48 +26,17 @@ _SEEDS = 6
 _SOFT = 0.2
 """The share of what half a motion does to the outputs that a law up to ε may do to them."""
 
-_FAINT = 1 / 64
-"""The share of rounding of all gradients that reaches a single one in half precision, where all of it would be much."""
+_FITTED = 4
+"""Numbers that one factor must fit to be the explanation: fewer are fitted by chance."""
+
+_UNEXPLAINED = 0.05
+"""The share of broken identities that may be left over once they are explained."""
+
+_NEAR = 0.9
+"""The share of the largest magnitude from which on entries count as just below it."""
 
 _CUT = 16
 """Entries of several gradients that have one magnitude, the largest, if gradients were clipped by value."""
-
-
-def with_noise(
-    backward: BackwardPass, left: Residuals, broken: Sequence[int], used: torch.dtype
-) -> NDArray[np.float64]:
-    """Limits, those of broken identities with the noise of all gradients together added.
-
-    Where softmax is saturated or has one key to attend to, gradients are differences of equal numbers: what is left of
-    them is rounding of the numbers, not of the difference. Rounding of the largest gradients is taken to reach every
-    other one; a wrong gradient of a millionth of them is not seen.
-    """
-    found = left.limits.copy()
-    lengths = left.balance.norms
-    everything = math.hypot(*map(float, lengths)) if np.isfinite(lengths).all() else 0.0
-    kind = coarsest(used, torch.float32)
-    share = torch.finfo(kind).eps / TOLERANCE[kind] * (_FAINT if kind in HALF else 1.0)
-    for place in broken:
-        symmetry = backward.laws.plan.symmetries[place]
-        if symmetry.kind.linear or not everything:
-            continue
-        floor = share * everything * math.hypot(*_sizes(symmetry, backward.points, left.balance.lengths))
-        scale = left.balance.scales[place]
-        found[place] *= math.hypot(scale, floor) / scale if scale else 1.0
-    return found
-
-
-def _sizes(symmetry: Symmetry, points: Tensors, lengths: Mapping[str, float]) -> list[float]:
-    """The norm of every leg; where parameters may have changed since, from the `lengths` they had."""
-    found = []
-    for leg, matrix in zip(symmetry.legs, symmetry.matrices(points), strict=True):
-        size, name = float(matrix.norm()), leg.view.parameter
-        if lengths:
-            now, before = float(points[name].norm()), lengths[name]
-            # As large a share of its parameter as it is now, if that can be said.
-            size = before * (size / now if 0 < now < math.inf and size < math.inf else 1.0)
-        found.append(size)
-    return found
 
 
 def untrue(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, tuple[str, ...]]:
@@ -120,8 +88,8 @@ def clipped_at(broken: Sequence[Symmetry], slopes: Tensors) -> float | None:
     Many entries have exactly the largest magnitude of all; one or two may by chance, or by symmetry.
     """
     names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
-    tensors = [whole(slopes[name]).detach() for name in names if not slopes[name].is_sparse]
-    tensors = [one for one in tensors if one.numel() and one.dtype not in HALF]
+    tensors = [whole(slopes[name]).detach() for name in names if name in slopes and not slopes[name].is_sparse]
+    tensors = [one for one in tensors if one.numel()]
     if not tensors:
         return None
     peaks = [one.abs().max() for one in tensors]
@@ -130,6 +98,32 @@ def clipped_at(broken: Sequence[Symmetry], slopes: Tensors) -> float | None:
         return None
     cut = [one.abs() == peak for one in tensors]
     many = sum(int(one.sum()) for one in cut)
+    if any(one.dtype in HALF for one in tensors):
+        # Few bits: neighbours of the largest magnitude share its value. Clipping leaves more there than just below.
+        below = sum(int(((one.abs() >= _NEAR * peak) & (one.abs() < peak)).sum()) for one in tensors)
+        many = many if many > below else 0
     pairs = zip(tensors, cut, strict=True)
     both = any(bool((one[where] > 0).any()) and bool((one[where] < 0).any()) for one, where in pairs)
     return peak if many >= _CUT and both and sum(bool(one.any()) for one in cut) > 1 else None
+
+
+def decay_in_gradient(broken: Sequence[Symmetry], points: Tensors, slopes: Tensors) -> float | None:
+    """Return the λ for which gradients G + λθ explain every broken identity: a penalty on the weights in the loss.
+
+    μ(θ, G + λθ) = λ μ(θ, θ), because μ(θ, G) = 0: one number must fit all entries of all identities. It is tried for
+    all parameters and for those of two axes and more, as penalties usually leave biases and gains out.
+    """
+    for least in (1, 2):
+        names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
+        theta = {name: whole(points[name]).detach() for name in names}
+        decayed = {name: value if value.ndim >= least else torch.zeros_like(value) for name, value in theta.items()}
+        sources = Point(theta), Direction({n: whole(slopes[n]).detach() for n in names}), Direction(decayed)
+        moments = Plan.of(broken).evaluate(sources, [(0, 1), (0, 2)], dtype=torch.float64)
+        left, right = (torch.cat([value.flatten() for value in moments.values(pair)]) for pair in (0, 1))
+        size = float(right @ right)
+        if not size or not bool(torch.isfinite(left).all()) or left.numel() < _FITTED:
+            continue
+        factor = float(left @ right) / size
+        if factor > 0 and float((left - factor * right).norm()) <= _UNEXPLAINED * float(left.norm()):
+            return factor
+    return None

@@ -3,7 +3,7 @@ hold, which are broken and why, and one verdict on all."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
@@ -13,38 +13,58 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from conserved.auditing.audit_result import Audit, GradientFinding, Judgement, Row
 from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
 from conserved.auditing.causes import step_size, suggestions
-from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, lost_since, untrue, with_noise
+from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
+from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
 from conserved.auditing.law_places import described
+from conserved.auditing.noise import linear_bounds, shows_factors, unmistakable, wrong_factors
+from conserved.auditing.replay import ClosureReplay, Replay
+from conserved.auditing.sensitivity import Sensitivity, of_legs, sensitivity
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import coverage
 from conserved.inference import laws_of_model
 from conserved.inference.live import parts_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import TOLERANCE, Balance, Weighing, residual_evidence, status
-from conserved.symmetry import Symmetry
+from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Evidence, Status, Verdict
 
 _DECIDED = f"{EITHER}; moving the parameters along it leaves the outputs as they are, so it is the backward"
 """What is said of a broken law that is not proved by the program itself."""
 
 
+_MAY_ROUND = (
+    "rounding may explain it: the residual is above the floor of the precision, but neither gross nor along one side "
+    "of the identity. Pass closure= to measure rounding and decide it"
+)
+"""What is said of an identity above the floor in a pass that was not run again."""
+
+
 def audit(
     model: nn.Module,
     laws: LawSet | None = None,
     *,
+    closure: Callable[[], Tensor] | None = None,
     loss: str = "any",
     precision: torch.dtype | None = None,
     accumulated: int = 1,
     unused: Sequence[str] = (),
     gauge: Gauge | None = None,
     wait: bool = True,
+    replay: Replay | None = None,
+    known: Mapping[str, Diagnosis] | None = None,
+    sized: bool = True,
 ) -> Audit:
     """Test every gradient identity of a model against rounding, after `loss.backward()` and before `optimizer.step()`.
+
+    Weights and gradients are read once and held against a floor of the precision. Identities above it are decided by
+    running the pass again, if `closure` or `replay` makes that possible: how large rounding is, whether the residual is
+    reproducible, and in which kernels or precision. Without, only a residual that rounding cannot leave is refuted, and
+    the others are left open.
 
     Args:
         model: the model, with gradients on its parameters.
@@ -61,8 +81,11 @@ def audit(
         wait: False returns as soon as everything is queued on the device, and the audit is judged when it is first
             read, `.ready` or not. Gradients may be clipped, used and freed in the meantime. As they are not looked at
             again, a failure comes without the factor that would mend it, and identities whose products over- or
-            underflow count as not tested. With a gauge, or parameters sharded over processes that have to agree, the
-            audit is judged at once all the same.
+            underflow count as not tested. With a gauge, a replay, or parameters sharded over processes that have to
+            agree, the audit is judged at once all the same.
+        replay: the recorded pass, where one is at hand; `closure` makes one.
+        known: by law, what replays of earlier passes have found out, so that they are not made again.
+        sized: whether `Audit.sensitivity` is worked out, which reads weights and gradients a second time.
 
     Returns:
         An `Audit`: `.ok`, `.conclusive`, `.coverage`, `.failures`, `.summary()`.
@@ -80,12 +103,15 @@ def audit(
         raise ValueError(f"At least one backward pass was accumulated; got {accumulated}.")
     parts = parts_of(model)
     found = laws_of_model(model, loss=loss, parts=parts) if laws is None else laws
+    if closure is not None:
+        replay = ClosureReplay(model, closure)
     with torch.no_grad():
         backward = BackwardPass.of(parts, found)
         assert backward.slopes is not None
         weighing = Weighing.begun(backward.laws.plan, backward.points, backward.slopes, lengths=not wait)
-        wait = wait or gauge is not None or bool(weighing.meshes)
+        wait = wait or gauge is not None or replay is not None or bool(weighing.meshes)
         judge = partial(_judged, backward if wait else replace(backward, slopes=None), weighing)
+        judge = partial(judge, replay=replay, former=known or {}, sized=sized and wait)
         result = Audit(
             partial(judge, precision=precision, accumulated=accumulated, unused=tuple(unused), gauge=gauge),
             lambda: weighing.numbers.arrived,
@@ -104,20 +130,33 @@ def _judged(
     accumulated: int,
     unused: tuple[str, ...],
     gauge: Gauge | None,
+    replay: Replay | None,
+    former: Mapping[str, Diagnosis],
+    sized: bool,
 ) -> Judgement:
     """Once the numbers are there: hold every residual against its limit, look into those too large, worst first."""
     balance = weighing.balance(backward.points, backward.slopes)
     used, known = precision_of(precision, backward, balance)
-    left = residuals_of(backward, balance, used, accumulated, gauge, given=known == "given")
+    left = residuals_of(
+        backward, balance, used, accumulated, gauge, given=known == "given", replayed=replay is not None
+    )
     case = _Case(backward, left)
     findings = _findings(backward, left.balance, unused)
-    clipped = case.look_for_excuses(used) if case.broken else None
     moved: float | None = None
+    clipped: float | None = None
     slopes = backward.slopes
-    if case.broken and slopes is not None and not any(item.trouble == "not finite" for item in findings):
-        moved = step_size(case.suspected[:EXPLAINED], backward.points, slopes)
+    finite = not any(item.trouble == "not finite" for item in findings)
+    if finite and slopes is not None:
+        case.suspect_factors()
+    if case.broken:
+        case.excuse(lost_since(backward, case.suspected), into=case.late)
+        if case.broken and slopes is not None and finite:
+            moved = step_size(case.suspected[:EXPLAINED], backward.points, slopes)
+        if moved is None:
+            clipped = case.settle(used, accumulated, replay, former)
     failures = case.failures(moved)
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
+    seen = _sensitivity(case) if sized and finite else None
     # An audit that is kept must not keep the gradients, nor the model.
     laws, points, tested = backward.laws, backward.points, left.balance.tested
     del case.backward
@@ -127,9 +166,11 @@ def _judged(
         left_open=case.left_open,
         worst=float(left.residuals.max(initial=0.0)),
         others=lambda: map(case.row, sorted(set(range(len(case.symmetries))).difference(case.broken))),
-        tested=len(case.held) if case.late or case.drowned else int(tested.sum()),
+        tested=len(case.held) if case.late or case.noisy else int(tested.sum()),
         by_family=lambda: _by_family(laws.symmetries, case.excess, tested),
-        covers=lambda: coverage(laws, frozenset(laws.names[place] for place in case.held), points),
+        covers=lambda: coverage(laws, frozenset(laws.names[place] for place in case.held), points, seen),
+        sensitivity=seen,
+        diagnoses={case.names[place]: found for place, found in case.diagnoses.items()},
         findings=tuple(findings),
         unclaimed=laws.unclaimed,
         dropped=(*backward.dropped, *(Dropped(name, reason) for name, reason in case.late.items())),
@@ -139,6 +180,8 @@ def _judged(
         ranks=left.balance.ranks,
         moved=moved,
         gauge=gauge,
+        changed=clipped is not None or case.decayed is not None,
+        clipped=clipped,
     )
 
 
@@ -152,8 +195,14 @@ class _Case:
     """By name, laws that are none any more because of what training did, and why."""
     no_laws: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By name, laws that the forward pass does not keep either, and what was seen."""
-    drowned: frozenset[int] = frozenset()
-    """Identities that drown in the noise of the others: neither right nor wrong, and nothing they span is tested."""
+    decayed: float | None = None
+    """λ, if the gradients are those of a loss with a penalty λ/2 ‖θ‖² on the weights."""
+    noisy: frozenset[int] = frozenset()
+    """Identities above the floor that rounding may explain: nothing they span counts as tested."""
+    factors: dict[int, float] = field(default_factory=dict)
+    """By place, the factor that a leg is off by, where one explains the residual."""
+    diagnoses: dict[int, Diagnosis] = field(default_factory=dict)
+    """By place, where a residual above the floor comes from, if the pass was run again."""
 
     def __post_init__(self) -> None:
         found, self.limits = self.left, self.left.limits
@@ -176,21 +225,103 @@ class _Case:
         """The symmetries whose identities are broken."""
         return [self.symmetries[place] for place in self.broken]
 
-    def look_for_excuses(self, used: torch.dtype) -> float | None:
-        """Leave open what may not mean a wrong gradient; the value gradients were clipped at, if they were."""
-        self.excuse(lost_since(self.backward, self.suspected), into=self.late)
-        self.limits = with_noise(self.backward, self.left, self.broken, used)
-        self.drowned = frozenset(place for place in self.broken if self.left.residuals[place] <= self.limits[place])
-        self.leave_open(self.drowned)
+    def suspect_factors(self) -> None:
+        """Break identities whose residual is within the limit and lies along one of their legs: a wrong factor."""
+        gradients, residuals = self.backward.slopes, self.left.residuals
+        assert gradients is not None
+        near = np.flatnonzero(self.tested & (residuals > self.left.floors) & ~self.left.nearly).tolist()
+        factors = wrong_factors([self.symmetries[place] for place in near], self.backward.points, gradients)
+        self.factors = {place: factor for place, factor in zip(near, factors, strict=True) if factor is not None}
+        more = [place for place in self.factors if place not in self.broken and place not in self.doubtful]
+        self.doubtful += more
+        self.broken += more
+        self.statuses |= dict.fromkeys(more, Status.REFUTED)
+
+    def settle(
+        self, used: torch.dtype, accumulated: int, replay: Replay | None, former: Mapping[str, Diagnosis]
+    ) -> float | None:
+        """Decide identities above the floor; return the value gradients were clipped at, if they were."""
+        gradients = self.backward.slopes
+        if gradients is not None:
+            self._widen_linear(gradients, used)
+            if replay is not None:
+                self._replay(replay, used, accumulated, former)
+        self._leave_noise_open(used)
         self.excuse(untrue(self.backward, self.suspected), into=self.no_laws)
-        slopes = self.backward.slopes
-        clipped = clipped_at(self.suspected, slopes) if self.broken and slopes is not None else None
+        clipped = clipped_at(self.suspected, gradients) if self.broken and gradients is not None else None
         if clipped is not None:
             self.leave_open(self.broken)
+        elif self.broken and gradients is not None:
+            self.decayed = decay_in_gradient(self.suspected, self.backward.points, gradients)
+            if self.decayed is not None:
+                self.leave_open(self.broken)
         return clipped
 
+    def _widen_linear(self, gradients: Tensors, used: torch.dtype) -> None:
+        """Hold linear laws against what rounding all entries in one direction leaves of their sums."""
+        plan = self.backward.laws.plan
+        places = [place for place in self.broken if place in plan.linear and self.left.balance.scales[place] > 0]
+        bounds = linear_bounds(plan, places, gradients, used, self.left.balance.scales)
+        for place, bound in bounds.items():
+            self.limits[place] = max(self.limits[place], bound)
+        within = [place for place in places if self.left.residuals[place] <= self.limits[place]]
+        self._verify([place for place in within if place not in self.factors])
+
+    def _replay(self, replay: Replay, used: torch.dtype, accumulated: int, former: Mapping[str, Diagnosis]) -> None:
+        """Run the pass again for the identities that are exact; laws up to ε keep what the gauge said of them."""
+        exact = [place for place in self.broken if self.symmetries[place].exact]
+        self.diagnoses = {place: former[self.names[place]] for place in exact if self._decided(place, former)}
+        places = [place for place in exact if place not in self.diagnoses]
+        if places:
+            self._diagnose(places, replay, used, accumulated)
+        for place, found in self.diagnoses.items():
+            if found.origin is not Origin.UNKNOWN:
+                self.limits[place] = max(self.limits[place], found.limit)
+        self._verify([place for place, found in self.diagnoses.items() if found.origin is Origin.ROUNDING])
+        self._mark_noisy([place for place, found in self.diagnoses.items() if found.origin is Origin.PRECISION])
+
+    def _decided(self, place: int, former: Mapping[str, Diagnosis]) -> bool:
+        """Whether an earlier replay has decided this residual too: a defect that stays, or noise of the same size."""
+        known = former.get(self.names[place])
+        if known is None or known.origin in (Origin.UNKNOWN, Origin.TRANSIENT):
+            return False
+        if known.origin in (Origin.ROUNDING, Origin.PRECISION):
+            # Noise that has grown by more than half is measured again.
+            return place not in self.factors and float(self.left.residuals[place]) <= 1.5 * known.limit
+        return True
+
+    def _diagnose(self, places: list[int], replay: Replay, used: torch.dtype, accumulated: int) -> None:
+        suspects = Suspects(
+            symmetries=[self.symmetries[place] for place in places],
+            residuals=self.left.residuals[places],
+            floors=self.limits[places],
+            theta=self.backward.points,
+            factors=np.array([place in self.factors for place in places]),
+            precision=used,
+            passes=accumulated,
+        )
+        self.diagnoses |= dict(zip(places, diagnose(suspects, replay), strict=True))
+
+    def _leave_noise_open(self, used: torch.dtype) -> None:
+        """Without a replay, refute what rounding cannot look like and leave the rest open.
+
+        Gross residuals are not rounding, and a residual along one side of its identity is a wrong factor.
+        """
+        decided = {place for place, found in self.diagnoses.items() if found.origin is not Origin.UNKNOWN}
+        rest = [place for place in self.broken if place not in decided and place not in self.factors]
+        residuals, symmetries = self.left.residuals, self.symmetries
+        self._mark_noisy([place for place in rest if residuals[place] <= unmistakable(used, symmetries[place])])
+
+    def _verify(self, places: Collection[int]) -> None:
+        self.statuses |= dict.fromkeys(places, Status.VERIFIED)
+        self.broken = [place for place in self.broken if place not in {*places}]
+
+    def _mark_noisy(self, places: Collection[int]) -> None:
+        self.noisy = self.noisy.union(places)
+        self.leave_open(places)
+
     def leave_open(self, places: Collection[int]) -> None:
-        """Of these nothing is said."""
+        """Mark these identities INCONCLUSIVE."""
         gone = frozenset(places)
         self.statuses |= dict.fromkeys(gone, Status.INCONCLUSIVE)
         self.broken = [place for place in self.broken if place not in gone]
@@ -210,7 +341,7 @@ class _Case:
     def held(self) -> frozenset[int]:
         """The places of the laws that were tested."""
         tested = (place for place in np.flatnonzero(self.tested).tolist() if self.names[place] not in self.late)
-        return frozenset(tested).difference(self.drowned)
+        return frozenset(tested).difference(self.noisy)
 
     def nearest(self) -> Evidence:
         """The identity that is furthest off among those tested."""
@@ -243,7 +374,9 @@ class _Case:
             symmetry = self.symmetries[place]
             decided = () if symmetry.source == "typed" else (_DECIDED,)
             seen = suggestions(symmetry, points, slopes, moved) if number < EXPLAINED else ()
-            found.append(self.row(place, (*decided, *seen)))
+            known = self.diagnoses.get(place)
+            said = () if known is None else (known.message,)
+            found.append(self.row(place, (*said, *decided, *seen)))
         return tuple(found)
 
     @cached_property
@@ -251,7 +384,15 @@ class _Case:
         """Identities that were tested and of which nothing can be said, worst first."""
         open_ones = [place for place in self.doubtful if self.statuses[place] is Status.INCONCLUSIVE]
         tested = [place for place in open_ones if self.tested[place] and self.names[place] not in self.late]
-        return tuple(self.row(place, self.no_laws.get(self.names[place], ())) for place in self._worst_first(tested))
+        return tuple(self.row(place, self._reason(place)) for place in self._worst_first(tested))
+
+    def _reason(self, place: int) -> tuple[str, ...]:
+        """Why nothing is said of an identity that is above its limit."""
+        if self.names[place] in self.no_laws:
+            return self.no_laws[self.names[place]]
+        if place in self.diagnoses:
+            return (self.diagnoses[place].message,)
+        return (_MAY_ROUND,) if place in self.noisy else ()
 
     def _worst_first(self, places: Sequence[int]) -> list[int]:
         return sorted(places, key=lambda place: -self.excess[place])
@@ -265,6 +406,18 @@ def _by_family(
         if reached:
             found[symmetry.family] = max(found.get(symmetry.family, 0.0), value)
     return found
+
+
+def _sensitivity(case: _Case) -> Sensitivity | None:
+    gradients, points = case.backward.slopes, case.backward.points
+    if gradients is None:
+        return None
+    terms = of_legs(case.backward.laws.plan, points, gradients)
+    # A wrong factor is told from rounding by its direction, down to twice the residual that is there without it.
+    factors = np.maximum(case.left.floors, 2 * np.nan_to_num(case.left.residuals))
+    sided = np.array([shows_factors(symmetry) for symmetry in case.symmetries], dtype=bool)
+    limits = np.where(sided & ~case.left.nearly, np.minimum(case.limits, factors), case.limits)
+    return sensitivity(case.symmetries, case.held, limits, case.left.balance.scales, terms)
 
 
 def _excused(symmetries: Sequence[Symmetry]) -> set[str]:
@@ -329,6 +482,11 @@ def _verdict(
         message = (
             f"Gradients look clipped by value at ±{clipped:.3g}, which no identity survives: audit before clipping."
         )
+    elif case.decayed is not None:
+        message = (
+            f"The gradients contain {case.decayed:.3g} times the parameters: the loss has a penalty on the weights, so "
+            "that the identities of the outputs are not those of the loss."
+        )
     elif missing:
         message = (
             f"{len(missing)} trainable parameters have no gradient, {missing[0].parameter} among them. If nothing "
@@ -344,6 +502,13 @@ def _verdict(
             "now: moving its parameters along them changes the outputs. A function in it is not what its place "
             "suggests, or the model took another way than in the call its laws were read off. The others hold."
         )
+    elif case.noisy:
+        worst = next(row for row in unsure if row.name in {case.names[place] for place in case.noisy})
+        message = (
+            f"{len(case.noisy)} of {count} identities are above the floor of {str(used).removeprefix('torch.')}, "
+            f"{worst.name} the furthest ({worst.residual:.2g}): {worst.suggests[0]}. The others hold."
+        )
+        return _said(Status.INCONCLUSIVE, message, *(row.evidence for row in unsure))
     elif unsure:
         message = (
             f"{len(unsure)} of {count} identities are further off than the √ε of the norms they hold up to: either "

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from conserved.attention.precision import AttentionPrecision
 from conserved.auditing.attention_keys import keys_seen
 from conserved.auditing.epsilon_terms import EpsilonTerms
 from conserved.boundary import guarded
@@ -81,6 +82,8 @@ class Gauge(PrintableResult):
     """The remainder that ε leaves in laws that hold up to it, for `conserved.audit(model, gauge=…)`."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Attention layers for which the identity does not hold by design, and why."""
+    attention_precision: AttentionPrecision = field(default_factory=AttentionPrecision)
+    """How much of dQ and dK of every head is rounding, predicted for calls in half precision inside `gauge`."""
     seen: int = 0
     """Attention calls whose keys were seen in the forward pass."""
     _sums: list[tuple[str, int, torch.dtype, int, Tensor]] = field(default_factory=list)
@@ -202,9 +205,10 @@ class Gauge(PrintableResult):
         return Verdict(status=Status.VERIFIED, message=message, evidence=evidence)
 
     def summary(self) -> str:
-        """The verdict with its evidence, and the layers left out."""
+        """The verdict with its evidence, what is mostly rounding, and the layers left out."""
         left = [f"  left out: {name}, because {why}" for name, why in self.excluded.items()]
-        return "\n".join([str(self.verdict), *left])
+        precision = [f"  precision: {alarm.message}" for alarm in self.attention_precision.alarms]
+        return "\n".join([str(self.verdict), *precision, *left])
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -271,7 +275,7 @@ def gauge(
         raise TypeError(f"gauge takes a torch.nn.Module; got {type(model).__name__}.")
     found = Gauge(precision=precision)
     with ExitStack() as undo:
-        undo.enter_context(keys_seen(model, found.see))
+        undo.enter_context(keys_seen(model, found.see, found.attention_precision))
         watch_norms(model, laws, found, undo, loss=loss)
         yield found
     if not found.seen and not found.excluded:

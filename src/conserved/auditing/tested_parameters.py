@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conserved.auditing.sensitivity import STATED, Sensitivity
 from conserved.inference.derivation import Derivation
 from conserved.laws import LawSet
 from conserved.plain_data import record_of
@@ -22,17 +23,22 @@ _SHOWN = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditCoverage:
-    """Shares of a model that tested identities span, and what they leave out.
+    """Shares of a model that tested identities constrain, and what they leave out.
 
-    `parameters` is the share of trained entries that take part in a tested identity. `modules` is the share of the
-    modules in which something that depends on trained parameters was computed, and through which the space of a tested
-    identity passes: a function in the middle of a module may be wrong although all weights around it are spanned.
+    `parameters` is the share of trained entries that are tested: an identity of several legs holds the gradient of each
+    against those of the others, and counts for a leg if an error of 10 % of it would have been seen. An identity of one
+    leg (a sum over classes, a router's rows) holds for any gradient that sums to zero. It constrains `identities` of
+    the leg's directions and counts as that share of its entries: over 32,000 classes as 1/32,000. `touched` is the
+    share of entries that take part in any tested identity. `modules` is the share of the modules in which something
+    that depends on trained parameters was computed, and through which the space of a tested identity passes: a function
+    in the middle of a module may be wrong although all weights around it are spanned.
     """
 
     parameters: float
+    touched: float
     modules: float
     untested: Mapping[str, float]
-    """Trained parameters that are not wholly spanned, with the share of their entries that is not."""
+    """Trained parameters that are not wholly tested, with the share of their entries that is not."""
     untested_modules: tuple[str, ...]
     counted: int
     """Modules that were counted."""
@@ -51,7 +57,7 @@ class AuditCoverage:
             listed = [
                 name if share == 1 else f"{name} ({percent(share)} of it)" for name, share in self.untested.items()
             ]
-            found.append(f"  no identity spans {_named(listed)}")
+            found.append(f"  not tested: {_named(listed)}")
         if self.untested_modules:
             found.append(
                 f"  nor passes through {_named([name or 'the model itself' for name in self.untested_modules])}"
@@ -60,7 +66,7 @@ class AuditCoverage:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = record_of(self, "parameters modules untested untested_modules")
+        found = record_of(self, "parameters touched modules untested untested_modules")
         return found | {"counted_modules": self.counted}
 
     def __str__(self) -> str:
@@ -75,10 +81,14 @@ def percent(share: float) -> str:
     return "under 1 %" if rounded == 0 and share > 0 else f"{rounded} %"
 
 
-def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor]) -> AuditCoverage:
+def coverage(
+    laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor], seen: Sensitivity | None = None
+) -> AuditCoverage:
     """What the laws named in `tested` span of some trained parameters, and of the program they were read off."""
     chosen = [symmetry for symmetry in laws if symmetry.name in tested]
-    free = _free(chosen, trained)
+    compared = [symmetry for symmetry in chosen if len(symmetry.legs) > 1]
+    touched = _free(chosen, trained, None)
+    free = _constrained(chosen, _free(compared, trained, seen))
     total = sum(parameter.numel() for parameter in trained.values())
     places = _owners(laws, trained)
     if isinstance(laws.derivation, Derivation):
@@ -88,6 +98,7 @@ def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor
     left = sum(free.values())
     return AuditCoverage(
         parameters=1 - left / total if total else 0.0,
+        touched=1 - sum(touched.values()) / total if total else 0.0,
         modules=1 - len(missed) / len(places) if places else 0.0,
         untested={name: count / trained[name].numel() for name, count in free.items() if count},
         untested_modules=missed,
@@ -95,12 +106,25 @@ def coverage(laws: LawSet, tested: Collection[str], trained: Mapping[str, Tensor
     )
 
 
-def _free(chosen: list[Symmetry], trained: Mapping[str, Tensor]) -> dict[str, int]:
-    """How many entries of each trained parameter no leg sees."""
+def _constrained(chosen: list[Symmetry], free: Mapping[str, int]) -> dict[str, float]:
+    """Entries left untested once identities of one leg count for the directions they constrain."""
+    shares: dict[str, float] = defaultdict(float)
+    for symmetry in chosen:
+        if len(symmetry.legs) == 1:
+            view = symmetry.legs[0].view
+            # Several identities of one parameter constrain different rows, or the same ones: the larger share counts.
+            share = min(1.0, symmetry.identities / prod(view.shape))
+            shares[view.parameter] = max(shares[view.parameter], share)
+    return {name: count * (1 - shares[name]) if name in shares else float(count) for name, count in free.items()}
+
+
+def _free(chosen: list[Symmetry], trained: Mapping[str, Tensor], seen: Sensitivity | None) -> dict[str, int]:
+    """How many entries of each trained parameter no leg sees, or not to the stated size."""
     views: dict[str, set[View]] = defaultdict(set)
     for symmetry in chosen:
         for leg in symmetry.legs:
-            if leg.view.parameter in trained:
+            size = 0.0 if seen is None else seen.legs.get((symmetry.name, leg.view.parameter), 0.0)
+            if leg.view.parameter in trained and size <= STATED:
                 views[leg.view.parameter].add(leg.view)
     return {name: _unseen(views[name], tuple(parameter.shape)) for name, parameter in trained.items()}
 

@@ -27,6 +27,7 @@ from conserved.inference.capture import Recorder
 from conserved.inference.examples import ModelCall, NoExample
 from conserved.inference.infer import recognize
 from conserved.inference.program_check import CHECKING
+from conserved.inference.program_state import undisturbed
 from conserved.laws import LawSet
 
 
@@ -230,7 +231,7 @@ def laws_of_model(
     args, kwargs = call or ((), {})
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
-        with saved_tensors_hooks(Tensor.detach, _same), _as_written():
+        with saved_tensors_hooks(Tensor.detach, _same), _as_written(), undisturbed(model):
             found = recognize(model, *args, loss=loss, **kwargs)
     except NoExample as problem:
         raise NoExample(

@@ -163,6 +163,11 @@ class Plan:
         return self._of_places(np.flatnonzero(self.epsilons).tolist())
 
     @cached_property
+    def legs_alone(self) -> Plan:
+        """The plan of every leg as a symmetry of its own, in order: its moment map is the term of that leg."""
+        return Plan.of([replace(symmetry, legs=(leg,)) for symmetry in self.symmetries for leg in symmetry.legs])
+
+    @cached_property
     def linear(self) -> dict[int, str | None]:
         """Symmetries, by their place, whose laws are linear, each with a parameter that it moves; None if inert."""
         return {

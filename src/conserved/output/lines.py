@@ -27,18 +27,22 @@ class TextLine:
     style: str = ""
 
 
+def paragraphs(text: str) -> list[TextLine]:
+    """Return text of several lines as one paragraph each, indented as it was."""
+    return [TextLine(line.lstrip(" "), len(line) - len(line.lstrip(" "))) for line in text.splitlines()]
+
+
+def wrapped(line: TextLine, width: int) -> list[str]:
+    """Return one paragraph as lines of at most `width` columns, with control characters escaped."""
+    blanks, text = " " * line.indent, printable(line.text)
+    if len(text) + line.indent <= width:
+        return [(blanks + text).rstrip()]
+    return textwrap.wrap(text, width, initial_indent=blanks, subsequent_indent=blanks, break_on_hyphens=False)
+
+
 def joined(lines: Iterable[TextLine], width: int = WIDTH) -> str:
-    """Return lines as plain text, wrapped at `width` columns, with control characters escaped."""
-    wrapped: list[str] = []
-    for line in lines:
-        blanks, text = " " * line.indent, printable(line.text)
-        if len(text) + line.indent <= width:
-            wrapped.append((blanks + text).rstrip())
-        else:
-            wrapped += textwrap.wrap(
-                text, width, initial_indent=blanks, subsequent_indent=blanks, break_on_hyphens=False
-            )
-    return "\n".join(wrapped)
+    """Return lines as plain text, wrapped at `width` columns."""
+    return "\n".join(text for line in lines for text in wrapped(line, width))
 
 
 def columns(

@@ -7,11 +7,10 @@ from typing import Any
 
 import rich.console
 from rich.console import ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
-from rich.padding import Padding
 from rich.segment import Segment
 from rich.text import Text
 
-from conserved.output.lines import TextLine
+from conserved.output.lines import TextLine, wrapped
 from conserved.output.printable import printable
 
 
@@ -45,4 +44,5 @@ class Console(rich.console.Console):
     def print_lines(self, lines: Iterable[TextLine]) -> None:
         """Print lines of a result in their styles, wrapped at the width of the terminal."""
         for line in lines:
-            self.print(Padding(Text(line.text, style=line.style), (0, 0, 0, line.indent), expand=False))
+            for text in wrapped(line, self.width):
+                self.print(Text(text, style=line.style), soft_wrap=True)

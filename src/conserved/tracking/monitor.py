@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from conserved.alarm import Alarm
 from conserved.auditing import Audit, GradientsDoNotConserve
-from conserved.boundary import LAWS, Boundary, Condition
+from conserved.boundary import LAWS, Boundary, Condition, Hook
 from conserved.inference import FirstCall, NoExample, being_followed
 from conserved.inference.live import forget_model, parts_of
 from conserved.laws import Dropped, LawSet, Reference
@@ -30,6 +32,7 @@ from conserved.symmetry import Tensors
 from conserved.tracking import run_summary
 from conserved.tracking.account_stride import LEAST, SHARE_ON_CPU, SHARE_ON_GPU, AccountStride
 from conserved.tracking.law_account import LawAccount
+from conserved.tracking.loss_graph import reaches_beside
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.optimizer_watch import ACCOUNT
 from conserved.tracking.run_audits import BUDGET, AuditEntry, Audits, Cadence, alarms_of, pace
@@ -50,8 +53,19 @@ STEP = "monitor"
 PRECISION = "precision of passes"
 """The stage that notices autocast."""
 
+PASSES = "passes"
+"""The stage that tells backward passes of a step apart."""
+
 _UNSEEN = 3
 """Steps without a call of the model after which its laws are no longer waited for."""
+
+OBJECTIVE = (
+    "the loss sees weights or features beside the outputs of the model, so that its laws are not those of training"
+)
+"""What is said of a weight penalty or a distillation of features in the loss."""
+
+_PASSES_KEPT = 64
+"""Outputs of passes of one step that are kept until its loss is known."""
 
 _SAMPLED = 8
 """Parameters that are asked whether they were written to; what moves weights back and forth moves all of them."""
@@ -141,6 +155,13 @@ class Monitor:
         """The precisions of autocast regions that passes of the model ran in."""
         self._passes = 0
         """Forward passes so far."""
+        self._clip: float | None = None
+        """The value that gradients are clipped at, once that was seen."""
+        self._held: list[Alarm] = []
+        """Alarms of audits, until `step` knows the loss that the gradients are of."""
+        self._outputs: list[Any]
+        """Ends of the graphs of this step's passes."""
+        self._loss_seen = False
         self._versions: tuple[int, ...] | None = None
         """How often some parameters had been written to at the last forward pass."""
         self._looked = self._stepped = False
@@ -183,6 +204,7 @@ class Monitor:
             self._hooks.append(one.register_step_pre_hook(hook(STEP, self._before_optimizer)))
             self._hooks.append(one.register_step_post_hook(hook(STEP, self._after_optimizer)))
         self._hooks.append(self._called.register_forward_pre_hook(hook(STEP, self._count_pass)))
+        self._hooks.append(self._called.register_forward_hook(hook("loss", self._note_outputs)))
         # The outermost module may be called outside autocast and enter it within, as accelerate does; compiled parts
         # run no hooks, so that it is asked as well.
         leaves = (
@@ -195,6 +217,27 @@ class Monitor:
         asked = (self._called, *islice(leaves, 2))
         self._hooks += [one.register_forward_pre_hook(hook(PRECISION, self._note_autocast)) for one in asked]
 
+        trained = [p for p in self.model.parameters() if p.requires_grad and p.is_leaf]
+        # Weakly: Python does not see what hooks of a parameter hold, so that monitor and model would stay for ever.
+        kept = weakref.ref(self)
+        for parameter in dict.fromkeys((*trained[:1], *trained[-1:])):
+            noticed = Hook(Boundary(told=False), PASSES, partial(_notice_accumulation, kept))
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(noticed))
+
+    def _notice_accumulation(self, parameter: Tensor) -> None:
+        """Notice gradients that were thrown away since the last backward pass of this step.
+
+        A pass for an adversarial input, a penalty or the other network of a pair leaves gradients that are cleared
+        before the pass of the step. A gradient that is added to stays one tensor and is written to once.
+        """
+        gradient = parameter.grad
+        if gradient is None or being_followed():
+            return
+        key, now = id(parameter), (id(gradient), gradient._version)
+        before, self._accumulated[key] = self._accumulated.get(key), now
+        if before is not None and before not in (now, (now[0], now[1] - 1)) and self._audits is not None:
+            self._audits.distrust_listening()
+
     def _wait_for_call(self) -> None:
         """Read the laws off the next forward pass."""
         self._first = self._boundary.attempt(LAWS, FirstCall, self._called, self.model, loss=self._loss)
@@ -205,7 +248,7 @@ class Monitor:
         """Watch the laws of the model as it is called; `running`: in a forward pass that has just begun."""
         if self._first is None:
             return
-        began = time.perf_counter()
+        began, call = time.perf_counter(), self._first.call
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
         # Reading laws runs the model: its random numbers are those of the run.
         with torch.random.fork_rng(devices=devices):
@@ -215,6 +258,8 @@ class Monitor:
         self.watch(laws)
         if self._audits is not None:
             self._audits.passes += running
+            if running and call is not None:
+                self._audits.begin_pass(*call)
 
     def _watch_laws(self, found: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
@@ -245,6 +290,7 @@ class Monitor:
             self._optimizers,
             found,
             compiled=hasattr(self._called, "_orig_mod"),
+            called=self._called,
             every=self._audit_every,
             budget=self._stride.share if self._budget is None else self._budget,
             precision=self._config.precision,
@@ -352,10 +398,23 @@ class Monitor:
         if found is None:
             return
         self._readings |= self._audits.series[-1].readings()
+        # Losses in single precision on a double precision model, and autocast that hooks did not see, show in the bits.
+        self._precisions.add(found.precision)
         alarms = tuple(alarms_of(found, step))
-        self._records.raise_at_once(alarms)
+        if found.clipped is not None:
+            self._clip = found.clipped
+        elif alarms and self._clip is not None and self._largest_gradient() == self._clip:
+            # Gradients of this step are clipped at the same value, though too few entries to be seen by themselves.
+            return
         if self._stop and alarms:
+            self._records.raise_at_once(alarms)
             raise GradientsDoNotConserve(found)
+        self._held += alarms
+
+    def _largest_gradient(self) -> float:
+        """The largest magnitude of a gradient's entry."""
+        slopes = [p.grad for p in self.model.parameters() if p.grad is not None and not p.grad.is_sparse]
+        return max((float(one.abs().max()) for one in slopes if one.numel()), default=0.0)
 
     def _notice_order(self) -> None:
         """An optimizer steps with gradients that `step()` has seen without any step: it was called too early."""
@@ -438,6 +497,7 @@ class Monitor:
         self._boundary.step = self.count
         if loss is not None:
             self._boundary.attempt("loss", self._note_loss, loss)
+            self._boundary.attempt("loss", self._look_at_loss, loss)
         self._boundary.attempt(STEP, self._step)
         self._boundary.attempt(STEP, self._take_times)
         self._forget_step()
@@ -449,7 +509,27 @@ class Monitor:
         else:
             self._readings["loss"] = float(loss)
 
+    def _look_at_loss(self, loss: Any) -> None:
+        """Once: see whether the loss reaches parameters on another way than through the outputs of the model."""
+        outputs, self._outputs = self._outputs, []
+        if self._loss_seen or not outputs or not isinstance(loss, Tensor) or loss.grad_fn is None:
+            return
+        self._loss_seen = True
+        if reaches_beside(loss, outputs, self.model.parameters()):
+            self._held.clear()
+            self._let_go_of_laws()
+            self._boundary.turn_off(LAWS, OBJECTIVE)
+            self._boundary.attempt(AUDIT, self._begin_audits, LawSet(symmetries=()))
+
+    def _note_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Keep the ends of the graph of a pass, until the loss of the step is known."""
+        if not self._loss_seen and torch.is_grad_enabled() and not being_followed():
+            leaves = [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.grad_fn is not None]
+            self._outputs = [*self._outputs, *(one.grad_fn for one in leaves)][-_PASSES_KEPT:]
+
     def _step(self) -> None:
+        held, self._held = self._held, []
+        self._records.raise_at_once(held)
         if self._first is not None:
             self._boundary.attempt(LAWS, self._read_without_call)
         self._unstepped = None if self._stepped else self._gradient_mark()
@@ -526,7 +606,9 @@ class Monitor:
 
     def _forget_step(self) -> None:
         self._looked, self._stepped, self._skip, self._auditing = False, False, False, 0.0
-        self._foreign, self._versions = False, None
+        self._foreign, self._versions, self._outputs = False, None, []
+        self._accumulated: dict[int, tuple[int, int]] = {}
+        """By parameter, the gradient tensor that the last backward pass of this step wrote, and its version."""
 
     def note(self, **readings: float) -> None:
         """Keep further numbers with the next record, such as a loss that is known later than the step.
@@ -788,6 +870,12 @@ class Monitor:
         if self._audits is not None:
             self._audits.expect("the precision of parameters changed")
         self._known.go_on_converted()
+
+
+def _notice_accumulation(monitor: weakref.ref[Monitor], parameter: Tensor) -> None:
+    found = monitor()
+    if found is not None:
+        found._boundary.attempt(PASSES, found._notice_accumulation, parameter)
 
 
 def _computes_gradients(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

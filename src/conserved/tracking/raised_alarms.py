@@ -15,6 +15,10 @@ _ACCOUNT = ("residual", "leak")
 """Alarms of the account, which a wrong gradient explains."""
 
 
+_GRADIENT = ("gradient", "hardware")
+"""Alarms of audits: the gradient is wrong."""
+
+
 class RaisedAlarms:
     """What a run has raised so far, grouped; those of audits wait here for the record of their step."""
 
@@ -49,7 +53,7 @@ class RaisedAlarms:
             # One defect is one alarm.
             self._found[other] = replace(self._found[other], last=alarm.step)
             return
-        if alarm.code == "gradient":
+        if alarm.code in _GRADIENT:
             alarm = self._absorbing(alarm)
         self._found[key] = alarm if known is None else known.merged(alarm)
         if known is None and self._told:
@@ -60,6 +64,20 @@ class RaisedAlarms:
         if alarm.code not in _ACCOUNT:
             return alarm
         return replace(alarm, message=f"{alarm.message} {self._cause(alarm, audits)}")
+
+    def undecided(self, alarm: Alarm, audits: Audits) -> str:
+        """Say why an alarm of the account is not to be raised; empty if it is.
+
+        The audit of the same gradients found the identities of these laws broken for a reason that is no defect: they
+        were clipped by value, the loss has a penalty on the weights, or the model took another way in this pass.
+        """
+        last, entry = audits.last, audits.series[-1] if audits.series else None
+        if alarm.code not in _ACCOUNT or last is None or entry is None or entry.refuted or entry.conclusive:
+            return ""
+        if alarm.code == "residual" and entry.step != alarm.step:
+            return ""
+        open_laws = {row.name for row in last.left_open}
+        return last.verdict.message if last.changed or open_laws & {alarm.law, *alarm.laws} else ""
 
     def _cause(self, alarm: Alarm, audits: Audits) -> str:
         entry = next((one for one in reversed(audits.series) if one.step == alarm.step), None)
@@ -80,12 +98,14 @@ class RaisedAlarms:
     def _explaining(self, alarm: Alarm) -> tuple[str, str] | None:
         """The alarm about wrong gradients that explains one of the account."""
         laws = {alarm.law, *alarm.laws}
-        return next((key for key, one in self._found.items() if key[0] == "gradient" and laws & set(one.laws)), None)
+        return next((key for key, one in self._found.items() if key[0] in _GRADIENT and laws & set(one.laws)), None)
 
     def _absorbing(self, alarm: Alarm) -> Alarm:
         """An alarm about wrong gradients, with what the account had to say of the same laws before."""
         for key, other in list(self._found.items()):
-            if key[0] in _ACCOUNT and {other.law, *other.laws} & set(alarm.laws):
+            # Gradients that are wrong in one audit after the other were no hardware fault in the first.
+            superseded = key[0] in _ACCOUNT or (key[0] == "hardware" and alarm.code == "gradient")
+            if superseded and {other.law, *other.laws} & set(alarm.laws):
                 del self._found[key]
                 alarm = replace(alarm, step=min(alarm.step, other.step), last=max(alarm.step, other.last))
         return alarm

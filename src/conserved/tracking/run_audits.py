@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -20,7 +21,10 @@ from conserved.alarm import Alarm
 from conserved.auditing import Audit, Gauge, audit
 from conserved.auditing.attention_keys import keys_seen
 from conserved.auditing.audit_result import Row
+from conserved.auditing.diagnosis import Diagnosis, Origin
 from conserved.auditing.epsilon_terms import EpsilonTerms
+from conserved.auditing.replay import RecordedPass
+from conserved.boundary import guarded
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
 from conserved.laws.independence import connected
@@ -57,6 +61,10 @@ class AuditEntry:
     seconds: float
     why: str
     """Why this step was audited."""
+    sensitivity: float | None = None
+    """The relative error of a leg that a typical law would have shown, where it was worked out."""
+    replays: int = 0
+    """Identities above the floor for which the pass was run again."""
 
     def readings(self) -> dict[str, float]:
         """Named numbers for a dashboard."""
@@ -91,6 +99,7 @@ class Audits:
         budget: float = BUDGET,
         precision: torch.dtype | None = None,
         compiled: bool = False,
+        called: nn.Module | None = None,
     ) -> None:
         self.series: list[AuditEntry] = []
         self.last: Audit | None = None
@@ -98,9 +107,13 @@ class Audits:
         self._model, self._optimizers, self._laws = model, list(optimizers), laws
         self._precision, self._seen = precision, set[torch.dtype]()
         self._hooks = not compiled and not any(hasattr(p, "full_tensor") for p in model.parameters())
+        self._pass = RecordedPass(_without_data_parallel(model if called is None else called))
+        self._diagnoses: dict[str, Diagnosis] = {}
+        """What replays of earlier steps have found out, by law."""
         self._terms: EpsilonTerms | None = None
         self._gauge: Gauge | None = None
         self._armed: ExitStack | None = None
+        self._mixed = False
         self._due, self._why = 0, "the first backward pass"
         self._groups = self._signature()
         self._last: tuple[int, float] | None = None
@@ -114,8 +127,11 @@ class Audits:
         self.arm()
 
     def arm(self) -> None:
-        """Put hooks on attention and norms for the next step."""
-        if self._armed is not None or not self._hooks or self.every is None:
+        """Put hooks on attention and norms for the next step, and record its pass."""
+        if self._armed is not None or self.every is None:
+            return
+        self._pass.record()
+        if not self._hooks:
             return
         self._armed, self._gauge = ExitStack(), Gauge(precision=self._precision)
         self._armed.enter_context(keys_seen(self._model, self._gauge.see))
@@ -131,7 +147,7 @@ class Audits:
             if not any(True for _ in m.children()) and any(True for _ in m.parameters())
         )
         for leaf in islice(leaves, 2):
-            self._armed.callback(leaf.register_forward_pre_hook(self._note).remove)
+            self._armed.callback(leaf.register_forward_pre_hook(guarded(self._note)).remove)
 
     def _note(self, module: nn.Module, args: Any) -> None:
         device = next((p.device.type for p in module.parameters()), "cpu")
@@ -140,6 +156,7 @@ class Audits:
 
     def disarm(self) -> None:
         """Take the hooks away."""
+        self._pass.stop()
         if self._armed is not None:
             self._armed.close()
         self._armed = None
@@ -147,9 +164,18 @@ class Audits:
     def forget(self) -> None:
         """Nothing used the gradients of the passes so far: what was seen of them does not belong to the next step."""
         self.passes = 0
+        self._pass.clear()
         if self._armed is not None:
             self.disarm()
             self.arm()
+
+    def distrust_listening(self) -> None:
+        """Audit the coming step by its gradients alone: listeners also saw a pass whose gradients were thrown away."""
+        self._mixed = True
+
+    def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a forward pass that has begun already: the one whose inputs laws were inferred from."""
+        self._pass.begin(args, kwargs)
 
     def before_step(self, step: int) -> Audit | None:
         """The audit of the gradients that step number `step` is about to use, if it is time for one."""
@@ -196,27 +222,51 @@ class Audits:
             self.arm()
 
     def _audited(self, step: int, passes: int) -> Audit | None:
-        gauge = self._gauge
+        gauge = None if self._mixed else self._gauge
         self.disarm()
-        self._gauge = None
+        self._gauge, self._mixed = None, False
         if any(bool(torch.as_tensor(getattr(one, "found_inf", None) or 0.0) > 0) for one in self._optimizers):
             # A scaler found infinities; a fused optimizer will leave everything as it is.
             return None
         used = self._precision or (coarsest(*self._seen) if self._seen else None)
         began = time.perf_counter()
         try:
-            found = audit(self._model, self._laws, precision=used, accumulated=passes, gauge=gauge)
+            replay = None if self._pass.obstacle else self._pass
+            look = partial(audit, self._model, self._laws, precision=used, accumulated=passes, replay=replay)
+            # Legs are measured once, and again where limits are: what an audit can see changes slowly.
+            look = partial(look, known=self._diagnoses, sized=not self.series)
+            found = look(gauge=gauge)
             if found.gauge is not None and _of_another_pass(found):
-                found = audit(self._model, self._laws, precision=used, accumulated=passes)
+                found = look()
         except ValueError as problem:
             # No backward pass was made; or the model is no longer the one whose laws these are.
             if any(p.grad is not None for p in self._model.parameters() if p.requires_grad):
                 LOGGER.warning("step %d: gradients are not audited any more. %s", step, problem)
                 self.every = None
             return None
+        finally:
+            self._pass.clear()
+        self._remember(found)
         self.last = found
         self.series.append(_entry(found, step, time.perf_counter() - began, self._why or "regular"))
         return found
+
+    def _remember(self, found: Audit) -> None:
+        """Keep diagnoses, so that a later audit replays only what is new.
+
+        A residual that the same pass does not leave again, in one audit after the other, is no bit flip: something in
+        the loop writes to gradients after the backward pass.
+        """
+        failing = {row.name for row in found.failures}
+        for name, diagnosis in found.diagnoses.items():
+            former = self._diagnoses.get(name)
+            repeated = former is not None and former.origin in (Origin.TRANSIENT, Origin.LOOP)
+            if diagnosis.origin is Origin.TRANSIENT and repeated:
+                diagnosis = diagnosis.repeated()
+            self._diagnoses[name] = diagnosis
+        gone = [name for name, one in self._diagnoses.items() if one.wrong and name not in failing]
+        for name in gone:
+            del self._diagnoses[name]
 
     def _interval(self) -> int:
         """Steps until the next audit; the same on all processes, which audit together."""
@@ -263,6 +313,8 @@ def _entry(found: Audit, step: int, seconds: float, why: str) -> AuditEntry:
         families=families,
         seconds=seconds,
         why=why,
+        sensitivity=None if found.sensitivity is None else found.sensitivity.typical,
+        replays=len(found.diagnoses),
     )
 
 
@@ -275,8 +327,9 @@ def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
         worst = found.failures[0]
         yield _alarm(step, "stale", "", [worst], found.verdict.message)
         return
-    for rows in _connected(found.failures):
-        yield _alarm(step, "gradient", rows[0].family, rows, _said(rows))
+    for code, failures in _by_code(found).items():
+        for rows in _connected(failures):
+            yield _alarm(step, code, rows[0].family, rows, _said(rows))
     infinite = [item.parameter for item in found.findings if item.trouble == "not finite"]
     if infinite:
         message = f"The gradients of {len(infinite)} parameters are not finite, that of {infinite[0]} among them."
@@ -297,6 +350,23 @@ def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
                 laws=names,
                 count=len(names),
             )
+
+
+def _by_code(found: Audit) -> dict[str, list[Row]]:
+    """Broken identities by the kind of alarm they raise: "hardware" where the same pass does not leave them again."""
+    codes: dict[str, list[Row]] = {}
+    for row in found.failures:
+        diagnosis = found.diagnoses.get(row.name)
+        transient = diagnosis is not None and diagnosis.origin is Origin.TRANSIENT
+        codes.setdefault("hardware" if transient else "gradient", []).append(row)
+    return codes
+
+
+def _without_data_parallel(model: nn.Module) -> nn.Module:
+    """The module inside data-parallel wrappers: a replay must not reduce gradients over processes."""
+    while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        model = model.module
+    return model
 
 
 def _connected(rows: Sequence[Row]) -> list[list[Row]]:

@@ -95,7 +95,11 @@ class RunRecords:
             name = getattr(rule, "__name__", str(number))
             seen += self._boundary.attempt(f"alarm rule {name}", lambda rule=rule: list(rule(record))) or []
         for alarm in grouped(seen):
-            yield alarm if audits is None else self.alarms.explained(alarm, audits)
+            reason = "" if audits is None else self.alarms.undecided(alarm, audits)
+            if reason:
+                self._boundary.remark("account", f"laws are not accounted for: {reason}")
+            else:
+                yield alarm if audits is None else self.alarms.explained(alarm, audits)
 
     def _write(self, record: StepRecord) -> None:
         if not self.begun:

@@ -1,0 +1,203 @@
+"""Where a broken identity comes from, decided by running the pass again: rounding, hardware, a kernel, or the program.
+
+Three questions, each a replay of the audited pass (`Replay`):
+
+    the same again      does the pass leave this residual a second time? If not, the first was corrupted.
+    scaled              how large is rounding here? `noise` says how it is sampled.
+    in reference form   does the identity hold without compiler, fused attention and hand-written backward passes, or in
+                        higher precision? Then one of those is at fault.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conserved.auditing.noise import SIGMAS, coherent, sample_noise, suspicious
+from conserved.auditing.reference_form import PLAIN, Form, wide_form
+from conserved.auditing.replay import SCALE, Replay, ReplayError
+from conserved.laws.identities import HALF, balance_of, coarsest
+from conserved.moment import Plan
+from conserved.symmetry import Symmetry, Tensors
+
+LOGGER = logging.getLogger("conserved.audit")
+
+
+class Origin(Enum):
+    """What a residual above the floor turned out to be."""
+
+    ROUNDING = "rounding"
+    TRANSIENT = "not reproducible"
+    LOOP = "the loop"
+    KERNEL = "this run's kernels"
+    PRECISION = "precision"
+    PROGRAM = "the program"
+    UNKNOWN = "not replayed"
+
+
+MEANING = {
+    Origin.ROUNDING: "rounding of this pass explains it",
+    Origin.TRANSIENT: "not reproducible: the same pass run again satisfies the identity. A bit flip, a race or a bad "
+    "device, or code that changed gradients after backward()",
+    Origin.LOOP: "not reproducible, in one audit after the other: the backward pass gives other gradients than those "
+    "in .grad. Code between backward() and optimizer.step() changes them, or the loss depends on parameters directly",
+    Origin.KERNEL: "reproducible, in this run's own kernels only: {kernel}",
+    Origin.PRECISION: "reproducible in {precision} only: in {wide} the identity holds. What the forward pass rounds, "
+    "or a kernel's {precision} path, explains it",
+    Origin.PROGRAM: "reproducible in reference form too: the gradient is not that of this program. A gradient hook, or "
+    "an operation whose backward is not the derivative of its forward",
+    Origin.UNKNOWN: "the pass could not be run again: {reason}",
+}
+"""Words for each origin."""
+
+KERNELS = {
+    "eager": "compiled code (without torch.compile it holds)",
+    "attention": "the attention backend (with the math backend it holds)",
+    "functions": "the backward of an autograd function (with its forward differentiated it holds)",
+}
+"""Words for the switch of a `Form` that mends an identity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The origin of one residual, the measured noise it was held against, and words."""
+
+    origin: Origin
+    limit: float
+    """The relative residual that measured rounding explains."""
+    message: str
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the gradient is wrong, as opposed to rounded."""
+        return self.origin in (Origin.TRANSIENT, Origin.LOOP, Origin.KERNEL, Origin.PROGRAM)
+
+    def repeated(self) -> Diagnosis:
+        """Return the diagnosis of a residual that is not reproducible again and again."""
+        return replace(self, origin=Origin.LOOP, message=MEANING[Origin.LOOP])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspects:
+    """Identities whose residuals exceed the floor: symmetries, residuals, floors, and the pass they were read off."""
+
+    symmetries: Sequence[Symmetry]
+    residuals: NDArray[np.float64]
+    floors: NDArray[np.float64]
+    theta: Tensors
+    factors: NDArray[np.bool_]
+    """Which residuals are wrong factors, however small: rounding does not look like that."""
+    precision: torch.dtype
+    """The coarsest precision of the pass."""
+    passes: int = 1
+    """Backward passes accumulated in the gradients; only the last is replayed."""
+
+
+def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
+    """Decide each suspected identity by replaying the pass; one diagnosis for each, in order.
+
+    The plan has one row per suspect, so that two to seven passes decide all of them together.
+    """
+    count = len(suspects.symmetries)
+    plan = Plan.of(suspects.symmetries, kernels=False)
+    theta = {name: suspects.theta[name].detach() for name in plan.needs}
+    wanted = {name: suspects.theta[name] for name in plan.needs}
+    try:
+        first = replay.gradients(wanted)
+        sample = sample_noise(plan, theta, first, replay.gradients(wanted, scale=SCALE))
+    except Exception as problem:
+        # The one boundary to the user's program: it may refuse to run a second time, or run out of memory.
+        reason = str(problem) if isinstance(problem, ReplayError) else f"{type(problem).__name__}: {problem}"
+        LOGGER.info("replay failed: %s", reason)
+        text = MEANING[Origin.UNKNOWN].format(reason=reason.splitlines()[0][:200] if reason else "unknown")
+        return [Diagnosis(origin=Origin.UNKNOWN, limit=math.nan, message=text)] * count
+    # Errors of accumulated passes are independent and add in squares.
+    limits = np.maximum(suspects.floors, SIGMAS * math.sqrt(suspects.passes) * sample.sigmas)
+    origins = [Origin.ROUNDING] * count
+    wrong = np.flatnonzero(~(suspects.residuals <= limits) | suspects.factors)
+    again = sample.residuals <= np.maximum(suspects.floors, SIGMAS * sample.sigmas)
+    again &= ~coherent(plan.symmetries, theta, first, sample.residuals, suspects.floors)
+    for place in wrong.tolist():
+        origins[place] = Origin.TRANSIENT if again[place] else Origin.PROGRAM
+    kernel = ""
+    rest = [place for place in wrong.tolist() if not again[place]]
+    holds = _holding(replay, plan, wanted, suspects.floors)
+    if rest:
+        rest, kernel = _mended_by_kernels(holds, rest, limits, origins)
+    if rest:
+        _mended_by_precision(holds, plan, wanted, rest, suspects, origins)
+    wide = wide_form(suspects.precision).wide
+    words = {"kernel": kernel, "precision": _name(suspects.precision), "wide": _name(wide), "reason": ""}
+    return [
+        Diagnosis(origin=origin, limit=float(limit), message=MEANING[origin].format(**words))
+        for origin, limit in zip(origins, limits, strict=True)
+    ]
+
+
+Holds = Callable[[Form, NDArray[np.float64]], NDArray[np.bool_]]
+
+
+def _holding(replay: Replay, plan: Plan, wanted: Tensors, floors: NDArray[np.float64]) -> Holds:
+    """Whether identities hold in other forms, against limits; none does in a form that the program does not run in."""
+    theta = {name: parameter.detach() for name, parameter in wanted.items()}
+
+    def holds(form: Form, limits: NDArray[np.float64]) -> NDArray[np.bool_]:
+        try:
+            gradients = replay.gradients(wanted, form=form)
+        except Exception as problem:
+            # Kernels may not support a precision, or the plain form may not fit into memory.
+            LOGGER.info("replay as %s failed: %s", form, problem)
+            return np.zeros(len(plan.symmetries), dtype=bool)
+        with torch.no_grad():
+            residuals = balance_of(plan, theta, gradients).residuals
+        return (residuals <= limits) & ~coherent(plan.symmetries, theta, gradients, residuals, floors)
+
+    return holds
+
+
+def _mended_by_kernels(
+    holds: Holds, rest: list[int], limits: NDArray[np.float64], origins: list[Origin]
+) -> tuple[list[int], str]:
+    """Run the pass with reference kernels; return what stays broken, and which switch mended the others."""
+    plain = holds(PLAIN, limits)
+    mended = [place for place in rest if plain[place]]
+    if not mended:
+        return rest, ""
+    for place in mended:
+        origins[place] = Origin.KERNEL
+    switches: Mapping[str, Form] = {
+        "eager": Form(eager=True),
+        "attention": Form(attention=True),
+        "functions": Form(functions=True),
+    }
+    blamed = []
+    for name, form in switches.items():
+        alone = holds(form, limits)
+        if all(alone[place] for place in mended):
+            blamed.append(KERNELS[name])
+    return [place for place in rest if place not in mended], " or ".join(blamed) or "several of them together"
+
+
+def _mended_by_precision(
+    holds: Holds, plan: Plan, wanted: Tensors, rest: list[int], suspects: Suspects, origins: list[Origin]
+) -> None:
+    """Run the pass in higher precision; what it mends is rounding that the scaled pass did not sample."""
+    form = wide_form(suspects.precision)
+    assert form.wide is not None
+    stored = coarsest(*(p.dtype for p in wanted.values()))
+    precise = stored if stored in HALF else form.wide if form.wide == stored else torch.float32
+    precisely = holds(form, suspicious(precise, plan.entries))
+    for place in rest:
+        if precisely[place]:
+            origins[place] = Origin.PRECISION
+
+
+def _name(precision: torch.dtype | None) -> str:
+    return str(precision).removeprefix("torch.")

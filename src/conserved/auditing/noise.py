@@ -1,0 +1,182 @@
+r"""How much of a residual rounding explains: a floor by precision, a bound for linear laws, noise measured by replay.
+
+**Floor.** The stored gradient is rounded once: a significand m in [1, 2) by an error uniform in ±u, u = eps/2. The
+relative error has mean square u²/3 · E[1/m²] = u²/6. A residual is held against the root of the sum of squares of its
+products, so that this rounding alone leaves u/√6 of the scale: 1.6e-3 in bfloat16. Clean passes of 2 million to 8
+billion parameters leave 1.4e-3 to 2.6e-3 (median by family; benchmarks/audit_scale.py).
+
+**Linear laws** add rows that should cancel: Σ_v dW_v = 0 over a vocabulary. Entries of equal size are rounded in one
+direction (a fresh model gives 32,000 classes nearly one probability), so errors add up instead of averaging out:
+|Σ_v δ_v dW_v| ≤ u Σ_v |dW_v|, column by column.
+
+**Measured.** The backward pass is linear in the output gradient; rounding is not. A pass whose output gradient was
+multiplied by c, divided by c again, minus the pass itself is one sample of the difference of two roundings:
+
+    σ = ‖μ(θ, G_c/c − G)‖ / √2
+
+A defect is linear in the output gradient and cancels. What the forward pass rounded is the same in both and is not
+sampled; that is why a floor stays, and why a pass in higher precision has the last word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conserved.laws.identities import HALF, balance_of, rounding
+from conserved.moment import Direction, Magnitudes, Plan, Point, to_host
+from conserved.symmetry import Symmetry, Tensors
+
+SIGMAS = 6.0
+"""Measured noise that an identity may show. One sample of n entries has a relative spread of 1/√(2n): six leaves room
+for identities of few entries. Clean passes reached 5.2 over 11 regimes and five sizes (benchmarks/audit_scale.py)."""
+
+ROOT_MEAN_SQUARE = math.sqrt(1 / 6)
+"""Root mean square of the relative error of rounding once, in units of u."""
+
+_OWN = 3.0
+"""Roundings of that size on the way from one leg to the other: of the gradient itself, of the activation gradient it is
+made from and of the activation it is multiplied with. Errors add in squares, so three leave room for nine of them."""
+
+_COHERENT = 0.75
+"""Share of a residual's square that one factor on one side must explain to count as a wrong factor. Rounding of n
+entries has 1/n of it in any one direction."""
+
+_ENTRIES = 16
+"""Entries below which a factor fits rounding by chance."""
+
+
+def suspicious(precision: torch.dtype, entries: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the residuals above which a pass is replayed: what the rounding of stored gradients leaves, times three.
+
+    In single and double precision sums over tokens round more than storing does, and the floor of the precision is far
+    below any defect: that one is used.
+    """
+    if precision not in HALF:
+        return rounding(precision, entries)
+    own = _OWN * ROOT_MEAN_SQUARE * torch.finfo(precision).eps / 2
+    # Few entries do not average: the largest error is u, not its root mean square.
+    return own * (1 + SIGMAS / np.sqrt(np.maximum(entries, 1)))
+
+
+def linear_bounds(
+    plan: Plan, places: Sequence[int], gradients: Tensors, precision: torch.dtype, scales: NDArray[np.float64]
+) -> dict[int, float]:
+    """Return for linear laws the relative residual that rounding every entry in one direction leaves."""
+    if not places:
+        return {}
+    some = Plan.of([plan.symmetries[place] for place in places], kernels=False)
+    needed = {name: gradients[name] for name in some.needs}
+    source = Magnitudes(Direction(needed))
+    totals = to_host(some.evaluate((Magnitudes(Point(needed)), source), [(0, 1)]).values())
+    unit = torch.finfo(precision).eps / 2
+    return {
+        place: unit * float(np.linalg.norm(total)) / scales[place] if scales[place] else 0.0
+        for place, total in zip(places, totals, strict=True)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoiseSample:
+    """Residuals of some identities in a replayed pass, and the noise of each, relative to the same scales."""
+
+    residuals: NDArray[np.float64]
+    sigmas: NDArray[np.float64]
+
+
+def sample_noise(plan: Plan, theta: Tensors, first: Tensors, second: Tensors) -> NoiseSample:
+    """Compare two gradients of one pass that differ by rounding alone.
+
+    Args:
+        plan: the identities.
+        theta: the parameters they read.
+        first: gradients of a pass.
+        second: gradients of the same pass with scaled output gradients, divided by the scale again.
+    """
+    with torch.no_grad():
+        balance = balance_of(plan, theta, first)
+        difference = {name: second[name].float() - first[name].float() for name in plan.needs}
+        moments = to_host(plan.evaluate((Point(theta), Direction(difference)), [(0, 1)]).values())
+    sizes = np.array([float(np.linalg.norm(moment)) for moment in moments]) / math.sqrt(2)
+    scales = np.where(balance.scales > 0, balance.scales, np.inf)
+    return NoiseSample(residuals=balance.residuals, sigmas=sizes / scales)
+
+
+def unmistakable(precision: torch.dtype, symmetry: Symmetry) -> float:
+    """Return the relative residual that rounding does not leave in any regime: above it no replay is needed.
+
+    The largest of clean passes (benchmarks/audit_scale.py) was 0.12 in half precision (queries and keys × 40); twice
+    that is unmistakable. In single precision it was 5e-5, half of the floor, but 4e-3 for linear laws (class sums of an
+    overfitted head, where p ≈ 1 is rounded): five times that for these, and the floor itself for the others. Identities
+    of float64 models go through float32 in libraries.
+    """
+    if precision in HALF:
+        return 0.25
+    return 0.02 if symmetry.kind.linear else 0.0
+
+
+def shows_factors(symmetry: Symmetry) -> bool:
+    """Whether an identity has several legs and enough entries to tell a wrong factor from rounding."""
+    return len(symmetry.legs) > 1 and symmetry.identities >= _ENTRIES
+
+
+def wrong_factors(symmetries: Sequence[Symmetry], theta: Tensors, gradients: Tensors) -> list[float | None]:
+    """Return for every identity the factor one of its legs is off by; None if no factor explains most of its residual.
+
+    Rounding points in no direction in particular: of n entries it has 1/n of its square along the term of any one leg.
+    A residual that lies along it is a wrong factor, and needs no measured noise to be called one.
+    """
+    if not symmetries:
+        return []
+    legs = [replace(symmetry, legs=(leg,)) for symmetry in symmetries for leg in symmetry.legs]
+    plan = Plan.of(legs, kernels=False)
+    with torch.no_grad():
+        values = to_host(plan.evaluate((Point(theta), Direction(gradients)), [(0, 1)]).values())
+    found, begin = [], 0
+    for symmetry in symmetries:
+        terms = [value.reshape(-1) for value in values[begin : begin + len(symmetry.legs)]]
+        begin += len(symmetry.legs)
+        found.append(_factor(terms) if shows_factors(symmetry) else None)
+    return found
+
+
+def _factor(terms: Sequence[NDArray[np.float64]]) -> float | None:
+    """The factor on one term, or on all of one sign, that explains a sum which should be zero.
+
+    Without it the others sum to −t: the residual is (f − 1)t, and f is what the term is off by.
+    """
+    total = np.sum(terms, axis=0)
+    size = float(np.linalg.norm(total))
+    if not math.isfinite(size) or size == 0:
+        return None
+    best, factor = _COHERENT, None
+    for term in terms:
+        length = float(np.linalg.norm(term))
+        if length == 0:
+            continue
+        along = float(total @ term) / length
+        if (along / size) ** 2 >= best:
+            # total = t_wrong − t_right along the term itself: t_right = t_wrong − total.
+            best, right = (along / size) ** 2, length - along
+            factor = length / right if right else math.inf
+    return factor
+
+
+def coherent(
+    symmetries: Sequence[Symmetry],
+    theta: Tensors,
+    gradients: Tensors,
+    residuals: NDArray[np.float64],
+    floors: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Return which residuals above their floors are wrong factors and not rounding, however small."""
+    flags = np.zeros(len(symmetries), dtype=bool)
+    places = np.flatnonzero(residuals > floors)
+    factors = wrong_factors([symmetries[place] for place in places.tolist()], theta, gradients)
+    flags[places] = [factor is not None for factor in factors]
+    return flags

@@ -1,0 +1,322 @@
+"""Run a backward pass again, to ask what rounding explains of it and whether it gives the same gradients twice.
+
+A `Replay` gives gradients of chosen parameters, of the same pass, as often as wanted: as it was run, with the output
+gradient multiplied by a number, or in another `Form`. Nothing of the run is changed: parameters keep their gradients,
+random generators their state, buffers and attributes of modules their values.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from conserved.auditing.reference_form import AS_RUN, Form
+from conserved.boundary import guarded
+from conserved.inference import being_followed
+
+SCALE = 1.37
+"""Factor on the output gradient when rounding is sampled: not a power of two, so that every rounding differs."""
+
+
+STAGE = "replay"
+"""The part of a monitor that records passes."""
+
+
+class ReplayError(RuntimeError):
+    """Raised if a pass cannot be run again; the message says why."""
+
+
+class Replay(ABC):
+    """A pass that can be run again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.runs = 0
+        """How many forward passes replays have made."""
+
+    def gradients(
+        self, parameters: Mapping[str, Tensor], *, scale: float = 1.0, form: Form = AS_RUN
+    ) -> dict[str, Tensor]:
+        """Run the pass again and return the gradients of some parameters.
+
+        Args:
+            parameters: the parameters, by name.
+            scale: a factor on the gradient of the outputs; gradients are divided by it again.
+            form: the form to run it in.
+
+        Returns:
+            Gradients by name; zeros for a parameter that the pass does not reach.
+
+        Raises:
+            ReplayError: the pass cannot be run again.
+        """
+        wanted = [*parameters.values()]
+        with undisturbed(self.model), torch.enable_grad():
+            outputs, cotangents = self._outputs(form)
+            self.runs += 1
+            found = torch.autograd.grad(
+                outputs, wanted, [cotangent * scale for cotangent in cotangents], allow_unused=True
+            )
+        zeros = (torch.zeros_like(p) if g is None else g.detach() for p, g in zip(wanted, found, strict=True))
+        with torch.no_grad():
+            return {name: g if scale == 1 else g.div_(scale) for name, g in zip(parameters, zeros, strict=True)}
+
+    @abstractmethod
+    def _outputs(self, form: Form) -> tuple[list[Tensor], list[Tensor]]:
+        """Run the forward pass; its outputs, and the gradient of the loss with respect to each."""
+
+
+class ClosureReplay(Replay):
+    """The pass of a function that runs the model and returns the loss, without calling backward."""
+
+    def __init__(self, model: nn.Module, closure: Callable[[], Tensor]) -> None:
+        super().__init__(model)
+        self._closure = closure
+
+    def _outputs(self, form: Form) -> tuple[list[Tensor], list[Tensor]]:
+        with form.applied():
+            loss = self._closure()
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ReplayError(
+                f"Expected closure() to return the loss as a scalar tensor with a graph, got {got}. "
+                "Return loss_fn(model(x), y), and do not call backward() in it."
+            )
+        return [loss], [torch.ones_like(loss)]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of a model: arguments, the state it started from, and the gradients its outputs received."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    versions: list[int]
+    generators: Generators
+    autocast: dict[str, torch.dtype]
+    cotangents: dict[int, Tensor] = field(default_factory=dict)
+    """By position among the tensors the model returned."""
+    external: dict[int, Tensor] | None = None
+    """The same without what flows from one output into another."""
+
+
+class RecordedPass(Replay):
+    """The last forward pass of a model while recording, with the gradient of its outputs.
+
+    References to the arguments are kept, not copies. Recording costs two hooks and, if the loss is computed outside the
+    model, the memory of the gradient of its outputs until `clear`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._call: _Call | None = None
+        self._handles: list[Any] = []
+        self._replaying = False
+
+    def record(self) -> None:
+        """Start recording calls of the model; `stop` ends it."""
+        if not self._handles:
+            self._handles = [
+                self.model.register_forward_pre_hook(
+                    guarded(self._before, stage=STAGE), with_kwargs=True, prepend=True
+                ),
+                self.model.register_forward_hook(guarded(self._after, stage=STAGE), with_kwargs=True),
+            ]
+
+    def stop(self) -> None:
+        """Stop recording; the last call stays available."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def clear(self) -> None:
+        """Forget the recorded call and everything it holds."""
+        self._call = None
+
+    @property
+    def obstacle(self) -> str:
+        """Why the recorded call cannot be run again; empty if it can."""
+        call = self._call
+        if call is None:
+            return "no forward pass of the model was recorded"
+        if not call.cotangents:
+            return "no gradient reached the outputs of the model"
+        if call.versions != _versions(call.args, call.kwargs):
+            return "an argument of the model was changed in place"
+        if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
+            return "batch norms synchronise over processes"
+        if any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters()):
+            return "parameters are sharded over processes"
+        return ""
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._replaying and torch.is_grad_enabled() and not being_followed():
+            self.begin(args, kwargs)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a call that begins now with these arguments."""
+        devices = {parameter.device.type for parameter in self.model.parameters()}
+        autocast = {kind: torch.get_autocast_dtype(kind) for kind in devices if torch.is_autocast_enabled(kind)}
+        self._call = _Call(args, kwargs, _versions(args, kwargs), Generators.now(), autocast)
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        call = self._call
+        if call is None or self._replaying or not torch.is_grad_enabled() or being_followed():
+            return
+        for position, tensor in enumerate(_tensors(output)):
+            if tensor.requires_grad:
+                tensor.register_hook(guarded(_keep(call, position), stage=STAGE))
+
+    def _outputs(self, form: Form) -> tuple[list[Tensor], list[Tensor]]:
+        if self.obstacle:
+            raise ReplayError(f"The pass cannot be replayed: {self.obstacle}.")
+        call = self._call
+        assert call is not None
+        if call.external is None:
+            call.external = call.cotangents if len(call.cotangents) == 1 else self._separate(call)
+        outputs = self._forward(call, form)
+        used = {position: cotangent for position, cotangent in call.external.items() if bool(cotangent.any())}
+        used = used or call.external
+        return [outputs[position] for position in used], [
+            cotangent.to(outputs[position].dtype) for position, cotangent in used.items()
+        ]
+
+    def _forward(self, call: _Call, form: Form) -> list[Tensor]:
+        call.generators.restore()
+        self._replaying = True
+        try:
+            with ExitStack() as undo:
+                for device, dtype in call.autocast.items():
+                    undo.enter_context(torch.autocast(device, dtype=dtype))
+                undo.enter_context(form.applied())
+                return _tensors(self.model(*call.args, **call.kwargs))
+        finally:
+            self._replaying = False
+
+    def _separate(self, call: _Call) -> dict[int, Tensor]:
+        """Subtract from the gradient of each output what other outputs pass on to it.
+
+        A model that returns its loss and its logits passes the gradient of the loss through the logits: their hook sees
+        it, and counting it twice would be wrong. Outputs are taken latest first, because they depend on earlier ones.
+        """
+        outputs = self._forward(call, AS_RUN)
+        order = sorted(call.cotangents, key=lambda position: -_sequence(outputs[position]))
+        external: dict[int, Tensor] = {}
+        for position in order:
+            inner = None
+            if external:
+                later = [outputs[one] for one in external]
+                (inner,) = torch.autograd.grad(
+                    later, [outputs[position]], [*external.values()], retain_graph=True, allow_unused=True
+                )
+            total = call.cotangents[position]
+            external[position] = total if inner is None else total - inner.to(total.dtype)
+        return external
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generators:
+    """The state of every random generator that a model may draw from."""
+
+    host: Tensor
+    devices: Sequence[Tensor]
+    python: Any
+    numpy: Any
+
+    @staticmethod
+    def now() -> Generators:
+        """Read the present state."""
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return Generators(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())
+
+    def restore(self) -> None:
+        """Set every generator back."""
+        torch.set_rng_state(self.host)
+        if self.devices:
+            torch.cuda.set_rng_state_all([*self.devices])
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Put back random generators, buffers and plain attributes of a model's modules at the end.
+
+    Attributes that are lists, dictionaries or sets are compared by shallow copies; what such containers hold is not.
+    """
+    generators = Generators.now()
+    buffers = [
+        (buffer, buffer.detach().clone())
+        for buffer in model.buffers()
+        if not buffer.is_meta and not hasattr(buffer, "full_tensor")
+    ]
+    kept = [(module, dict(vars(module)), dict(module._buffers), _containers(module)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        generators.restore()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                # Batch norms write to their statistics without counting a version.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        for module, attributes, held, containers in kept:
+            now = vars(module)
+            if now.keys() != attributes.keys() or any(now[name] is not value for name, value in attributes.items()):
+                now.clear()
+                now.update(attributes)
+            if module._buffers.keys() != held.keys() or any(module._buffers[k] is not v for k, v in held.items()):
+                module._buffers.clear()
+                module._buffers.update(held)
+            for container, copy in containers:
+                if container != copy:
+                    container.clear()
+                    container.extend(copy) if isinstance(container, list) else container.update(copy)
+
+
+def _containers(module: nn.Module) -> list[tuple[Any, Any]]:
+    own = (value for name, value in vars(module).items() if not name.startswith("_"))
+    return [(value, value.copy()) for value in own if type(value) in (list, dict, set) and not _holds_tensors(value)]
+
+
+def _holds_tensors(container: Any) -> bool:
+    """Whether equality of a container would compare tensors, which gives no truth value."""
+    values = container.values() if isinstance(container, dict) else container
+    return any(not isinstance(value, int | float | str | bool | None) for value in values)
+
+
+def _keep(call: _Call, position: int) -> Callable[[Tensor], None]:
+    def keep(gradient: Tensor | None) -> None:
+        # Compiled backward passes call hooks of outputs that nothing depends on with None.
+        if gradient is None:
+            return
+        known = call.cotangents.get(position)
+        call.cotangents[position] = gradient.detach() if known is None else known + gradient.detach()
+
+    return keep
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """The floating-point tensors a model returned, each once, in order."""
+    leaves = tree_flatten(dict(output) if hasattr(output, "keys") else output)[0]
+    found = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+    return [*found.values()]
+
+
+def _versions(args: Any, kwargs: Any) -> list[int]:
+    leaves = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return [0 if leaf.is_inference() else leaf._version for leaf in leaves]
+
+
+def _sequence(tensor: Tensor) -> int:
+    """When autograd recorded the operation that made a tensor; later outputs may depend on earlier ones."""
+    node: Any = tensor.grad_fn
+    return -1 if node is None else int(node._sequence_nr())

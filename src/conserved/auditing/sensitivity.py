@@ -1,0 +1,121 @@
+r"""How small an error of a gradient an audit would have seen.
+
+A factor 1 + s on the gradient of one leg ℓ changes an identity by s ‖t_ℓ‖, where t_ℓ is the term of that leg in
+μ(θ, G) = Σ_ℓ t_ℓ. It exceeds the limit L (relative to the scale S of the identity) from
+
+    s = L S / ‖t_ℓ‖
+
+on. An identity of one leg (a sum over classes, a bias without gradient) does not see a factor at all: its term is zero
+when the gradient is right. It sees an error in its own directions only, and s is relative to the gradient's norm there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conserved.moment import Direction, Plan, Point
+from conserved.plain_data import record_of
+from conserved.symmetry import Symmetry, Tensors
+
+STATED = 0.1
+"""An error of this share of a leg must be visible for the leg to count as tested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """The smallest relative error of one leg that would have been refuted: of every law, by family, and the worst."""
+
+    laws: Mapping[str, float]
+    """By name of the law, for its least visible leg; infinite if an error of that leg cannot be seen."""
+    families: Mapping[str, float]
+    """The median over the laws of a family."""
+    legs: Mapping[tuple[str, str], float]
+    """By law and parameter."""
+
+    @property
+    def typical(self) -> float:
+        """The median over all tested laws; infinite without any."""
+        values = [*self.laws.values()]
+        return float(np.median(values)) if values else float("inf")
+
+    @property
+    def worst(self) -> float:
+        """The largest over all tested laws."""
+        return max(self.laws.values(), default=float("inf"))
+
+    def record(self) -> dict[str, Any]:
+        """Return plain data, for JSON."""
+        return record_of(self, "typical worst families laws")
+
+    def __str__(self) -> str:
+        if not self.laws:
+            return "nothing was tested"
+        listed = ", ".join(f"{family} {in_percent(value)}" for family, value in self.families.items())
+        return f"errors above {in_percent(self.typical)} of a leg would have been seen ({listed})"
+
+
+def of_legs(plan: Plan, theta: Tensors, gradients: Tensors) -> NDArray[np.float64]:
+    """Return ‖t_ℓ‖ for every leg of every symmetry of a plan, one after the other.
+
+    A symmetry of one leg has the norm of its gradient there instead: see above.
+    """
+    legs = plan.legs_alone
+    if not legs.symmetries:
+        return np.zeros(0)
+    with torch.no_grad():
+        moments = legs.evaluate((Point(theta), Direction(gradients)), [(0, 1)], sizes=True)
+        places, tables = moments.sizes()
+        table = torch.cat([part.double().to(tables[0].device) for part in tables]).cpu().numpy()
+    sizes = np.empty((len(legs.symmetries), 2))
+    sizes[np.array(places, dtype=np.int64)] = table
+    single = np.array([len(symmetry.legs) == 1 for symmetry in plan.symmetries for _ in symmetry.legs])
+    return np.where(single, sizes[:, 1], sizes[:, 0])
+
+
+def sensitivity(
+    symmetries: Sequence[Symmetry],
+    tested: Collection[int],
+    limits: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    terms: NDArray[np.float64],
+) -> Sensitivity:
+    """Return what identities held against `limits` would have seen.
+
+    Args:
+        symmetries: all symmetries of an audit.
+        tested: the places of those that were tested.
+        limits: the relative residual each was held against.
+        scales: what each residual is relative to.
+        terms: the size of every leg's term, as `of_legs` gives it.
+    """
+    laws: dict[str, float] = {}
+    legs: dict[tuple[str, str], float] = {}
+    families: dict[str, list[float]] = {}
+    begin = 0
+    for place, symmetry in enumerate(symmetries):
+        sizes = terms[begin : begin + len(symmetry.legs)]
+        begin += len(symmetry.legs)
+        if place not in tested:
+            continue
+        for leg, size in zip(symmetry.legs, sizes.tolist(), strict=True):
+            seen = float(limits[place] * scales[place] / size) if size > 0 else float("inf")
+            key = symmetry.name, leg.view.parameter
+            legs[key] = max(legs.get(key, 0.0), seen)
+            laws[symmetry.name] = max(laws.get(symmetry.name, 0.0), seen)
+        families.setdefault(symmetry.family, []).append(laws[symmetry.name])
+    medians = {family: float(np.median(values)) for family, values in families.items()}
+    return Sensitivity(laws=laws, families=medians, legs=legs)
+
+
+def in_percent(share: float) -> str:
+    """Return a share as words."""
+    if not np.isfinite(share):
+        return "any size unseen"
+    digits = 0 if share >= 0.02 else 1 if share >= 0.002 else 2 if share >= 0.0002 else 4
+    return f"{100 * share:.{digits}f} %"

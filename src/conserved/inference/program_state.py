@@ -1,0 +1,91 @@
+"""Puts back what a program keeps beside its tensors after a pass that is none of training: counters, lists, caches.
+
+A forward pass may append to a list, count its calls or keep features, in attributes of modules or in the closures of
+hooks. Reading laws runs such a pass. Without this, a loss that takes `features[0]` would take that of the wrong pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+_OWN = frozenset(vars(nn.Module()))
+"""Attributes of every module: parameters, buffers, modules and hooks."""
+
+_CONTAINERS = (list, dict, set)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Within it, a model may be called; afterwards the plain attributes and containers it keeps are as before.
+
+    Args:
+        model: the model whose modules and hooks are looked at.
+    """
+    attributes = [
+        (module, {name: value for name, value in vars(module).items() if name not in _OWN})
+        for module in model.modules()
+    ]
+    contents = [(one, _copied(one)) for one in _containers(model, attributes)]
+    try:
+        yield
+    finally:
+        for container, content in contents:
+            _fill(container, content)
+        for module, before in attributes:
+            now = vars(module)
+            for name in [name for name in now if name not in _OWN and name not in before]:
+                del now[name]
+            now.update(before)
+
+
+def _containers(model: nn.Module, attributes: list[tuple[nn.Module, dict[str, Any]]]) -> list[Any]:
+    """Lists, dictionaries and sets that modules hold, and that their forward hooks can reach."""
+    found = [value for _, own in attributes for value in own.values()]
+    for module in model.modules():
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            found += _reached(hook)
+    return list({id(one): one for one in found if type(one) in _CONTAINERS}.values())
+
+
+def _reached(hook: Callable[..., Any]) -> list[Any]:
+    """Objects that a function can write to: in its closure, its arguments, its object, and globals that it names."""
+    if isinstance(hook, partial):
+        return [*hook.args, *hook.keywords.values(), *_reached(hook.func)]
+    owner = getattr(hook, "__self__", None)
+    found = [owner, *vars(owner).values()] if hasattr(owner, "__dict__") else [owner]
+    function = getattr(hook, "__func__", hook)
+    found += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _filled(cell)]
+    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    return found + [names[name] for name in getattr(code, "co_names", ()) if name in names]
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _copied(container: Any) -> Any:
+    return container.copy()
+
+
+def _fill(container: Any, content: Any) -> None:
+    """Give a container its former content, if that has changed."""
+    if len(container) == len(content) and all(map(_is, container, content)) and not isinstance(container, dict):
+        return
+    if isinstance(container, list):
+        container[:] = content
+    else:
+        container.clear()
+        container.update(content)
+
+
+def _is(first: Any, second: Any) -> bool:
+    return first is second

@@ -1,0 +1,287 @@
+"""A pass that is run again: it gives the same gradients, changes nothing, and tells rounding from defects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conserved import audit, blocks, recognize
+from conserved.auditing.diagnosis import Origin
+from conserved.auditing.reference_form import PLAIN, wide_form
+from conserved.auditing.replay import ClosureReplay, RecordedPass, ReplayError
+from conserved.verdict import Status
+
+
+class Net(nn.Module):
+    """Dropout, a batch norm, an attribute that counts calls, and two outputs of which one depends on the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.calls, self.history = 0, ["new"]
+
+    def forward(self, x: Tensor, target: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        self.history.append("called")
+        logits = self.second(F.dropout(self.norm(self.first(x)).relu(), 0.5, self.training))
+        return {"loss": F.cross_entropy(logits, target), "logits": logits}
+
+
+def recorded(model: nn.Module, run: Callable[[], Tensor]) -> RecordedPass:
+    recorder = RecordedPass(model)
+    recorder.record()
+    run().backward()
+    recorder.stop()
+    return recorder
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_recorded_pass_gives_the_same_gradients_again_and_changes_nothing(both: bool) -> None:
+    torch.manual_seed(0)
+    model, x, target = Net(), torch.randn(16, 6), torch.randint(3, (16,))
+
+    def run() -> Tensor:
+        out = model(x, target)
+        # A loss that also reads the logits: their gradient comes from outside and through the model's own loss.
+        return out["loss"] + out["logits"].square().mean() if both else out["loss"]
+
+    replay = recorded(model, run)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    own = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    generator, calls, history = torch.get_rng_state(), model.calls, list(model.history)
+    again = replay.gradients(dict(model.named_parameters()))
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(again[name], own[name], rtol=1e-5, atol=1e-7)
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, own[name])
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert (model.calls, model.history) == (calls, history)
+
+
+def test_a_scaled_replay_is_divided_by_its_scale() -> None:
+    model, x = nn.Linear(4, 4).double(), torch.randn(3, 4, dtype=torch.float64)
+    replay = ClosureReplay(model, lambda: model(x).square().sum())
+    names = dict(model.named_parameters())
+    for name, gradient in replay.gradients(names, scale=1.37).items():
+        torch.testing.assert_close(gradient, replay.gradients(names)[name], rtol=1e-12, atol=0)
+
+
+def test_a_pass_whose_arguments_were_changed_in_place_is_not_replayed() -> None:
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    replay = recorded(model, lambda: model(x).square().sum())
+    assert replay.obstacle == ""
+    x.add_(1)
+    assert "changed in place" in replay.obstacle
+    with pytest.raises(ReplayError, match="changed in place"):
+        replay.gradients(dict(model.named_parameters()))
+
+
+def test_a_closure_that_calls_backward_itself_is_refused_in_words() -> None:
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+
+    def closure() -> Tensor:
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    with pytest.raises(ReplayError, match="do not call backward"):
+        ClosureReplay(model, closure).gradients(dict(model.named_parameters()))
+
+
+def test_the_wide_form_computes_half_precision_passes_in_single_precision() -> None:
+    torch.manual_seed(0)
+    model = blocks.DecoderLM(64, 32, 2, 4, 48, max_length=16).bfloat16()
+    tokens = torch.randint(64, (2, 16))
+
+    def closure() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+    replay, names = ClosureReplay(model, closure), dict(model.named_parameters())
+    wide = replay.gradients(names, form=wide_form(torch.bfloat16))
+    twin = blocks.DecoderLM(64, 32, 2, 4, 48, max_length=16)
+    twin.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
+    F.cross_entropy(twin(tokens).flatten(0, 1), tokens.flatten()).backward()
+    for name, parameter in twin.named_parameters():
+        assert parameter.grad is not None
+        # The gradient of a parameter in bfloat16 is rounded once, at the end.
+        error = (wide[name].float() - parameter.grad).norm() / parameter.grad.norm()
+        assert error < 3e-3, name
+
+
+class _Halved(torch.autograd.Function):
+    """Multiplies; the gradient of its second factor is halved."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        a, b = ctx.saved_tensors
+        return grads[0] * b, 0.5 * grads[0] * a
+
+
+class Gated(nn.Module):
+    """A gated network whose product is done by a function of one's choice."""
+
+    def __init__(self, product: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(24, 24, bias=False) for _ in range(3))
+        self.product = product
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.product(F.silu(self.gate(x)), self.up(x)))
+
+
+def diagnosed(model: nn.Module, closure: Callable[[], Tensor], x: Tensor) -> Any:
+    laws = recognize(Gated(torch.mul), x)
+    closure().backward()
+    found = audit(model, laws, closure=closure)
+    assert found.verdict == Status.REFUTED
+    (diagnosis,) = found.diagnoses.values()
+    return diagnosis
+
+
+def test_a_wrong_backward_of_an_autograd_function_is_named() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(32, 24), Gated(_Halved.apply)
+    found = diagnosed(model, lambda: model(x).sin().sum(), x)
+    assert found.origin is Origin.KERNEL
+    assert "autograd function" in found.message
+
+
+def test_wrong_compiled_code_is_named() -> None:
+    def wrong_backend(graph: Any, inputs: Any) -> Any:
+        return lambda *args: tuple((0.5 * out + 0.5 * out.detach()) for out in graph(*args))
+
+    torch.manual_seed(0)
+    x = torch.randn(32, 24)
+    model = Gated(torch.mul)
+    model.up = torch.compile(model.up, backend=wrong_backend)  # type: ignore[assignment]
+    laws = recognize(Gated(torch.mul), x)
+    run: Callable[[], Tensor] = lambda: model(x).sin().sum()  # noqa: E731
+    run().backward()
+    plain = Gated(torch.mul)
+    plain.up = model.up._orig_mod  # type: ignore[assignment]
+    plain.gate, plain.down = model.gate, model.down
+    found = audit(plain, laws, replay=ClosureReplay(plain, run))
+    torch._dynamo.reset()
+    (diagnosis,) = found.diagnoses.values()
+    assert diagnosis.origin is Origin.KERNEL
+    assert "compiled code" in diagnosis.message
+
+
+def test_a_gradient_hook_is_reproducible_in_reference_form_too() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(32, 24), Gated(torch.mul)
+    model.up.weight.register_hook(lambda gradient: 0.5 * gradient)
+    assert diagnosed(model, lambda: model(x).sin().sum(), x).origin is Origin.PROGRAM
+
+
+def test_a_gradient_that_was_written_to_is_not_reproducible() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(32, 24), Gated(torch.mul)
+    laws = recognize(model, x)
+
+    def closure() -> Tensor:
+        return model(x).sin().sum()
+
+    closure().backward()
+    assert model.up.weight.grad is not None
+    model.up.weight.grad[3, 5] = 7.0
+    found = audit(model, laws, closure=closure)
+    assert [one.origin for one in found.diagnoses.values()] == [Origin.TRANSIENT]
+    assert "run again satisfies" in found.failures[0].suggests[0]
+
+
+def saturated(factor: float) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """A decoder in bfloat16 whose softmax is saturated, so that rounding is large against gradients of dQ and dK."""
+    torch.manual_seed(0)
+    model = blocks.DecoderLM(256, 64, 3, 4, 96, max_length=64)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("q.weight", "k.weight")):
+                parameter.mul_(factor)
+    model.bfloat16()
+    tokens = torch.randint(256, (2, 64))
+    return model, lambda: F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.roll(-1, 1).flatten())
+
+
+@pytest.mark.parametrize("factor", [1.0, 8.0, 40.0])
+def test_rounding_of_a_saturated_softmax_is_measured_and_not_refuted(factor: float) -> None:
+    model, closure = saturated(factor)
+    closure().backward()
+    for again in (None, closure):
+        found = audit(model, loss="cross_entropy", closure=again)
+        assert not found.failures, found.summary()
+    assert found.conclusive
+
+
+@pytest.mark.parametrize("factor", [1.0, 8.0, 40.0])
+@pytest.mark.parametrize("wrong", [-1.0, 0.0, 1.02, 1.05])
+def test_a_wrong_factor_is_refuted_in_half_precision_with_and_without_a_replay(factor: float, wrong: float) -> None:
+    model, closure = saturated(factor)
+    closure().backward()
+    model.layers[1].attention.v.weight.grad[:16] *= wrong  # type: ignore[index, union-attr]
+    for again in (None, closure):
+        found = audit(model, loss="cross_entropy", closure=again)
+        assert "layers.1.attention.value_output[0]" in {row.name for row in found.failures}, found.summary()
+
+
+def test_half_as_much_again_as_the_stated_sensitivity_is_refuted_and_a_third_is_not() -> None:
+    model, closure = saturated(1.0)
+    laws = recognize(model, loss="cross_entropy")
+    closure().backward()
+    clean = audit(model, laws)
+    assert clean.sensitivity is not None
+    tried = 0
+    for symmetry in laws:
+        if len(symmetry.legs) < 2 or symmetry.identities < 16 or not symmetry.exact:
+            continue
+        view = symmetry.legs[-1].view
+        size = clean.sensitivity.legs[symmetry.name, view.parameter]
+        gradient = model.get_parameter(view.parameter).grad
+        assert gradient is not None
+        kept = gradient.clone()
+        for times, refuted in ((1.5, True), (0.3, False)):
+            # In float32: a factor near one is lost if the gradient is rounded to bfloat16 after it.
+            model.get_parameter(view.parameter).data = model.get_parameter(view.parameter).data.float()
+            wrong = kept.float()
+            view.matrix(wrong).mul_(1 + times * size)
+            model.get_parameter(view.parameter).grad = wrong
+            names = {row.name for row in audit(model, laws, precision=torch.bfloat16).failures}
+            assert (symmetry.name in names) is refuted, (symmetry.name, times)
+        model.get_parameter(view.parameter).data = model.get_parameter(view.parameter).data.bfloat16()
+        model.get_parameter(view.parameter).grad = kept
+        tried += 1
+        if tried == 8:
+            break
+    assert tried == 8
+
+
+def test_a_class_shift_counts_as_the_directions_it_constrains_and_is_not_ok_alone() -> None:
+    """Its identity holds for a gradient of other samples too: it must not certify the classifier."""
+    torch.manual_seed(0)
+    model, x, other = nn.Linear(20, 10), torch.randn(64, 20), torch.randn(64, 20)
+    laws = recognize(model, x, loss="cross_entropy")
+    F.cross_entropy(model(other), torch.randint(10, (64,))).backward()
+    found = audit(model, laws)
+    assert found.coverage.parameters == pytest.approx(0.1)
+    assert found.coverage.touched == 1
+    assert not found.ok
+    assert "less than 50%" in found.summary()
+
+
+def test_reference_form_is_undone() -> None:
+    below = torch.autograd.Function.__mro__[1]
+    with PLAIN.applied():
+        assert "apply" in vars(below)
+    assert "apply" not in vars(below)
