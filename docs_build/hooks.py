@@ -65,6 +65,8 @@ DERIVED = (
     "discovery.rank",
     "discovery.relations",
     "discovery.forms",
+    "discovery.metric",
+    "discovery.phase_space",
     "certificates.proof",
     "certificates.jets",
     "tracking.ledger",

@@ -903,6 +903,33 @@ def claims() -> str:
     return f"What the sources state (errors that are one are counted once):\n\n{own}\n\nWhat we state:\n\n{ours}"
 
 
+def momentum() -> str:
+    """What momentum leaves of the laws of the paper's blocks."""
+    record = stored("beyond_gradient_flow")
+    rows = [(row["block"], str(row["gradient"]), str(row["momentum"]), str(row["momenta"])) for row in record["rows"]]
+    head = ("block", "laws of gradient flow", "laws of momentum", "of these, momenta of recognised symmetries")
+    return f"{table(head, rows)}\n\n{made_on(record)}"
+
+
+def adam() -> str:
+    """What Adam leaves of the laws of the paper's blocks."""
+    record = stored("beyond_gradient_flow")
+    rows = [(row["block"], str(row["gradient"]), str(row["adam"])) for row in record["rows"]]
+    return f"{table(('block', 'laws of gradient flow', 'laws of Adam'), rows)}\n\n{made_on(record)}"
+
+
+def metrics() -> str:
+    """Laws of the paper's blocks in other metrics, counted and certified."""
+    record = stored("beyond_gradient_flow")
+    kinds = ("tensor", "entry", "entropy")
+    rows = [
+        (row["block"], str(row["gradient"]), *(f"{row[kind]} (at most {row[f'{kind}_certified']})" for kind in kinds))
+        for row in record["rows"]
+    ]
+    head = ("block", "Euclidean", "a number a tensor", "a number an entry", "entropy")
+    return f"{table(head, rows)}\n\n{made_on(record)}"
+
+
 WAYS = (
     "as trained",
     "by hand, norms (SmoothQuant)",

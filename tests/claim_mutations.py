@@ -27,6 +27,7 @@ from conserved.papers.claims import (
     paper_rates,
     paper_slips,
     summary,
+    summary_adam,
 )
 from conserved.papers.claims import paper_blocks as block
 from conserved.papers.claims.balls import scalar_attention
@@ -266,6 +267,7 @@ SUMMARY: dict[str, dict[str, Any]] = {
     "summary.gating.other": {"activation": "gelu"},
     "summary.gating.corrected": {"builds": (summary.square_gated,)},
     "summary.gating.homogeneous": {"degrees": (1, 1)},
+    "summary.adam": {"entries": summary_adam.softmax_pair_entries},
     "summary.gating.more": {"counts": (8, 8, 8)},
     "summary.moe": {"builds": (block.mixture, block.sparse_mixture)},
     "summary.deep": {"build": lambda: summary.deep(nn.Identity)},

@@ -18,7 +18,7 @@ from conserved import LawSet, Symmetry, recognize
 from conserved.inference import program_check
 from conserved.inference.rules import RULES, Step
 from conserved.laws import ProgramCheck
-from conserved.symmetry import Leg, Translation, View
+from conserved.symmetry import GeneralLinear, Leg, Translation, View
 from conserved.verdict import Status
 from law_checks import check, subject
 from operator_samples import cases, operators
@@ -280,6 +280,21 @@ def test_a_tensor_from_which_another_is_taken_moves_with_it() -> None:
     assert [symmetry.numbers for symmetry in laws] == [10]
 
 
+def test_what_is_divided_by_is_neither_mixed_nor_shifted_alike() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = (x @ p.a).square() + 1 + p.c
+        quotient = p.s / h
+        return (x[:, :1] / (x @ p.a)) @ p.b, quotient - quotient.mean(1, keepdim=True)
+
+    given = {"a": torch.randn(5, 4), "b": torch.randn(4, 3), "c": torch.rand(1), "s": torch.rand(1)}
+    assert not any(
+        isinstance(law.kind, GeneralLinear | Translation)
+        for law in true_of(Function(forward, **given), torch.randn(6, 5))
+    )
+
+
 def test_a_gain_that_is_computed_moves_what_it_multiplies() -> None:
     torch.manual_seed(0)
 
@@ -360,3 +375,33 @@ def test_adversarial_models_get_no_wrong_law() -> None:
         if laws.checked.refuted:
             wrong[one.name] = dict(laws.checked.refuted)
     assert wrong == {}
+
+
+@pytest.mark.parametrize("start", [lambda h: 0, lambda h: 0.0, torch.zeros_like], ids=["0", "0.0", "zeros"])
+def test_a_recursion_that_starts_at_zero_keeps_the_scales_of_what_it_adds(start: Callable[[Tensor], Any]) -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        state = start(x[:, 0] @ p.a)
+        for step in range(x.shape[1]):
+            state = 0 - (p.w * state + x[:, step] @ p.a)
+        found: Tensor = state.relu() @ p.b
+        return found
+
+    model = Function(forward, w=torch.rand(3), a=torch.randn(4, 3), b=torch.randn(3, 2))
+    assert true_of(model, torch.randn(5, 4, 4)).numbers == 3
+
+
+def test_positions_that_are_scaled_move_against_the_embedding() -> None:
+    """As x-transformers adds them: E[t] + d^(−1/2) P[p], so that Σ E − √d Σ P is conserved for every feature."""
+    torch.manual_seed(0)
+
+    def forward(p: Any, tokens: Tensor) -> Tensor:
+        h = F.embedding(tokens, p.e) + p.p[: tokens.shape[1]] * 5**-0.5
+        return (h @ p.w).tanh() @ p.v
+
+    tables = {"e": torch.randn(7, 5), "p": torch.randn(4, 5), "w": torch.randn(5, 5), "v": torch.randn(5, 2)}
+    laws = true_of(Function(forward, **tables), torch.arange(8).reshape(2, 4) % 7)
+    (law,) = [symmetry for symmetry in laws if isinstance(symmetry.kind, Translation)]
+    assert law.numbers == 5
+    assert sorted(abs(leg.degree) for leg in law.legs) == pytest.approx([1.0, 5**0.5])

@@ -28,6 +28,7 @@ from conserved.certificates.trace import trace_with_limits
 from conserved.discovery import find_laws
 from conserved.discovery.function import Inputs, ParameterFunction, Unsuitable, function_of, to_device, written_out
 from conserved.discovery.listed import upright
+from conserved.discovery.metric import Metric, in_metric
 from conserved.inference import recognize
 from conserved.laws import LawSet
 from conserved.verdict import Verdict
@@ -54,6 +55,7 @@ def certify(
     laws: LawSet | None = None,
     progress: Progress | None = None,
     class_axis: int = -1,
+    metric: Metric | None = None,
 ) -> Certificate:
     """Prove the largest possible number of conservation laws of a function, and that the laws found are laws.
 
@@ -68,6 +70,8 @@ def certify(
             laws that `find_laws` finds.
         progress: called with one line for every stage.
         class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch.
+        metric: the metric of parameters by name, as for `discover`. The certificate is then about the function of
+            coordinates in which the flow is Euclidean.
 
     Returns:
         The certificate with its verdict; `.save(path)` writes it.
@@ -87,6 +91,8 @@ def certify(
     loss = "regression" if loss == "any" else loss
     if not 2 <= bits <= 4096:
         raise Unsuitable(f"bits must lie between 2 and 4096; got {bits}.")
+    if metric is not None:
+        f, params = in_metric(f, params, metric)
     function = function_of(f, inputs, loss=loss, params=params, device="cpu", class_axis=class_axis)
     if function.size > LARGEST:
         raise Unsuitable(

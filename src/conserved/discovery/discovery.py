@@ -9,14 +9,20 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from conserved.discovery.function import Inputs, Loss, ParameterFunction, function_of
+from conserved.discovery.function import Inputs, Loss, ParameterFunction, Unsuitable, function_of
 from conserved.discovery.listed import Listed, listed
+from conserved.discovery.metric import Metric, in_metric
+from conserved.discovery.phase_space import phase_space
 from conserved.discovery.rank import LEAST_GAP, Closure, Progress, announcement, closure, refuse_too_large
 from conserved.discovery.search import search
+from conserved.inference import recognize
 from conserved.laws import LawSet
 from conserved.output import html
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Verdict
+
+Dynamics = Literal["gradient", "heavy_ball"]
+"""What moves the parameters."""
 
 _TRUSTED = 1e-4
 """Derivatives further than this from finite differences are not believed."""
@@ -120,6 +126,8 @@ def discover(
     infer: bool = ...,
     progress: Progress | None = ...,
     class_axis: int = ...,
+    metric: Metric | None = ...,
+    dynamics: Dynamics = ...,
 ) -> Discovery: ...
 
 
@@ -135,6 +143,7 @@ def discover(
     count: Literal[False],
     progress: Progress | None = ...,
     class_axis: int = ...,
+    metric: Metric | None = ...,
 ) -> LawSet: ...
 
 
@@ -152,6 +161,8 @@ def discover(
     infer: bool = True,
     progress: Progress | None = None,
     class_axis: int = -1,
+    metric: Metric | None = None,
+    dynamics: Dynamics = "gradient",
 ) -> Discovery | LawSet:
     """Count the conservation laws of any differentiable function, and find them.
 
@@ -171,6 +182,10 @@ def discover(
         progress: called with one line for every stage.
         class_axis: the axis of the outputs that cross-entropy runs over, for one input, without a batch: the last for
             (tokens, classes), 0 for (classes, positions).
+        metric: the metric of parameters by name, for a flow −P∇L: a positive preconditioner, or the map u ↦ θ(u) to
+            coordinates in which the flow is Euclidean. Laws are then functions of these coordinates.
+        dynamics: "gradient" for gradient flow; "heavy_ball" for momentum with friction, whose laws are functions of
+            time, parameters and velocities. These are counted, and known momenta are tried; formulas are not searched.
 
     Returns:
         A `Discovery`: the count, the laws and the verdict on both; with `count=False` the laws alone.
@@ -178,6 +193,11 @@ def discover(
     Raises:
         Unsuitable: the function cannot be differentiated as needed or is too large; the message says why.
     """
+    if dynamics not in ("gradient", "heavy_ball"):
+        raise Unsuitable(f"Expected dynamics='gradient' or 'heavy_ball', got {dynamics!r}.")
+    module = f if isinstance(f, nn.Module) and metric is None else None
+    if metric is not None:
+        f, params = in_metric(f, params, metric)
     if not count:
         return find_laws(
             f, inputs, loss=loss, seed=seed, device=device, params=params, progress=progress, class_axis=class_axis
@@ -188,6 +208,9 @@ def discover(
     if progress is not None and (announced := announcement(function.size, function.device)):
         say(announced)
     generator = torch.Generator().manual_seed(seed)
+    if dynamics == "heavy_ball":
+        laws = recognize(module) if module is not None and infer and not callable(loss) else None
+        return _heavy_ball(function, laws, generator, say)
     first = closure(function, depth=depth, generator=generator, progress=say, point="first point: ")
     reached = len(first.ranks) - 1
     second = closure(function, depth=reached, generator=generator, progress=say, point="second point: ")
@@ -205,6 +228,40 @@ def discover(
         approximate=found.approximate,
         verdict=_verdict(function, first, second, found.explained, found.overlap, searched=forms),
         inferred=found.inferred,
+    )
+
+
+def _heavy_ball(
+    function: ParameterFunction, laws: LawSet | None, generator: torch.Generator, say: Progress
+) -> Discovery:
+    """Count the laws of momentum at two states."""
+    exact = None if laws is None else laws.select(lambda symmetry: symmetry.exact)
+    first, second = (phase_space(function, exact, generator, say) for _ in range(2))
+    count = first.size - first.rank
+    evidence = (
+        Evidence(what="rank by depth of brackets, first state", value=", ".join(map(str, first.ranks))),
+        Evidence(what="rank by depth of brackets, second state", value=", ".join(map(str, second.ranks))),
+        Evidence(what="kept over dropped singular values", value=min(first.gap, second.gap), limit=LEAST_GAP),
+        Evidence(what="part of known momenta in the span", value=max(first.overlap, second.overlap), limit=_ORTHOGONAL),
+    )
+    sound = first.rank == second.rank and min(first.gap, second.gap) >= LEAST_GAP and first.settled and second.settled
+    fits = max(first.overlap, second.overlap) <= _ORTHOGONAL and first.momenta <= count
+    message = f"{count} independent laws of time, {function.size} parameters and their velocities"
+    message += f", {first.momenta} of them momenta." if first.momenta else "."
+    if not (sound and fits):
+        message = "The two states, the gap or the known momenta do not agree; try another seed or a smaller instance."
+    return Discovery(
+        parameters=first.size,
+        rank=first.rank,
+        ranks=first.ranks,
+        depth=len(first.ranks) - 1,
+        gap=min(first.gap, second.gap),
+        laws=LawSet(symmetries=(), parameters=dict(function.start)),
+        explained=first.momenta,
+        approximate=0,
+        verdict=Verdict(
+            status=Verdict.VERIFIED if sound and fits else Verdict.INCONCLUSIVE, message=message, evidence=evidence
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import prod
+from math import isfinite, prod
 
 import numpy as np
 
@@ -461,16 +461,28 @@ class Engine:
         return self._left_over(group, summed)
 
 
+def fraction(number: int | float) -> Fraction:
+    """A fraction that is the number to 1e-11, which is rounding in the identities of laws; zero if there is none.
+
+    Positions that are divided by √d move against embeddings, so that fractions with small denominators do not do.
+    Denominators stay below 2²⁰: equations are written in whole numbers of 64 bits.
+    """
+    if not isfinite(number):
+        return Fraction(0)
+    found = Fraction(number).limit_denominator(1 << 20)
+    return found if abs(float(found) - number) <= 1e-11 * abs(number) else Fraction(0)
+
+
 def scaled(engine: Engine, type_: Type, number: Number) -> Type:
-    """A type after a product with a number. Shifts keep their atoms if the number is a simple fraction."""
+    """A type after a product with a number."""
     if number == 1:
         return type_
     if isinstance(number, complex):
         if number.imag:
             return Type(type_.factors, (), engine.imaged(type_, ()), type_.zero, strands=type_.strands)
         number = number.real
-    weight = Fraction(number).limit_denominator(4096)
-    if float(weight) == number and weight:
+    weight = fraction(number)
+    if weight:
         return Type(
             type_.factors,
             tuple(one.times(weight) for one in type_.shifts),

@@ -22,6 +22,9 @@ from scipy import sparse
 from conserved.inference.signed_sets import SignedSets
 from conserved.inference.types import Atoms
 
+LARGEST_WHOLE = 1 << 56
+"""The largest coefficient of an equation in whole numbers: sums of a few of them fit into 64 bits."""
+
 Exact = int | Fraction
 """Exact; whole numbers stay `int`, whose arithmetic takes a tenth of the time."""
 
@@ -115,6 +118,11 @@ class LinearSystem:
         arrays = np.broadcast_arrays(*(atoms for _, atoms in terms))
         flat = tuple(np.ascontiguousarray(array).reshape(-1) for array in arrays)
         weights = tuple(weight for weight, _ in terms)
+        if max(abs(weight) for weight in weights) * lcm(*(weight.denominator for weight in weights)) > LARGEST_WHOLE:
+            # Not written out: setting all of them to zero loses solutions and adds none.
+            for array in flat:
+                self.sets.join(array, np.zeros_like(array), 1)
+            return
         if not soft and len(flat) == 1:
             self.sets.join(flat[0], np.zeros_like(flat[0]), 1)
         elif not soft and len(flat) == 2 and abs(weights[0]) == abs(weights[1]):

@@ -83,7 +83,11 @@ def product(s: Step, left: Any, right: Any, divides: bool = False) -> Known:
     x, y = aligned(s, left, count), aligned(s, right, count)
     varies = tuple({dim + count - len(s.shape(ref)) for dim in wide(s.shape(ref))} for ref in (left, right))
     if divides:
-        y = Type(tuple(one.times(-1) for one in y.factors), y.shifts, y.images)
+        for one in y.factors:
+            # Not linear: what is divided by does not mix, also where nothing else differs along its axes.
+            s.engine.partition.shatter(one.atoms)
+        # −x/y² times a shift of y varies wherever y does.
+        y = Type(tuple(one.times(-1) for one in y.factors), (), s.engine.imaged(y, varies[1]))
     centred = (x.centred - varies[1]) | (frozenset() if divides else y.centred - varies[0])
     return replace(s.engine.multiply(x, y, (varies[0], varies[1])), centred=centred)
 

@@ -119,6 +119,9 @@ def _rsub(s: Step) -> Known:
     if isinstance(s.arg(1), ValueRef):
         return sum_of(s, s.arg(1), s.arg(0), -s.arg(2, "alpha", 1))
     x = s.type(s.arg(0))
+    if s.arg(1) == 0:
+        # A number that is zero scales with everything.
+        return scaled(s.engine, x, -s.arg(2, "alpha", 1))
     s.engine.equate(x.factors, ())
     return scaled(s.engine, Type((), x.shifts, x.images), -s.arg(2, "alpha", 1))
 

@@ -1,0 +1,128 @@
+"""Adversarial models and the models of the inference table: is every listed law one, and what does the check cost?
+
+For each model: laws that were inferred, those that the check on the program in float64 left out, those that an
+independent check (backward passes and finite moves) finds wrong, and the CPU seconds of inference with and without it.
+
+    python benchmarks/adversarial_laws.py [--table]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from adversarial_models import models
+from catalogue import entries
+from conserved import recognize
+from conserved.inference import infer
+from law_checks import check, subject, undefined
+from measure import commit, machine, save
+
+Case = tuple[str, Any, tuple[Any, ...], dict[str, Any], str]
+
+
+def adversaries() -> Iterator[Case]:
+    """The models of `tests/adversarial_models.py`."""
+    for one in models():
+        yield one.name, one.model, one.args, {}, one.loss
+
+
+def table() -> Iterator[Case]:
+    """The models of the inference table."""
+    for entry in entries():
+        try:
+            torch.manual_seed(0)
+            model, args, kwargs = entry.build()
+        except ImportError:
+            continue
+        yield entry.name, model, args, kwargs, entry.loss
+
+
+def measured(case: Case, seconds: list[float]) -> dict[str, Any]:
+    """What is listed for one model and whether it is true; what the check took is added to `seconds`."""
+    name, model, args, kwargs, loss = case
+    before = len(seconds)
+    start = time.process_time()
+    try:
+        laws = recognize(model, *args, loss=loss, **kwargs)
+    except Exception as problem:
+        # The record says which models cannot be followed.
+        return {"name": name, "error": f"{type(problem).__name__}: {problem}"[:160]}
+    whole = time.process_time() - start
+    assert laws.checked is not None
+    record: dict[str, Any] = {"name": name, "laws": len(laws), "points": laws.checked.points, "seconds": whole}
+    record["check_seconds"] = sum(seconds[before:])
+    if laws.checked.refuted:
+        record["refuted"] = dict(laws.checked.refuted)
+    if laws.checked.reason:
+        record["reason"] = laws.checked.reason
+    if laws.checked.limit > 1e-9:
+        record["limit"] = laws.checked.limit
+    return record
+
+
+def independently(case: Case) -> dict[str, str]:
+    """Laws that backward passes and finite moves of the tests' own find wrong."""
+    _, model, args, kwargs, loss = case
+    laws = recognize(model, *args, loss=loss, **kwargs)
+    prepared = subject(lambda: (model, args, kwargs), loss="regression" if loss == "any" else loss)
+    return {} if undefined(prepared) else {name: str(why) for name, why in check(laws, prepared).wrong.items()}
+
+
+def main() -> None:
+    """Run all models and save the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", action="store_true", help="the models of the inference table instead")
+    parser.add_argument("--independent", type=int, default=1, help="check every n-th model independently; 0 for none")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    seconds: list[float] = []
+    inner = vars(infer)["checked_on_program"]
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.process_time()
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            seconds.append(time.process_time() - start)
+
+    vars(infer)["checked_on_program"] = timed
+    rows, totals = [], Counter[str]()
+    for number, case in enumerate(table() if options.table else adversaries()):
+        row = measured(case, seconds)
+        totals["models"] += 1
+        totals["errors"] += "error" in row
+        totals["laws"] += row.get("laws", 0)
+        totals["checked"] += bool(row.get("points"))
+        totals["without exact laws"] += "no exact law" in row.get("reason", "")
+        totals["left out"] += len(row.get("refuted", {}))
+        totals["in lower precision"] += "limit" in row
+        if "error" not in row and options.independent and number % options.independent == 0:
+            try:
+                wrong = independently(case)
+            except Exception as problem:
+                # Models that do not run in float64, or have no gradient, are not checked a second time.
+                row["not_checked_twice"] = f"{type(problem).__name__}: {problem}"[:120]
+            else:
+                totals["checked twice"] += 1
+                totals["wrong"] += len(wrong)
+                if wrong:
+                    row["wrong"] = wrong
+        if "refuted" in row or "wrong" in row or "error" in row:
+            print(row, flush=True)
+        rows.append(row)
+    spent = {key: round(sum(row.get(key, 0.0) for row in rows), 1) for key in ("seconds", "check_seconds")}
+    print(dict(totals), spent)
+    name = "checked_table" if options.table else "adversarial_laws"
+    save(name, {"commit": commit(), "machine": machine(), "totals": dict(totals), "cpu": spent, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
