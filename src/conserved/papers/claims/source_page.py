@@ -86,7 +86,7 @@ def _steps(chosen: Sequence[Claim]) -> str:
     for claim in chosen:
         record = records()[claim.code]
         parts.append(
-            f'<a id="{claim.code}"></a>**{claim.title}** (`{claim.code}`, {shown(claim.passage.lines)}): '
+            f'<a id="{claim.code}"></a>**{claim.title.removesuffix(" is right")}** (`{claim.code}`, {shown(claim.passage.lines)}): '
             f"**{record.standing}.** {record.message}\n\n" + "\n".join(f"- {item}" for item in record.evidence)
         )
     return "\n\n".join(parts) + "\n"
