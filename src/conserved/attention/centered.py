@@ -132,7 +132,7 @@ class CenteredAttention:
         Returns:
             What `attend` returns.
         """
-        if key.is_nested or _is_decoding(query, key, self.axis):
+        if key.is_nested or not (query.shape[self.axis] and key.shape[self.axis]) or self._decodes(query, key):
             return attend(query, key, value)
         values = self.values and not _drops(options)
         if not (plain or torch.compiler.is_compiling()):
@@ -164,6 +164,9 @@ class CenteredAttention:
         if kind not in self.probed:
             self.probed[kind] = probe_invariance(attend, query, key, value)
         return self.probed[kind]
+
+    def _decodes(self, query: Tensor, key: Tensor) -> bool:
+        return not torch.is_grad_enabled() and query.shape[self.axis] < key.shape[self.axis]
 
     def _constants(
         self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any], *, values: bool, plain: bool
@@ -295,7 +298,3 @@ def _drops(options: Mapping[str, Any]) -> bool:
 
 def _kind(option: Any) -> Any:
     return option if isinstance(option, bool | int | float | str | None) else type(option).__qualname__
-
-
-def _is_decoding(query: Tensor, key: Tensor, axis: int) -> bool:
-    return not torch.is_grad_enabled() and query.shape[axis] < key.shape[axis]

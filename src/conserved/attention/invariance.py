@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,13 +105,15 @@ def probe_invariance(attend: Attend, query: Tensor, key: Tensor, value: Tensor) 
 
 
 def _probe(attend: Attend, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Invariance:
-    generator = torch.Generator().manual_seed(41)
+    # NumPy's generator also works within torch.func transforms, which refuse random operations.
+    generator = np.random.default_rng(41)
 
     def grid(like: Tensor, largest: int) -> Tensor:
-        draws = torch.randint(-largest, largest + 1, tuple(like.shape), generator=generator)
-        return (draws / 8).to(device=like.device, dtype=dtype)
+        draws = generator.integers(-largest, largest + 1, tuple(like.shape))
+        return torch.from_numpy(draws / 8).to(device=like.device, dtype=dtype)
 
-    signs = torch.randint(0, 2, (query.shape[-1],), generator=generator).to(device=query.device, dtype=dtype) * 2 - 1
+    draws = generator.integers(0, 2, query.shape[-1]) * 2.0 - 1.0
+    signs = torch.from_numpy(draws).to(device=query.device, dtype=dtype)
     q, k, v = 4 * grid(query, 3) + 2 * signs, grid(key, 8), grid(value, 8)
     # 3 for a width of 64: the shift of scores is 2 · shift · sqrt(width); at most 12, so that sums fit in 8 bits.
     shift = min(12.0, max(1.0, round(8 * 24 / query.shape[-1] ** 0.5) / 8)) * signs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -38,9 +39,11 @@ def sampled_rows(query: Tensor, key: Tensor, options: Mapping[str, Any], count: 
     dtype = torch.float32 if key.device.type == "cpu" and key.dtype != torch.float64 else key.dtype
     # The scale goes into the few queries, so that it does not cost a pass over the scores.
     scores = (rows * scale).to(dtype) @ key.to(dtype).mT
-    bias, empty = _visible(sample, query, key, options, groups)
-    if bias is not None:
-        scores = scores + bias.to(dtype)
+    visible, empty = _visible(sample, query, key, options, groups)
+    if visible is not None and visible.dtype == torch.bool:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    elif visible is not None:
+        scores = scores + visible.to(dtype)
     if not empty:
         return scores.softmax(-1), None
     sees = scores.amax(-1, keepdim=True) > -torch.inf
@@ -58,13 +61,13 @@ def readable_mask(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Ten
 def _visible(
     sample: slice, query: Tensor, key: Tensor, options: Mapping[str, Any], groups: int
 ) -> tuple[Tensor | None, bool]:
-    """Return what is added to scores, with -inf for hidden keys, and whether a row may see no key at all."""
+    """Return True where a row sees a key, or what is added to its scores; and whether a row may see no key at all."""
     queries, keys = query.shape[-2], key.shape[-2]
     number = len(range(sample.start, sample.stop, sample.step))
     given = readable_mask(query, key, options)
     if given is not None:
         rows = given if given.shape[-2] == 1 else given[..., sample, :]
-        return _over_groups(_as_bias(rows), groups, number), True
+        return _over_groups(rows, groups, number), True
     index = torch.arange(sample.start, sample.stop, sample.step, device=query.device)
     block = options.get("block_mask")
     if block is not None and hasattr(block, "mask_mod"):
@@ -73,23 +76,17 @@ def _visible(
     if band is None:
         return None, False
     # With as many keys as queries every query sees its own.
-    return _over_groups(_as_bias(band), groups, number), queries != keys
+    return _over_groups(band, groups, number), queries != keys
 
 
-def _as_bias(mask: Tensor) -> Tensor:
-    if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
-    return mask.float()
-
-
-def _over_groups(bias: Tensor, groups: int, number: int) -> Tensor:
+def _over_groups(visible: Tensor, groups: int, number: int) -> Tensor:
     """Repeat or regroup rows so that those of the query heads of a group follow each other."""
-    if groups == 1 or (bias.shape[-2] == 1 and (bias.ndim < 3 or bias.shape[-3] == 1)):
-        return bias
-    bias = bias.expand(*bias.shape[:-2], number, bias.shape[-1])
-    if bias.ndim < 3 or bias.shape[-3] == 1:
-        return bias.repeat(*[1] * (bias.ndim - 2), groups, 1)
-    return bias.unflatten(-3, (-1, groups)).flatten(-3, -2)
+    if groups == 1 or (visible.shape[-2] == 1 and (visible.ndim < 3 or visible.shape[-3] == 1)):
+        return visible
+    visible = visible.expand(*visible.shape[:-2], number, visible.shape[-1])
+    if visible.ndim < 3 or visible.shape[-3] == 1:
+        return visible.repeat(*[1] * (visible.ndim - 2), groups, 1)
+    return visible.unflatten(-3, (-1, groups)).flatten(-3, -2)
 
 
 def _block_rows(mask_mod: Any, index: Tensor, query: Tensor, keys: int) -> Tensor:
@@ -98,7 +95,8 @@ def _block_rows(mask_mod: Any, index: Tensor, query: Tensor, keys: int) -> Tenso
     for dims in ((None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         every = torch.vmap(every, in_dims=dims)
     batch, heads = (torch.arange(query.shape[axis], device=query.device) for axis in (0, 1))
-    return _as_bias(every(batch, heads, index, torch.arange(keys, device=query.device)))
+    visible: Tensor = every(batch, heads, index, torch.arange(keys, device=query.device))
+    return visible
 
 
 def _band_rows(index: Tensor, queries: int, keys: int, options: Mapping[str, Any]) -> Tensor | None:
@@ -111,18 +109,17 @@ def _band_rows(index: Tensor, queries: int, keys: int, options: Mapping[str, Any
         return None
     columns = torch.arange(keys, device=index.device)
     distance = index[:, None] + (keys - queries if lower_right and bounds is None else 0) - columns
-    allowed = torch.ones_like(distance, dtype=torch.bool)
+    conditions = []
     if isinstance(bounds, Tensor) and queries == keys:
-        inner = bounds[1:-1].to(columns.dtype)
-        documents = torch.searchsorted(inner, columns, right=True)
-        allowed = documents[index][:, None] == documents
+        documents = torch.searchsorted(bounds[1:-1].to(columns.dtype), columns, right=True)
+        conditions.append(documents[index][:, None] == documents)
     if causal:
-        allowed = allowed & (distance >= 0)
+        conditions.append(distance >= 0)
     if back >= 0:
-        allowed = allowed & (distance <= back)
+        conditions.append(distance <= back)
     if ahead >= 0:
-        allowed = allowed & (distance >= -ahead)
-    return allowed
+        conditions.append(distance >= -ahead)
+    return reduce(torch.logical_and, conditions) if conditions else None
 
 
 def _window(options: Mapping[str, Any]) -> tuple[int, int]:
