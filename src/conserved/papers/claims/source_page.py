@@ -85,10 +85,11 @@ def _steps(chosen: Sequence[Claim]) -> str:
     parts = []
     for claim in chosen:
         record = records()[claim.code]
-        parts.append(
-            f'<a id="{claim.code}"></a>**{claim.title.removesuffix(" is right")}** (`{claim.code}`, {shown(claim.passage.lines)}): '
-            f"**{record.standing}.** {record.message}\n\n" + "\n".join(f"- {item}" for item in record.evidence)
+        title, where = claim.title.removesuffix(" is right"), shown(claim.passage.lines)
+        head = (
+            f'<a id="{claim.code}"></a>**{title}** (`{claim.code}`, {where}): **{record.standing}.** {record.message}'
         )
+        parts.append(f"{head}\n\n" + "\n".join(f"- {item}" for item in record.evidence))
     return "\n\n".join(parts) + "\n"
 
 
