@@ -200,6 +200,37 @@ def test_running_means_leave_out_what_is_not_finite() -> None:
     assert torch.isfinite(attend(q, k, v)).all()
 
 
+def packed(
+    q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor, causal: bool, window_size: tuple[int, int] = (-1, -1)
+) -> Tensor:
+    """Attention of packed sequences with the layout and the options of flash-attn: (length, heads, width)."""
+    place = torch.arange(len(q))
+    document = torch.searchsorted(cu_seqlens[1:-1], place, right=True)
+    distance = place[:, None] - place
+    allowed = (document[:, None] == document) & ((distance >= 0) if causal else torch.ones_like(distance).bool())
+    if window_size[0] >= 0:
+        allowed &= distance <= window_size[0]
+    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (6, 0)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_sequences_are_exact_and_become_accurate(causal: bool, window: tuple[int, int]) -> None:
+    options: dict[str, Any] = {"cu_seqlens": torch.tensor([0, 9, 40, 64]), "causal": causal, "window_size": window}
+    tensors = [tensor[0] for tensor in inputs(queries=64, keys=64, width=64)]
+
+    def heads_first(attend: Function) -> Function:
+        return lambda *qkv: attend(*(tensor.transpose(0, 1) for tensor in qkv), **options).transpose(0, 1)
+
+    plain, mended = heads_first(packed), heads_first(centered(packed, axis=-3))
+    for actual, expected in zip(passes(mended, *tensors), passes(plain, *tensors), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12 * max(1.0, float(expected.abs().max())))
+    halves = [tensor.bfloat16() for tensor in tensors]
+    before, after = errors(plain, plain, halves), errors(mended, plain, halves)
+    assert after[1] < before[1] / 20
+
+
 HALF = (torch.bfloat16, torch.float16)
 ACCURATE: dict[str, tuple[Function, Function, Function]] = {
     "flash": (sdpa(is_causal=True), lambda q, k, v: centered()(q, k, v, is_causal=True), sdpa(is_causal=True)),

@@ -469,7 +469,7 @@ class TestClaimsOfOthers:
 
 @pytest.mark.usefixtures("fresh")
 def test_the_example_for_contributors_runs() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
     [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "@claims.claim(" in block]
     shown = reproduces(code)
     assert "REFUTED: The mixed term is missing." in shown
