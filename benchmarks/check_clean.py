@@ -23,15 +23,19 @@ from kernel_zoo import drawn
 from measure import RESULTS, save
 
 
-def run(first: int, checks: int, device: str) -> dict[str, Any]:
-    """Some of the checks, one after another."""
+def run(first: int, checks: int, device: str, end: float = float("inf")) -> dict[str, Any]:
+    """Some of the checks, one after another, until a time of the clock."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     start = time.perf_counter()
     statuses: Counter[str] = Counter()
     alarms: list[dict[str, Any]] = []
     tests, closest = 0, {"identity": 0.0, "relation": 0.0, "slope": 0.0}
+    done = 0
     for seed in range(first, first + checks):
+        if time.time() > end:
+            break
+        done += 1
         name, dtype, fn, inputs = drawn(seed)
         found = check(
             fn, *(value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs), seed=seed
@@ -50,9 +54,14 @@ def run(first: int, checks: int, device: str) -> dict[str, Any]:
             alarms.append({"seed": seed, "function": name, "dtype": str(dtype)[6:], "text": str(found)})
             print(f"{seed} {name} {dtype}\n{found}", flush=True)
         if (seed + 1) % 50 == 0:
-            done = seed + 1 - first
             print(f"from {first}: {done} checks, {len(alarms)} alarms, {time.perf_counter() - start:.0f} s", flush=True)
-    return {"tests": tests, "alarms": alarms, "statuses": dict(statuses), "closest to the limit": closest}
+    return {
+        "checks": done,
+        "tests": tests,
+        "alarms": alarms,
+        "statuses": dict(statuses),
+        "closest to the limit": closest,
+    }
 
 
 def main() -> None:
@@ -62,21 +71,24 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further check after that")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     start = time.perf_counter()
-    share = -(-chosen.checks // (chosen.workers * 4))
+    share = -(-chosen.checks // (chosen.workers * 4)) if chosen.minutes == float("inf") else chosen.checks
     firsts = list(range(chosen.first, chosen.first + chosen.checks, share))
     sizes = [min(share, chosen.first + chosen.checks - first) for first in firsts]
+    end = time.time() + 60 * chosen.minutes
+    work = [(first, size, chosen.device, end) for first, size in zip(firsts, sizes, strict=True)]
     with get_context("spawn").Pool(chosen.workers) as pool:
-        parts = pool.starmap(run, [(first, size, chosen.device) for first, size in zip(firsts, sizes, strict=True)], 1)
+        parts = pool.starmap(run, work, 1)
     statuses: Counter[str] = Counter()
     for part in parts:
         statuses.update(part["statuses"])
     alarms = [alarm for part in parts for alarm in part["alarms"]]
     lines = ("identity", "relation", "slope")
     record = {
-        "checks": chosen.checks,
+        "checks": sum(part["checks"] for part in parts),
         "where": chosen.device,
         "tests": sum(part["tests"] for part in parts),
         "alarms": alarms,
@@ -86,7 +98,7 @@ def main() -> None:
         "workers": chosen.workers,
     }
     print({key: value for key, value in record.items() if key != "alarms"}, len(alarms), "alarms")
-    if chosen.checks >= 1000:
+    if record["checks"] >= 500:
         print(f"saved {save('check_clean', record, chosen.out)}")
 
 

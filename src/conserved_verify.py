@@ -30,6 +30,8 @@ import flint
 
 FORMAT, VERSIONS = "conserved.certificate", (1, 2)
 MOST_BITS, MOST_ENTRIES, MOST_AXES, MOST_LETTERS, MOST_TERMS = 4096, 10_000_000, 32, 8, 20_000_000
+MOST_NUMBERS, MOST_PRODUCTS, MOST_WORDS, MOST_DIGITS = 6_000_000, 200_000_000_000, 64_000_000, 16_384
+"""Over all proofs: balls held at once (a gigabyte), products made, words of eight bytes of one symbolic argument."""
 WHOLE, MACHINE = 2**53, 2**63
 PROVED, VERIFIED, REFUTED, INCONCLUSIVE = "proved", "verified", "refuted", "inconclusive"
 FUNCTIONS = ("exp", "log", "sqrt", "reciprocal", "tanh", "sigmoid", "erf", "sin", "cos")
@@ -78,6 +80,40 @@ def real(value: Any, what: str, *, mask: bool = False) -> float:
 def items(value: Any, what: str, count: int | None = None) -> list[Any]:
     need(isinstance(value, list) and (count is None or len(value) == count), f"{what} is not a list as expected")
     return list(value)
+
+
+def words_of(polynomial: Polynomial) -> int:
+    """The memory of a polynomial in words of eight bytes: 32 for a term, its letters, the digits of its coefficient."""
+    return sum(32 + len(key) + digits(value) for key, value in polynomial.items())
+
+
+def digits(value: Any) -> int:
+    return int(value.height_bits()) // 32 if isinstance(value, flint.fmpq) else 1
+
+
+def affordable(contents: Contents) -> None:
+    """Refuse proofs that would take too much memory or work in all, counted before anything is computed.
+
+    A bracket of k letters has 2^(k−1) parts in every entry, in values and gradients, and 3^(k−1) products of parts.
+    """
+    program, rows = contents.program, len(contents.words)
+    laws = sum(map(len, contents.laws))
+    entries = work = 0
+    for node in program.nodes:
+        count = prod(node.shape)
+        entries, work = entries + count, work + count
+        if node.op == "matmul":
+            work += count * program.nodes[node.inputs[0]].shape[-1]
+        elif node.op in ("sum", "order"):
+            work += prod(program.nodes[node.inputs[0]].shape)
+    letters = [len(word) for word in contents.words]
+    need(max(rows, laws) <= program.size, "there are more words or laws than parameters")
+    held = 2 * entries * 2 ** max(max(letters, default=1) - 1, 1)
+    matrix = 2 * max(rows, laws) * program.size + max(rows, laws) ** 2
+    need(held <= MOST_NUMBERS, f"its proofs would hold {held:,} numbers at once, more than {MOST_NUMBERS:,}")
+    need(matrix <= MOST_NUMBERS, f"its matrices have {matrix:,} numbers, more than {MOST_NUMBERS:,}")
+    work = sum(3 * work * count * 3 ** (count - 1) for count in letters) + 48 * work * len(contents.laws)
+    need(work <= MOST_PRODUCTS, f"its proofs would take {work:,} products, more than {MOST_PRODUCTS:,}")
 
 
 def fields(value: Any, names: Iterable[str], what: str, optional: Iterable[str] = ()) -> dict[str, Any]:
@@ -746,6 +782,7 @@ class Algebra:
 
     def __init__(self, decided: Mapping[Any, list[int]]) -> None:
         self.decided, self.left, self.letters = decided, MOST_TERMS, 0
+        self.words, self.pending = MOST_WORDS, 0
         self.roots: dict[int, Term] = {}
         self.known: dict[Any, Term] = {}
         self.pi = self.fresh()
@@ -766,12 +803,29 @@ class Algebra:
         self.left -= len(a) * len(b)
         if self.left < 0:
             raise NoArgument("too many terms")
+        longest = sum(max(map(digits, factor.values()), default=0) for factor in (a, b))
+        if longest > MOST_DIGITS:
+            raise NoArgument("too many digits")
+        self.room(len(a) * len(b) * (32 + longest))
         found: Polynomial = {}
         for x, p in a.items():
             for y, q in b.items():
                 key = tuple(sorted(x + y))
                 found[key] = found.get(key, 0) + p * q
+        self.pending += 32 * len(found)
         return {key: value for key, value in found.items() if value}
+
+    def room(self, words: int) -> None:
+        """No argument if so much more memory would be needed now."""
+        if self.pending + words > self.words:
+            raise NoArgument("too much memory")
+
+    def keep(self, terms: Iterable[Term]) -> None:
+        """Count the entries of a node, which stay to the end; products made on the way to them are gone."""
+        self.pending = 0
+        for term in terms:
+            self.words -= words_of(term.top or {}) + (0 if term.below is ONE else words_of(term.below))
+            self.room(0)
 
     def function(self, name: str, a: Term) -> Term:
         if name == "exp" and (a.top is None or not a.top):
@@ -829,6 +883,7 @@ class Algebra:
                 rate = factor * entry
             entries.append(entry)
             rates.append(rate)
+        self.keep((*entries, *rates))
         return {0: entries} | ({1: rates} if any(rate.top != {} for rate in rates) else {})
 
     def ratio(self, rate: Term, value: Term) -> Term | None:
@@ -1027,6 +1082,7 @@ def verify(record: Any) -> Result:
     parts = ("about", "parameters", "program", "theta", "inputs", "samples", "words", "laws", "bits", "seed")
     record = fields(record, (*parts, "format", "version", "claim", "digest"), "the certificate")
     contents = read(record)
+    affordable(contents)
     rest = {key: value for key, value in record.items() if key != "digest"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     claim = record["claim"]

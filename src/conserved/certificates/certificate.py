@@ -10,6 +10,7 @@ from typing import Any
 
 from conserved.certificates.arithmetic import Undecided
 from conserved.certificates.contents import FORMAT, READ, VERSION, CertificateContents, digest, parse, read
+from conserved.certificates.cost import refuse_costly
 from conserved.certificates.form import Form, formula
 from conserved.certificates.program import Malformed
 from conserved.certificates.proof import (
@@ -50,6 +51,7 @@ class Findings:
 def examine(contents: CertificateContents, progress: Progress | None = None) -> Findings:
     """Redo every proof from the contents alone."""
     say = progress or (lambda message: None)
+    refuse_costly(contents)
     say(f"proving {len(contents.words)} brackets of {contents.program.size} parameters independent")
     rank = prove_rank(contents.program, contents.theta, contents.spelled(), contents.bits)
     forms = [form for group in contents.laws for form in group]
@@ -212,6 +214,7 @@ class Certificate:
             raise Malformed(f"The certificate has version {shown(version)}; this program reads versions {known}.")
         only(record, {*_FIELDS, "format", "version", "claim", "digest"}, "The certificate")
         contents = read(record)
+        refuse_costly(contents)
         stated = record.get("claim")
         named = stated.get("tiers") if isinstance(stated, dict) else None
         if (

@@ -22,6 +22,7 @@ import numpy as np
 from conserved.certificates import intervals
 from conserved.certificates.arithmetic import Array, Balls, Undecided, precision
 from conserved.certificates.batches import IntervalArrays, NotBatched, SampleBatch, Samples, chunk_size
+from conserved.certificates.cost import matrix_fits
 from conserved.certificates.differentiate import Sample, bracket, gradient, run
 from conserved.certificates.form import Form
 from conserved.certificates.intervals import Interval
@@ -225,6 +226,8 @@ def prove_rank(
         if quick < 1:
             return Independence(True, quick, FLOAT_BITS)
     bound, reason = float("inf"), ""
+    if not matrix_fits(len(words), program.size):
+        return Independence(False, bound, bits, "The rows in balls would take more memory than proofs may.")
     while True:
         with precision(bits):
             try:
@@ -241,6 +244,8 @@ def prove_rank(
 def prove_independent_laws(forms: Sequence[Form], theta: Sequence[float], bits: int) -> Independence:
     """Prove the gradients of laws independent at θ; they are exact there."""
     point = [Fraction(value) for value in theta]
+    if not matrix_fits(len(forms), len(point)):
+        return Independence(False, float("inf"), bits, "The laws in balls would take more memory than proofs may.")
     with precision(bits):
         numbers = Balls()
         rows = np.stack([numbers.array(form.gradient(point), (len(point),)) for form in forms])

@@ -43,11 +43,29 @@ class TooLarge(ArithmeticError):
     """The argument would take more terms than it is allowed."""
 
 
+MOST_WORDS = 64_000_000
+"""Words of eight bytes that one argument may take: half a gigabyte of terms, their letters and their digits."""
+
+MOST_DIGITS = 16_384
+"""Words of the longest coefficient: a million bits, where those of laws have a few hundred."""
+
+_TERM = 32
+"""Words of one term: an entry of a dictionary, a tuple, and a quotient of integers."""
+
+
+def words_of(polynomial: Polynomial) -> int:
+    """The memory of a polynomial, in words: terms, letters, and digits of coefficients."""
+    return sum(_TERM + len(key) + value.height_bits() // 32 for key, value in polynomial.items())
+
+
 @dataclass(slots=True)
 class Budget:
-    """Products of terms that may still be computed."""
+    """Products of terms that may still be computed, and memory that may still be taken, over a whole argument."""
 
     left: int
+    words: int = MOST_WORDS
+    pending: int = 0
+    """Words of products made since the last node was finished."""
 
     def product(self, a: Polynomial, b: Polynomial) -> Polynomial:
         """The product of two polynomials; stops when there is nothing left."""
@@ -56,7 +74,31 @@ class Budget:
         self.left -= len(a) * len(b)
         if self.left < 0:
             raise TooLarge("The symbolic argument needs too many terms.")
-        return _product(a, b)
+        # What the product takes at most, before it is made.
+        digits = _longest(a) + _longest(b)
+        if digits > MOST_DIGITS:
+            raise TooLarge("The symbolic argument needs too many digits.")
+        self._room(len(a) * len(b) * (_TERM + digits))
+        product = _product(a, b)
+        self.pending += len(product) * _TERM
+        self._room(0)
+        return product
+
+    def keep(self, symbols: Iterable[Symbol]) -> None:
+        """Count the symbols of a node, which stay until the argument ends; products made on the way there are gone."""
+        self.pending = 0
+        for symbol in symbols:
+            self.words -= words_of(symbol.above) + (0 if symbol.below is _ONE else words_of(symbol.below))
+            self._room(0)
+
+    def _room(self, words: int) -> None:
+        if self.pending + words > self.words:
+            raise TooLarge("The symbolic argument needs too much memory.")
+
+
+def _longest(polynomial: Polynomial) -> int:
+    """Words of the longest coefficient."""
+    return max((value.height_bits() for value in polynomial.values()), default=0) // 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,6 +278,8 @@ class Symbols(Numbers):
         found = {0: _objects(settled, value.shape)}
         if any(rate.above for rate in rates):
             found[1] = _objects(rates, value.shape)
+        # Values of all nodes stay until the argument ends.
+        self.budget.keep((*settled, *rates))
         return found
 
     def is_zero(self, symbol: Symbol) -> bool:

@@ -30,6 +30,9 @@ _FINE = 2.0**-20
 _SHORTER = 2.0**-7
 """How much nearer the points are where a function bends within a step: a norm of a constant row."""
 
+_CONFIRMED = 0.125
+"""How much shorter the line is along which a failure must show again."""
+
 _SCALE = 1.375
 """The backward is linear in the output gradient, rounding is not: a pass from 11/8 of it samples the rounding."""
 
@@ -203,10 +206,36 @@ def _slopes(
                 if gap.worst <= 1:
                     yield _tested(tuple(setting.function.names), what, gap)
                     continue
+                if not _persists(setting, values, outs, noise, each, shorter, number):
+                    continue
                 blamed = list(_blamed(setting, values, outs, noise, moved, each, what))
                 yield from blamed or [_tested(tuple(setting.function.names), what, gap)]
             if useful == len(every):
                 break
+
+
+def _persists(
+    setting: Setting,
+    values: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    noise: Sequence[Tensor],
+    each: _Pass,
+    shorter: float,
+    number: int,
+) -> bool:
+    """Whether a slope that fails also fails along another line, and in fine precision over a shorter distance.
+
+    Errors of several kinks between the points can cancel in both differences that show them; along another line they
+    do not, and a wrong gradient is wrong there too.
+    """
+    length = shorter * (_CONFIRMED if setting.noise.unit < _FINE else 1.0)
+    seed = setting.seed + 1009 + 97 * number
+    moved = [length * _direction(value, seed + place) for place, value in enumerate(values)]
+    line = line_through(setting.function, values, moved, noise, outs)
+    if line is None:
+        return False
+    gap = _gap(setting, line, each)
+    return gap.converged and gap.worst > 1
 
 
 def _gap(setting: Setting, line: Line, each: _Pass) -> SlopeGap:
