@@ -254,7 +254,7 @@ def _complex(rng: random.Random, shape: Shape) -> Drawn | None:
     turn = torch.polar(torch.ones(shape[-1] // 2), torch.tensor([rng.random() for _ in range(shape[-1] // 2)]))
 
     def run(v: Tensor) -> Tensor:
-        z = torch.view_as_complex(v.unflatten(-1, (-1, 2)).contiguous())
+        z = torch.view_as_complex(v.unflatten(-1, (-1, 2)).clone(memory_format=torch.contiguous_format))
         if how in ("abs", "angle"):
             return z.abs() if how == "abs" else z.angle()
         if how == "real":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import acts_of_violence
 import conserved
 from conserved import Monitor, MonitorConfig
+from conserved.store.background_sink import BackgroundSink
+from conserved.store.sink import Run, Sink
+from conserved.store.step_record import StepRecord
+from conserved.tracking.watched_laws import optimizers_of
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -275,3 +281,62 @@ class TestWithoutLaws:
         for every in (0, -1, "often", 1.5):
             with pytest.raises(ValueError, match="every"):
                 Monitor(model, adam(model), every=every)  # type: ignore[arg-type]
+
+
+SAMPLE = [
+    "compiled whole graph after", "compiled in place after", "compiled part before", "compiled optimizer step",
+    "deep copy", "averaged model", "save whole model", "assign state", "prune", "jagged inputs", "complex parameters",
+    "torch cond", "vector loss", "generator input", "drawing from python and numpy", "counting model",
+    "submodules called alone", "called under vmap", "store that is no database", "store locked by another",
+    "optimizer hooks cleared", "failing step", "toggled gradients", "closed in mid run", "dropped",
+]  # fmt: skip
+"""Acts that have ended or changed a run before; benchmarks/harmless_violence.py does all."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("act", SAMPLE)
+def test_acts_of_violence_leave_the_losses_as_they_were(act: str, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("plain", "watched")]
+    for folder in folders:
+        folder.mkdir()
+    plain, _ = acts_of_violence.run(act, folders[0], watched=False)
+    found, monitor = acts_of_violence.run(act, folders[1], watched=True)
+    assert acts_of_violence.same(plain, found)
+    assert monitor is not None
+    assert {alarm.code for alarm in monitor.alarms} <= {"replaced"}
+    assert act != "assign state" or monitor.alarms, "an optimizer that trains nothing of the model is an alarm"
+
+
+def test_a_store_that_does_not_keep_up_drops_records_and_training_does_not_wait(tmp_path: Path) -> None:
+    ready = threading.Event()
+
+    class Slow(Sink):
+        def begin(self, run: Run) -> None:
+            ready.wait(60)
+
+        def write(self, record: StepRecord) -> None:
+            return
+
+    sink = BackgroundSink(Slow(), waiting=4)
+    sink.begin(Run(name="one"))
+    for number in range(20):
+        sink.write(StepRecord(step=number))
+    assert sink.dropped >= 15
+    assert not sink.drain(0.01)
+    ready.set()
+    assert sink.drain(10)
+
+
+def test_optimizers_of_other_libraries_are_found_in_their_wrappers() -> None:
+    inner = [torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1) for _ in range(2)]
+
+    class Wrapper:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+    class Chained:
+        chained_optimizers: ClassVar[list[Any]] = [Wrapper(inner[0]), Wrapper(inner[1])]
+
+    assert optimizers_of(Chained()) == inner
+    assert optimizers_of(Wrapper(Wrapper(inner[0]))) == inner[:1]
+    assert optimizers_of((*inner, inner[0])) == inner

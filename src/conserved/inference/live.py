@@ -8,7 +8,7 @@ import gc
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from conserved.boundary import LAWS, guarded
 from conserved.inference.capture import Recorder
@@ -61,6 +61,7 @@ class FirstCall:
         self._hook = guarded(self, stage=LAWS)
         self._handle = called.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
         self._undo: list[Callable[[], None]] = []
+        self._elsewhere = False
         self._called = weakref.ref(called)
         kept_with(wanted).waiting = self
         self.listen_to_compiled(called)
@@ -94,9 +95,11 @@ class FirstCall:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook; calls without gradients, or made to infer laws, are not those of training."""
-        if not torch.is_grad_enabled() or being_followed():
+        if not torch.is_grad_enabled() or being_followed() or _transformed():
             return
         self._stop()
+        if any(isinstance(leaf, Iterator) for leaf in tree_leaves((args, kwargs))):
+            raise TypeError("the model is called with an iterator, which reading the laws would use up")
         self.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         for function in list(self.came):
             function()
@@ -123,8 +126,8 @@ class FirstCall:
 
     @property
     def listens_elsewhere(self) -> bool:
-        """Whether it waits for a call of a compiled form of the module."""
-        return bool(self._undo)
+        """Whether it waits, or waited, for a call of a compiled form of the module."""
+        return self._elsewhere
 
     def listen_to_compiled(self, called: nn.Module) -> None:
         """See the next call of a module that was compiled in place, which runs no hooks outside the compiled code."""
@@ -139,6 +142,12 @@ class FirstCall:
 
         called._compiled_call_impl = once
         self._undo.append(undo)
+        self._elsewhere = True
+
+
+def _transformed() -> bool:
+    """Whether the call runs inside vmap, grad or another transformation of functions, and its tensors are not real."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ hooks. Reading laws runs such a pass. Without this, a loss that takes `features[
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,9 +33,15 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
     ]
     contents = [(one, _copied(one)) for one in _containers(model, attributes)]
+    numbers = random.getstate()
+    numpy: Any = sys.modules.get("numpy")
+    drawn = None if numpy is None else numpy.random.get_state()
     try:
         yield
     finally:
+        random.setstate(numbers)
+        if drawn is not None:
+            numpy.random.set_state(drawn)
         for container, content in contents:
             _fill(container, content)
         for module, before in attributes:

@@ -155,6 +155,10 @@ class Monitor:
         """The precisions of autocast regions that passes of the model ran in."""
         self._passes = 0
         """Forward passes so far."""
+        self._written: tuple[int, ...] | None = None
+        """How often some parameters had been written to at the last `step()`."""
+        self._compiled = hasattr(model, "_orig_mod")
+        """Whether calls of the model run compiled code, in which hooks are not heard."""
         self._clip: float | None = None
         """The value that gradients are clipped at, once that was seen."""
         self._held: list[Alarm] = []
@@ -263,7 +267,7 @@ class Monitor:
 
     def _watch_laws(self, found: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
-        self._signature = self._parameters_now()
+        self._signature, self._written = self._parameters_now(), self._versions_now()
         try:
             self._known = LawAccount(
                 self.model,
@@ -289,7 +293,7 @@ class Monitor:
             self.model,
             self._optimizers,
             found,
-            compiled=hasattr(self._called, "_orig_mod"),
+            compiled=self._compiled,
             called=self._called,
             every=self._audit_every,
             budget=self._stride.share if self._budget is None else self._budget,
@@ -309,6 +313,7 @@ class Monitor:
         if self._first is None:
             raise RuntimeError("This monitor has its laws already.")
         first, self._first = self._first, None
+        self._compiled = self._compiled or first.listens_elsewhere
         first.close()
         self._watch_laws(laws)
         if self._restored is not None:
@@ -371,7 +376,7 @@ class Monitor:
         """A step that computes its gradients itself runs the first forward pass when it is too late to copy weights."""
         assert self._first is not None
         self._first.look_for_compiled()
-        if not self._first.listens_elsewhere:
+        if not self._first.listens_elsewhere and self._gradient_mark() is None:
             with suppress(NoExample):
                 self._infer()
                 return
@@ -548,9 +553,14 @@ class Monitor:
         """Infer the laws from made-up inputs if no forward pass was seen; after some steps they must be known."""
         assert self._first is not None
         self._unseen += 1
-        if self._unseen >= _UNSEEN:
+        if self._unseen >= _UNSEEN and self._gradient_mark() is not None:
+            # Laws of the whole model are not those of a program that calls parts of it.
+            self._first.close()
+            self._first = None
+            self._boundary.turn_off(LAWS, "the model was never called as a whole; pass laws= if it has known ones")
+        elif self._unseen >= _UNSEEN:
             self._infer()
-        elif not self._first.listens_elsewhere:
+        elif not self._first.listens_elsewhere and self._gradient_mark() is None:
             with suppress(NoExample):
                 self._infer()
 
@@ -562,6 +572,9 @@ class Monitor:
             missed = account.watch.missed()
             if missed:
                 self._boundary.remark("loop", missed)
+            if not self._stepped and self._written not in (None, self._versions_now()):
+                missed = "parameters changed and no step of their optimizer was seen, as if it were compiled"
+                self._boundary.remark("loop", missed)
             if missed or self._foreign or not accounted:
                 account.leave_out_step()
                 return
@@ -570,6 +583,7 @@ class Monitor:
             causes, numbers = account.settle()
             account.transfer.send(self.count, causes, numbers, self._gauged(), not account.watch.stepped)
         finally:
+            self._written = self._versions_now()
             account.forget_step()
 
     def _gauged(self) -> dict[str, Tensor | float]:

@@ -199,6 +199,8 @@ class OptimizerWatch:
         """The norm of all watched gradients together, without waiting for the device."""
         gradients = [self._theta[name].grad for watched in self._watched for name in sorted(watched.moved)]
         present = [gradient.detach() for gradient in gradients if gradient is not None]
+        if not present:
+            return torch.zeros(())
         # Tensors of two meshes, such as experts and the rest, have no norm together.
         meshes: dict[Hashable, list[Tensor]] = defaultdict(list)
         for one in present:

@@ -131,7 +131,8 @@ class Audits:
         if self._armed is not None or self.every is None:
             return
         self._pass.record()
-        if not self._hooks:
+        if not self._hooks or _compiled(self._model):
+            # Compiled code runs no hooks, and wrapping a function it calls would compile it anew.
             return
         self._armed, self._gauge = ExitStack(), Gauge(precision=self._precision)
         self._armed.enter_context(keys_seen(self._model, self._gauge.see))
@@ -287,6 +288,11 @@ class Audits:
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         )
+
+
+def _compiled(model: nn.Module) -> bool:
+    """Whether a part of a model is compiled, in place or by a module around it."""
+    return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())
 
 
 def _of_another_pass(found: Audit) -> bool:
