@@ -60,14 +60,16 @@ def _share(rows: list[dict[str, Any]]) -> float:
     return sum(bool(row["lines"]) for row in rows) / max(len(rows), 1)
 
 
-def _hiding(only: str, seeds: int) -> list[dict[str, Any]]:
-    rows = []
+def _hiding(only: str, seeds: int, end: float) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     forms = ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True))
     for hidden in HIDDEN:
         if only not in hidden.name:
             continue
         for dtype, alone in forms:
             for seed in range(seeds):
+                if time.time() > end:
+                    return rows
                 form = f"{str(dtype)[6:]}{' alone' if alone else ''}"
                 row = {"name": hidden.name, "form": form, **hidden_seen_by(hidden, dtype, seed, alone=alone)}
                 rows.append(row)
@@ -80,12 +82,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", default="")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further check after that")
+    parser.add_argument("--hidden", action="store_true", help="only the defects that hide")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     start = time.perf_counter()
-    for planted in CATALOGUE:
-        if chosen.only not in planted.name:
+    end = time.time() + 60 * chosen.minutes
+    for planted in () if chosen.hidden else CATALOGUE:
+        if chosen.only not in planted.name or time.time() > end:
             continue
         for dtype in (torch.float32, torch.bfloat16):
             for seed in range(chosen.seeds):
@@ -95,7 +100,7 @@ def main() -> None:
                     f"{row['dtype']:<9} {planted.name:<60} {','.join(row['lines']) or 'none':<8} {row['meaning'][:70]}",
                     flush=True,
                 )
-    hiding = _hiding(chosen.only, chosen.seeds)
+    hiding = _hiding(chosen.only, chosen.seeds, end)
     shares: dict[str, dict[str, float]] = {}
     for kind in ("float32", "bfloat16"):
         mine = [row for row in rows if row["dtype"] == kind]
@@ -111,13 +116,15 @@ def main() -> None:
         print("hidden", how, {kind: f"{share:.1%}" for kind, share in shares[f"hidden, {how}"].items()})
     record = {
         "hidden defects": len(HIDDEN),
+        "checks": len(rows) + len(hiding),
         "defects": len(CATALOGUE),
         "families": len(FAMILIES),
         "shares": shares,
         "seconds": time.perf_counter() - start,
     }
     if not chosen.only:
-        print(f"saved {save('check_catalogue', record | {'rows': rows, 'hidden': hiding})}")
+        title = "check_hidden" if chosen.hidden else "check_catalogue"
+        print(f"saved {save(title, record | {'rows': rows, 'hidden': hiding})}")
 
 
 if __name__ == "__main__":

@@ -613,11 +613,7 @@ _ROUNDING = "rounds to eight bits where the precision itself has eight: it is th
 UNSEEN_IN_HALF = {
     "attention: probabilities rounded to eight bits": _ROUNDING,
     "attention: dk summed in eight bits": _ROUNDING,
-    "rms norm: gain summed in eight bits": _ROUNDING,
     "gated product: sigmoid rounded to eight bits": _ROUNDING,
-    "cross-entropy with head: weight summed in eight bits": _ROUNDING,
-    "attention: mask leaks at one tile": "one weight of one row; whether it stands out of rounding depends on the draw",
-    "routing: only the first expert's logit": "logits of eight bits tie, so slopes cross changes of the selection",
 }
 """Defects that bfloat16 hides, with the reason."""
 

@@ -39,6 +39,11 @@ def test_a_planted_defect_is_seen_in_bfloat16_or_is_rounding(planted: Planted) -
     assert bool(found.failures) != bool(planted.unseen), found
 
 
+@pytest.mark.parametrize("defect", ["mask leaks at one tile", "a random tile of dq dropped"])
+def test_defects_that_once_passed_for_rounding_in_bfloat16_are_seen(defect: str) -> None:
+    assert checked(Planted(family="attention", defect=defect), torch.bfloat16).failures
+
+
 def test_the_catalogue_is_as_large_as_promised() -> None:
     assert len(CATALOGUE) >= 60
     assert len({planted.name for planted in CATALOGUE}) == len(CATALOGUE)

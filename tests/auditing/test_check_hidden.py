@@ -65,6 +65,8 @@ class TestSensitivity:
         assert size.share <= size.row < 1
         assert "would not have been seen" in found.verdict.message
         assert "would not have been seen" in found.unseen
+        assert found.badge in repr(found)
+        assert "verified, errors above" in found.badge
         assert json.loads(json.dumps(found.record()))["sensitivity"]["x"]["share"] == size.share
 
     def test_a_factor_above_the_stated_size_is_seen_and_one_far_below_is_not(self) -> None:

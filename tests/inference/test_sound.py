@@ -405,3 +405,10 @@ def test_positions_that_are_scaled_move_against_the_embedding() -> None:
     (law,) = [symmetry for symmetry in laws if isinstance(symmetry.kind, Translation)]
     assert law.numbers == 5
     assert sorted(abs(leg.degree) for leg in law.legs) == pytest.approx([1.0, 5**0.5])
+
+
+def test_laws_are_read_off_in_inference_mode() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.inference_mode():
+        laws = recognize(model, torch.randn(5, 4))
+    assert names(laws) == ["neurons"]

@@ -132,7 +132,7 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
     if rest:
         rest, kernel = _mended_by_kernels(holds, rest, limits, origins)
     if rest:
-        _mended_by_precision(holds, plan, wanted, rest, suspects, origins)
+        _mended_by_precision(holds, plan, wanted, rest, suspects, sample.residuals, origins)
     wide = wide_form(suspects.precision).wide
     words = {"kernel": kernel, "precision": _name(suspects.precision), "wide": _name(wide), "reason": ""}
     return [
@@ -142,6 +142,10 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
 
 
 Holds = Callable[[Form, NDArray[np.float64]], NDArray[np.bool_]]
+
+_SHRINKS = 8.0
+"""Factor by which a residual of rounding shrinks in higher precision, at least: units differ by 2¹³ and more, and a
+defect does not shrink at all."""
 
 
 def _holding(replay: Replay, plan: Plan, wanted: Tensors, floors: NDArray[np.float64]) -> Holds:
@@ -186,14 +190,20 @@ def _mended_by_kernels(
 
 
 def _mended_by_precision(
-    holds: Holds, plan: Plan, wanted: Tensors, rest: list[int], suspects: Suspects, origins: list[Origin]
+    holds: Holds,
+    plan: Plan,
+    wanted: Tensors,
+    rest: list[int],
+    suspects: Suspects,
+    residuals: NDArray[np.float64],
+    origins: list[Origin],
 ) -> None:
     """Run the pass in higher precision; what it mends is rounding that the scaled pass did not sample."""
     form = wide_form(suspects.precision)
     assert form.wide is not None
     stored = coarsest(*(p.dtype for p in wanted.values()))
     precise = stored if stored in HALF else form.wide if form.wide == stored else torch.float32
-    precisely = holds(form, suspicious(precise, plan.entries))
+    precisely = holds(form, np.maximum(suspicious(precise, plan.entries), residuals / _SHRINKS))
     for place in rest:
         if precisely[place]:
             origins[place] = Origin.PRECISION

@@ -21,7 +21,7 @@ from conserved.auditing.causes import step_size, suggestions
 from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
 from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
 from conserved.auditing.law_places import described
-from conserved.auditing.noise import linear_bounds, shows_factors, unmistakable, wrong_factors
+from conserved.auditing.noise import linear_bounds, shows_factors, subnormal_bound, unmistakable, wrong_factors
 from conserved.auditing.replay import ClosureReplay, Replay
 from conserved.auditing.sensitivity import Sensitivity, of_legs, sensitivity
 from conserved.auditing.softmax_gauge import Gauge
@@ -243,6 +243,7 @@ class _Case:
         """Decide identities above the floor; return the value gradients were clipped at, if they were."""
         gradients = self.backward.slopes
         if gradients is not None:
+            self._widen_underflow(gradients)
             self._widen_linear(gradients, used)
             if replay is not None:
                 self._replay(replay, used, accumulated, former)
@@ -256,6 +257,16 @@ class _Case:
             if self.decayed is not None:
                 self.leave_open(self.broken)
         return clipped
+
+    def _widen_underflow(self, gradients: Tensors) -> None:
+        """Hold identities of gradients in float16 against what underflow leaves of them."""
+        if all(gradient.dtype != torch.float16 for gradient in gradients.values()):
+            return
+        points, scales = self.backward.points, self.left.balance.scales
+        for place in self.broken:
+            bound = subnormal_bound(self.symmetries[place], points, gradients, float(scales[place]))
+            self.limits[place] = max(self.limits[place], bound)
+        self._verify([place for place in self.broken if self.left.residuals[place] <= self.limits[place]])
 
     def _widen_linear(self, gradients: Tensors, used: torch.dtype) -> None:
         """Hold linear laws against what rounding all entries in one direction leaves of their sums."""

@@ -81,6 +81,21 @@ def linear_bounds(
     }
 
 
+def subnormal_bound(symmetry: Symmetry, theta: Tensors, gradients: Tensors, scale: float) -> float:
+    """Return the relative residual that underflow of gradients stored in float16 leaves; 0 for other types.
+
+    Below 6e-5 float16 has a spacing of 2⁻²⁴, whatever the size of the number: an entry of μ has an error of at most
+    half of that times ‖θ‖₁ of a row, and √n times ‖θ‖ of a leg bounds all of them together.
+    """
+    small = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps / 2
+    squares = [
+        leg.view.n * float(theta[name].detach().float().square().sum())
+        for leg in symmetry.legs
+        if gradients[name := leg.view.parameter].dtype == torch.float16
+    ]
+    return small * math.sqrt(sum(squares)) / scale if squares and scale > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NoiseSample:
     """Residuals of some identities in a replayed pass, and the noise of each, relative to the same scales."""

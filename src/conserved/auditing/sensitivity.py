@@ -5,8 +5,10 @@ A factor 1 + s on the gradient of one leg ℓ changes an identity by s ‖t_ℓ�
 
     s = L S / ‖t_ℓ‖
 
-on. An identity of one leg (a sum over classes, a bias without gradient) does not see a factor at all: its term is zero
-when the gradient is right. It sees an error in its own directions only, and s is relative to the gradient's norm there.
+on. An error in a part of a leg counts in proportion to that part of the term: one row of a thousand is not seen at the
+size at which the whole is. An identity of one leg (a sum over classes, a bias without gradient) does not see a factor:
+its term is zero when the gradient is right. It sees an error in its own directions only, and s is relative to the
+gradient's norm there.
 """
 
 from __future__ import annotations

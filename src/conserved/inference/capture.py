@@ -517,12 +517,15 @@ def _undisturbed(model: nn.Module | None) -> Iterator[None]:
     """
     buffers = [buffer for buffer in model.buffers() if not buffer.is_meta] if model is not None else []
     kept = [buffer.detach().clone() for buffer in buffers]
-    counted = tuple(buffer for buffer in buffers if not buffer.is_inference())
+    counted = [buffer for buffer in buffers if not buffer.is_inference()]
     try:
         with (
-            _unsafe_preserve_version_counter(counted),
+            contextlib.ExitStack() as counters,
             torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []),
         ):
+            for buffer in counted:
+                # One by one: torch before 2.7 takes no tuple.
+                counters.enter_context(_unsafe_preserve_version_counter(buffer))
             try:
                 yield
             finally:

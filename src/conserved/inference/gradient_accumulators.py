@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
@@ -31,6 +32,7 @@ def _kept(tensor: Tensor) -> bool:
 
 def _notes(tensor: Tensor) -> dict[str, bool]:
     """What is written on a tensor's accumulating node, and goes with it."""
-    node: Any = get_gradient_edge(tensor).node
+    with torch.inference_mode(False), torch.enable_grad():
+        node: Any = get_gradient_edge(tensor).node
     notes: dict[str, bool] = node.metadata
     return notes

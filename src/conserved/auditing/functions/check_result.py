@@ -9,7 +9,7 @@ from typing import Any
 
 from conserved.auditing.functions.gradient_test import Method, Tested
 from conserved.auditing.functions.rounding_errors import NOTABLE, RoundingError
-from conserved.auditing.functions.sensitivity import Sensitivity, sensitivity_of, shape_of
+from conserved.auditing.functions.sensitivity import Sensitivity, percent, sensitivity_of, shape_of
 from conserved.inference.probing.axis_moves import ProbedSymmetry
 from conserved.output import html
 from conserved.plain_data import record_of
@@ -145,7 +145,7 @@ class Check:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = record_of(self, "function inputs device precision ok conclusive verdict failures tests")
+        found = record_of(self, "function inputs device precision ok conclusive verdict badge failures tests")
         found["symmetries"] = [str(symmetry) for symmetry in self.symmetries]
         return found | record_of(self, "untested notes noise seconds reference errors precision_notes sensitivity")
 
@@ -176,7 +176,16 @@ class Check:
     def __repr__(self) -> str:
         worst = max((test.worst for test in self.tests), default=0.0)
         counts = f"{len(self.tests)} tests on {len(self.inputs)} gradients"
-        return f"<Check of {self.function}: {self.verdict.status.value}, {counts}, worst {worst:.2g} of its limit>"
+        return f"<Check of {self.function}: {self.badge}, {counts}, worst {worst:.2g} of its limit>"
+
+    @property
+    def badge(self) -> str:
+        """The verdict in a few words, with the size of errors from which on they would have been seen."""
+        status = self.verdict.status.value
+        sizes = [size.share for name, size in self.sensitivity.items() if self.tested[name]]
+        if self.failures or not sizes or not math.isfinite(max(sizes)):
+            return status
+        return f"{status}, errors above {percent(max(sizes))}"
 
     def _repr_html_(self) -> str:
         """The verdict, what fails and why, and the tests of every gradient, for notebooks."""

@@ -19,6 +19,9 @@ from conserved.inference.probing.numerical_function import copied, reseed
 _COARSE = 64.0
 """How many times the relative noise of the outputs, times its own sensitivity, the noise of a gradient may be."""
 
+_LARGEST_RESPONSE = 1e4
+"""The relative change of a gradient per relative change of its inputs that a form for reference may have."""
+
 _AS_INTENDED = 4.0
 """Roundings of the given form that the gradient of a more precise form may carry."""
 
@@ -83,7 +86,9 @@ def _coarse(setting: Setting) -> Iterator[Tested | str]:
             continue
         noise = setting.noise.relative[place]
         # In a form more precise than the given one, rounding of the given precision is as intended.
-        limit = max(_COARSE * setting.noise.unit * setting.noise.response[place], _AS_INTENDED * setting.coarsest)
+        # There the points are so near that a gradient that jumps seems to answer to them without bound.
+        response = min(setting.noise.response[place], _LARGEST_RESPONSE if setting.coarsest else float("inf"))
+        limit = max(_COARSE * setting.noise.unit * response, _AS_INTENDED * setting.coarsest)
         # A kink of the function between the points looks like noise; on other, shorter lines it is not met again.
         for seed in (29, 31):
             if noise > limit:

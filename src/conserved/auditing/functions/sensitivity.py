@@ -38,8 +38,8 @@ class Sensitivity:
         """
         if not math.isfinite(self.share):
             return f"the size of an error of d{name} that would have been seen is not known"
-        row = f" (below {_percent(self.row)} in one of {self.rows:,} rows)" if self.rows > 1 else ""
-        return f"an error below {_percent(self.share)} of d{name}{row} would not have been seen"
+        row = f" (below {percent(self.row)} in one of {self.rows:,} rows)" if self.rows > 1 else ""
+        return f"an error below {percent(self.share)} of d{name}{row} would not have been seen"
 
     def record(self) -> dict[str, Any]:
         """Plain data; sizes that are not known are None."""
@@ -47,7 +47,7 @@ class Sensitivity:
         return finite | {"rows": self.rows}
 
     def __str__(self) -> str:
-        return _percent(self.share)
+        return percent(self.share)
 
 
 def sensitivity_of(name: str, tests: Sequence[Tested], rows: int) -> Sensitivity:
@@ -75,7 +75,8 @@ def shape_of(words: str) -> tuple[int, ...]:
     return () if shape == "scalar" else tuple(int(size) for size in shape.split("×"))
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share in per cent, or as a power of ten where it is small."""
     if not math.isfinite(share):
         return "unknown"
     percent = 100 * share

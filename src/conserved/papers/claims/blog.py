@@ -47,7 +47,11 @@ def euler(relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) 
 @claim("blog.T1")
 def norm_law(*, quantities: Quantities = norm_difference) -> Verdict:
     found = laws_hold(relu_attention, (5, 3), quantities, size=SIZE)
-    return by_steps("Both norms change alike.", "", *euler(), beside=found.evidence) if found.holds else found
+    return (
+        by_steps("Both squared norms change by the same amount.", "", *euler(), beside=found.evidence)
+        if found.holds
+        else found
+    )
 
 
 @claim("blog.T1.only")
@@ -173,13 +177,16 @@ def inner_products(*, factor: int = 1) -> Verdict:
         right = (letters.gradient(loss, "V") * letters["V"]).sum()
         same &= identical(left, factor * right)
     return by_steps(
-        "They are one number.", "They differ.", *euler(), (f"both sides as polynomials, {PATTERNS[3:]}", same)
+        "Both inner products are the same number.",
+        "They differ.",
+        *euler(),
+        (f"both sides as polynomials, {PATTERNS[3:]}", same),
     )
 
 
 @claim("blog.coupling")
 def coupling(*, relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) -> Verdict:
-    return by_steps("Their rates are one number.", "Their rates differ.", *euler(relu))
+    return by_steps("Both norms change at the same rate.", "Their rates differ.", *euler(relu))
 
 
 @claim("blog.init")
@@ -231,7 +238,7 @@ def regularisation(*, penalty: float = 1.0) -> Verdict:
         least = min(least, abs(last / first - 1))
     return judged(
         least > 0.05,
-        "W_V moves from every start.",
+        "A penalty on W_QK moves W_V, from every start that was tried.",
         "W_V does not move.",
         Evidence(what="least relative change of W_V by t = 10, above 0.05", value=least, limit=0.05, samples=3),
         Evidence(what="W_V at t = 0, 1, 10 from W_QK = 1/2, 1, 2", value="; ".join(shown)),

@@ -109,7 +109,7 @@ def laws_hold(
         return refuted(message, evidence, witness=witness)
     if proved(contents, forms):
         what = f"symbolic argument that the output does not move along ∇h, {len(forms)} numbers"
-        return held("All are laws.", Evidence(what=what, proof=True), scope=f"at {size}")
+        return held("The listed quantities are laws.", Evidence(what=what, proof=True), scope=f"at {size}")
     return Verdict(status=Verdict.INCONCLUSIVE, message="Neither an argument nor a counterexample was found.")
 
 
@@ -136,7 +136,7 @@ def all_laws(
         if quantities is not None and not proved(contents, forms):
             return laws_hold(build, shape, quantities, size=size, witness=witness)
         plural = "" if independent == 1 else "s"
-        exactly = f"Exactly {independent} independent law{plural} of" if independent else "No law of"
+        exactly = f"Exactly {independent} independent law{plural} of" if independent else "There is no law of"
         typed = typed_laws(build, shape, forms, contents, loss) if forms else None
         scope = f"the laws by rules that name no size, that there are no others at {size}" if typed else f"at {size}"
         message = f"{exactly} {found.parameters} parameters."

@@ -55,14 +55,21 @@ def column_sums(*, axis: int = 0) -> Verdict:
     what = "sums of the rows (1/4, 3/4), (1/4, 3/4) over that index"
     witness = Witness(data={"A": written(weights)}, claimed="(1, 1)", found=written(found), numpy=COLUMNS)
     evidence = Evidence(what=what, value=written(found), limit="(1, 1)", proof=True)
-    return judged(good, "They do.", "The index is the other one.", evidence, scope="at L = 2", witness=witness)
+    return judged(
+        good,
+        "They do.",
+        "Rows sum to one, so the sum runs over the second index.",
+        evidence,
+        scope="at L = 2",
+        witness=witness,
+    )
 
 
 @claim("note.L2")
 def energy_form(*, form: Callable[[Words, Words, Words], Words] = lambda x, q, k: x @ q @ k.T @ x.T) -> Verdict:
     x, q, k = matrices("XQK")
     same = (x @ q) @ (x @ k).T == form(x, q, k)
-    return by_steps("Both are one product.", "They differ.", ("(XW_Q)(XW_K)ᵀ = XW_QW_KᵀXᵀ, word by word", same))
+    return by_steps("Both are the same product.", "They differ.", ("(XW_Q)(XW_K)ᵀ = XW_QW_KᵀXᵀ, word by word", same))
 
 
 def lagrange_identity(most: int = 5) -> bool:

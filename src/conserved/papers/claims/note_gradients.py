@@ -260,7 +260,12 @@ def lipschitz_step(*, power: int = 2) -> Verdict:
     witness = Witness(data={"L": 4, "η": 1}, claimed="1 − 2/4 + 1/4 ≤ 3/4", found="1 − 2/4 + 16 > 3/4", numpy=SQUARE)
     evidence = Evidence(what="lengths where the last step fails with the lemma's constant", value=str(bad), proof=True)
     return judged(
-        not bad, "The step follows.", "A square is lost.", evidence, witness=witness, scope="at L = 2, 4, 8, η = 1"
+        not bad,
+        "The step follows.",
+        "Lemma 11 bounds the gradient by L, so its square by L²; the step uses L.",
+        evidence,
+        witness=witness,
+        scope="at L = 2, 4, 8, η = 1",
     )
 
 
@@ -268,7 +273,11 @@ def lipschitz_step(*, power: int = 2) -> Verdict:
 def last_step(*, power: int = 2) -> Verdict:
     (eta,) = Letters(n=())
     same = identical((2 * eta - eta**power) - eta, eta * (1 - eta))
-    return by_steps("It is η(1 − η) ≥ 0.", "It does not follow.", ("L times the gap is η(1 − η) ≥ 0 on [0, 1]", same))
+    return by_steps(
+        "The difference is η(1 − η)/L, which is at least zero.",
+        "It does not follow.",
+        ("L times the gap is η(1 − η) ≥ 0 on [0, 1]", same),
+    )
 
 
 @claim("note.T12.corrected")

@@ -197,7 +197,14 @@ def lambda_step(*, rates: Sequence[Fraction] = (Fraction(1, 2), Fraction(1), Fra
     bad = [rate for rate in rates if Fraction(1, 2) > 1 / (2 * rate)]
     witness = Witness(data={"λ": 2, "‖A‖_F²": 1}, claimed="1/2 ≤ 1/4", found="1/2 > 1/4", numpy=LAMBDA)
     evidence = Evidence(what="λ at which the step fails", value=", ".join(map(str, bad)) or "none", proof=True)
-    return judged(not bad, "It follows.", "It fails for λ > 1.", evidence, witness=witness, scope="at those λ")
+    return judged(
+        not bad,
+        "It follows.",
+        "The step from 1/2 to 1/(2λ) fails for λ > 1.",
+        evidence,
+        witness=witness,
+        scope="at those λ",
+    )
 
 
 ENTROPY = """\
@@ -253,7 +260,7 @@ def row_entropy(*, least: Callable[[Matrix], Any] = lambda row: -ball((row * row
     tangent = all(bool(ball(t).log() < ball(t) - 1) for t in (Fraction(n, 7) for n in (*range(1, 7), *range(8, 90))))
     means = all(sum(row * (row / (row * row).sum() - 1)) == 0 for row in rows)
     return by_steps(
-        "log t ≤ t − 1, twice.",
+        "Both bounds follow from log t ≤ t − 1.",
         "Some row lies outside.",
         InWords("log t ≤ t − 1 with equality at t = 1 only: the tangent of a concave function"),
         ("that inequality in balls at 88 points", tangent),

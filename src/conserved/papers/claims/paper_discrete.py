@@ -132,7 +132,7 @@ def summable_schedule(
     lengths = (1, 2, 3, 10, 100)
     n = Letters(k=()).scalar("k")
     return by_steps(
-        "Both sums are exact.",
+        "Both sums are as stated, exactly.",
         "The sums are others.",
         ("Σ(1 − i/k)² is the stated fraction for k = 1, 2, 3, 10, 100",
          all(total(k) == sum((Fraction(k - i, k) ** 2 for i in range(k)), Fraction(0)) for k in lengths)),

@@ -171,7 +171,7 @@ def squared_error_spans(*, gradient: Callable[[Matrix, Matrix], Matrix] = lambda
         found = determinant(arranged([list(gradient(z, z - unit)) for unit in units]))
         good &= bool(found == 1)
     what = "the target z − e_i has the gradient e_i, for every z and i (determinant 1 as a polynomial; 1 to 5 outputs)"
-    return by_steps("The span is everything.", "The span is smaller, or depends on the output.", (what, good))
+    return by_steps("The gradients span all of R^out.", "The span is smaller, or depends on the output.", (what, good))
 
 
 @claim("paper.loss.crossentropy")

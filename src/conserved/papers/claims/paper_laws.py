@@ -104,7 +104,7 @@ def conserved_for_all_sizes(*cases: Case, why: Steps | None = None, witness: Wit
     found = together(*(laws_hold(c.build, c.shape, c.quantities or _none, size=c.size, witness=witness) for c in cases))
     if why is None or not found.holds:
         return found
-    return by_steps("All are laws.", "The argument fails.", *why(), beside=found.evidence)
+    return by_steps("The listed quantities are laws.", "The argument fails.", *why(), beside=found.evidence)
 
 
 def _none(theta: Parameters) -> Tensor:

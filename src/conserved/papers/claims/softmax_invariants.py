@@ -142,7 +142,7 @@ def nothing_lost(*, centre: Callable[[Tensor], Tensor] = lambda z: z - z.mean(-1
         worst = max(worst, *(float(gap.abs().max()) for gap in gaps))
     return judged(
         worst < 1e-12,
-        "Both hold.",
+        "Softmax of the field is softmax of the logits, and the weights give the field back.",
         "The field is not what softmax sees.",
         Evidence(what="largest difference", value=worst, limit=1e-12, samples=len(cases)),
     )

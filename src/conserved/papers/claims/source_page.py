@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from conserved.papers.claims.appendix import NAMES
 from conserved.papers.claims.claim_record import Claim, Standing
 from conserved.papers.claims.passages import DOCUMENTS, shown
-from conserved.papers.claims.registry import claims, records
+from conserved.papers.claims.registry import Record, claims, records
 from conserved.papers.claims.tally import dependent
 
 PROOFS = "The proofs, step by step"
@@ -63,7 +63,7 @@ def _table(chosen: Sequence[Claim]) -> str:
     for claim in chosen:
         record = records()[claim.code]
         whose = " (ours)" if claim.whose == "ours" else ""
-        verdict = f"**{record.standing}.** {record.message}"
+        verdict = f"**{record.standing}**{_scope(record)}**.** {record.message}"
         if dependent(claim, records()):
             verdict += f" Counted with `{claim.under}`."
         if claim.corrected_by:
@@ -73,14 +73,23 @@ def _table(chosen: Sequence[Claim]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _scope(record: Record) -> str:
+    """For a proof at one size that size; laws that hold by rules without a size say so in the appendix."""
+    if record.standing is not Standing.PROVED_HERE:
+        return ""
+    parts = [part.rpartition("no others ")[2] for part in record.scope.split("; ")]
+    return f" ({'; '.join(dict.fromkeys(parts))})"
+
+
 def _steps(chosen: Sequence[Claim]) -> str:
     parts = []
     for claim in chosen:
         record = records()[claim.code]
-        parts.append(
-            f'<a id="{claim.code}"></a>**{claim.title}** (`{claim.code}`, {shown(claim.passage.lines)}): '
-            f"**{record.standing}.** {record.message}\n\n" + "\n".join(f"- {item}" for item in record.evidence)
+        title, where = claim.title.removesuffix(" is right"), shown(claim.passage.lines)
+        head = (
+            f'<a id="{claim.code}"></a>**{title}** (`{claim.code}`, {where}): **{record.standing}.** {record.message}'
         )
+        parts.append(f"{head}\n\n" + "\n".join(f"- {item}" for item in record.evidence))
     return "\n\n".join(parts) + "\n"
 
 

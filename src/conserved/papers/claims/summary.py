@@ -94,7 +94,12 @@ def more_laws(*, counts: Sequence[int] = tuple(count for _, _, count in MORE_LAW
         measured = discover(build().double(), torch.zeros(5, dim, dtype=torch.float64), forms=False).count
         good &= at_most == measured == count
         evidence.append(Evidence(what=f"laws at most, certified, and counted: {name}", value=f"{at_most}, {measured}"))
-    return judged(good, "All have more than two laws a neuron, of which there are four.", "Others.", *evidence)
+    return judged(
+        good,
+        "Each of these networks has more than the 8 laws that two a neuron would be.",
+        "The numbers of laws are others.",
+        *evidence,
+    )
 
 
 @claim("summary.moe")
