@@ -3,6 +3,7 @@ hold, which are broken and why, and one verdict on all."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_
 from conserved.auditing.causes import step_size, suggestions
 from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
 from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
+from conserved.auditing.kernel_precision import explained_by_rounding
 from conserved.auditing.law_places import described
 from conserved.auditing.noise import linear_bounds, shows_factors, subnormal_bound, unmistakable, wrong_factors
 from conserved.auditing.replay import ClosureReplay, Replay
@@ -29,9 +31,11 @@ from conserved.auditing.tested_parameters import coverage
 from conserved.inference import laws_of_model
 from conserved.inference.live import parts_of
 from conserved.laws import Dropped, LawSet
-from conserved.laws.identities import TOLERANCE, Balance, Weighing, residual_evidence, status
+from conserved.laws.identities import HALF, TOLERANCE, Balance, Weighing, residual_evidence, status
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Evidence, Status, Verdict
+
+LOGGER = logging.getLogger("conserved.audit")
 
 _DECIDED = f"{EITHER}; moving the parameters along it leaves the outputs as they are, so it is the backward"
 """What is said of a broken law that is not proved by the program itself."""
@@ -154,6 +158,8 @@ def _judged(
             moved = step_size(case.suspected[:EXPLAINED], backward.points, slopes)
         if moved is None:
             clipped = case.settle(used, accumulated, replay, former)
+    if gauge is not None and replay is not None and used in HALF:
+        _accept_kernel_rounding(gauge, replay, backward)
     failures = case.failures(moved)
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
     seen = _sensitivity(case) if sized and finite else None
@@ -417,6 +423,20 @@ def _by_family(
         if reached:
             found[symmetry.family] = max(found.get(symmetry.family, 0.0), value)
     return found
+
+
+def _accept_kernel_rounding(gauge: Gauge, replay: Replay, backward: BackwardPass) -> None:
+    """Predict the rounding of attention kernels if key gradients do not add up to zero in half precision."""
+    broken = [row for row in gauge.rows if not row.ok and np.isfinite(row.residual)]
+    if not broken:
+        return
+    try:
+        flags = explained_by_rounding(broken, gauge.key_heads, replay, backward.points)
+    except Exception as problem:
+        # The one boundary to the user's program: it may refuse to run a second time.
+        LOGGER.info("the rounding of attention was not predicted: %s", problem)
+        return
+    gauge.explain([row for row, flag in zip(broken, flags, strict=True) if flag])
 
 
 def _sensitivity(case: _Case) -> Sensitivity | None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,8 @@ class GaugeRow:
     sequence: int
     residual: float
     tolerance: float
+    length: int = 1
+    """Keys of a sequence."""
 
     @property
     def ok(self) -> bool:
@@ -86,7 +88,11 @@ class Gauge(PrintableResult):
     """How much of dQ and dK of every head is rounding, predicted for calls in half precision inside `gauge`."""
     seen: int = 0
     """Attention calls whose keys were seen in the forward pass."""
+    rounded: tuple[GaugeRow, ...] = ()
+    """Heads whose sums are rounding of their kernel; see `kernel_precision`."""
     _sums: list[tuple[str, int, torch.dtype, int, Tensor]] = field(default_factory=list)
+    _lengths: list[int] = field(default_factory=list)
+    """Keys of every call in `_sums`."""
     _plans: dict[tuple[int, ...], Plan] = field(default_factory=dict)
     """How key gradients of a shape are added up."""
 
@@ -142,6 +148,7 @@ class Gauge(PrintableResult):
                 sizes = sizes * peak.reshape(-1, 1)
         # Everything before the heads is a sequence.
         heads = rows.shape[-3] if rows.ndim > 2 else 1
+        self._lengths.append(rows.shape[-2])
         self._sums.append((name, call, precision, rows.shape[-2] * rows.shape[-1], sizes.reshape(-1, heads, 2)))
 
     @cached_property
@@ -170,11 +177,29 @@ class Gauge(PrintableResult):
             largest_of = np.take_along_axis(residuals, worst[:, None], 1)[:, 0]
             for place, sequences, heads in zip(places, worst.tolist(), largest_of.tolist(), strict=True):
                 name, call, *_ = self._sums[place]
+                common: dict[str, Any] = {
+                    "name": name,
+                    "call": call,
+                    "tolerance": limit,
+                    "length": self._lengths[place],
+                }
                 found += [
-                    GaugeRow(name=name, head=head, call=call, sequence=sequence, residual=residual, tolerance=limit)
+                    GaugeRow(head=head, sequence=sequence, residual=residual, **common)
                     for head, (sequence, residual) in enumerate(zip(sequences, heads, strict=True))
                 ]
         return tuple(sorted(found, key=lambda row: -row.residual if row.residual == row.residual else -float("inf")))
+
+    @property
+    def key_heads(self) -> dict[str, int]:
+        """By attention layer, how many key heads were seen."""
+        return {name: sizes.shape[-2] for name, *_, sizes in self._sums}
+
+    def explain(self, rows: Sequence[GaugeRow]) -> None:
+        """Accept the sums of some heads as rounding of their kernel: each is its own limit from now on."""
+        known = {*map(id, rows)}
+        self.rounded = tuple(rows)
+        accepted = (replace(row, tolerance=row.residual) if id(row) in known else row for row in self.rows)
+        self.__dict__["rows"] = tuple(accepted)
 
     @property
     def ok(self) -> bool:

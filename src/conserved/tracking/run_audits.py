@@ -103,6 +103,8 @@ class Audits:
     ) -> None:
         self.series: list[AuditEntry] = []
         self.last: Audit | None = None
+        self.notes: list[str] = []
+        """Findings about precision, which are not wrong gradients."""
         self.every, self.pace = every, pace(every, budget)
         self._model, self._optimizers, self._laws = model, list(optimizers), laws
         self._precision, self._seen = precision, set[torch.dtype]()
@@ -248,9 +250,25 @@ class Audits:
         finally:
             self._pass.clear()
         self._remember(found)
+        self._note_rounding(found, step)
         self.last = found
         self.series.append(_entry(found, step, time.perf_counter() - began, self._why or "regular"))
         return found
+
+    def _note_rounding(self, found: Audit, step: int) -> None:
+        """Say once that key gradients of a kernel are mostly rounding: a note, because the backward pass is right."""
+        rounded = () if found.gauge is None else found.gauge.rounded
+        if not rounded or self.notes:
+            return
+        worst = max(rounded, key=lambda row: row.residual)
+        text = (
+            f"step {step}: key gradients of {len(rounded)} of {len(found.gauge.rows if found.gauge else ())} heads add "
+            f"up to as much as {worst.residual:.0%} of their size, in {worst.name}[{worst.head}]. The attention kernel "
+            "takes its softmax correction from a rounded output. The backward pass is right, its precision is low: "
+            "conserved.attention.centered or the math backend mends it."
+        )
+        self.notes.append(text)
+        LOGGER.info("conserved: precision, %s", text)
 
     def _remember(self, found: Audit) -> None:
         """Keep diagnoses, so that a later audit replays only what is new.
