@@ -5,6 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+KINDS = {
+    "residual": "update",
+    "leak": "update",
+    "hardware": "hardware",
+    "precision": "precision",
+    "replicas": "replica",
+    "order": "loop",
+    "stale": "loop",
+    "replaced": "loop",
+}
+"""By the code of an alarm, the arrow of a step that it is about; all others are about the gradient."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
@@ -30,6 +42,11 @@ class Alarm:
     """How many laws in how many steps raised it, added up."""
     last: int = 0
     """The last step in which it was raised; 0 if that is the first."""
+
+    @property
+    def kind(self) -> str:
+        """The arrow of a step that is wrong: "gradient", "update", "replica", "precision", "hardware" or "loop"."""
+        return KINDS.get(self.code, "gradient")
 
     @property
     def excess(self) -> float:

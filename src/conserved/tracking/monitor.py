@@ -37,6 +37,7 @@ from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.optimizer_watch import ACCOUNT
 from conserved.tracking.run_audits import BUDGET, AuditEntry, Audits, Cadence, alarms_of, pace
 from conserved.tracking.run_records import RunRecords
+from conserved.tracking.status_lines import closing_line, opening_line, say
 from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
 from conserved.tracking.watched_laws import NoLaw, Where, optimizers_of, unwrapped
 
@@ -52,6 +53,9 @@ STEP = "monitor"
 
 PRECISION = "precision of passes"
 """The stage that notices autocast."""
+
+LINES = "status lines"
+"""The stage that says what is watched."""
 
 PASSES = "passes"
 """The stage that tells backward passes of a step apart."""
@@ -157,6 +161,8 @@ class Monitor:
         """Forward passes so far."""
         self._written: tuple[int, ...] | None = None
         """How often some parameters had been written to at the last `step()`."""
+        self._opened = False
+        """Whether the line at the start was said, and that at the end was not."""
         self._compiled = hasattr(model, "_orig_mod")
         """Whether calls of the model run compiled code, in which hooks are not heard."""
         self._clip: float | None = None
@@ -369,8 +375,9 @@ class Monitor:
         return True
 
     def _versions_now(self) -> tuple[int, ...]:
-        """How often the first parameters were written to."""
-        return tuple(p._version for p in islice(self.model.parameters(), _SAMPLED))
+        """How often the first parameters were written to; those of the optimizer, as sharding replaces the model's."""
+        held = (p for one in self._optimizers for group in one.param_groups for p in group["params"])
+        return tuple(p._version for p in islice(held, _SAMPLED))
 
     def _before_first_step(self, optimizer: Optimizer) -> None:
         """A step that computes its gradients itself runs the first forward pass when it is too late to copy weights."""
@@ -505,7 +512,18 @@ class Monitor:
             self._boundary.attempt("loss", self._look_at_loss, loss)
         self._boundary.attempt(STEP, self._step)
         self._boundary.attempt(STEP, self._take_times)
+        if not self._opened:
+            self._boundary.attempt(LINES, self._open)
         self._forget_step()
+
+    def _open(self) -> None:
+        """Say once what is watched, as soon as the laws are known."""
+        if self.waiting and not self._boundary.off(LAWS):
+            return
+        self._opened = True
+        if _writes():
+            names = sorted(str(one).removeprefix("torch.") for one in self._precisions)
+            say(opening_line(self, self._optimizers, " and ".join(names)))
 
     def _note_loss(self, loss: Any) -> None:
         if isinstance(loss, Tensor):
@@ -820,6 +838,9 @@ class Monitor:
             self._boundary.turn_on("closing")
         self._hooks.clear()
         self._records.close()
+        if self._opened and _writes():
+            self._boundary.attempt(LINES, lambda: say(closing_line(self)))
+        self._opened = False
 
     def _undo(self) -> list[Any]:
         """All that takes something of the monitor away, each to be tried whatever became of the others."""

@@ -274,7 +274,10 @@ class Audits:
         if isinstance(self.every, int):
             return self.every
         wanted = self.pace.interval()
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        # Only sharded parameters are read together. Where every process has its own, one that has no monitor, or whose
+        # audits are off, would let the others wait for ever.
+        together = any(hasattr(p, "full_tensor") for p in self._model.parameters())
+        if together and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
             agreed = torch.tensor([wanted], device=device)
             dist.all_reduce(agreed, dist.ReduceOp.MAX)
