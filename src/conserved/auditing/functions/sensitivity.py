@@ -79,5 +79,6 @@ def percent(share: float) -> str:
     """A share in per cent, or as a power of ten where it is small."""
     if not math.isfinite(share):
         return "unknown"
-    percent = 100 * share
-    return f"{percent:.2g} %" if percent >= 0.01 else f"{share:.0e}"
+    if share >= 1:
+        return f"{100 * share:,.0f} %"
+    return f"{100 * share:.2g} %" if share >= 1e-4 else f"{share:.0e}"
