@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from conserved.auditing.noise import SIGMAS, coherent, sample_noise, suspicious
-from conserved.auditing.reference_form import PLAIN, Form, wide_form
+from conserved.auditing.reference_form import PLAIN, PassForm, wide_form
 from conserved.auditing.replay import SCALE, Replay, ReplayError
 from conserved.laws.identities import HALF, balance_of, coarsest
 from conserved.moment import Plan
@@ -62,7 +62,7 @@ KERNELS = {
     "attention": "the attention backend (with the math backend it holds)",
     "functions": "the backward of an autograd function (with its forward differentiated it holds)",
 }
-"""Words for the switch of a `Form` that mends an identity."""
+"""Words for the switch of a `PassForm` that mends an identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
     ]
 
 
-Holds = Callable[[Form, NDArray[np.float64]], NDArray[np.bool_]]
+Holds = Callable[[PassForm, NDArray[np.float64]], NDArray[np.bool_]]
 
 _SHRINKS = 8.0
 """Factor by which a residual of rounding shrinks in higher precision, at least: units differ by 2¹³ and more, and a
@@ -152,7 +152,7 @@ def _holding(replay: Replay, plan: Plan, wanted: Tensors, floors: NDArray[np.flo
     """Whether identities hold in other forms, against limits; none does in a form that the program does not run in."""
     theta = {name: parameter.detach() for name, parameter in wanted.items()}
 
-    def holds(form: Form, limits: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def holds(form: PassForm, limits: NDArray[np.float64]) -> NDArray[np.bool_]:
         try:
             gradients = replay.gradients(wanted, form=form)
         except Exception as problem:
@@ -176,10 +176,10 @@ def _mended_by_kernels(
         return rest, ""
     for place in mended:
         origins[place] = Origin.KERNEL
-    switches: Mapping[str, Form] = {
-        "eager": Form(eager=True),
-        "attention": Form(attention=True),
-        "functions": Form(functions=True),
+    switches: Mapping[str, PassForm] = {
+        "eager": PassForm(eager=True),
+        "attention": PassForm(attention=True),
+        "functions": PassForm(functions=True),
     }
     blamed = []
     for name, form in switches.items():

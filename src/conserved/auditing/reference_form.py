@@ -36,7 +36,7 @@ _CASTS = {Tensor.half, Tensor.bfloat16, Tensor.float}
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PassForm:
     """How a pass is run again; the default is the run's own form."""
 
     eager: bool = False
@@ -59,15 +59,15 @@ class Form:
             yield
 
 
-AS_RUN = Form()
-PLAIN = Form(eager=True, attention=True, functions=True)
+AS_RUN = PassForm()
+PLAIN = PassForm(eager=True, attention=True, functions=True)
 """Reference kernels in the run's own precision."""
 
 
-def wide_form(precision: torch.dtype) -> Form:
+def wide_form(precision: torch.dtype) -> PassForm:
     """Return the reference form for passes in some precision: reference kernels in the next higher one."""
     wide = torch.float64 if precision in (torch.float32, torch.float64) else torch.float32
-    return Form(eager=True, attention=True, functions=True, wide=wide)
+    return PassForm(eager=True, attention=True, functions=True, wide=wide)
 
 
 class _Widened(TorchFunctionMode):

@@ -1,8 +1,8 @@
 """Run a backward pass again, to ask what rounding explains of it and whether it gives the same gradients twice.
 
 A `Replay` gives gradients of chosen parameters, of the same pass, as often as wanted: as it was run, with the output
-gradient multiplied by a number, or in another `Form`. Nothing of the run is changed: parameters keep their gradients,
-random generators their state, buffers and attributes of modules their values.
+gradient multiplied by a number, or in another `PassForm`. Nothing of the run is changed: parameters keep their
+gradients, random generators their state, buffers and attributes of modules their values.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from conserved.auditing.reference_form import AS_RUN, Form
+from conserved.auditing.reference_form import AS_RUN, PassForm
 from conserved.boundary import guarded
 from conserved.inference import being_followed
+from conserved.inference.program_state import undisturbed
 
 SCALE = 1.37
 """Factor on the output gradient when rounding is sampled: not a power of two, so that every rounding differs."""
@@ -44,7 +45,7 @@ class Replay(ABC):
         """How many forward passes replays have made."""
 
     def gradients(
-        self, parameters: Mapping[str, Tensor], *, scale: float = 1.0, form: Form = AS_RUN
+        self, parameters: Mapping[str, Tensor], *, scale: float = 1.0, form: PassForm = AS_RUN
     ) -> dict[str, Tensor]:
         """Run the pass again and return the gradients of some parameters.
 
@@ -60,7 +61,7 @@ class Replay(ABC):
             ReplayError: the pass cannot be run again.
         """
         wanted = [*parameters.values()]
-        with undisturbed(self.model), torch.enable_grad():
+        with _restored(self.model), torch.enable_grad():
             outputs, cotangents = self._outputs(form)
             self.runs += 1
             found = torch.autograd.grad(
@@ -71,7 +72,7 @@ class Replay(ABC):
             return {name: g if scale == 1 else g.div_(scale) for name, g in zip(parameters, zeros, strict=True)}
 
     @abstractmethod
-    def _outputs(self, form: Form) -> tuple[list[Tensor], list[Tensor]]:
+    def _outputs(self, form: PassForm) -> tuple[list[Tensor], list[Tensor]]:
         """Run the forward pass; its outputs, and the gradient of the loss with respect to each."""
 
 
@@ -82,7 +83,7 @@ class ClosureReplay(Replay):
         super().__init__(model)
         self._closure = closure
 
-    def _outputs(self, form: Form) -> tuple[list[Tensor], list[Tensor]]:
+    def _outputs(self, form: PassForm) -> tuple[list[Tensor], list[Tensor]]:
         with form.applied():
             loss = self._closure()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -101,7 +102,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     versions: list[int]
-    generators: Generators
+    generators: RandomState
     autocast: dict[str, torch.dtype]
     cotangents: dict[int, Tensor] = field(default_factory=dict)
     """By position among the tensors the model returned."""
@@ -165,7 +166,7 @@ class RecordedPass(Replay):
         """Record a call that begins now with these arguments."""
         devices = {parameter.device.type for parameter in self.model.parameters()}
         autocast = {kind: torch.get_autocast_dtype(kind) for kind in devices if torch.is_autocast_enabled(kind)}
-        self._call = _Call(args, kwargs, _versions(args, kwargs), Generators.now(), autocast)
+        self._call = _Call(args, kwargs, _versions(args, kwargs), RandomState.now(), autocast)
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         call = self._call
@@ -175,7 +176,7 @@ class RecordedPass(Replay):
             if tensor.requires_grad:
                 tensor.register_hook(guarded(_keep(call, position), stage=STAGE))
 
-    def _outputs(self, form: Form) -> tuple[list[Tensor], list[Tensor]]:
+    def _outputs(self, form: PassForm) -> tuple[list[Tensor], list[Tensor]]:
         if self.obstacle:
             raise ReplayError(f"The pass cannot be replayed: {self.obstacle}.")
         call = self._call
@@ -189,7 +190,7 @@ class RecordedPass(Replay):
             cotangent.to(outputs[position].dtype) for position, cotangent in used.items()
         ]
 
-    def _forward(self, call: _Call, form: Form) -> list[Tensor]:
+    def _forward(self, call: _Call, form: PassForm) -> list[Tensor]:
         call.generators.restore()
         self._replaying = True
         try:
@@ -223,7 +224,7 @@ class RecordedPass(Replay):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Generators:
+class RandomState:
     """The state of every random generator that a model may draw from."""
 
     host: Tensor
@@ -232,10 +233,10 @@ class Generators:
     numpy: Any
 
     @staticmethod
-    def now() -> Generators:
+    def now() -> RandomState:
         """Read the present state."""
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        return Generators(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())
+        return RandomState(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())
 
     def restore(self) -> None:
         """Set every generator back."""
@@ -247,50 +248,27 @@ class Generators:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put back random generators, buffers and plain attributes of a model's modules at the end.
-
-    Attributes that are lists, dictionaries or sets are compared by shallow copies; what such containers hold is not.
-    """
-    generators = Generators.now()
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Put back random generators, buffers and what modules keep besides, at the end."""
+    drawn = RandomState.now()
     buffers = [
         (buffer, buffer.detach().clone())
         for buffer in model.buffers()
         if not buffer.is_meta and not hasattr(buffer, "full_tensor")
     ]
-    kept = [(module, dict(vars(module)), dict(module._buffers), _containers(module)) for module in model.modules()]
-    try:
-        yield
-    finally:
-        generators.restore()
-        with torch.no_grad():
-            for buffer, value in buffers:
-                # Batch norms write to their statistics without counting a version.
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
-        for module, attributes, held, containers in kept:
-            now = vars(module)
-            if now.keys() != attributes.keys() or any(now[name] is not value for name, value in attributes.items()):
-                now.clear()
-                now.update(attributes)
-            if module._buffers.keys() != held.keys() or any(module._buffers[k] is not v for k, v in held.items()):
-                module._buffers.clear()
-                module._buffers.update(held)
-            for container, copy in containers:
-                if container != copy:
-                    container.clear()
-                    container.extend(copy) if isinstance(container, list) else container.update(copy)
-
-
-def _containers(module: nn.Module) -> list[tuple[Any, Any]]:
-    own = (value for name, value in vars(module).items() if not name.startswith("_"))
-    return [(value, value.copy()) for value in own if type(value) in (list, dict, set) and not _holds_tensors(value)]
-
-
-def _holds_tensors(container: Any) -> bool:
-    """Whether equality of a container would compare tensors, which gives no truth value."""
-    values = container.values() if isinstance(container, dict) else container
-    return any(not isinstance(value, int | float | str | bool | None) for value in values)
+    held = [(module, dict(module._buffers)) for module in model.modules()]
+    with undisturbed(model):
+        try:
+            yield
+        finally:
+            drawn.restore()
+            for module, own in held:
+                module._buffers.update(own)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    # Batch norms write to their statistics without counting a version.
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
 
 
 def _keep(call: _Call, position: int) -> Callable[[Tensor], None]:

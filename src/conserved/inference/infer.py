@@ -67,8 +67,38 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     """
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
+    found, program, run = _inferred(model, args, kwargs, loss)
+    found = checked_on_program(found, program, run, classes=_classes(loss))
+    if isinstance(found.derivation, Derivation):
+        found.derivation.program_check = found.checked
+    return found
+
+
+def recognize_unchecked(model: Any, *args: Any, **kwargs: Any) -> LawSet:
+    """Infer symmetries without holding them against the program.
+
+    For callers that change the typing rules on purpose: what they infer is a list of candidates, and not laws.
+
+    Args:
+        model: the model, as for `recognize`.
+        *args: example inputs.
+        **kwargs: more example inputs, by name.
+
+    Returns:
+        The symmetries that the rules allow.
+    """
+    return _inferred(model, args, kwargs, "any")[0]
+
+
+def _classes(loss: str) -> int | None:
+    return -1 if loss == "cross_entropy" else None
+
+
+def _inferred(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: str
+) -> tuple[LawSet, CapturedProgram, ProgramRun]:
     program, parameters, run = _followed(model, args, kwargs)
-    classes = -1 if loss == "cross_entropy" else None
+    classes = _classes(loss)
     found = laws_of(program, parameters, classes=classes)
     assert isinstance(found.derivation, Derivation)
     if isinstance(model, nn.Module) and (args or kwargs) and _small(args, kwargs):
@@ -83,10 +113,7 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
             return again, laws_of(again, parameters, classes=classes)
 
         found = with_probed(found, program, found.derivation.typing.live, follow, model, args, kwargs)
-    found = checked_on_program(found, program, run, classes=classes)
-    if isinstance(found.derivation, Derivation):
-        found.derivation.program_check = found.checked
-    return found
+    return found, program, run
 
 
 def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -101,7 +101,7 @@ def _relaxed() -> Iterator[None]:
 
 def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[Symmetry]:
     """Axes of parameters that move together in the relaxed program, with the parameters in `still` left alone."""
-    from conserved.inference import recognize
+    from conserved.inference.infer import recognize_unchecked
 
     parameters = dict(model.named_parameters())
     with as_a_function(model):
@@ -109,7 +109,7 @@ def candidates(model: nn.Module, call: Call, still: Sequence[str] = ()) -> list[
             parameters[name].requires_grad_(False)
         try:
             with _relaxed():
-                found = recognize(model, *call.args, **call.kwargs)
+                found = recognize_unchecked(model, *call.args, **call.kwargs)
         finally:
             for name in still:
                 parameters[name].requires_grad_(True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from conserved.auditing.functions.gradient_test import Method, Tested
 from conserved.auditing.functions.rounding_errors import NOTABLE, RoundingError
-from conserved.auditing.functions.sensitivity import Sensitivity, percent, sensitivity_of, shape_of
+from conserved.auditing.functions.sensitivity import CheckSensitivity, percent, sensitivity_of, shape_of
 from conserved.inference.probing.axis_moves import ProbedSymmetry
 from conserved.output import html
 from conserved.plain_data import record_of
@@ -50,7 +50,7 @@ class Check:
     errors: Mapping[str, RoundingError] = field(default_factory=dict)
 
     @property
-    def sensitivity(self) -> dict[str, Sensitivity]:
+    def sensitivity(self) -> dict[str, CheckSensitivity]:
         """By gradient, the smallest error that would have been seen."""
         return {name: sensitivity_of(name, tests, self.rows[name]) for name, tests in self.tested.items()}
 

@@ -17,7 +17,7 @@ from conserved.auditing.functions.gradient_test import ROUNDING, Method, Tested
 from conserved.auditing.functions.identity_tests import identity_tests
 from conserved.auditing.functions.input_regimes import regime_tests
 from conserved.auditing.functions.pass_under_test import Setting
-from conserved.auditing.functions.reference_form import Form, reference_setting
+from conserved.auditing.functions.reference_form import FunctionForm, reference_setting
 from conserved.auditing.functions.relations import relation_tests
 from conserved.auditing.functions.rounding_errors import rounding_errors
 from conserved.auditing.functions.slope_tests import slope_tests
@@ -178,7 +178,7 @@ class _Suite:
         return any(not test.ok for test in self.tests)
 
 
-def _suite(setting: Setting, given: Setting, form: Form | None) -> _Suite:
+def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suite:
     """Identities, relations and slopes of one form, and slopes at inputs of other kinds."""
     function = setting.function
     scanner = scanner_of(function, setting.outs, unit=setting.noise.unit, seconds=_left(setting))
@@ -201,7 +201,7 @@ def _left(setting: Setting) -> float:
     return max(1.0, setting.deadline - time.monotonic())
 
 
-def _by_reference(given: Setting, reference: Setting, form: Form) -> _Suite:
+def _by_reference(given: Setting, reference: Setting, form: FunctionForm) -> _Suite:
     """Test the reference form, and hold the given form against it; where both fail, test the given form itself."""
     precise = _suite(reference, given, form)
     precise = replace(precise, tests=tuple(_to_rounding(test, given.noise.unit) for test in precise.tests))

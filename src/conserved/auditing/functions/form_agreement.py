@@ -16,7 +16,7 @@ from torch import Tensor
 from conserved.auditing.functions.gradient_test import Method, Tested
 from conserved.auditing.functions.locating import pattern_meaning, where
 from conserved.auditing.functions.pass_under_test import Setting
-from conserved.auditing.functions.reference_form import Form
+from conserved.auditing.functions.reference_form import FunctionForm
 from conserved.inference.probing.noise import by_row, nearby, noise_of, rms, step_of, wide
 
 _DEVIATIONS = 14.0
@@ -73,7 +73,7 @@ class Difference:
 
 
 def differences(
-    given: Setting, form: Form, values: Sequence[Tensor], slopes: Sequence[Tensor], *, seed: int = 17
+    given: Setting, form: FunctionForm, values: Sequence[Tensor], slopes: Sequence[Tensor], *, seed: int = 17
 ) -> list[Difference | None]:
     """Run both forms at five nearby points and average the differences of their gradients.
 
@@ -122,7 +122,7 @@ def differences(
 
 
 def agreement_tests(
-    given: Setting, form: Form, values: Sequence[Tensor], slopes: Sequence[Tensor], *, at: str = ""
+    given: Setting, form: FunctionForm, values: Sequence[Tensor], slopes: Sequence[Tensor], *, at: str = ""
 ) -> Iterator[Tested]:
     """A test for each input whether the given form has the reference form's gradient.
 

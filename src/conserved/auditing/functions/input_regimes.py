@@ -18,7 +18,7 @@ from conserved.auditing.functions.form_agreement import agreement_tests
 from conserved.auditing.functions.gradient_test import Method, Tested
 from conserved.auditing.functions.line_slopes import Line, SlopeGap, line_through, matched_slopes, slope_gap
 from conserved.auditing.functions.pass_under_test import Setting
-from conserved.auditing.functions.reference_form import Form
+from conserved.auditing.functions.reference_form import FunctionForm
 from conserved.inference.probing.noise import by_row, measure_output_noise, rms, step_of, wide
 
 _USEFUL = 0.5
@@ -101,7 +101,9 @@ def _output_gradients(outs: Sequence[Tensor], seed: int) -> Iterator[tuple[str, 
     yield " and output gradients of inverse size", inverse
 
 
-def regime_tests(setting: Setting, given: Setting, form: Form | None) -> tuple[list[Tested], list[Tested], list[str]]:
+def regime_tests(
+    setting: Setting, given: Setting, form: FunctionForm | None
+) -> tuple[list[Tested], list[Tested], list[str]]:
     """Test slopes at every kind of input; then the given form against the reference form there, where there is one.
 
     Args:
@@ -142,7 +144,7 @@ def _inverse_at_given(setting: Setting) -> list[Tested]:
         return []
 
 
-def _at(setting: Setting, given: Setting, form: Form | None, regime: Regime) -> Iterator[Tested]:
+def _at(setting: Setting, given: Setting, form: FunctionForm | None, regime: Regime) -> Iterator[Tested]:
     function = setting.function
     values = tuple(value.to(like.dtype) for value, like in zip(regime.values, function.values, strict=True))
     outs = function.outputs(values)

@@ -30,7 +30,7 @@ _AGREED, _ROUNDED = 14.0, 32.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class FunctionForm:
     """A form of the function: the function itself, its name in words, and the precisions of its outputs."""
 
     function: NumericalFunction
@@ -47,16 +47,16 @@ class Form:
         return self.function.gradients(self.at(values), typed)[1]
 
 
-def forms_of(function: NumericalFunction) -> Iterator[Form]:
+def forms_of(function: NumericalFunction) -> Iterator[FunctionForm]:
     """Every form that may be more precise, the most precise first."""
     plain = replace(function, call=function.eager, eager=None) if function.eager is not None else function
     written = ", not compiled" if function.eager is not None else ""
     for precision in (*_FINER[function.precision], *((function.precision,) if written else ())):
         values = tuple(value.to(precision) for value in plain.values)
-        yield Form(function=replace(plain, values=values), words=f"{str(precision)[6:]}{written}")
+        yield FunctionForm(function=replace(plain, values=values), words=f"{str(precision)[6:]}{written}")
 
 
-def reference_setting(setting: Setting) -> tuple[Setting, Form] | None:
+def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
     """One pass of the most precise form that computes what the function computes; None if there is none."""
     for form in forms_of(setting.function):
         function = form.function

@@ -28,7 +28,7 @@ _AS_INTENDED = 4.0
 _POWERS = {torch.float16: (4, -4), torch.bfloat16: (12, -12), torch.float32: (12, -12), torch.float64: (12, -12)}
 """Powers of two by which output gradients are multiplied, which is exact: loss scaling, and losses that are tiny."""
 
-Relation = Callable[[Setting], Iterator[Tested | str]]
+TestedRelation = Callable[[Setting], Iterator[Tested | str]]
 
 
 def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Tested], list[str]]:
@@ -42,9 +42,12 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Test
     found: list[Tested] = []
     skipped: list[str] = []
     cuts: list[Cut] = []
-    in_memory: list[Relation] = [_repeated, _linear, _drawn_later, _transposed_slopes, _expanded_slopes]
-    uncompiled: list[Relation] = [_each_alone, _strided_inputs]
-    by_parts: list[Relation] = [lambda chosen: parts_alone(chosen, cuts), lambda chosen: parts_reordered(chosen, cuts)]
+    in_memory: list[TestedRelation] = [_repeated, _linear, _drawn_later, _transposed_slopes, _expanded_slopes]
+    uncompiled: list[TestedRelation] = [_each_alone, _strided_inputs]
+    by_parts: list[TestedRelation] = [
+        lambda chosen: parts_alone(chosen, cuts),
+        lambda chosen: parts_reordered(chosen, cuts),
+    ]
     # A compiled function would be compiled again for every other shape and stride.
     families = in_memory + ([] if setting.function.eager is not None else uncompiled) + [_accumulated, _compiled]
     if not layout:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conserved.auditing.functions.pass_under_test import Setting
-from conserved.auditing.functions.reference_form import Form
+from conserved.auditing.functions.reference_form import FunctionForm
 from conserved.inference.probing.noise import rms, wide
 from conserved.plain_data import record_of
 
@@ -46,7 +46,7 @@ class RoundingError:
         return f"{self.error:.2g} of its size (median {self.median:.2g}, worst {self.worst:.2g} of a slice)"
 
 
-def rounding_errors(given: Setting, reference: Setting, form: Form) -> Mapping[str, RoundingError]:
+def rounding_errors(given: Setting, reference: Setting, form: FunctionForm) -> Mapping[str, RoundingError]:
     """Compare every gradient of the given form with the reference form's."""
     errors = {}
     for name, grad, right in zip(given.function.names, given.grads, reference.grads, strict=True):

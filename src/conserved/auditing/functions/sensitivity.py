@@ -17,7 +17,7 @@ from conserved.plain_data import record_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sensitivity:
+class CheckSensitivity:
     """Relative errors of one gradient below which nothing would have been seen.
 
     Attributes:
@@ -50,7 +50,7 @@ class Sensitivity:
         return percent(self.share)
 
 
-def sensitivity_of(name: str, tests: Sequence[Tested], rows: int) -> Sensitivity:
+def sensitivity_of(name: str, tests: Sequence[Tested], rows: int) -> CheckSensitivity:
     """Combine the tests of one gradient.
 
     Args:
@@ -66,7 +66,7 @@ def sensitivity_of(name: str, tests: Sequence[Tested], rows: int) -> Sensitivity
     spread = min((test.smallest for test in sloped if not test.sees_factor), default=math.inf)
     share = min(factor, spread) + (min(agreed) if agreed else 0.0)
     row = spread * math.sqrt(max(rows, 1)) + (max(agreed) if agreed else 0.0)
-    return Sensitivity(share=share, row=max(row, share), rows=rows)
+    return CheckSensitivity(share=share, row=max(row, share), rows=rows)
 
 
 def shape_of(words: str) -> tuple[int, ...]:

@@ -83,14 +83,14 @@ class InWords:
     text: str
 
 
-Step = tuple[str, bool] | InWords
+JudgedStep = tuple[str, bool] | InWords
 """A sentence and the result of its check, or a sentence that is argued in words."""
 
 
 def by_steps(
     says: str,
     otherwise: str,
-    *steps: Step,
+    *steps: JudgedStep,
     scope: str = ALL_SIZES,
     witness: Witness | None = None,
     beside: Sequence[Evidence] = (),
@@ -118,7 +118,7 @@ def by_steps(
     return held(says, *evidence, scope=f"{ARGUED}, {scope}", beside=beside)
 
 
-def _step(step: Step) -> Evidence:
+def _step(step: JudgedStep) -> Evidence:
     if isinstance(step, InWords):
         return Evidence(what=step.text, value="in words")
     text, good = step

@@ -34,14 +34,14 @@ import numpy as np
 from conserved.papers.claims import paper_blocks as block
 from conserved.papers.claims.certified import all_laws, certificate
 from conserved.papers.claims.claim_record import Outcome
-from conserved.papers.claims.judging import InWords, Step, by_steps, held, judged
+from conserved.papers.claims.judging import InWords, JudgedStep, by_steps, held, judged
 from conserved.papers.claims.matrix_words import matrices
 from conserved.papers.claims.paper_blocks import TWO_HEADS
 from conserved.papers.claims.polynomials import Letters, Matrix, identical, rank
 from conserved.papers.claims.registry import claim, claims, outcome
 from conserved.verdict import Evidence, Verdict, Witness
 
-Generators = Callable[[int], list[Matrix]]
+GeneratorsOfSize = Callable[[int], list[Matrix]]
 
 
 def boosts(d: int) -> list[Matrix]:
@@ -136,7 +136,7 @@ ORBITS = (
 
 
 @claim("paper.global")
-def constant_on_components(*, generators: Generators = boosts) -> Verdict:
+def constant_on_components(*, generators: GeneratorsOfSize = boosts) -> Verdict:
     dimensions = all(closure_dimension(generators(d)) == d * (2 * d - 1) for d in (1, 2, 3))
     return by_steps(
         "A C¹ solution is constant on the connected components of the level sets.",
@@ -152,7 +152,7 @@ def constant_on_components(*, generators: Generators = boosts) -> Verdict:
 
 
 @claim("paper.global.rotary")
-def constant_on_planes(*, generators: Generators = complex_boosts) -> Verdict:
+def constant_on_planes(*, generators: GeneratorsOfSize = complex_boosts) -> Verdict:
     dimensions = all(closure_dimension(generators(d)) == 4 * d * d - 1 for d in (1, 2))
     return by_steps(
         "A C¹ solution depends on the queries and keys of a plane through ‖Q^(j)‖² − ‖K^(j)‖² alone.",
@@ -302,9 +302,9 @@ def outcome_of(code: str) -> Outcome:
     return outcome(claims(code)[0])
 
 
-def cited(codes: Sequence[str]) -> list[Step]:
+def cited(codes: Sequence[str]) -> list[JudgedStep]:
     """Other claims as steps; one that is measured supports an argument and is not a step of it."""
-    found: list[Step] = []
+    found: list[JudgedStep] = []
     for code in codes:
         result = outcome_of(code)
         text = f"{result.claim.title} ({code}): {result.standing}"

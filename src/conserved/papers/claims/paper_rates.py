@@ -101,7 +101,7 @@ def early_rate(*, watch: Watch = block.gram_differences) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class FigurePanel:
     """A panel of Figure 2 or 3: the block at a small size, the batches, the stored run at full size and its laws."""
 
     build: Build
@@ -118,16 +118,16 @@ ROTARY: Build = partial(Attention, 4, 1, rotary=True)
 HEADS = ("query_key", "value_output")
 
 PANELS = {
-    "paper.Fig2a": Panel(build=ATTENTION, fresh=True, recipe="imagenet", laws=HEADS),
-    "paper.Fig2b": Panel(build=GATED, fresh=True, recipe="imagenet", laws=("gated_neurons",)),
-    "paper.Fig2c": Panel(build=ROTARY, fresh=True, recipe="wikitext", laws=HEADS),
-    "paper.Fig3a": Panel(build=ATTENTION, fresh=False, recipe="cifar", laws=HEADS),
-    "paper.Fig3b": Panel(build=GATED, fresh=False, recipe="cifar", laws=("gated_neurons",)),
-    "paper.Fig3c": Panel(build=ROTARY, fresh=False, recipe="penn", laws=HEADS, measured=False),
+    "paper.Fig2a": FigurePanel(build=ATTENTION, fresh=True, recipe="imagenet", laws=HEADS),
+    "paper.Fig2b": FigurePanel(build=GATED, fresh=True, recipe="imagenet", laws=("gated_neurons",)),
+    "paper.Fig2c": FigurePanel(build=ROTARY, fresh=True, recipe="wikitext", laws=HEADS),
+    "paper.Fig3a": FigurePanel(build=ATTENTION, fresh=False, recipe="cifar", laws=HEADS),
+    "paper.Fig3b": FigurePanel(build=GATED, fresh=False, recipe="cifar", laws=("gated_neurons",)),
+    "paper.Fig3c": FigurePanel(build=ROTARY, fresh=False, recipe="penn", laws=HEADS, measured=False),
 }
 
 
-def bound_of(panel: Panel) -> Callable[..., Verdict]:
+def bound_of(panel: FigurePanel) -> Callable[..., Verdict]:
     """A check that the laws of a panel stay within the bound (9), at a small size and in the stored run."""
 
     def check(*, laws_of: Callable[[nn.Module], LawSet] = recognize) -> Verdict:
@@ -148,7 +148,7 @@ def bound_of(panel: Panel) -> Callable[..., Verdict]:
     return check
 
 
-def rate_of(panel: Panel) -> Callable[..., Verdict]:
+def rate_of(panel: FigurePanel) -> Callable[..., Verdict]:
     """A check that the drift of a panel's laws grows as Σ τ_i² through the stored run at full size."""
 
     def check(*, exponents: Callable[[str, str], Sequence[float]] = full_size.in_squares) -> Verdict:
