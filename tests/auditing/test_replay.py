@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conserved import audit, blocks, recognize
+from conserved import audit, blocks, gauge, recognize
 from conserved.auditing.diagnosis import Origin
-from conserved.auditing.reference_form import PLAIN, wide_form
+from conserved.auditing.reference_form import PLAIN, wide_forms
 from conserved.auditing.replay import ClosureReplay, RecordedPass, ReplayError
 from conserved.verdict import Status
 
@@ -104,7 +104,7 @@ def test_the_wide_form_computes_half_precision_passes_in_single_precision() -> N
             return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
     replay, names = ClosureReplay(model, closure), dict(model.named_parameters())
-    wide = replay.gradients(names, form=wide_form(torch.bfloat16))
+    wide = replay.gradients(names, form=wide_forms(torch.bfloat16)[0])
     twin = blocks.DecoderLM(64, 32, 2, 4, 48, max_length=16)
     twin.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
     F.cross_entropy(twin(tokens).flatten(0, 1), tokens.flatten()).backward()
@@ -265,6 +265,58 @@ def test_half_as_much_again_as_the_stated_sensitivity_is_refuted_and_a_third_is_
         if tried == 8:
             break
     assert tried == 8
+
+
+@pytest.mark.parametrize("confidence", [12, 16, 20, 24])
+def test_class_sums_of_an_overfitted_head_are_called_precision_and_not_wrong(confidence: float) -> None:
+    """Where p ≈ 1 is rounded, dlogits do not sum to zero in float32; in float64 they do."""
+    torch.manual_seed(0)
+    model, x, target = nn.Linear(20, 512, bias=False), torch.randn(6, 20), torch.arange(6)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.weight[:6] = confidence * torch.linalg.pinv(x).T
+
+    def closure() -> Tensor:
+        return F.cross_entropy(model(x), target)
+
+    laws = recognize(model, x, loss="cross_entropy")
+    closure().backward()
+    assert audit(model, laws).verdict == Status.INCONCLUSIVE
+    found = audit(model, laws, closure=closure)
+    assert [one.origin for one in found.diagnoses.values()] == [Origin.PRECISION]
+    assert found.verdict == Status.INCONCLUSIVE
+
+
+class Biased(nn.Module):
+    """Attention whose keys and values have large common parts: half precision rounds what softmax does not see."""
+
+    def __init__(self, common: float) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(64, 192), nn.Linear(64, 64)
+        with torch.no_grad():
+            self.qkv.bias[64:] = common * torch.randn(128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+def test_rounding_of_a_fused_attention_kernel_is_told_from_a_wrong_backward() -> None:
+    torch.manual_seed(0)
+    model, x = Biased(30.0).bfloat16(), torch.randn(2, 64, 64).bfloat16()
+
+    def closure() -> Tensor:
+        return model(x).float().sin().sum()
+
+    laws = recognize(model, x)
+    with gauge(model, laws) as watched:
+        closure().backward()
+    assert not watched.ok
+    assert audit(model, laws, gauge=watched).verdict == Status.REFUTED, "without a replay nothing tells them apart"
+    found = audit(model, laws, gauge=watched, closure=closure)
+    assert found.verdict != Status.REFUTED
+    assert watched.rounded
+    assert watched.ok
 
 
 def test_a_class_shift_counts_as_the_directions_it_constrains_and_is_not_ok_alone() -> None:

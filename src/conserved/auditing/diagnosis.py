@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from conserved.auditing.noise import SIGMAS, coherent, sample_noise, suspicious
-from conserved.auditing.reference_form import PLAIN, PassForm, wide_form
+from conserved.auditing.reference_form import PLAIN, PassForm, wide_forms
 from conserved.auditing.replay import SCALE, Replay, ReplayError
 from conserved.laws.identities import HALF, balance_of, coarsest
 from conserved.moment import Plan
@@ -49,8 +49,8 @@ MEANING = {
     Origin.LOOP: "not reproducible, in one audit after the other: the backward pass gives other gradients than those "
     "in .grad. Code between backward() and optimizer.step() changes them, or the loss depends on parameters directly",
     Origin.KERNEL: "reproducible, in this run's own kernels only: {kernel}",
-    Origin.PRECISION: "reproducible in {precision} only: in {wide} the identity holds. What the forward pass rounds, "
-    "or a kernel's {precision} path, explains it",
+    Origin.PRECISION: "reproducible in {precision} only: in higher precision the identity holds. What the forward pass "
+    "rounds, or a kernel's {precision} path, explains it",
     Origin.PROGRAM: "reproducible in reference form too: the gradient is not that of this program. A gradient hook, or "
     "an operation whose backward is not the derivative of its forward",
     Origin.UNKNOWN: "the pass could not be run again: {reason}",
@@ -133,8 +133,7 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
         rest, kernel = _mended_by_kernels(holds, rest, limits, origins)
     if rest:
         _mended_by_precision(holds, plan, wanted, rest, suspects, sample.residuals, origins)
-    wide = wide_form(suspects.precision).wide
-    words = {"kernel": kernel, "precision": _name(suspects.precision), "wide": _name(wide), "reason": ""}
+    words = {"kernel": kernel, "precision": _name(suspects.precision), "reason": ""}
     return [
         Diagnosis(origin=origin, limit=float(limit), message=MEANING[origin].format(**words))
         for origin, limit in zip(origins, limits, strict=True)
@@ -199,15 +198,19 @@ def _mended_by_precision(
     origins: list[Origin],
 ) -> None:
     """Run the pass in higher precision; what it mends is rounding that the scaled pass did not sample."""
-    form = wide_form(suspects.precision)
-    assert form.wide is not None
     stored = coarsest(*(p.dtype for p in wanted.values()))
-    precise = stored if stored in HALF else form.wide if form.wide == stored else torch.float32
-    precisely = holds(form, np.maximum(suspicious(precise, plan.entries), residuals / _SHRINKS))
-    for place in rest:
-        if precisely[place]:
-            origins[place] = Origin.PRECISION
+    for form in wide_forms(suspects.precision):
+        # Gradients are stored in the precision of their parameters, whatever they were computed in.
+        precise = stored if stored in HALF else torch.float32
+        limits = np.maximum(suspicious(precise, plan.entries), residuals / _SHRINKS)
+        precisely = holds(form, limits)
+        for place in rest:
+            if precisely[place]:
+                origins[place] = Origin.PRECISION
+        rest = [place for place in rest if not precisely[place]]
+        if not rest:
+            return
 
 
-def _name(precision: torch.dtype | None) -> str:
+def _name(precision: torch.dtype) -> str:
     return str(precision).removeprefix("torch.")

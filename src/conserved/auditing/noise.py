@@ -126,13 +126,13 @@ def unmistakable(precision: torch.dtype, symmetry: Symmetry) -> float:
     """Return the relative residual that rounding does not leave in any regime: above it no replay is needed.
 
     The largest of clean passes (benchmarks/audit_scale.py) was 0.12 in half precision (queries and keys × 40); twice
-    that is unmistakable. In single precision it was 5e-5, half of the floor, but 4e-3 for linear laws (class sums of an
-    overfitted head, where p ≈ 1 is rounded): five times that for these, and the floor itself for the others. Identities
-    of float64 models go through float32 in libraries.
+    that is unmistakable. In single precision it was 5e-5, half of the floor, which is unmistakable itself. Linear laws
+    are sums of dlogits, and where p ≈ 1 is rounded such a sum may be all rounding: without a replay nothing is.
+    Identities of float64 models go through float32 in libraries.
     """
-    if precision in HALF:
-        return 0.25
-    return 0.02 if symmetry.kind.linear else 0.0
+    if symmetry.kind.linear:
+        return 1.0
+    return 0.25 if precision in HALF else 0.0
 
 
 def shows_factors(symmetry: Symmetry) -> bool:

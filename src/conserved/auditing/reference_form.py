@@ -64,10 +64,14 @@ PLAIN = PassForm(eager=True, attention=True, functions=True)
 """Reference kernels in the run's own precision."""
 
 
-def wide_form(precision: torch.dtype) -> PassForm:
-    """Return the reference form for passes in some precision: reference kernels in the next higher one."""
-    wide = torch.float64 if precision in (torch.float32, torch.float64) else torch.float32
-    return PassForm(eager=True, attention=True, functions=True, wide=wide)
+def wide_forms(precision: torch.dtype) -> tuple[PassForm, ...]:
+    """Return the reference forms for passes in some precision: reference kernels in every higher one, nearest first.
+
+    Programs in half precision often compute their loss in float32, whose rounding of p ≈ 1 float64 alone removes.
+    """
+    single = precision in (torch.float32, torch.float64)
+    wides = (torch.float64,) if single else (torch.float32, torch.float64)
+    return tuple(PassForm(eager=True, attention=True, functions=True, wide=wide) for wide in wides)
 
 
 class _Widened(TorchFunctionMode):
