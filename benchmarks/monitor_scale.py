@@ -116,8 +116,8 @@ def train(precision: str, optimizer_name: str, steps: int, plant: Plant | None, 
         for optimizer in optimizers:
             optimizer.zero_grad()
     seconds = time.perf_counter() - began
+    audits, notes = monitor.audits, monitor.notes
     monitor.close()
-    audits = monitor.audits
     return {
         "precision": precision,
         "optimizer": optimizer_name,
@@ -130,6 +130,7 @@ def train(precision: str, optimizer_name: str, steps: int, plant: Plant | None, 
         "refuted": [entry.step for entry in audits if entry.refuted],
         "audited": [entry.step for entry in audits],
         "replays": sum(entry.replays for entry in audits),
+        "notes": list(notes),
         "alarms": [
             {"code": a.code, "step": a.step, "last": a.last, "laws": list(a.laws)[:6], "message": a.message[:400]}
             for a in monitor.alarms
@@ -143,12 +144,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--first", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--optimizers", default="AdamW,Muon")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cases: list[tuple[str, str, str, int, Any]] = [
         ("clean", precision, name, chosen.steps, None)
-        for name in ("AdamW", "Muon")
+        for name in chosen.optimizers.split(",")
         for precision in ("bf16", "autocast")
         if name != "Muon" or hasattr(torch.optim, "Muon")
     ]

@@ -728,6 +728,11 @@ class Monitor:
         return self._audits.series if self._audits is not None else []
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Findings about the precision of the run, which are not wrong gradients."""
+        return () if self._audits is None else tuple(self._audits.notes)
+
+    @property
     def last_audit(self) -> Audit | None:
         """The latest audit; None before the first."""
         return self._audits.last if self._audits is not None else None
