@@ -69,7 +69,7 @@ laws = LawSet(symmetries=(law,), parameters=dict(model.named_parameters()))
 print(law, law.formula, laws.verify(scores), sep="\n")
 assert laws.verify(scores).holds
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-with Monitor(model, optimizer, laws) as monitor:
+with Monitor(model, optimizer, laws, every=1) as monitor:
     for _ in range(20):
         optimizer.zero_grad()
         scores().backward()

@@ -58,7 +58,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = blocks.Attention(dim=16, heads=2).double()
     optimizer = Lion(list(model.parameters()))
-    monitor = Monitor(model, optimizer)
+    monitor = Monitor(model, optimizer, every=1)
     x, target = torch.randn(2, 32, 16, dtype=torch.float64)
     for _ in range(30):
         optimizer.zero_grad()

@@ -45,7 +45,7 @@ def main() -> None:
     model = blocks.SwiGLU(dim=8, hidden=12)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     path = Path(tempfile.mkdtemp()) / "laws.csv"
-    with Monitor(model, optimizer, sinks=Csv(path), run="example") as monitor:
+    with Monitor(model, optimizer, every=1, sinks=Csv(path), run="example") as monitor:
         for _ in range(2):
             optimizer.zero_grad()
             model(torch.randn(16, 8)).square().mean().backward()

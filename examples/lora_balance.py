@@ -31,7 +31,7 @@ def train(optimizer_class: type[torch.optim.Optimizer], rate: float) -> Monitor:
     """A short run on one batch of tokens, watched."""
     model = adapted()
     optimizer = optimizer_class([p for p in model.parameters() if p.requires_grad], lr=rate)  # type: ignore[call-arg]
-    monitor = Monitor(model, optimizer)
+    monitor = Monitor(model, optimizer, every=1)
     tokens = torch.randint(64, (8, 16), generator=torch.Generator().manual_seed(1))
     for _ in range(STEPS):
         optimizer.zero_grad()

@@ -48,7 +48,7 @@ def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
     laws = right.laws()
     notes = {"betas": "0.9, 0.95", "seed": settings.seed, "text": "the standard library, as bytes"}
     with Monitor(
-        right.model, right.optimizer, laws, sinks=store, run=WATCHED, config=MonitorConfig(notes=notes)
+        right.model, right.optimizer, laws, sinks=store, run=WATCHED, every=1, config=MonitorConfig(notes=notes)
     ) as monitor:
         clean = trained(right, laws, settings.steps, lambda said: tell(f"right, {said}"), after=monitor.step)
     assert clean.first is not None

@@ -57,7 +57,7 @@ def monitored(
     """
     model = scattered(build)
     optimizer = optimizer_of(list(model.parameters()))
-    monitor = Monitor(model, optimizer, laws_of(model), audit=None)
+    monitor = Monitor(model, optimizer, laws_of(model), every=1, audit=None)
     x, y = (torch.randn(6, 5, 4, dtype=torch.float64) for _ in range(2))
     for number in range(steps):
         if fresh and number:

@@ -55,7 +55,7 @@ class Account(Task):
         model = build(recipe, self.seed).double()
         title, make = OPTIMIZERS[self.optimizer]
         optimizer = make(model.parameters())
-        monitor = Monitor(model, optimizer, loss="cross_entropy", config=MonitorConfig(dtype=torch.float64))
+        monitor = Monitor(model, optimizer, loss="cross_entropy", every=1, config=MonitorConfig(dtype=torch.float64))
         losses: list[float] = []
         errors: dict[str, list[float]] = defaultdict(list)
         for _ in range(_STEPS):
