@@ -92,9 +92,8 @@ def watch(path: Path, run: str, *, steps: int = 5, spoil: bool = False, wrong: b
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     x = torch.randn(2, 6, 8, dtype=torch.float64)
     config = {"data": "/srv/secret/place/text.txt", "note": SCRIPT}
-    with Monitor(
-        model, optimizer, sinks=path, run=run, config=MonitorConfig(notes=config, gauges={IMAGE: lambda: 1.0})
-    ) as monitor:
+    settings = MonitorConfig(notes=config, gauges={IMAGE: lambda: 1.0})
+    with Monitor(model, optimizer, every=1, sinks=path, run=run, config=settings) as monitor:
         for step in range(steps):
             optimizer.zero_grad()
             model(x).square().mean().backward()

@@ -416,6 +416,12 @@ class TestStores:
         line = verdict_line(read(store))[1]
         assert "gradients are wrong from step 1 on" in line
         assert "the account does not close" not in line
+        with RunStore(store) as held:
+            recorded = {(alarm.step, alarm.code) for alarm in held.alarms("wrong")}
+        assert {(1, "hardware"), (3, "gradient")} <= recorded
+        ((step, _, message),) = read(store).runs[0].first_alarms
+        assert step == 1
+        assert "in one audit after the other" in message
         assert "What to look at" in page_of(store, tmp_path).text
 
     def test_refuted_claims_as_recorded_have_neither_tick_nor_cross(self, tmp_path: Path) -> None:
@@ -758,14 +764,14 @@ class TestCommand:
         assert run(monkeypatch, "runs", str(store)) == 0
         assert "conserved report" in capsys.readouterr().out
         (tmp_path / "empty.db").touch()
-        assert run(monkeypatch, "runs", str(tmp_path / "empty.db")) == 0
-        assert "Nothing has been recorded" in capsys.readouterr().out
+        assert run(monkeypatch, "runs", str(tmp_path / "empty.db")) == 2
+        assert "Nothing has been recorded" in capsys.readouterr().err
         assert run(monkeypatch, "runs", str(tmp_path / "none.db")) == 2
 
     def test_a_report_can_be_opened_and_a_missing_folder_is_not_made(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (tmp_path / "store.db").touch()
+        store_document(tmp_path / "store.db", "claim", "c", claim("c"))
         opened: list[str] = []
 
         def no_browser(url: str) -> bool:
@@ -786,9 +792,11 @@ class TestCommand:
         [
             ("none.db", "page.html", "There is no run store at none.db"),
             ("text.txt", "page.html", "is not a run store"),
+            ("empty.db", "page.html", "Nothing has been recorded in empty.db yet"),
+            (".", "page.html", "is a folder"),
             ("empty.db", ".", "is a folder"),
         ],
-        ids=["missing", "not a store", "a folder"],
+        ids=["missing", "not a store", "an empty store", "a folder as store", "a folder as output"],
     )
     def test_mistakes_end_with_one_sentence_and_code_2(
         self,
@@ -806,6 +814,7 @@ class TestCommand:
         error = capsys.readouterr().err
         assert message in error
         assert "Traceback" not in error
+        assert not Path("page.html").exists()
 
     def test_a_store_that_cannot_be_written_is_bad_usage(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -121,7 +121,12 @@ def known_loss(loss: str) -> str:
 
 
 def in_a_folder(path: Path | None) -> Path | None:
-    """Refuse to write into a folder that is not there: it is more often a slip of the finger than a wish."""
+    """Refuse a path that no file can have: a folder, or one in a folder that is not there.
+
+    A missing folder is not made, because it is more often a slip of the finger than a wish.
+    """
+    if path is not None and path.is_dir():
+        raise Usage(f"Expected a file to write, got {path}, which is a folder. Name a file in it.")
     if path is not None and not path.parent.is_dir():
         raise Usage(f"There is no folder {path.parent} to write {path.name} into; make it first, or name another.")
     return path

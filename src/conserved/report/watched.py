@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conserved.alarm import Alarm
@@ -78,8 +78,11 @@ def run_section(run: Digest) -> RunSection:
     )
 
 
+_WRONG_GRADIENTS = ("gradient", "hardware")
+"""Alarms of audits that found the identities of gradients broken, in every pass or in one that cannot be reproduced."""
+
 _TROUBLES = {
-    "gradient": "gradients are wrong",
+    **dict.fromkeys(_WRONG_GRADIENTS, "gradients are wrong"),
     "gauge": "gradients of attention scores are wrong",
     "not finite": "gradients are not finite",
     "stale": "gradients are not those of the parameters",
@@ -89,9 +92,22 @@ _TROUBLES = {
 
 
 def _unexplained(alarms: Sequence[Alarm]) -> list[Alarm]:
-    """All but those of the account in steps whose gradients are wrong: one defect is one alarm."""
-    wrong = {alarm.step for alarm in alarms if alarm.code == "gradient"}
-    return [alarm for alarm in alarms if alarm.code not in ("residual", "leak") or alarm.step not in wrong]
+    """Return the alarms, by step, such that one defect is one alarm.
+
+    Those of the account are left out in steps whose gradients are wrong. An alarm that could not be reproduced is left
+    out if a later audit found the same law broken again; the later one then starts at the earlier step.
+    """
+    wrong = {alarm.step for alarm in alarms if alarm.code in _WRONG_GRADIENTS}
+    kept = [alarm for alarm in alarms if alarm.code not in ("residual", "leak") or alarm.step not in wrong]
+    last = {alarm.law: alarm.step for alarm in kept if alarm.code == "gradient"}
+    superseded = [alarm for alarm in kept if alarm.code == "hardware" and alarm.step < last.get(alarm.law, 0)]
+    first = {alarm.law: alarm.step for alarm in reversed(superseded)}
+    found = [
+        replace(alarm, step=min(alarm.step, first.get(alarm.law, alarm.step))) if alarm.code == "gradient" else alarm
+        for alarm in kept
+        if alarm not in superseded
+    ]
+    return sorted(found, key=lambda alarm: alarm.step)
 
 
 def _trouble(run: Digest) -> str:
