@@ -441,14 +441,37 @@ def test_without_causes_the_update_is_one() -> None:
 def test_values_that_are_not_finite_raise_an_alarm_and_stay_in_the_record() -> None:
     model = decoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = Monitor(model, optimizer)
-    train(model, optimizer, text_loss, 1, after=lambda _: monitor.step())
-    with torch.no_grad():
-        next(model.parameters()).fill_(math.nan)
-    monitor.step()
+    monitor = Monitor(model, optimizer, every=1)
+
+    def spoil_second(number: int) -> None:
+        if number == 1:
+            fill_with_nan(model)
+        monitor.step()
+
+    train(model, optimizer, text_loss, 2, after=spoil_second)
     monitor.flush()
     assert {alarm.step for alarm in monitor.alarms} == {2}
     assert any(math.isnan(entry.observed) for entry in monitor.ledger(step=2))
+
+
+def test_values_that_are_not_finite_between_steps_are_noted_and_raise_an_alarm_in_the_next() -> None:
+    model = decoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = Monitor(model, optimizer, every=1)
+    train(model, optimizer, text_loss, 1, after=stepping(monitor))
+    fill_with_nan(model)
+    monitor.step()
+    # Without a step of the optimizer there is nothing to account for; a compiled one looks the same.
+    assert [(note.stage, note.step) for note in monitor.conditions] == [("loop", 2)]
+    train(model, optimizer, text_loss, 1, after=stepping(monitor))
+    monitor.flush()
+    assert (3, "not finite") in {(alarm.step, alarm.code) for alarm in monitor.alarms}
+    assert any(math.isnan(entry.observed) for entry in monitor.ledger(step=3))
+
+
+def fill_with_nan(model: nn.Module) -> None:
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
 
 
 def test_a_rule_can_be_given_for_an_optimizer_in_disguise() -> None:
