@@ -112,6 +112,34 @@ def audit_kernels() -> str:
     return f"{table(heads, rows)}\n\n{text} {made_on(record)}"
 
 
+def audit_scale() -> str:
+    """Wrong factors that an audit of weights and gradients alone sees in large models with fresh weights."""
+    record = stored("audit_scale", "h200")
+    runs: dict[tuple[int, str], dict[str, Any]] = {}
+    for run in record["runs"]:
+        merged = runs.setdefault((run["cost"]["parameters"], run["precision"]), {"planted": {}})
+        merged["planted"] |= run["planted"]
+        merged["stream"] = run["sensitivity"]["fresh"]["stream_scale"]
+    names = {
+        "float32": "float32",
+        "autocast": "autocast, bfloat16",
+        "fp16": "autocast, float16, scaled loss",
+        "bf16": "bfloat16",
+    }
+    parts = list(dict.fromkeys(part for run in record["runs"] for part in run["planted"]))
+    rows = []
+    for (parameters, precision), run in sorted(
+        runs.items(), key=lambda item: (item[0][0], list(names).index(item[0][1]))
+    ):
+        # Each entry has the verdicts of audits alone, then of those with a replay, one letter for every factor.
+        alone = (run["planted"][part]["fresh"].split()[0] if part in run["planted"] else "–" for part in parts)
+        cells = (f"`{verdicts}`" if verdicts != "–" else verdicts for verdicts in alone)
+        rows.append((size(parameters), names[precision], *cells, number(1 + run["stream"], 3)))
+    heads = ("parameters", "precision", *parts, "smallest factor the scale of the stream sees")
+    factors = ", ".join(f"{factor:g}".replace("-", "−") for factor in record["factors"])
+    return f"{table(heads, rows)}\n\nFactors, in this order: {factors}. {made_on(record)}"
+
+
 def audit_cost() -> str:
     """What an audit costs beside a backward pass, and beside gradcheck."""
     rows = []
@@ -241,6 +269,19 @@ def check_shares() -> str:
     heads = (f"{record['defects']} defects", "gradient missing", "identities", "relations", "slopes", "all")
     rows = [(kind, *(f"{share:.0%}" for share in shares.values())) for kind, shares in record["shares"].items()]
     return table(heads, rows)
+
+
+def check_hidden() -> str:
+    """Planted defects in tails, last blocks, single rows and rare inputs that a check sees."""
+    record = stored("check_hidden")
+    kinds = {"tail": "in tails", "block": "last blocks", "row": "single rows", "size": "sizes", "rare": "rare inputs"}
+    heads = (f"{record['hidden defects']} hidden defects", *kinds.values(), "all")
+    rows = [
+        (form.removeprefix("hidden, "), *(f"{shares[kind]:.0%}" for kind in (*kinds, "all")))
+        for form, shares in record["shares"].items()
+        if form.startswith("hidden, ")
+    ]
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
 
 
 def check_kernels() -> str:

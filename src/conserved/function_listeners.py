@@ -84,18 +84,28 @@ class Listeners(Generic[T]):
             if vars(one.holder).get(one.attribute) is one.ours:
                 setattr(one.holder, one.attribute, one.original)
 
-    def replace(self, holder: Any, attribute: str, through: Callable[[Any], Any]) -> None:
+    def replace(
+        self,
+        holder: Any,
+        attribute: str,
+        through: Callable[[Any], Any],
+        *,
+        reach: Callable[[Any], Callable[..., Any]] | None = None,
+    ) -> None:
         """Put ours in the place of a function, unless it is there already; one layer, however many listen.
 
         Args:
             holder: the module or class that the function is looked up in.
             attribute: its name there.
             through: given the function, makes ours, which calls it.
+            reach: given the function, makes what is called for it; the function itself by default. For functions that
+                arguments recognise by where they are looked up, which is where ours now stands.
         """
         original = getattr(holder, attribute)
         if any(one.ours is original for one in self._replaced):
             return
-        ours = self.guarded(original, through(self._told_once(original)))
+        reached = original if reach is None else reach(original)
+        ours = self.guarded(reached, through(self._told_once(reached)))
         setattr(holder, attribute, ours)
         self._replaced.append(_Replaced(holder, attribute, original, ours))
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias, CausalVariant, causal_lower_right, causal_upper_left
 from torch.utils.checkpoint import checkpoint
 
 from conserved import blocks
@@ -134,6 +135,29 @@ def test_a_mask_that_is_given_by_name_is_read(dtype: torch.dtype) -> None:
     assert one.mask is not None
     scores = (one.q @ one.k.mT * one.scale).masked_fill(~one.mask, -torch.inf)
     torch.testing.assert_close((scores.softmax(-1) @ x).transpose(1, 2), out, rtol=AGREE[dtype], atol=AGREE[dtype])
+
+
+@pytest.mark.parametrize("mask", [causal_upper_left(6, 9), causal_lower_right(6, 9)], ids=["upper left", "lower right"])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_mask_without_entries_is_what_it_stands_for_while_someone_listens(mask: CausalBias, by_name: bool) -> None:
+    """Masks of this type look up the function themselves; their storage, read as a mask, is what memory held before."""
+    torch.manual_seed(0)
+    # Two heads: the storage would broadcast over them, so a wrong mask would not even raise.
+    q, k, v = (torch.randn(1, 2, length, 4) for length in (6, 9, 9))
+    hidden = ~torch.ones(6, 9, dtype=torch.bool).tril(3 if mask.variant == CausalVariant.LOWER_RIGHT else 0)
+    expected = (q @ k.mT / 2).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    def attend(*_: Tensor) -> Tensor:
+        if by_name:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    model, calls = nn.Sequential(Calling(attend)), list[AttentionCall]()
+    with attention_heard(model, calls.append):
+        output = model(torch.randn(5, 8))
+    assert len(calls) == 1
+    assert calls[0].keys is k
+    torch.testing.assert_close(output, expected)
 
 
 def test_multihead_attention_is_told_at_its_inputs_and_its_product_as_part_of_that() -> None:

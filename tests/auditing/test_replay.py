@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 
 from conserved import audit, blocks, gauge, recognize
 from conserved.auditing.diagnosis import Origin
+from conserved.auditing.kernel_precision import explained_by_rounding
 from conserved.auditing.reference_form import PLAIN, wide_forms
 from conserved.auditing.replay import ClosureReplay, RecordedPass, ReplayError
 from conserved.verdict import Status
@@ -285,6 +289,30 @@ def test_class_sums_of_an_overfitted_head_are_called_precision_and_not_wrong(con
     found = audit(model, laws, closure=closure)
     assert [one.origin for one in found.diagnoses.values()] == [Origin.PRECISION]
     assert found.verdict == Status.INCONCLUSIVE
+
+
+def test_predicting_the_rounding_of_attention_keeps_no_graph() -> None:
+    """Graphs that only the garbage collector frees fill a device, because it does not know how large they are."""
+    torch.manual_seed(0)
+    model, x = Biased(30.0).bfloat16(), torch.randn(2, 16, 64).bfloat16()
+    # Lists that hooks fill are put back after a replay; a deque is not.
+    kept: deque[weakref.ref[Any]] = deque()
+
+    def mark(module: nn.Module, args: Any, output: Tensor) -> None:
+        assert output.grad_fn is not None
+        mine = nn.Identity()
+        output.grad_fn.metadata["mine"] = mine
+        kept.append(weakref.ref(mine))
+
+    model.qkv.register_forward_hook(mark)
+    gc.collect()
+    gc.disable()
+    try:
+        explained_by_rounding([], ClosureReplay(model, lambda: model(x).float().sum()), dict(model.named_parameters()))
+        assert kept
+        assert all(reference() is None for reference in kept)
+    finally:
+        gc.enable()
 
 
 class Biased(nn.Module):

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -90,7 +90,7 @@ def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
         _EARS.begin(ear)
         undo.callback(_EARS.end, ear)
         for holder, attribute in _products(model):
-            _EARS.replace(holder, attribute, _through_product)
+            _EARS.replace(holder, attribute, _through_product, reach=_with_causal_biases)
         interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
         if hasattr(interface, "get_interface"):
             _EARS.replace(interface, "get_interface", _through_interface)
@@ -243,6 +243,27 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
             return output
 
     return scaled_dot_product_attention
+
+
+def _with_causal_biases(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return PyTorch's function, for masks of type CausalBias as well while another function stands in its place.
+
+    Such a mask has no entries: its storage is not initialised. It computes attention by itself if the function that
+    is called is the one found in torch.nn.functional, and is read as a mask of these entries if it is not.
+    A function that others have put there is left to do as it does.
+    """
+    if original is not getattr(torch._C._nn, _NAME):
+        return original
+
+    @wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        kind: Any = type(args[3] if len(args) > 3 else options.get("attn_mask"))
+        # By name: to import the class takes longer than all of this package.
+        if (kind.__module__, kind.__name__) == ("torch.nn.attention.bias", "CausalBias"):
+            return kind.__torch_function__(F.scaled_dot_product_attention, (kind,), args, options)
+        return original(*args, **options)
+
+    return call
 
 
 def _through_interface(original: Callable[..., Any]) -> Callable[..., Any]:

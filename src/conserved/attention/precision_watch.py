@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -78,11 +79,14 @@ def listen_for_rounding(
         return
     with torch.no_grad():
         capture = captured(call)
-    problem = capture.problem or _problem(call, capture)
+    path, problem = call.path, capture.problem or _problem(call, capture)
     if problem:
-        precision.skipped[call.path] = problem
+        precision.skipped[path] = problem
         return
-    value = call.args[0] if call.args else call.kwargs["value"]
+    # Neither the call nor a tensor with a graph may be kept by what the call keeps: nobody but the garbage collector
+    # would free the graphs of whole passes, and it does not know how large they are.
+    capture = replace(capture, q=capture.q.detach(), k=capture.k.detach())
+    value = (call.args[0] if call.args else call.kwargs["value"]).detach()
 
     def output_arrived(output: Tensor, tokens_first: bool) -> None:
         if not output.requires_grad or (half_only and output.dtype not in (torch.bfloat16, torch.float16)):
@@ -93,7 +97,7 @@ def listen_for_rounding(
 
         def gradient_arrived(gradient: Tensor) -> None:
             part = _few(gradient, sequences, tokens_first=tokens_first)
-            precision.add(call.path, kernel, _predict(capture, values, stored, part, delta))
+            precision.add(path, kernel, _predict(capture, values, stored, part, delta))
 
         output.register_hook(guarded(gradient_arrived))
 

@@ -431,7 +431,7 @@ def _accept_kernel_rounding(gauge: Gauge, replay: Replay, backward: BackwardPass
     if not broken:
         return
     try:
-        flags = explained_by_rounding(broken, gauge.key_heads, replay, backward.points)
+        flags = explained_by_rounding(broken, replay, backward.points)
     except Exception as problem:
         # The one boundary to the user's program: it may refuse to run a second time.
         LOGGER.info("the rounding of attention was not predicted: %s", problem)

@@ -124,8 +124,8 @@ class RecordedPass(Replay):
         self._replaying = False
 
     def record(self) -> None:
-        """Start recording calls of the model; `stop` ends it."""
-        if not self._handles:
+        """Start recording calls of the model; `stop` ends it. Nothing is recorded that could not be run again."""
+        if not self._handles and not self._unsuitable:
             self._handles = [
                 self.model.register_forward_pre_hook(
                     guarded(self._before, stage=STAGE), with_kwargs=True, prepend=True
@@ -152,6 +152,11 @@ class RecordedPass(Replay):
             return "no gradient reached the outputs of the model"
         if call.versions != _versions(call.args, call.kwargs):
             return "an argument of the model was changed in place"
+        return self._unsuitable
+
+    @property
+    def _unsuitable(self) -> str:
+        """Why no call of this model can be run again by one process."""
         if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
             return "batch norms synchronise over processes"
         if any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters()):

@@ -64,6 +64,13 @@ class GaugeRow:
     tolerance: float
     length: int = 1
     """Keys of a sequence."""
+    scale: float = 1.0
+    """The size that the residual is relative to."""
+
+    @property
+    def size(self) -> float:
+        """The norm of the sum of key gradients."""
+        return self.residual * self.scale
 
     @property
     def ok(self) -> bool:
@@ -175,24 +182,16 @@ class Gauge(PrintableResult):
                 residuals = np.where(scale == 0, 0.0, value / np.where(scale == 0, 1.0, scale))
             worst = np.nan_to_num(residuals, nan=np.inf).argmax(1)
             largest_of = np.take_along_axis(residuals, worst[:, None], 1)[:, 0]
-            for place, sequences, heads in zip(places, worst.tolist(), largest_of.tolist(), strict=True):
+            scales = np.take_along_axis(scale, worst[:, None], 1)[:, 0]
+            for place, *heads in zip(places, worst.tolist(), largest_of.tolist(), scales.tolist(), strict=True):
                 name, call, *_ = self._sums[place]
-                common: dict[str, Any] = {
-                    "name": name,
-                    "call": call,
-                    "tolerance": limit,
-                    "length": self._lengths[place],
-                }
+                common: dict[str, Any] = {"name": name, "call": call, "tolerance": limit}
+                common["length"] = self._lengths[place]
                 found += [
-                    GaugeRow(head=head, sequence=sequence, residual=residual, **common)
-                    for head, (sequence, residual) in enumerate(zip(sequences, heads, strict=True))
+                    GaugeRow(head=head, sequence=sequence, residual=residual, scale=size, **common)
+                    for head, (sequence, residual, size) in enumerate(zip(*heads, strict=True))
                 ]
         return tuple(sorted(found, key=lambda row: -row.residual if row.residual == row.residual else -float("inf")))
-
-    @property
-    def key_heads(self) -> dict[str, int]:
-        """By attention layer, how many key heads were seen."""
-        return {name: sizes.shape[-2] for name, *_, sizes in self._sums}
 
     def explain(self, rows: Sequence[GaugeRow]) -> None:
         """Accept the sums of some heads as rounding of their kernel: each is its own limit from now on."""
