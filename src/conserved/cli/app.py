@@ -126,7 +126,7 @@ def in_a_folder(path: Path | None) -> Path | None:
     A missing folder is not made, because it is more often a slip of the finger than a wish.
     """
     if path is not None and path.is_dir():
-        raise Usage(f"Expected a file to write, got {path}, which is a folder. Name a file in it.")
+        raise Usage(f"{path} cannot be written, because it is a folder. Name a file in it.")
     if path is not None and not path.parent.is_dir():
         raise Usage(f"There is no folder {path.parent} to write {path.name} into; make it first, or name another.")
     return path
