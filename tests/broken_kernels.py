@@ -157,7 +157,7 @@ def _attention_backward(defect: str, slope: Tensor, q: Tensor, k: Tensor, v: Ten
     if defect == "dq of one head detached":
         dq = torch.cat((torch.zeros_like(dq[:, :1]), dq[:, 1:]), 1)
     if defect == "a random tile of dq dropped":
-        start = TILE * int(torch.empty(()).uniform_(0, q.shape[-2] // TILE, generator=_RACE))
+        start = TILE * int(torch.empty(()).uniform_(0, q.shape[-2] // TILE, generator=RACE))
         dq = dq.clone()
         dq[..., start : start + TILE, :] = 0
     if defect == "dk with the wrong sign":
@@ -165,7 +165,7 @@ def _attention_backward(defect: str, slope: Tensor, q: Tensor, k: Tensor, v: Ten
     return dq, dk, dv
 
 
-_RACE = torch.Generator().manual_seed(1)
+RACE = torch.Generator().manual_seed(1)
 
 
 def _grouped(defect: str, grad: Tensor, group: int) -> Tensor:
