@@ -122,7 +122,7 @@ class Boundary:
         except self._passing:
             raise
         except Exception as problem:
-            # The only broad `except` between the library and a run: STYLE asks for exactly one.
+            # User programs may raise anything; this is where it becomes a stated condition.
             LOGGER.debug("conserved: %s failed in step %d.", stage, self.step, exc_info=True)
             self.turn_off(stage, described(problem))
             if self.strict:

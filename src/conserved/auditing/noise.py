@@ -3,7 +3,7 @@ r"""How much of a residual rounding explains: a floor by precision, a bound for 
 **Floor.** The stored gradient is rounded once: a significand m in [1, 2) by an error uniform in ±u, u = eps/2. The
 relative error has mean square u²/3 · E[1/m²] = u²/6. A residual is held against the root of the sum of squares of its
 products, so that this rounding alone leaves u/√6 of the scale: 1.6e-3 in bfloat16. Clean passes of 2 million to 8
-billion parameters leave 1.4e-3 to 2.6e-3 (median by family; benchmarks/audit_scale.py).
+billion parameters leave 1.8e-3 in the median, 5e-4 to 1e-2 by family and regime (results/audit_noise_h200).
 
 **Linear laws** add rows that should cancel: Σ_v dW_v = 0 over a vocabulary. Entries of equal size are rounded in one
 direction (a fresh model gives 32,000 classes nearly one probability), so errors add up instead of averaging out:
@@ -34,7 +34,8 @@ from conserved.symmetry import Symmetry, Tensors
 
 SIGMAS = 6.0
 """Measured noise that an identity may show. One sample of n entries has a relative spread of 1/√(2n): six leaves room
-for identities of few entries. Clean passes reached 5.2 over 11 regimes and five sizes (benchmarks/audit_scale.py)."""
+for identities of few entries. Clean passes reached 5.2 over eight regimes and four sizes (results/audit_noise_h200):
+the margin is small, and was chosen before they were looked at."""
 
 ROOT_MEAN_SQUARE = math.sqrt(1 / 6)
 """Root mean square of the relative error of rounding once, in units of u."""
@@ -125,9 +126,9 @@ def sample_noise(plan: Plan, theta: Tensors, first: Tensors, second: Tensors) ->
 def unmistakable(precision: torch.dtype, symmetry: Symmetry) -> float:
     """Return the relative residual that rounding does not leave in any regime: above it no replay is needed.
 
-    The largest of clean passes (benchmarks/audit_scale.py) was 0.12 in half precision (queries and keys × 40); twice
-    that is unmistakable. In single precision it was 5e-5, half of the floor, which is unmistakable itself; for linear
-    laws 4e-3, and five times that is. Class sums are the exception: the softmax of a loss saturates where training
+    Set from clean passes and not derived (results/audit_noise_h200). The largest residual was 0.12 in half precision
+    (queries and keys × 40), and twice that is taken. In single precision it was 2e-5, below the floor, which is taken
+    itself; linear laws get 0.02, by choice. Class sums are the exception: the softmax of a loss saturates where training
     succeeds, p ≈ 1 is rounded, and all of the sum may be rounding. Without a replay nothing is unmistakable there.
     Identities of float64 models go through float32 in libraries.
     """
