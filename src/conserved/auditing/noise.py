@@ -128,7 +128,7 @@ def unmistakable(precision: torch.dtype, symmetry: Symmetry) -> float:
 
     Set from clean passes and not derived (results/audit_noise_h200). The largest residual was 0.12 in half precision
     (queries and keys × 40), and twice that is taken. In single precision it was 2e-5, below the floor, which is taken
-    itself; linear laws get 0.02, by choice. Class sums are the exception: the softmax of a loss saturates where training
+    itself; linear laws get 0.02, by choice. Class sums are the exception: softmax of a loss saturates where training
     succeeds, p ≈ 1 is rounded, and all of the sum may be rounding. Without a replay nothing is unmistakable there.
     Identities of float64 models go through float32 in libraries.
     """
