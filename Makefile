@@ -32,10 +32,11 @@ quick: $(VENV)/ready
 	$(BIN)/python tests/quick.py
 
 check: $(VENV)/ready
-	$(BIN)/ruff check src tests benchmarks docs_build examples tools
-	$(BIN)/ruff format --check src tests benchmarks docs_build examples tools
+	$(BIN)/ruff check src papers tests benchmarks docs_build examples tools
+	$(BIN)/ruff format --check src papers tests benchmarks docs_build examples tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config papers/pyproject.toml
 
 docs: $(VENV)/ready
 	$(BIN)/python docs_build/tables.py
@@ -60,7 +61,7 @@ bench: $(VENV)/ready
 
 # The demonstration prints, proves and writes a report; everything else is for those who change the package.
 $(VENV)/core: $(VENV)/pip
-	$(INSTALL) -e ".[cli,report,certify]"
+	$(INSTALL) -e ".[cli,report,certify]" -e papers
 	touch $@
 
 # What is listed in constraints.txt is fetched and unpacked by several processes, most of whose time is waiting; pip then
@@ -68,7 +69,7 @@ $(VENV)/core: $(VENV)/pip
 PARTS := 0 1 2 3
 $(VENV)/ready: $(VENV)/pip
 	$(MAKE) --no-print-directory --jobs=5 $(VENV)/large $(PARTS:%=$(VENV)/part%)
-	$(INSTALL) --no-build-isolation -e ".[dev]"
+	$(INSTALL) --no-build-isolation -e ".[dev]" -e "papers[data,ray]"
 	touch $(VENV)/core $@
 
 # Two packages are more than half of all that is installed.
@@ -82,7 +83,7 @@ $(VENV)/part%: $(VENV)/pip
 	touch $@
 
 # The pip that comes with Python 3.11 takes twice as long for the rest.
-$(VENV)/pip: pyproject.toml constraints.txt
+$(VENV)/pip: pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "conserved needs Python 3.11 or newer; set PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) pip

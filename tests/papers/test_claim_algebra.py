@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conserved.certificates.proof import departure, enclosure, random_fields
-from conserved.papers.claims import paper_blocks as block
-from conserved.papers.claims.balls import ball, scalar_attention
-from conserved.papers.claims.certified import certificate, forms_of, gradients, named
-from conserved.papers.claims.descents import constant, drifts, exponent, flow, scattered
-from conserved.papers.claims.judging import held, judged
-from conserved.papers.claims.matrix_words import Words, matrices
-from conserved.papers.claims.polynomials import (
+from conserved.verdict import Evidence, Verdict
+from conserved_papers.claims import paper_blocks as block
+from conserved_papers.claims.balls import ball, scalar_attention
+from conserved_papers.claims.certified import certificate, forms_of, gradients, named
+from conserved_papers.claims.descents import constant, drifts, exponent, flow, scattered
+from conserved_papers.claims.judging import held, judged
+from conserved_papers.claims.matrix_words import Words, matrices
+from conserved_papers.claims.polynomials import (
     Letters,
     arranged,
     determinant,
@@ -31,7 +32,6 @@ from conserved.papers.claims.polynomials import (
     squares,
     times,
 )
-from conserved.verdict import Evidence, Verdict
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

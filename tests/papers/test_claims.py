@@ -18,13 +18,14 @@ import conserved
 from claim_mutations import MUTATIONS
 from conserved import Evidence, Verdict
 from conserved.claims import Claim, NoSuchClaim, Outcome, claims
-from conserved.papers.claims import errata, judging, passages, registry
-from conserved.papers.claims.appendix import appendix_pages
-from conserved.papers.claims.claim_record import Severity, Standing
-from conserved.papers.claims.page import pages
-from conserved.papers.claims.recording import record_of_outcome
-from conserved.papers.claims.tally import tallies
 from conserved.verdict import Status
+from conserved_papers.claims import errata, judging, passages, registry
+from conserved_papers.claims.appendix import appendix_pages
+from conserved_papers.claims.claim_record import Severity, Standing
+from conserved_papers.claims.page import pages
+from conserved_papers.claims.recording import record_of_outcome
+from conserved_papers.claims.tally import tallies
+from conserved_papers.claims.typeset import typeset
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -44,7 +45,7 @@ def comparable(record: dict[str, Any]) -> dict[str, Any]:
 @cache
 def kept() -> dict[str, Any]:
     """The record as it lies in the package."""
-    path = ROOT / "src" / "conserved" / "papers" / "claims" / "recorded.json"
+    path = ROOT / "papers" / "src" / "conserved_papers" / "claims" / "recorded.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
@@ -66,7 +67,7 @@ def test_a_claim_comes_out_as_recorded_with_evidence(claim: Claim) -> None:
     assert not outcome.changed
     assert outcome.verdict.status is not Status.INCONCLUSIVE
     assert comparable(record_of_outcome(outcome)) == comparable(kept()[claim.code]), (
-        "run python -m conserved.papers.claims.page"
+        "run python -m conserved_papers.claims.page"
     )
     _is_plain_data(outcome)
     _is_as_strong_as_its_weakest_part(outcome)
@@ -201,7 +202,7 @@ class TestPassages:
             where = claim.passage
             assert where.lines, claim.code
             assert all(1 <= first <= last <= passages.DOCUMENTS[claim.document].lines for first, last in where.lines)
-            assert re.fullmatch(r"[0-9a-f]{16}", where.fingerprint), "run python -m conserved.papers.claims.page FOLDER"
+            assert re.fullmatch(r"[0-9a-f]{16}", where.fingerprint), "run python -m conserved_papers.claims.page FOLDER"
 
     def test_no_fingerprint_is_left_over(self) -> None:
         used = {passages.key(claim.document, claim.passage.lines) for claim in claims()}
@@ -281,7 +282,7 @@ class TestTheListOfStatements:
 class TestPages:
     def test_the_committed_pages_are_those_of_the_record(self) -> None:
         for path, text in pages().items():
-            assert (ROOT / path).read_text(encoding="utf-8") == text, "run python -m conserved.papers.claims.page"
+            assert (ROOT / path).read_text(encoding="utf-8") == text, "run python -m conserved_papers.claims.page"
 
     def test_every_claim_has_one_row_on_the_page_of_its_source_and_one_block_in_the_appendix(self) -> None:
         anchors = re.compile(r'<a id="([\w.]+)"></a>')
@@ -300,6 +301,20 @@ class TestPages:
     def test_the_appendix_has_every_row_of_the_list_of_statements(self) -> None:
         rows = sum(text.count("\n| ") for place, text in appendix_pages() if place.endswith("-lines.md"))
         assert rows == len(passages.sentences()) + len(passages.DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("every ‖A_:,i‖² − ‖C_i,:‖²", "every ‖A<sub>:,i</sub>‖² − ‖C<sub>i,:</sub>‖²"),
+        ("∇_B h = 0 and ∇_{W_i}h", "∇<sub>B</sub> h = 0 and ∇<sub>W<sub>i</sub></sub>h"),
+        ("e^{az} of Q^(j)", "e<sup>az</sup> of Q<sup>(j)</sup>"),
+        ("‖θ − θ*‖_F with `a_b*c`", "‖θ − θ\\*‖<sub>F</sub> with `a_b*c`"),
+        ("the set {1, 2}", "the set \\{1, 2\\}"),
+    ],
+)
+def test_formulas_are_typeset_and_nothing_in_them_is_markup(text: str, expected: str) -> None:
+    assert typeset(text) == expected
 
 
 class TestErrata:
@@ -478,7 +493,7 @@ def test_the_example_for_contributors_runs() -> None:
 
 
 def test_claims_are_loaded_when_they_are_asked_for() -> None:
-    code = "import sys, conserved; assert 'conserved.papers' not in sys.modules; conserved.claims.claims"
+    code = "import sys, conserved; assert 'conserved_papers' not in sys.modules; conserved.claims.claims"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
@@ -490,8 +505,8 @@ def test_laws_read_off_the_operations_say_so_and_others_do_not() -> None:
 
 
 def test_a_quantity_outside_the_span_of_the_typed_laws_is_not_said_to_be_among_them() -> None:
-    from conserved.papers.claims import paper_blocks
-    from conserved.papers.claims.certified import certificate, forms_of, typed_laws
+    from conserved_papers.claims import paper_blocks
+    from conserved_papers.claims.certified import certificate, forms_of, typed_laws
 
     build, shape = paper_blocks.swiglu_network, (5, 3)
     contents = certificate(build, shape).contents

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conserved.papers.claims import claims, full_size
-from conserved.papers.lab.long import LongRun
+from conserved_papers.claims import claims, full_size
+from conserved_papers.lab.long import LongRun
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

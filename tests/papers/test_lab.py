@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from conserved.papers.lab.data.embedded import sequences, standard_library_text
-from conserved.papers.lab.fits import exponent, interval
-from conserved.papers.lab.order import Descent, slopes
+from conserved_papers.lab.data.embedded import sequences, standard_library_text
+from conserved_papers.lab.fits import exponent, interval
+from conserved_papers.lab.order import Descent, slopes
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, -0.5], ids=str)

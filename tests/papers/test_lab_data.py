@@ -12,10 +12,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from conserved.papers.lab.data import Unusable, open_images, open_text
-from conserved.papers.lab.data.embedded import digits, standard_library, standard_library_text
-from conserved.papers.lab.data.sources import kind_of
-from conserved.papers.lab.recipes import examples_of, named
+from conserved_papers.lab.data import Unusable, open_images, open_text
+from conserved_papers.lab.data.embedded import digits, standard_library, standard_library_text
+from conserved_papers.lab.data.sources import kind_of
+from conserved_papers.lab.recipes import examples_of, named
 
 
 def idx(shape: tuple[int, ...], entries: bytes) -> bytes:

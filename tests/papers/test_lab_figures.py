@@ -12,17 +12,17 @@ from typing import Any
 import jaxtyping
 import pytest
 
-from conserved.papers.lab.accounts import Account
-from conserved.papers.lab.counts import COMPONENTS, Count
-from conserved.papers.lab.exponents import at_flow_time, by_rate, growth, in_step_size
-from conserved.papers.lab.figure import Figure, Table
-from conserved.papers.lab.figures import CODES, all_figures
-from conserved.papers.lab.levels import RATES, Levels
-from conserved.papers.lab.places import Here
-from conserved.papers.lab.recipes import named
-from conserved.papers.lab.sweep import keep, sweep, trainings, trajectories
-from conserved.papers.lab.task import Task
-from conserved.papers.lab.trajectory import Trajectory
+from conserved.output.figure import Figure, Table
+from conserved_papers.lab.accounts import Account
+from conserved_papers.lab.counts import COMPONENTS, Count
+from conserved_papers.lab.exponents import at_flow_time, by_rate, growth, in_step_size
+from conserved_papers.lab.figures import CODES, all_figures
+from conserved_papers.lab.levels import RATES, Levels
+from conserved_papers.lab.places import Here
+from conserved_papers.lab.recipes import named
+from conserved_papers.lab.sweep import keep, sweep, trainings, trajectories
+from conserved_papers.lab.task import Task
+from conserved_papers.lab.trajectory import Trajectory
 from made_once import made_once
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def reproduced(folder: Path) -> Path:
     tasks += [Account(optimizer=name) for name in ("sgd", "adam", "momentum")]
     tasks += [Count(component=name) for name in ("swiglu", "sigmoid", "softmax")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("conserved.papers.lab.accounts._STEPS", 20)
+        patch.setattr("conserved_papers.lab.accounts._STEPS", 20)
         assert not sweep(tasks, folder / "store.db", Here()).failures
     return folder / "store.db"
 

@@ -10,19 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from conserved.papers.lab.places import Here, Place, Processes, Ray
-from conserved.papers.lab.sweep import KIND, NoRoom, Training, checkpoints, sweep, trainings, trajectories
-from conserved.papers.lab.task import Documents, Task
+import sweep_runner
 from conserved.store.run_store import RunStore, store_document
-from sweep_runner import RESULTS, tasks
+from conserved_papers.lab.places import Here, Place, Ray
+from conserved_papers.lab.sweep import KIND, NoRoom, Training, checkpoints, sweep, trainings, trajectories
+from conserved_papers.lab.task import Task
+from sweep_runner import RESULTS, Dies, tasks
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -116,104 +116,23 @@ def test_a_run_that_fails_is_reported_and_the_others_are_stored(tmp_path: Path) 
     assert "no longer finite" in found.failures[0].reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dies(Task):
-    """A task whose process ends without a word, as when memory runs out."""
-
-    kind: ClassVar[str] = KIND
-
-    @property
-    def name(self) -> str:
-        return "dies"
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        return ("dies/0",)
-
-    def perform(self, checkpoint: Path | None = None) -> Documents:
-        os._exit(3)
-
-
-@pytest.mark.slow
-def test_processes_give_the_same_numbers_and_survive_one_that_dies(
-    tmp_path: Path, uninterrupted: dict[str, dict[str, Any]]
-) -> None:
-    few: Sequence[Task] = [*tasks()[:2], Dies(), *tasks()[2:4]]
-    found = sweep(few, tmp_path / "store.db", Processes(2))
-    assert [failure.task for failure in found.failures] == ["dies"]
-    assert "abruptly" in found.failures[0].reason
-    assert found.stored == 12
-    expected = {name: uninterrupted[name] for task in tasks()[:4] for name in task.results}
-    assert stored(tmp_path / "store.db") == expected
-    assert not checkpoints(tmp_path / "store.db").exists()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits(Task):
-    """A task that is done at once, or that dies as soon as a file is there."""
-
-    kind: ClassVar[str] = KIND
-    label: str
-    dies_at: Path | None = None
-
-    @property
-    def name(self) -> str:
-        return self.label
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        return (f"{self.label}/0",)
-
-    def perform(self, checkpoint: Path | None = None) -> Documents:
-        while self.dies_at is not None:
-            if self.dies_at.exists():
-                os._exit(3)
-            time.sleep(0.01)
-        return {self.results[0]: {}}
-
-
-class Seen(ProcessPoolExecutor):
-    """A pool that the test can look at."""
-
-    made: ClassVar[list[Any]] = []
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.made.append(self)
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_between_two_results_loses_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool is broken when the next task is submitted, not while one is waited for."""
-    monkeypatch.setattr("conserved.papers.lab.places.ProcessPoolExecutor", Seen)
-    Seen.made.clear()
-    now = tmp_path / "now"
-    running = Processes(2).run(
-        [Waits(label="first"), Waits(label="dies", dies_at=now), Waits(label="third"), Waits(label="fourth")],
-        folder=tmp_path / "unfinished",
-    )
-    found = dict([next(running)])
-    assert [task.name for task in found] == ["first"]
-    now.touch()
-    while not Seen.made[0]._broken:
-        time.sleep(0.01)
-    found |= dict(running)
-    ended = {task.name: result for task, result in found.items()}
-    assert isinstance(ended.pop("dies"), RuntimeError)
-    assert ended == {name: {f"{name}/0": {}} for name in ("first", "third", "fourth")}
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_ray_cluster_of_two_workers_gives_the_same_numbers(
-    tmp_path: Path, uninterrupted: dict[str, dict[str, Any]]
+def test_workers_of_ray_give_the_same_numbers_and_survive_one_that_dies(
+    tmp_path: Path, uninterrupted: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'conserved[ray]'")
-    found = sweep([*tasks(), replace(tasks()[0], rate=10.0)], tmp_path / "store.db", Ray("local"))
-    assert found.stored == RESULTS
-    assert [failure.task for failure in found.failures] == ["relu-attention/10"]
-    assert "no longer finite" in found.failures[0].reason
-    assert stored(tmp_path / "store.db") == uninterrupted
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'conserved_papers[ray]'")
+    # Workers import the module of the task that dies.
+    monkeypatch.setenv("PYTHONPATH", f"{Path(sweep_runner.__file__).parent}{os.pathsep}{os.environ['PYTHONPATH']}")
+    few: Sequence[Task] = [tasks()[0], Dies(), tasks()[1], replace(tasks()[0], rate=10.0)]
+    found = sweep(few, tmp_path / "store.db", Ray(workers=2))
+    reasons = {failure.task: failure.reason for failure in found.failures}
+    assert set(reasons) == {"dies", "relu-attention/10"}
+    assert "abruptly" in reasons["dies"]
+    assert "no longer finite" in reasons["relu-attention/10"]
+    expected = {name: uninterrupted[name] for task in tasks()[:2] for name in task.results}
+    assert stored(tmp_path / "store.db") == expected
+    assert not checkpoints(tmp_path / "store.db").exists()
 
 
 class Interrupted(Place):

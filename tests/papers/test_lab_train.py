@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from conserved import LawSet, Monitor, recognize
-from conserved.papers.lab.checkpoint import Foreign
-from conserved.papers.lab.data import Examples
-from conserved.papers.lab.memory import bytes_kept, micro_batch
-from conserved.papers.lab.recipes import (
+from conserved_papers.lab.checkpoint import Foreign
+from conserved_papers.lab.data import Examples
+from conserved_papers.lab.memory import bytes_kept, micro_batch
+from conserved_papers.lab.recipes import (
     FULL,
     SMALL,
     Precision,
@@ -27,10 +27,10 @@ from conserved.papers.lab.recipes import (
     small_images,
     small_text,
 )
-from conserved.papers.lab.schedule import Schedule
-from conserved.papers.lab.train import Diverged, Limits, batch_indices, loss_of, marks, train
-from conserved.papers.lab.trajectory import Trajectory
-from conserved.papers.lab.watched import watch, watch_recipe
+from conserved_papers.lab.schedule import Schedule
+from conserved_papers.lab.train import Diverged, Limits, batch_indices, loss_of, marks, train
+from conserved_papers.lab.trajectory import Trajectory
+from conserved_papers.lab.watched import watch, watch_recipe
 from reference.descent import descend
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conserved.demo.training import KERNEL_FILE, MODEL_FILE, Course, DemoTask, Tell, trained
-from conserved.papers.claims.registry import claims, outcomes
-from conserved.papers.lab.figure import PALETTE, Figure, Finding, in_words, line, panels, positive
-from conserved.papers.lab.figures import all_figures
-from conserved.papers.lab.places import Here, Processes
-from conserved.papers.lab.recipes import named
-from conserved.papers.lab.sweep import keep, sweep, trainings
+from conserved.output.figure import PALETTE, Figure, Finding, in_words, line, panels, positive
 from conserved.tracking import Monitor, MonitorConfig, store_document
 
 MODEL = MODEL_FILE
@@ -24,7 +19,7 @@ THEOREM = "paper.T4.7"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How much the demonstration does: steps of training, which claims, which experiments of the paper, how often."""
+    """How much the demonstration does: steps of training, and which claims and experiments where the papers are."""
 
     seed: int = 0
     steps: int = 60
@@ -38,7 +33,8 @@ def read_laws(store: Path, settings: Settings, _: Tell) -> None:
     """The laws of a model nobody wrote a line about."""
     task = DemoTask.of(store.parent, settings.seed, fused=False)
     laws = task.laws()
-    record = laws.record() | {"parameters": task.size, "coverage": laws.coverage}
+    shares = {"coverage": laws.coverage, "directions": laws.coverage.directions}
+    record = laws.record() | {"parameters": task.size} | shares
     store_document(store, "laws", MODEL, record)
 
 
@@ -52,36 +48,17 @@ def train_twice(store: Path, settings: Settings, tell: Tell) -> None:
     ) as monitor:
         clean = trained(right, laws, settings.steps, lambda said: tell(f"right, {said}"), after=monitor.step)
     assert clean.first is not None
-    store_document(store, "audit", CLEAN, clean.first.record() | {"coverage": laws.coverage})
+    store_document(store, "audit", CLEAN, clean.first.record())
     wrong = DemoTask.of(store.parent, settings.seed, fused=True)
     laws = wrong.laws()
     broken = trained(wrong, laws, settings.steps, lambda said: tell(f"wrong, {said}"))
     assert broken.first is not None
     planted = f"the norm's gain gets no gradient from the last, incomplete block of rows ({KERNEL_FILE})"
-    found = broken.first.record() | {"expected": "refuted", "planted": planted, "coverage": laws.coverage}
+    found = broken.first.record() | {"expected": "refuted", "planted": planted}
     store_document(store, "audit", PLANTED, found)
     losses = {"clean": clean.losses[-1], "planted": broken.losses[-1], "steps": settings.steps}
     store_document(store, "demo", "losses", losses)
     store_document(store, "figure", DEFECT, defect_figure(clean, broken).record())
-
-
-def judge_theorem(store: Path, settings: Settings, tell: Tell) -> None:
-    """The paper's theorem on sigmoid gates, and the one on softmax gates that it was modelled on."""
-    chosen = [claim for code in settings.claims for claim in claims(code) if claim.code == code]
-    for found in outcomes(chosen, progress=lambda claim, place, total: tell(f"{claim.code}, {place + 1} of {total}")):
-        store_document(store, "claim", found.claim.code, found.record())
-
-
-def repeat_experiment(store: Path, settings: Settings, tell: Tell) -> None:
-    """Two decoders of the paper's kind, softmax and sigmoid gates, at three step sizes; then their figures."""
-    recipes = [named(name) for name in settings.recipes]
-    place = Processes(settings.workers) if settings.workers > 1 else Here()
-    done = sweep(trainings(recipes, seeds=settings.seeds), store, place, say=tell)
-    if done.failures:
-        listing = "; ".join(f"{failure.task}: {failure.reason}" for failure in done.failures)
-        raise RuntimeError(f"Experiments of the demonstration failed: {listing}")
-    for figure in all_figures(store):
-        keep(store, "figure", figure.code, figure.record())
 
 
 def defect_figure(clean: Course, planted: Course) -> Figure:

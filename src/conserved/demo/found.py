@@ -27,7 +27,8 @@ def _laws(store: RunStore) -> str:
     laws = LawSet.from_dict(record)
     return (
         f"{MODEL}, a file the package has never seen ({record['parameters']:,} parameters), has {len(laws):,} laws "
-        f"that keep {laws.numbers:,} numbers; they span {record['coverage']:.1%} of its parameters."
+        f"that keep {laws.numbers:,} numbers; they span {record['coverage']:.1%} of its parameters "
+        f"and see {record['directions']:.1%} of their gradients' directions."
     )
 
 

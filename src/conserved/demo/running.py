@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -18,7 +20,6 @@ from conserved.demo.chapters import Settings
 from conserved.demo.found import found_lines
 from conserved.demo.training import Tell, copied
 from conserved.errors import InvalidInputError
-from conserved.papers.lab.threads import threads
 from conserved.plain_data import record_of
 from conserved.report import write_report
 from conserved.report.contents import check, read
@@ -57,11 +58,22 @@ class Chapter:
     run: Callable[[Path, Settings, Tell], None]
 
 
+def _paper_chapters() -> tuple[Chapter, ...]:
+    """Return the chapters on the paper; none without the package that holds its claims and experiments."""
+    if importlib.util.find_spec("conserved_papers") is None:
+        return ()
+    from conserved.demo import paper_chapters as papers
+
+    return (
+        Chapter(title="running a theorem of the paper", seconds=4, run=papers.judge_theorem),
+        Chapter(title="repeating the paper's experiment at three step sizes", seconds=12, run=papers.repeat_experiment),
+    )
+
+
 CHAPTERS = (
     Chapter(title="reading the laws off a GPT in one file", seconds=2, run=chapters.read_laws),
     Chapter(title="training it twice, with a right and with a wrong norm kernel", seconds=12, run=chapters.train_twice),
-    Chapter(title="running a theorem of the paper", seconds=4, run=chapters.judge_theorem),
-    Chapter(title="repeating the paper's experiment at three step sizes", seconds=12, run=chapters.repeat_experiment),
+    *_paper_chapters(),
 )
 """The story; a chapter ends with one or two more sentences of `found_lines`."""
 
@@ -79,7 +91,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
     done = _prepare(store, chosen)
     source, kernel = copied(place)
     said: list[str] = []
-    with threads(1):
+    with _one_thread():
         left = sum(chapter.seconds for chapter in CHAPTERS)
         _say(console, f"The model is {source}, the kernel {kernel}. All in all about {left + 3} s on two quiet cores.")
         for number, chapter in enumerate(CHAPTERS, 1):
@@ -97,6 +109,17 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
             said = lines
         with _working(console, "writing the report (about 1 s)"):
             return _finished(store, place / "report.html", said, time.monotonic() - began)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Use one core for tensors inside: they are small here, and several threads are slower."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
 
 
 def _finished(store: Path, report: Path, lines: list[str], seconds: float) -> Demo:

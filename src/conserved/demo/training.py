@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from conserved.auditing import Audit, audit
 from conserved.inference import recognize
 from conserved.laws import LawSet
-from conserved.papers.lab.data.embedded import standard_library
 
 MODEL_FILE, KERNEL_FILE = "gpt.py", "fused_norm.py"
 BATCH, LENGTH = 12, 64
@@ -45,6 +45,15 @@ def loaded(path: Path) -> ModuleType:
     return module
 
 
+def _text(count: int, length: int, seed: int) -> Tensor:
+    """Return sequences from random places of the first megabyte of the standard library's source, a token a byte."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    source = b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))[: 1 << 20]
+    tokens = torch.frombuffer(bytearray(source), dtype=torch.uint8).long()
+    starts = torch.randint(len(tokens) - length + 1, (count,), generator=torch.Generator().manual_seed(seed))
+    return tokens[starts[:, None] + torch.arange(length)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DemoTask:
     """A model, an objective to train it with, and batches of text: the standard library's source, as bytes."""
@@ -62,9 +71,9 @@ class DemoTask:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = loaded(source).build(**options)
-        text = standard_library().examples(64 * BATCH, length=LENGTH, seed=seed)
+        text = _text(64 * BATCH, LENGTH + 1, seed)
         optimizer = model.optimizer(lr=RATE, weight_decay=DECAY)
-        return DemoTask(model=model, optimizer=optimizer, inputs=text.inputs, targets=text.targets)
+        return DemoTask(model=model, optimizer=optimizer, inputs=text[:, :-1], targets=text[:, 1:])
 
     @property
     def size(self) -> int:

@@ -1,0 +1,114 @@
+"""The errata sheets: what stands in each source, what is false, what is repaired, from errata.yaml."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from conserved_papers.claims.claim_record import Standing
+from conserved_papers.claims.passages import DOCUMENTS
+from conserved_papers.claims.tally import tally_table
+from conserved_papers.claims.texts import read_text
+from conserved_papers.claims.typeset import typeset
+
+LABELS = {
+    "stands": "Stands",
+    "measured": "Measured",
+    "false": "False",
+    "gap": "Gap, with its repair",
+    "overclaim": "Claims more than it shows",
+    "conjecture": "Conjectures",
+    "slip": "Slips",
+    "adds": "We add",
+}
+"""The labels of lines in errata.yaml, and how a sheet prints them."""
+
+ALLOWED: dict[str, frozenset[Standing]] = {
+    "stands": frozenset({Standing.PROVED, Standing.PROVED_HERE, Standing.ARGUED}),
+    "measured": frozenset({Standing.MEASURED, Standing.PROXY}),
+    "false": frozenset({Standing.FALSE}),
+    "gap": frozenset({Standing.GAP}),
+    "overclaim": frozenset({Standing.OVERCLAIM}),
+    "conjecture": frozenset({Standing.CONJECTURE}),
+    "slip": frozenset({Standing.SLIP}),
+}
+"""The classes that claims named under a label may have; a test holds the sheets to it."""
+
+HEAD = """\
+# What the five documents claim, and what holds
+
+Each sheet says what an author would want to know first. Codes name claims: `conserved claims note.L10` computes one
+again, with its evidence, and with a witness in NumPy where it is refuted. Each source has a page of its own, and the
+site has an appendix with every claim in full and every line of every source.
+
+"""
+
+CLASSES = """\
+## How claims are counted
+
+| class | means |
+|---|---|
+| proved, all sizes | A machine checks every step, or a symbolic identity carries it, for every size. |
+| proved, one size | A certificate in ball arithmetic, or exact arithmetic, at the sizes that the verdict names. |
+| argued | A proof for every size that is written out in full, with a step that no machine checks. |
+| measured | Floating point, over the cases and against the limit that the verdict names. |
+| proxy | The statement is about models that are not at hand; a stand-in was measured. |
+| gap, repaired | A step of a proof fails or is missing. The result stands, and the repair is given. |
+| overclaim | True with a condition that the source states neither there nor in its definitions. |
+| false | A witness refutes it, and something rests on it. |
+| slip | A typo, a transposition or a wrong word. The repair is given, and nothing rests on it. |
+| conjecture | The source calls it one. Its verdict is given and not counted as an error. |
+| answered | A question that the source leaves open, with an answer and its strength. |
+
+Errors that fall with another one are counted once.
+
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrataLine:
+    """One line of a sheet: its label and its text, in which codes stand in backticks."""
+
+    label: str
+    text: str
+
+    @property
+    def codes(self) -> list[str]:
+        """The claims that the line names."""
+        return [code for code in re.findall(r"`([\w.]+)`", self.text) if code.partition(".")[0] in DOCUMENTS]
+
+
+@cache
+def sheets() -> dict[str, tuple[ErrataLine, ...]]:
+    """The lines of every sheet, by source."""
+    return {
+        document: tuple(ErrataLine(label=label, text=words) for row in rows for label, words in row.items())
+        for document, rows in read_text("errata").items()
+    }
+
+
+def first_screen() -> str:
+    """The page of errata sheets, with the classes and the tally below."""
+    parts = [HEAD]
+    for document, lines in sheets().items():
+        parts.append(f"## {DOCUMENTS[document].title} {{#{document}}}\n\n")
+        parts += [f"- **{LABELS[line.label]}.** {_linked(typeset(line.text))}\n" for line in lines]
+        parts.append(f"\n[All of its claims](claims/{document}.md)\n\n")
+    parts.append(CLASSES)
+    for whose, title in (("source", "What the sources state"), ("ours", "What we state")):
+        parts.append(f"{title}:\n\n{_table(*tally_table(whose))}\n\n")
+    return "".join(parts).rstrip() + "\n"
+
+
+def _linked(text: str) -> str:
+    def link(found: re.Match[str]) -> str:
+        document = found[1].partition(".")[0]
+        return f"[`{found[1]}`](claims/{document}.md#{found[1]})" if document in DOCUMENTS else found[0]
+
+    return re.sub(r"`([\w.]+)`", link, text)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    rule = ("---", *["---:"] * (len(head) - 1))
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))

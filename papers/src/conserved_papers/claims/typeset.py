@@ -1,0 +1,29 @@
+"""Typeset plain text of readings and verdicts for Markdown: subscripts, superscripts, and signs that mean markup."""
+
+from __future__ import annotations
+
+import re
+
+_SCRIPT = re.compile(r"([_^])(\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|:,\w+|\w+,:|\w+|⊥|\*|−1|⁺)")
+"""An index or a power: in braces or brackets, a row or a column (A_:,i and C_i,:), a word, or a sign."""
+
+
+def typeset(text: str) -> str:
+    """Return text whose formulas show as they are meant; what stands in backticks is code and stays as it is."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else _formulas(part) for part in parts)
+
+
+def _formulas(text: str) -> str:
+    escaped = re.sub(r"\*", r"\\*", text)
+    return re.sub(r"[{}]", lambda brace: f"\\{brace[0]}", _scripts(escaped))
+
+
+def _scripts(text: str) -> str:
+    def script(found: re.Match[str]) -> str:
+        tag = "sub" if found[1] == "_" else "sup"
+        inner = found[2][1:-1] if found[2].startswith("{") else found[2]
+        return f"<{tag}>{_scripts(inner)}</{tag}>"
+
+    # What is left of a single underscore is not an index, and not emphasis either.
+    return re.sub(r"_", r"\\_", _SCRIPT.sub(script, text.replace("\\*", "∗"))).replace("∗", "\\*")

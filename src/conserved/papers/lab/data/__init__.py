@@ -1,6 +1,0 @@
-"""Data for experiments: what every installation has at hand, and published data sets in their own file formats."""
-
-from conserved.papers.lab.data.examples import Examples, Images, Text, Unusable
-from conserved.papers.lab.data.sources import open_images, open_text
-
-__all__ = ["Examples", "Images", "Text", "Unusable", "open_images", "open_text"]
