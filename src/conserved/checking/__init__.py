@@ -1,8 +1,8 @@
 """Is this function's backward right? `check` tests it with no reference and no model."""
 
-from conserved.auditing.functions.check_result import Check
-from conserved.auditing.functions.checking import check
-from conserved.auditing.functions.gradient_test import Method, Tested
+from conserved.checking.check_result import Check
+from conserved.checking.checking import check
+from conserved.checking.gradient_test import Method, Tested
 from conserved.inference.probing import Axis, Group, Probe, ProbedSymmetry, TensorLeg, Uncheckable, probe
 
 __all__ = [

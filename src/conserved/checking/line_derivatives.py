@@ -1,7 +1,7 @@
-"""The slope of a function along a line through its inputs, from four points, with an error that is stated.
+"""The derivative of a function along a line through its inputs, from four points, with an error that is stated.
 
-Outputs at four points of the line serve every output gradient v: the slope of ⟨v, f⟩ along u is ⟨v, J u⟩, and a right
-backward gives the same number as ⟨Jᵀv, u⟩. Differences over two distances give the slope and its truncation; the noise
+Outputs at four points of the line serve every output gradient v: ⟨v, f⟩ has derivative ⟨v, J u⟩ along u, and a right
+backward gives the same number as ⟨Jᵀv, u⟩. Two distances give the derivative and its truncation; the noise
 of the outputs gives the rest of the error.
 """
 
@@ -20,11 +20,11 @@ STEP = {torch.float64: 2.0**-10, torch.float32: 2.0**-6, torch.float16: 2.0**-4,
 """The distance of neighbouring points relative to the direction, by precision."""
 
 DEVIATIONS = 7.0
-"""Standard deviations of noise that a slope may be off. 2·10⁵ slopes of normal noise reach 4.7; row estimates of the
+"""Standard deviations of noise allowed for a derivative. 2·10⁵ derivatives of normal noise reach 4.7; estimates of the
 deviation from 16 samples are low by a third once in 10⁴, which leaves 4.7/7 = 0.67."""
 
 ROUNDINGS = 8.0
-"""Roundings of its size that a slope may be off in one direction: constants, saved statistics and the final rounding
+"""Roundings of its size allowed in one direction: constants, saved statistics and the final rounding
 of a gradient are each off by one at most, and a kernel has fewer than eight of them in a row."""
 
 _ROUNDED = 0.6
@@ -32,7 +32,23 @@ _ROUNDED = 0.6
 
 _TRUNCATION = 3.0
 _CONVERGED = 0.25
-"""The share of a slope by which two distances may differ: a smooth function differs by 3/4 of its second-order term."""
+"""How far two distances may differ: a smooth function differs by 3/4 of its second-order term."""
+
+_RESOLVED = 4.0
+"""Spacings of its precision that an output must change by to be matched. Rounding errors at points nearer to each other
+than that are not independent: most of them are equal, and the rest is a whole spacing in the direction of the change.
+"""
+
+_LINEAR = 0.25
+"""The share of its outputs by which a gradient may predict them to change between the middle and a near point in half
+precision; beyond that a function bends within one spacing of its inputs, as a norm of a constant row does."""
+
+_COARSE = 2.0**-13
+"""Half precision: its spacing is not small against the distance of the points."""
+
+_SHOWN = 2.0
+"""Standard deviations of its noise from which on a difference shows truncation. A kink at the middle of the line makes
+the fourth difference four times as large as its error, so a quarter of what stays below is added to the error."""
 
 _NEAR_FAR, _FOURTH = 0.625**0.5, 70.0**0.5
 """Standard deviations of near − far and of the fourth difference, in standard deviations of one output over the step:
@@ -50,6 +66,7 @@ class Line:
         deviations: the standard deviation of each output entry.
         along: by input, the displacement per step as it was after rounding; None if the input stays.
         step: the distance of neighbouring points.
+        reach: the largest size of each output at the points.
     """
 
     near: tuple[Tensor, ...]
@@ -58,14 +75,16 @@ class Line:
     deviations: tuple[Tensor, ...]
     along: tuple[Tensor | None, ...]
     step: float
+    reach: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlopeGap:
-    """A slope from outputs, the same from a gradient, and what may lie between them.
+class DerivativeGap:
+    """A derivative from outputs, the same from a gradient, and what may lie between them.
 
-    `converged` says that the two distances give nearly the same slope: structure finer than both is not seen by either.
-    `size` is the root of the sum of squares of what the gradient's slope adds up; `error` is the part of the limit
+    `converged` says that both distances give nearly the same derivative: neither sees finer structure. In half
+    precision points cannot be nearer than a spacing; a gradient then must not predict changes larger than the outputs.
+    `size` is the root of the sum of squares of what the gradient's gradient adds up; `error` is the part of the limit
     that comes from the outputs.
     """
 
@@ -106,6 +125,10 @@ def line_through(
     """
     precision = max((value.dtype for value in values), key=lambda dtype: UNIT[dtype])
     step = STEP[precision]
+    directions = [
+        None if along is None else _representable(value, along, step)
+        for value, along in zip(values, directions, strict=True)
+    ]
     points: list[list[Tensor]] = []
     reached: list[list[Tensor | None]] = []
     kinds: list[torch.dtype] = []
@@ -141,7 +164,21 @@ def line_through(
         ),
         along=tuple(_extrapolated(*parts) for parts in zip(*reached, strict=True)),
         step=step,
+        reach=tuple(torch.stack([p.abs() for p in (p0, p1, p2, p3, c)]).amax(0) for p0, p1, p2, p3, c, _ in every),
     )
+
+
+def _representable(value: Tensor, along: Tensor, step: float) -> Tensor:
+    """A direction whose steps are whole spacings of half precision, so that far points are twice as far as near ones.
+
+    Otherwise the two distances differ by rounding of the inputs, which looks like truncation.
+    """
+    if UNIT[value.dtype] < _COARSE:
+        return along
+    move = step * along
+    largest = (wide(value).abs() + 2 * move.abs()).clamp_min(torch.finfo(value.dtype).tiny)
+    spacing = torch.finfo(value.dtype).eps * torch.exp2(largest.log2().floor())
+    return torch.sign(move) * (move.abs() / spacing).round().clamp_min(1.0) * spacing / step
 
 
 def _outputs(function: NumericalFunction, values: Sequence[Tensor]) -> Sequence[Tensor] | None:
@@ -153,7 +190,7 @@ def _outputs(function: NumericalFunction, values: Sequence[Tensor]) -> Sequence[
 
 
 def _extrapolated(*reached: Tensor | None) -> Tensor | None:
-    """The displacement that belongs to the extrapolated slope (4 near − far)/3, as the points were after rounding."""
+    """The displacement of the extrapolated derivative (4 near − far)/3, as the points were after rounding."""
     if reached[0] is None:
         return None
     far, near = (reached[0] + reached[3]) / 2, (reached[1] + reached[2]) / 2  # type: ignore[operator]
@@ -162,28 +199,28 @@ def _extrapolated(*reached: Tensor | None) -> Tensor | None:
 
 def _beyond_noise(part: Tensor, deviation: float) -> float:
     """The truncation that a difference shows beyond its own noise, in sum and entry by entry."""
-    total = max(0.0, abs(float(part.sum())) - 3 * deviation)
+    total = max(0.0, abs(float(part.sum())) - _SHOWN * deviation)
     square = max(0.0, float(part.square().sum()) - 2 * deviation**2)
     return _TRUNCATION * (total + 2 * square**0.5)
 
 
-def slope_gap(
+def derivative_gap(
     line: Line,
-    slopes: Sequence[Tensor],
+    gradients: Sequence[Tensor],
     grads: Sequence[Tensor | None],
     deviations: Sequence[Tensor | None],
     unit: float,
-) -> SlopeGap:
+) -> DerivativeGap:
     """Compare ⟨v, J u⟩ from a line with ⟨G, u⟩ from gradients.
 
     Args:
         line: the outputs along u.
-        slopes: the output gradients v.
+        gradients: the output gradients v.
         grads: the gradients G of a backward pass from v.
         deviations: standard deviations of the gradients.
         unit: the relative error of one rounding of the function.
     """
-    weights = [wide(slope) for slope in slopes]
+    weights = [wide(gradient) for gradient in gradients]
     near = torch.cat([(v * part).flatten() for v, part in zip(weights, line.near, strict=True)])
     far = torch.cat([(v * part).flatten() for v, part in zip(weights, line.far, strict=True)])
     bend = torch.cat([(v * part).flatten() for v, part in zip(weights, line.bend, strict=True)])
@@ -193,7 +230,8 @@ def slope_gap(
     # Entry by entry as well as in sum: where a function has kinks, their errors may cancel. A kink at the very point
     # shows in the fourth difference alone.
     noise = variance**0.5 / line.step
-    error = DEVIATIONS * noise + _beyond_noise(near - far, _NEAR_FAR * noise) + _beyond_noise(bend, _FOURTH * noise)
+    error = (DEVIATIONS + _SHOWN * _FOURTH / 4) * noise
+    error += _beyond_noise(near - far, _NEAR_FAR * noise) + _beyond_noise(bend, _FOURTH * noise)
     expected, squares, spread = 0.0, 0.0, 0.0
     for grad, along, deviation in zip(grads, line.along, deviations, strict=True):
         if grad is None or along is None:
@@ -204,38 +242,44 @@ def slope_gap(
         if deviation is not None:
             spread += float((deviation.square() * along.square()).sum())
     size = squares**0.5
+    reach = sum(float((v.abs() * largest).sum()) for v, largest in zip(weights, line.reach, strict=True))
     limit = error + DEVIATIONS * spread**0.5 + ROUNDINGS * unit * (size + abs(expected))
-    return SlopeGap(
+    return DerivativeGap(
         measured=float(((4 * near - far) / 3).sum()),
         expected=expected,
         limit=limit,
         error=error,
         size=size,
-        converged=float((near - far).norm()) <= _CONVERGED * float(near.norm()) + 3 * noise,
+        converged=float((near - far).norm()) <= _CONVERGED * float(near.norm()) + 3 * noise
+        and (unit < _COARSE or abs(expected) * line.step <= _LINEAR * reach),
     )
 
 
-def matched_slopes(line: Line, outs: Sequence[Tensor], *, relative: bool) -> tuple[list[Tensor], float]:
-    """Output gradients along J u itself, in which its slope is largest against noise; and the bias of doing so.
+def matched_derivatives(line: Line, outs: Sequence[Tensor], *, relative: bool) -> tuple[list[Tensor], float]:
+    """Output gradients along J u itself, in which its derivative is largest against noise; and the bias of doing so.
 
-    The slope of ⟨v, f⟩ is then a sum of squares, to which noise of the outputs adds with random signs: it is known √n
+    The derivative of ⟨v, f⟩ is then a sum of squares, to which output noise adds with random signs: it is known √n
     times better than along a random v. The far difference is taken, whose noise is not that of the near one; the part
-    of it in the extrapolated slope adds a third of its square.
+    of it in the extrapolated gradient adds a third of its square.
 
     Args:
         line: the outputs along u.
         outs: the outputs at the middle of the line, for their precision and size.
         relative: whether relative changes of outputs count, so that small outputs count as much as large ones.
     """
-    slopes, bias = [], 0.0
+    gradients, bias = [], 0.0
     for far, deviation, out in zip(line.far, line.deviations, outs, strict=True):
-        weight = torch.ones_like(far)
+        spacing = torch.finfo(out.dtype).eps * (wide(out).abs() + 2 * line.step * far.abs())
+        weight = (4 * line.step * far.abs() >= _RESOLVED * spacing).to(far)
         if relative:
             size = wide(out).abs().clamp_min(2.0**-24 * float(wide(out).abs().max()) + 1e-30)
-            weight = torch.exp2(-2 * size.log2().round())
+            weight = weight * torch.exp2(-2 * size.log2().round())
         v = far * weight
         peak = float(v.abs().max())
         scale = 2.0 ** -round(torch.tensor(peak).log2().item()) if peak > 0 else 1.0
-        slopes.append((v * scale).to(out.dtype))
+        gradients.append((v * scale).to(out.dtype))
         bias += scale * float((weight * deviation.square()).sum()) / (12 * line.step**2)
-    return slopes, bias
+        # Near the bound, outputs are chosen whose noise adds to the change: up to one deviation of the far difference.
+        chosen = 4 * line.step * far.abs() < 2 * _RESOLVED * spacing
+        bias += scale * float((weight * chosen * far.abs() * deviation).sum()) / (3 * 8**0.5 * line.step)
+    return gradients, bias

@@ -20,7 +20,7 @@ class Setting:
     """
 
     function: NumericalFunction
-    slopes: Values
+    gradients: Values
     outs: Values
     grads: tuple[Tensor | None, ...]
     noise: FunctionNoise

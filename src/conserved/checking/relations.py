@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.comparing import REFUSALS, backward_pass, compare, short
-from conserved.auditing.functions.dependence import Cut, changed, cuts_of, same
-from conserved.auditing.functions.gradient_test import Method, Tested
-from conserved.auditing.functions.part_relations import parts_alone, parts_reordered, sums_reordered
-from conserved.auditing.functions.pass_under_test import Setting
+from conserved.checking.comparing import REFUSALS, backward_pass, compare, short
+from conserved.checking.dependence import Cut, changed, cuts_of, same
+from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.part_relations import parts_alone, parts_reordered, sums_reordered
+from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import measure_noise, wide
 from conserved.inference.probing.numerical_function import copied, reseed
 
@@ -42,7 +42,13 @@ def relation_tests(setting: Setting, *, layout: bool = False) -> tuple[list[Test
     found: list[Tested] = []
     skipped: list[str] = []
     cuts: list[Cut] = []
-    in_memory: list[TestedRelation] = [_repeated, _linear, _drawn_later, _transposed_slopes, _expanded_slopes]
+    in_memory: list[TestedRelation] = [
+        _repeated,
+        _linear,
+        _drawn_later,
+        _transposed_output_gradients,
+        _expanded_output_gradients,
+    ]
     uncompiled: list[TestedRelation] = [_each_alone, _strided_inputs]
     by_parts: list[TestedRelation] = [
         lambda chosen: parts_alone(chosen, cuts),
@@ -95,7 +101,7 @@ def _coarse(setting: Setting) -> Iterator[Tested | str]:
         # A kink of the function between the points looks like noise; on other, shorter lines it is not met again.
         for seed in (29, 31):
             if noise > limit:
-                again = measure_noise(setting.function, setting.slopes, seed=seed, shorter=16.0)
+                again = measure_noise(setting.function, setting.gradients, seed=seed, shorter=16.0)
                 noise = min(noise, again.relative[place])
         worst = noise / limit
         yield Tested(
@@ -115,10 +121,10 @@ def _coarse(setting: Setting) -> Iterator[Tested | str]:
 
 def _linear(setting: Setting) -> Iterator[Tested | str]:
     """Linear in the output gradient: zero for zero, four times for four times, sums for sums."""
-    zero = backward_pass(setting, slopes=[torch.zeros_like(slope) for slope in setting.slopes])
+    zero = backward_pass(setting, gradients=[torch.zeros_like(gradient) for gradient in setting.gradients])
     nothing = [None if grad is None else torch.zeros_like(grad) for grad in setting.grads]
     yield from compare(setting, "a zero output gradient gives a zero gradient", zero, nothing, exactly=True)
-    quarter = backward_pass(setting, slopes=[slope / 4 for slope in setting.slopes])
+    quarter = backward_pass(setting, gradients=[gradient / 4 for gradient in setting.gradients])
     expected = [None if grad is None else grad / 4 for grad in setting.grads]
     yield from compare(
         setting,
@@ -128,7 +134,7 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
         meaning="the backward is not linear in the output gradient: it is ignored, applied twice, or a state is kept",
     )
     for power in _POWERS[setting.function.precision]:
-        scaled = backward_pass(setting, slopes=[slope * 2.0**power for slope in setting.slopes])
+        scaled = backward_pass(setting, gradients=[gradient * 2.0**power for gradient in setting.gradients])
         if all(grad is None or bool(torch.isfinite(grad).all()) for grad in scaled):
             yield from compare(
                 setting,
@@ -137,13 +143,13 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
                 setting.grads,
                 meaning="the backward is not linear in the output gradient: it is clipped, or rounded to zero",
             )
-    generator = torch.Generator(setting.slopes[0].device).manual_seed(setting.seed + 5)
+    generator = torch.Generator(setting.gradients[0].device).manual_seed(setting.seed + 5)
     halves = []
-    for slope in setting.slopes:
-        mask = torch.randint(2, slope.shape, generator=generator, device=slope.device).to(slope.dtype)
-        halves.append((slope * mask, slope * (1 - mask)))
-    one = backward_pass(setting, slopes=[pair[0] for pair in halves])
-    other = backward_pass(setting, slopes=[pair[1] for pair in halves])
+    for gradient in setting.gradients:
+        mask = torch.randint(2, gradient.shape, generator=generator, device=gradient.device).to(gradient.dtype)
+        halves.append((gradient * mask, gradient * (1 - mask)))
+    one = backward_pass(setting, gradients=[pair[0] for pair in halves])
+    other = backward_pass(setting, gradients=[pair[1] for pair in halves])
     total = [None if a is None or b is None else wide(a) + wide(b) for a, b in zip(one, other, strict=True)]
     yield from compare(
         setting,
@@ -157,13 +163,16 @@ def _linear(setting: Setting) -> Iterator[Tested | str]:
 
 def _each_output(setting: Setting) -> Iterator[Tested | str]:
     """Every output has its part in the gradients, and the parts add up."""
-    if len(setting.slopes) < 2:
+    if len(setting.gradients) < 2:
         return
     function = setting.function
     parts = []
     for number, output in enumerate(function.out_names):
-        only = [slope if place == number else torch.zeros_like(slope) for place, slope in enumerate(setting.slopes)]
-        parts.append(backward_pass(setting, slopes=only))
+        only = [
+            gradient if place == number else torch.zeros_like(gradient)
+            for place, gradient in enumerate(setting.gradients)
+        ]
+        parts.append(backward_pass(setting, gradients=only))
         for place, name in enumerate(function.names):
             grad = parts[-1][place]
             if setting.grads[place] is None or not function.values[place].ndim:
@@ -200,9 +209,11 @@ def _drawn_later(setting: Setting) -> Iterator[Tested | str]:
     with torch.enable_grad():
         outs = function._ran([leaf.clone() for leaf in leaves] if function.copying else leaves)
         reseed(function.seed + 1)
-        live = [(outs[place], slope) for place, slope in zip(function.differentiable, setting.slopes, strict=True)]
+        live = [
+            (outs[place], gradient) for place, gradient in zip(function.differentiable, setting.gradients, strict=True)
+        ]
         grads = torch.autograd.grad(
-            [out for out, _ in live], leaves, [slope.clone() for _, slope in live], allow_unused=True
+            [out for out, _ in live], leaves, [gradient.clone() for _, gradient in live], allow_unused=True
         )
     yield from compare(
         setting,
@@ -214,28 +225,32 @@ def _drawn_later(setting: Setting) -> Iterator[Tested | str]:
     )
 
 
-def _transposed_slopes(setting: Setting) -> Iterator[Tested | str]:
+def _transposed_output_gradients(setting: Setting) -> Iterator[Tested | str]:
     """An output gradient of other strides is the same output gradient."""
-    if any(slope.ndim >= 2 for slope in setting.slopes):
+    if any(gradient.ndim >= 2 for gradient in setting.gradients):
         turned = [
-            slope.transpose(-1, -2).contiguous().transpose(-1, -2) if slope.ndim >= 2 else slope
-            for slope in setting.slopes
+            gradient.transpose(-1, -2).contiguous().transpose(-1, -2) if gradient.ndim >= 2 else gradient
+            for gradient in setting.gradients
         ]
         yield from compare(
             setting,
             "a transposed output gradient gives the same gradient",
-            backward_pass(setting, slopes=turned),
+            backward_pass(setting, gradients=turned),
             setting.grads,
+            other_kernel=True,
             meaning="the strides of the output gradient are not read",
         )
 
 
-def _expanded_slopes(setting: Setting) -> Iterator[Tested | str]:
+def _expanded_output_gradients(setting: Setting) -> Iterator[Tested | str]:
     """The output gradient of a sum, one number for all entries, is an output gradient."""
-    if any(slope.ndim for slope in setting.slopes):
-        ones = [torch.ones((), device=slope.device, dtype=slope.dtype).expand(slope.shape) for slope in setting.slopes]
-        expanded = backward_pass(setting, slopes=ones)
-        plain = backward_pass(setting, slopes=[one.contiguous() for one in ones])
+    if any(gradient.ndim for gradient in setting.gradients):
+        ones = [
+            torch.ones((), device=gradient.device, dtype=gradient.dtype).expand(gradient.shape)
+            for gradient in setting.gradients
+        ]
+        expanded = backward_pass(setting, gradients=ones)
+        plain = backward_pass(setting, gradients=[one.contiguous() for one in ones])
         yield from compare(
             setting,
             "the output gradient of a sum (stride 0) gives the same gradient as a full one",
@@ -303,6 +318,7 @@ def _strided_inputs(setting: Setting) -> Iterator[Tested | str]:
             f"{way} (not contiguous) inputs give the same gradient",
             grads,
             setting.grads,
+            other_kernel=True,
             meaning="strides of the inputs are not read, or those of one tensor are used for another",
         )
 
@@ -319,7 +335,7 @@ def _accumulated(setting: Setting) -> Iterator[Tested | str]:
     with torch.enable_grad():
         outs = function._ran(leaves)
         chosen = [outs[place] for place in function.differentiable]
-        torch.autograd.backward(chosen, [slope.clone() for slope in setting.slopes])
+        torch.autograd.backward(chosen, [gradient.clone() for gradient in setting.gradients])
     got: list[Tensor | None] = []
     expected: list[Tensor | None] = []
     for place, leaf in enumerate(leaves):
@@ -347,7 +363,7 @@ def _compiled(setting: Setting) -> Iterator[Tested | str]:
         return
     try:
         function = replace(setting.function, call=torch.compile(setting.function.call, backend=setting.compiler))
-        outs, grads = function.gradients(function.values, setting.slopes)
+        outs, grads = function.gradients(function.values, setting.gradients)
     except REFUSALS as problem:
         yield f"the compiled function was not tested: it raises ({short(problem)})"
         return
@@ -362,6 +378,7 @@ def _compiled(setting: Setting) -> Iterator[Tested | str]:
         grads,
         setting.grads,
         noise=noise,
+        other_kernel=True,
         meaning="the compiled backward is another one: a missing meta or autograd registration, a graph break with "
         "side effects, or a defect of the compiler",
     )

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.gradient_test import Gap, Method, Tested, gap_between
-from conserved.auditing.functions.locating import pattern_meaning, where
-from conserved.auditing.functions.pass_under_test import Setting
-from conserved.inference.probing.noise import by_row, wide
+from conserved.checking.gradient_test import Gap, Method, Tested, gap_between
+from conserved.checking.locating import pattern_meaning, where
+from conserved.checking.pass_under_test import Setting
+from conserved.inference.probing.noise import TENSOR_CORE_UNIT, by_row, wide
 
 Gradients = Sequence[Tensor | None]
 
@@ -29,9 +29,14 @@ def compare(
     noise: Sequence[Tensor | None] | None = None,
     exactly: bool = False,
     factor: bool = False,
+    other_kernel: bool = False,
     meaning: str = "",
 ) -> Iterator[Tested]:
-    """A test for each input: whether two gradients agree up to their noise."""
+    """A test for each input: whether two gradients agree up to their noise.
+
+    `other_kernel` says that other shapes or strides may have chosen another kernel. On a GPU that may be one that
+    rounds single precision to ten bits inside, where the first did not.
+    """
     function = setting.function
     for place in range(len(function.names)) if places is None else places:
         right, found = expected[place], got[place]
@@ -47,7 +52,8 @@ def compare(
         spread = (
             torch.zeros((), device=found.device, dtype=torch.float64) if deviation is None or exactly else deviation
         )
-        gap = gap_between(found, right, spread, setting.noise.unit, floor)
+        unit = max(setting.noise.unit, _tensor_core_unit(found)) if other_kernel else setting.noise.unit
+        gap = gap_between(found, right, spread, unit, floor)
         yield _judged(setting, name, what, gap, factor=factor, meaning=meaning)
 
 
@@ -69,15 +75,21 @@ def _judged(setting: Setting, name: str, what: str, gap: Gap, *, factor: bool, m
     return replace(test, where=where(bad), meaning="; ".join(part for part in (told, meaning) if part))
 
 
+def _tensor_core_unit(tensor: Tensor) -> float:
+    """The rounding of tensor cores where they may compute in single precision; zero elsewhere."""
+    allowed = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    return TENSOR_CORE_UNIT if tensor.is_cuda and tensor.dtype == torch.float32 and allowed else 0.0
+
+
 def backward_pass(
     setting: Setting,
     values: Sequence[Tensor] | None = None,
-    slopes: Sequence[Tensor] | None = None,
+    gradients: Sequence[Tensor] | None = None,
     wanted: Sequence[int] | None = None,
 ) -> Gradients:
     """The gradients at the inputs and output gradients of the setting, or at others."""
     chosen = setting.function.values if values is None else values
-    return setting.function.gradients(chosen, setting.slopes if slopes is None else slopes, wanted)[1]
+    return setting.function.gradients(chosen, setting.gradients if gradients is None else gradients, wanted)[1]
 
 
 def short(problem: Exception) -> str:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.pass_under_test import Setting
+from conserved.checking.inner_precision import inner_precision
+from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import by_row, measure_noise, rms, wide
-from conserved.inference.probing.numerical_function import NumericalFunction
+from conserved.inference.probing.numerical_function import UNIT, NumericalFunction
 
 _FINER = {
     torch.bfloat16: (torch.float64, torch.float32),
@@ -41,9 +42,9 @@ class FunctionForm:
         """Inputs of the given form as inputs of this one."""
         return tuple(value.to(like.dtype) for value, like in zip(values, self.function.values, strict=True))
 
-    def gradients(self, values: Sequence[Tensor], slopes: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    def gradients(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """Gradients of this form at inputs and output gradients of the given one."""
-        typed = [wide(slope).to(kind) for slope, kind in zip(slopes, self.out_types, strict=True)]
+        typed = [wide(gradient).to(kind) for gradient, kind in zip(gradients, self.out_types, strict=True)]
         return self.function.gradients(self.at(values), typed)[1]
 
 
@@ -62,11 +63,14 @@ def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
         function = form.function
         try:
             outs = function.outputs(function.values)
-            if not _agree(setting, outs):
+            # A form that casts inside to less than its own precision is a staircase, and no reference.
+            if not outputs_agree(setting, outs) or UNIT[inner_precision(function)] > UNIT[function.precision]:
                 continue
-            slopes = tuple(wide(slope).to(out.dtype) for slope, out in zip(setting.slopes, outs, strict=True))
-            outs, grads = function.gradients(function.values, slopes)
-            noise = measure_noise(function, slopes)
+            gradients = tuple(
+                wide(gradient).to(out.dtype) for gradient, out in zip(setting.gradients, outs, strict=True)
+            )
+            outs, grads = function.gradients(function.values, gradients)
+            noise = measure_noise(function, gradients)
         except Exception:  # a kernel may refuse a precision in any way it likes
             continue
         if [grad is None for grad in grads] != [grad is None for grad in setting.grads]:
@@ -81,7 +85,7 @@ def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
         found = replace(
             setting,
             function=function,
-            slopes=slopes,
+            gradients=gradients,
             outs=outs,
             grads=grads,
             noise=noise,
@@ -93,7 +97,8 @@ def reference_setting(setting: Setting) -> tuple[Setting, FunctionForm] | None:
     return None
 
 
-def _agree(setting: Setting, outs: Sequence[Tensor]) -> bool:
+def outputs_agree(setting: Setting, outs: Sequence[Tensor]) -> bool:
+    """Return whether the outputs of another form are those of the given one, up to rounding."""
     for out, before, deviation in zip(outs, setting.outs, setting.noise.outs, strict=True):
         if out.shape != before.shape or not bool(torch.isfinite(out).all()):
             return False

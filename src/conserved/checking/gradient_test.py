@@ -24,7 +24,7 @@ class Method(StrEnum):
     PRESENCE = "presence"
     IDENTITY = "identity"
     RELATION = "relation"
-    SLOPE = "slope"
+    DERIVATIVE = "derivative"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,34 +1,37 @@
-"""The last line: gradients against the slope of the function along chosen directions, in the best precision it runs in.
+"""Test gradients against derivatives of the function along chosen directions, in the best precision it runs in.
 
-Along a direction u the slope of ⟨dout, f⟩ is ⟨G, u⟩. Differences over two distances give the slope, an estimate of
+Along a direction u the derivative of ⟨dout, f⟩ is ⟨G, u⟩. Two distances give it, with an estimate of
 their own truncation, and with the noise of the function an error that is stated. A wrong factor shows here if nowhere
 else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.gradient_test import NOISE, ROUNDING, Method, Tested
-from conserved.auditing.functions.line_slopes import Line, SlopeGap, line_through, matched_slopes, slope_gap
-from conserved.auditing.functions.locating import factor_meaning, where
-from conserved.auditing.functions.pass_under_test import Setting
+from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.inner_precision import inner_precision
+from conserved.checking.line_derivatives import DerivativeGap, Line, derivative_gap, line_through, matched_derivatives
+from conserved.checking.locating import factor_meaning, where
+from conserved.checking.pass_under_test import Setting
+from conserved.checking.reference_form import outputs_agree
+from conserved.checking.scaled_pass import sampled_pass
 from conserved.inference.probing.noise import by_row, measure_output_noise, rms, wide
-from conserved.inference.probing.numerical_function import Values
+from conserved.inference.probing.numerical_function import UNIT, Values
 
 _LINE = {torch.float64: 2.0**-22, torch.float32: 2.0**-12, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 _USEFUL = 0.25
-"""A slope known to worse than this share of itself tests nothing."""
+"""A derivative known to worse than this share of itself tests nothing."""
 
 _COARSE = 2.0**-13
 """The rounding from which on random output gradients see too little: half precision."""
 
 _CLOSE = 0.25
-"""A tile whose slope comes closer to its limit than this may be wrong too; then nothing is said about the place."""
+"""A tile whose derivative comes closer to its limit than this may be wrong too; its place is then not named."""
 
 _TILE, _TILES = 8, 16
 """The smallest tile looked at, and how many at most along an axis, when a wrong gradient is located."""
@@ -36,7 +39,7 @@ _TILE, _TILES = 8, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A function in the precision slopes are taken in, and the noise of its outputs there."""
+    """A function in the precision gradients are taken in, and the noise of its outputs there."""
 
     values: Values
     noise: Values
@@ -63,7 +66,8 @@ def best_precision(setting: Setting) -> _Line:
         values = tuple(value.to(precision) for value in function.values)
         try:
             outs = function.outputs(values)
-            if not _agree(setting, outs):
+            inner = inner_precision(replace(function, values=values))
+            if not outputs_agree(setting, outs) or UNIT[inner] > UNIT[precision]:
                 continue
             noise = measure_output_noise(function, values, _LINE[precision])
         except Exception:  # a kernel may refuse a precision in any way it likes
@@ -74,25 +78,14 @@ def best_precision(setting: Setting) -> _Line:
     return _Line(values=function.values, noise=setting.noise.outs, precision=own)
 
 
-def _agree(setting: Setting, outs: Sequence[Tensor]) -> bool:
-    for out, before, deviation in zip(outs, setting.outs, setting.noise.outs, strict=True):
-        if out.shape != before.shape or not bool(torch.isfinite(out).all()):
-            return False
-        size = by_row(wide(before).square()).sqrt()
-        limit = NOISE * deviation + ROUNDING * setting.noise.unit * (size + wide(before).abs())
-        if not bool(((wide(out) - wide(before)).abs() <= limit).all()):
-            return False
-    return True
-
-
-def slope_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Tested], list[str]]:
+def directional_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Tested], list[str]]:
     """A test for each input along its gradient, along random directions and along blocks of its axes.
 
     Returns:
-        The tests, and a sentence for each input whose slope is too noisy to say anything.
+        The tests, and a sentence for each input whose gradient is too noisy to say anything.
     """
     line = best_precision(setting)
-    told = str(line.precision)[6:]
+    precision_name = str(line.precision)[6:]
     found: list[Tested] = []
     useless: list[str] = []
     for place, name in enumerate(setting.function.names):
@@ -101,20 +94,20 @@ def slope_tests(setting: Setting, *, blocks: bool = True) -> tuple[list[Tested],
         counted = 0
         for direction in _directions(setting, place, blocks=blocks):
             if setting.late:
-                useless.append("slopes were cut short: the time allowed was used up")
+                useless.append("directional derivatives were cut short: the time allowed was used up")
                 return found, useless
-            made = [test for test in _tests(setting, line, direction, told) if test is not None]
+            made = [test for test in _tests(setting, line, direction, precision_name) if test is not None]
             found += made
             counted += len(made)
         if any(not test.ok and name in test.gradients for test in found) and not setting.late:
-            found += _tiles(setting, line, place, told)
+            found += _tiles(setting, line, place, precision_name)
         if not counted:
-            useless.append(f"the slope along {name} is lost in the noise of the function in {told}")
+            useless.append(f"the derivative along {name} is lost in the noise of the function in {precision_name}")
     return found, useless
 
 
-def _tiles(setting: Setting, line: _Line, place: int, told: str) -> list[Tested]:
-    """Which tiles of a wrong gradient are wrong: along every long axis, the slope of each tile by itself."""
+def _tiles(setting: Setting, line: _Line, place: int, precision_name: str) -> list[Tested]:
+    """Which tiles of a wrong gradient are wrong: along every long axis, the derivative along each tile by itself."""
     name, shape = setting.function.names[place], setting.function.values[place].shape
     value = wide(setting.function.values[place])
     generator = torch.Generator(value.device).manual_seed(setting.seed + 7)
@@ -131,7 +124,9 @@ def _tiles(setting: Setting, line: _Line, place: int, told: str) -> list[Tested]
             mask[start : start + width] = rms(value) or 1.0
             signs = torch.randint(2, value.shape, generator=generator, device=value.device).double() * 2 - 1
             lying = [length if other == axis else 1 for other in range(value.ndim)]
-            test = _test(setting, line, _Direction(place=place, along=signs * mask.view(lying), name="a tile"), told)
+            test = _test(
+                setting, line, _Direction(place=place, along=signs * mask.view(lying), name="a tile"), precision_name
+            )
             if test is not None and not test.ok:
                 wrong[start : start + width] = True
                 worst = test if worst is None or test.worst > worst.worst else worst
@@ -139,7 +134,11 @@ def _tiles(setting: Setting, line: _Line, place: int, told: str) -> list[Tested]
         if worst is not None and clear and not bool(wrong.all()):
             shown = where(wrong, [f"axis {axis} of d{name}"])
             found.append(
-                replace(worst, what=f"slope along each tile of {width} of axis {axis}, taken in {told}", where=shown)
+                replace(
+                    worst,
+                    what=f"derivative along each tile of {width} of axis {axis}, taken in {precision_name}",
+                    where=shown,
+                )
             )
     return found
 
@@ -184,27 +183,24 @@ def _directions(setting: Setting, place: int, *, blocks: bool) -> Iterator[_Dire
             yield _Direction(place=place, along=mixture * mask.view(shape), name=f"{span} alone", where=span)
 
 
-def _tests(setting: Setting, line: _Line, direction: _Direction, told: str) -> Iterator[Tested | None]:
+def _tests(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> Iterator[Tested | None]:
     """Test a direction with the output gradient at hand, and in half precision with the one that fits it best."""
     drawn = _drawn(setting, line, direction)
     if drawn is None:
         return
-    gap = slope_gap(drawn, setting.slopes, setting.grads, setting.noise.grads, setting.noise.unit)
-    yield _judged(setting, direction, gap, told)
+    gap = derivative_gap(drawn, setting.gradients, setting.grads, setting.noise.grads, setting.noise.unit)
+    yield _judged(setting, direction, gap, precision_name)
     if setting.noise.unit < _COARSE or line.precision != setting.function.precision:
         return
-    slopes, bias = matched_slopes(drawn, setting.outs, relative=False)
-    grads = setting.function.gradients(setting.function.values, slopes)[1]
-    if any(grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads):
+    gradients, bias = matched_derivatives(drawn, setting.outs, relative=False)
+    # Sums of numbers of one sign are rounded in one direction; the noise of another pass does not show that.
+    made = sampled_pass(setting.function, setting.function.values, gradients)
+    if not made.finite:
         return
-    spread = [
-        None if grad is None else relative * by_row(wide(grad).square()).sqrt()
-        for grad, relative in zip(grads, setting.noise.relative, strict=True)
-    ]
-    gap = slope_gap(drawn, slopes, grads, spread, setting.noise.unit)
+    gap = derivative_gap(drawn, gradients, made.grads, made.deviations, setting.noise.unit)
     gap = replace(gap, limit=gap.limit + bias, error=gap.error + bias)
-    fitting = replace(direction, name=f"{direction.name}, with the output gradient along its change", matched=True)
-    yield _judged(setting, fitting, gap, told)
+    fitting = replace(direction, name=f"{direction.name}, with the output derivative along its change", matched=True)
+    yield _judged(setting, fitting, gap, precision_name)
 
 
 def _drawn(setting: Setting, line: _Line, direction: _Direction) -> Line | None:
@@ -212,15 +208,15 @@ def _drawn(setting: Setting, line: _Line, direction: _Direction) -> Line | None:
     return line_through(setting.function, line.values, moved, line.noise)
 
 
-def _test(setting: Setting, line: _Line, direction: _Direction, told: str) -> Tested | None:
+def _test(setting: Setting, line: _Line, direction: _Direction, precision_name: str) -> Tested | None:
     drawn = _drawn(setting, line, direction)
     if drawn is None:
         return None
-    gap = slope_gap(drawn, setting.slopes, setting.grads, setting.noise.grads, setting.noise.unit)
-    return _judged(setting, direction, gap, told)
+    gap = derivative_gap(drawn, setting.gradients, setting.grads, setting.noise.grads, setting.noise.unit)
+    return _judged(setting, direction, gap, precision_name)
 
 
-def _judged(setting: Setting, direction: _Direction, gap: SlopeGap, told: str) -> Tested | None:
+def _judged(setting: Setting, direction: _Direction, gap: DerivativeGap, precision_name: str) -> Tested | None:
     place = direction.place
     summed = direction.aligned or direction.matched
     if gap.scale == 0 or not gap.converged or (summed and gap.limit > _USEFUL * gap.scale) or gap.error > 4 * gap.scale:
@@ -228,8 +224,8 @@ def _judged(setting: Setting, direction: _Direction, gap: SlopeGap, told: str) -
     name = setting.function.names[place]
     test = Tested(
         gradients=(name,),
-        method=Method.SLOPE,
-        what=f"slope along {direction.name}, taken in {told}",
+        method=Method.DERIVATIVE,
+        what=f"derivative along {direction.name}, taken in {precision_name}",
         residual=abs(gap.measured - gap.expected) / gap.scale,
         limit=gap.limit / gap.scale,
         worst=gap.worst,
@@ -246,7 +242,7 @@ def _judged(setting: Setting, direction: _Direction, gap: SlopeGap, told: str) -
     return replace(test, where=direction.where, meaning=meaning)
 
 
-def _smallest(direction: _Direction, gap: SlopeGap) -> float:
+def _smallest(direction: _Direction, gap: DerivativeGap) -> float:
     """The relative error, spread over all entries, that would have failed; a direction of a block says nothing."""
     if direction.where != "everywhere":
         return float("inf")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.pass_under_test import Setting
-from conserved.auditing.functions.reference_form import FunctionForm
+from conserved.checking.pass_under_test import Setting
+from conserved.checking.reference_form import FunctionForm
 from conserved.inference.probing.noise import rms, wide
 from conserved.plain_data import record_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.pass_under_test import Setting
+from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import wide
 from conserved.inference.probing.numerical_function import Values
 
@@ -49,8 +49,10 @@ def changed(setting: Setting, place: int, axis: int, start: int, stop: int) -> V
     """The outputs after the entries of one input from `start` to `stop` have been replaced."""
     values = [value.detach().clone() for value in setting.function.values]
     part = values[place].narrow(axis, start, stop - start)
-    # Smaller and of the same sign: logarithms of decays must stay negative, and probabilities below one.
-    part.copy_((wide(part) * 0.625).to(part.dtype))
+    # Smaller and of the same sign: logarithms of decays must stay negative, and probabilities below one. Neighbouring
+    # entries change by different factors, because a norm does not see a common one.
+    eighths = torch.arange(part.numel(), device=part.device).mul_(5).remainder_(4).add_(3).reshape(part.shape)
+    part.copy_((wide(part) * eighths / 8).to(part.dtype))
     if not bool(part.any()):
         part.fill_(0.5)
     try:
@@ -125,19 +127,21 @@ def cut_places(setting: Setting, size: int) -> list[int]:
 def _cut(setting: Setting, out_axes: tuple[int, ...], size: int, share: int) -> Cut | None:
     """The inputs that can be cut with the outputs near `share`, or None if there are none.
 
-    Heads may be shared: an input with fewer of them along the same axis is cut between two groups, and so is all else.
+    Heads may be shared: an input of as many axes with fewer heads is cut between two groups, and so is all else.
     """
     shapes = [value.shape for value in setting.function.values]
     first = out_axes[0]
-    fewer = [shape[first] for shape in shapes if len(shape) > first and 1 < shape[first] < size]
+    rank = setting.outs[0].ndim
+    fewer = [shape[first] for shape in shapes if len(shape) == rank and 1 < shape[first] < size]
     common = min((count for count in fewer if size % count == 0), default=size)
-    out_cut = max(1, round(share * common / size)) * (size // common)
+    out_cut = min(max(1, round(share * common / size)), common - 1) * (size // common)
     parts: list[Follows] = []
     known = True
     for place, shape in enumerate(shapes):
         for axis in sorted(range(len(shape)), key=lambda axis: (axis != first, axis)):
             count = shape[axis]
-            whole = count == size or (axis == first and count in fewer and size % count == 0)
+            grouped = axis == first and len(shape) == rank and count in fewer and size % count == 0
+            whole = count == size or grouped
             if count < 2 or not whole or out_cut * count % size:
                 continue
             later = changed(setting, place, axis, out_cut * count // size, count)

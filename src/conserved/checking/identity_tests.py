@@ -8,16 +8,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.gradient_test import NOISE, ROUNDING, Gap, Method, Tested
-from conserved.auditing.functions.locating import factor, factor_meaning, where
-from conserved.auditing.functions.pass_under_test import Setting
+from conserved.checking.gradient_test import NOISE, ROUNDING, Gap, Method, Tested
+from conserved.checking.locating import factor, factor_meaning, where
+from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.axis_moves import Group, ProbedSymmetry, TensorLeg, gather, generator_part, outer
 from conserved.inference.probing.noise import wide
 
 _NEAR = 16.0
 """An identity of a symmetry that holds up to e may be off by about e; how much further rounding of e may put it."""
 
-_COARSE = 2.0**-13
+_FEW = 64
+"""Outputs below which the rounding of a function is assumed and not measured (`measure_noise`)."""
+
+COARSE = 2.0**-13
+"""The rounding from which on precision counts as half."""
+
 _MANY, _TOGETHER = 16, 4.0
 """Coordinates from which on their residuals are looked at together, and standard deviations their root mean square may
 have: of 16 normal numbers it exceeds 4 once in 10⁴⁰."""
@@ -26,11 +31,11 @@ have: of 16 normal numbers it exceeds 4 once in 10⁴⁰."""
 def identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> list[Tested]:
     """One test for each symmetry whose inputs have a gradient; in half precision another for all its coordinates."""
     chosen = [each for each in symmetries if all(setting.grads[leg.place] is not None for leg in each.inputs)]
-    together = [_together(setting, symmetry) for symmetry in chosen] if setting.noise.unit > _COARSE else []
+    together = [test_together(setting, symmetry) for symmetry in chosen] if setting.noise.unit > COARSE else []
     return [*(_test(setting, symmetry) for symmetry in chosen), *(test for test in together if test is not None)]
 
 
-def _together(setting: Setting, symmetry: ProbedSymmetry) -> Tested | None:
+def test_together(setting: Setting, symmetry: ProbedSymmetry) -> Tested | None:
     """Whether the residuals of all coordinates are rounding: one row left out of a sum moves all of them a little.
 
     Rounding of a leg has the measured variance, and its sum may be off by one more rounding in one direction.
@@ -64,25 +69,25 @@ def _together(setting: Setting, symmetry: ProbedSymmetry) -> Tested | None:
 def _terms(setting: Setting, symmetry: ProbedSymmetry, leg: TensorLeg) -> tuple[Tensor, Tensor, Tensor]:
     """What a leg adds to the identity, the variance of it, and the sum of the squares it is made of."""
     if leg.output:
-        value, slope = wide(setting.outs[leg.place]), wide(setting.slopes[leg.place])
+        value, gradient = wide(setting.outs[leg.place]), wide(setting.gradients[leg.place])
         value_noise = setting.noise.outs[leg.place].expand_as(value)
-        slope_noise = torch.zeros_like(slope)
+        gradient_noise = torch.zeros_like(gradient)
     else:
         grad, deviation = setting.grads[leg.place], setting.noise.grads[leg.place]
         assert grad is not None
         assert deviation is not None
-        value, slope = wide(setting.function.values[leg.place]), wide(grad)
-        value_noise, slope_noise = torch.zeros_like(value), deviation.expand_as(slope)
-    squares = (value.square(), slope.square(), value_noise.square(), slope_noise.square())
+        value, gradient = wide(setting.function.values[leg.place]), wide(grad)
+        value_noise, gradient_noise = torch.zeros_like(value), deviation.expand_as(gradient)
+    squares = (value.square(), gradient.square(), value_noise.square(), gradient_noise.square())
     sign = -1.0 if leg.output else 1.0
     if symmetry.group is Group.TRANSLATION:
-        total = gather(slope, leg) * leg.degree * sign
+        total = gather(gradient, leg) * leg.degree * sign
         return total, gather(squares[3], leg), gather(squares[1], leg)
     if symmetry.group is Group.SCALING:
-        total = gather(value * slope, leg) * leg.degree * sign
+        total = gather(value * gradient, leg) * leg.degree * sign
         variance = gather(squares[0] * squares[3] + squares[1] * squares[2], leg)
         return total, variance * leg.degree**2, gather(squares[0] * squares[1], leg) * leg.degree**2
-    total = outer(slope, value, leg) * sign
+    total = outer(gradient, value, leg) * sign
     variance = outer(squares[3], squares[0], leg) + outer(squares[1], squares[2], leg)
     size = outer(squares[1], squares[0], leg)
     if leg.degree < 0:
@@ -97,7 +102,8 @@ def gap_of(setting: Setting, symmetry: ProbedSymmetry) -> tuple[Gap, list[Tensor
     variance = torch.stack(variances).sum(0)
     size = torch.stack(squares).sum(0).sqrt() + torch.stack([part.abs() for part in parts]).sum(0)
     limit = NOISE * variance.sqrt() + ROUNDING * setting.noise.unit * size
-    if not symmetry.exact or setting.coarsest:
+    few = min(out.numel() for out in setting.outs) < _FEW
+    if not symmetry.exact or setting.coarsest or few:
         # A few numbers do not say how fine their arithmetic is; the symmetry is then known to its own error only.
         limit = limit + _NEAR * symmetry.error * (size + 3 * _output_size(setting, total.numel()))
     if symmetry.group in (Group.ROTATION, Group.PAIRED):
@@ -113,8 +119,8 @@ def gap_of(setting: Setting, symmetry: ProbedSymmetry) -> tuple[Gap, list[Tensor
 def _output_size(setting: Setting, count: int) -> float:
     """The size of ⟨dout, out⟩ that falls on each of so many coordinates: what moves if a symmetry nearly holds."""
     squares = sum(
-        float((wide(out).square() * wide(slope).square()).sum())
-        for out, slope in zip(setting.outs, setting.slopes, strict=True)
+        float((wide(out).square() * wide(gradient).square()).sum())
+        for out, gradient in zip(setting.outs, setting.gradients, strict=True)
     )
     return float((squares / max(count, 1)) ** 0.5)
 

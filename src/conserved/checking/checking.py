@@ -10,17 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.check_result import Check
-from conserved.auditing.functions.dependence import changed
-from conserved.auditing.functions.form_agreement import agreement_tests
-from conserved.auditing.functions.gradient_test import ROUNDING, Method, Tested
-from conserved.auditing.functions.identity_tests import identity_tests
-from conserved.auditing.functions.input_regimes import regime_tests
-from conserved.auditing.functions.pass_under_test import Setting
-from conserved.auditing.functions.reference_form import FunctionForm, reference_setting
-from conserved.auditing.functions.relations import relation_tests
-from conserved.auditing.functions.rounding_errors import rounding_errors
-from conserved.auditing.functions.slope_tests import slope_tests
+from conserved.checking.block_identities import block_identity_tests
+from conserved.checking.check_result import Check
+from conserved.checking.dependence import changed
+from conserved.checking.directional_tests import directional_tests
+from conserved.checking.form_agreement import agreement_tests
+from conserved.checking.gradient_test import ROUNDING, Method, Tested
+from conserved.checking.identity_tests import identity_tests
+from conserved.checking.inner_precision import in_inner_precision
+from conserved.checking.input_regimes import regime_tests
+from conserved.checking.pass_under_test import Setting
+from conserved.checking.reference_form import FunctionForm, reference_setting
+from conserved.checking.relations import relation_tests
+from conserved.checking.rounding_errors import rounding_errors
 from conserved.inference.probing.axis_moves import Group, ProbedSymmetry
 from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import (
@@ -56,7 +58,7 @@ def check(
     """Is the backward of this function right?
 
     Symmetries of the forward are found by moving the inputs; each implies an identity that one backward pass is held
-    to. Then come relations every right backward obeys, and slopes along chosen directions. Nothing is compared with
+    to. Then come relations every right backward obeys, and gradients along chosen directions. Nothing is compared with
     another implementation, and no double precision is needed.
 
     Args:
@@ -85,7 +87,7 @@ def check(
         compiler = "inductor" if compiled is True else compiled or ""
         chosen = None if grad is None else [grad] if isinstance(grad, Tensor) else list(grad)
         function = _repeats(function)
-        function = _generic(function) if chosen is None else function
+        function = _generic(in_inner_precision(function)) if chosen is None else function
         return _checked(function, seed, start, start + seconds, compiler, chosen)
 
 
@@ -129,7 +131,7 @@ def _generic(function: NumericalFunction) -> NumericalFunction:
     return replace(function, values=tuple(values), notes=(*function.notes, note))
 
 
-def _slopes(function: NumericalFunction, seed: int) -> tuple[Tensor, ...]:
+def _gradients_of(function: NumericalFunction, seed: int) -> tuple[Tensor, ...]:
     """Random output gradients, in half precision of a size that keeps the gradients away from the smallest numbers."""
     generator = torch.Generator().manual_seed(seed + 11)
     outs = function.outputs(function.values)
@@ -144,17 +146,17 @@ def _slopes(function: NumericalFunction, seed: int) -> tuple[Tensor, ...]:
         sizes = [rms(grad) for grad in grads if grad is not None]
         small = min((size for size in sizes if size > 0), default=1.0)
         power = min(max(0, round(-torch.tensor(small).log2().item())), 8)
-        found = [slope * 2.0**power for slope in found]
+        found = [gradient * 2.0**power for gradient in found]
     return tuple(found)
 
 
-def _setting(function: NumericalFunction, slopes: tuple[Tensor, ...], seed: int, deadline: float) -> Setting:
+def _setting(function: NumericalFunction, gradients: tuple[Tensor, ...], seed: int, deadline: float) -> Setting:
     """One pass of the function with its noise."""
-    outs, grads = function.gradients(function.values, slopes)
-    noise = measure_noise(function, slopes)
+    outs, grads = function.gradients(function.values, gradients)
+    noise = measure_noise(function, gradients)
     return Setting(
         function=function,
-        slopes=slopes,
+        gradients=gradients,
         outs=outs,
         grads=grads,
         noise=noise,
@@ -179,19 +181,20 @@ class _Suite:
 
 
 def _suite(setting: Setting, given: Setting, form: FunctionForm | None) -> _Suite:
-    """Identities, relations and slopes of one form, and slopes at inputs of other kinds."""
+    """Identities, relations and gradients of one form, and gradients at inputs of other kinds."""
     function = setting.function
     scanner = scanner_of(function, setting.outs, unit=setting.noise.unit, seconds=_left(setting))
     setting = replace(setting, telling=tuple(scanner.tells(name, Group.SCALING) for name in function.names))
     probed = probe_function(function, unit=setting.noise.unit, seconds=0.4 * _left(setting))
     identities = identity_tests(setting, probed.symmetries)
+    identities += block_identity_tests(setting, probed.symmetries)
     related, skipped = relation_tests(setting)
-    sloped, noisy = slope_tests(setting)
+    directional, noisy = directional_tests(setting)
     tailed, agreed, missed = regime_tests(setting, given, form)
     short = [] if probed.complete else ["the search for symmetries was cut short: the time allowed was used up"]
     return _Suite(
         symmetries=probed.symmetries,
-        tests=(*identities, *related, *sloped, *tailed),
+        tests=(*identities, *related, *directional, *tailed),
         agreed=tuple(agreed),
         notes=(*skipped, *noisy, *missed, *short),
     )
@@ -205,7 +208,7 @@ def _by_reference(given: Setting, reference: Setting, form: FunctionForm) -> _Su
     """Test the reference form, and hold the given form against it; where both fail, test the given form itself."""
     precise = _suite(reference, given, form)
     precise = replace(precise, tests=tuple(_to_rounding(test, given.noise.unit) for test in precise.tests))
-    agreed = (*agreement_tests(given, form, given.function.values, given.slopes), *precise.agreed)
+    agreed = (*agreement_tests(given, form, given.function.values, given.gradients), *precise.agreed)
     related, skipped = relation_tests(given, layout=True)
     apart = any(not test.ok for test in agreed)
     if precise.fails and apart:
@@ -244,8 +247,8 @@ def _to_rounding(test: Tested, unit: float) -> Tested:
 def _checked(
     function: NumericalFunction, seed: int, start: float, deadline: float, compiler: str, grad: Sequence[Tensor] | None
 ) -> Check:
-    slopes = _slopes(function, seed) if grad is None else _as_given(function, grad)
-    given = replace(_setting(function, slopes, seed, deadline), compiler=compiler)
+    gradients = _gradients_of(function, seed) if grad is None else _as_given(function, grad)
+    given = replace(_setting(function, gradients, seed, deadline), compiler=compiler)
     tests, untested = _presence(given)
     reference = reference_setting(given)
     suite = _suite(given, given, None) if reference is None else _by_reference(given, *reference)
@@ -254,7 +257,7 @@ def _checked(
     for name in function.names:
         if not any(name in test.gradients and test.sees_factor for test in tests):
             untested.setdefault(name, []).append(
-                "a wrong constant factor: no output moves with it and its slope is too noisy"
+                "a wrong constant factor: no output moves with it and its derivative is too noisy"
             )
     return Check(
         function=function.title,
@@ -280,13 +283,13 @@ def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tens
     outs = function.outputs(function.values)
     if len(grad) != len(outs):
         raise Uncheckable(f"Expected {len(outs)} output gradients, got {len(grad)}. Pass one for each output.")
-    for name, slope, out in zip(function.out_names, grad, outs, strict=True):
-        if not isinstance(slope, Tensor) or slope.shape != out.shape:
-            shape = tuple(slope.shape) if isinstance(slope, Tensor) else type(slope).__name__
+    for name, gradient, out in zip(function.out_names, grad, outs, strict=True):
+        if not isinstance(gradient, Tensor) or gradient.shape != out.shape:
+            shape = tuple(gradient.shape) if isinstance(gradient, Tensor) else type(gradient).__name__
             raise Uncheckable(f"Expected the gradient of {name} to have shape {tuple(out.shape)}, got {shape}.")
-        if not bool(torch.isfinite(slope).all()):
+        if not bool(torch.isfinite(gradient).all()):
             raise Uncheckable(f"Expected the gradient of {name} to be finite, got infinities or NaN.")
-    return tuple(slope.detach().to(out.device, out.dtype) for slope, out in zip(grad, outs, strict=True))
+    return tuple(gradient.detach().to(out.device, out.dtype) for gradient, out in zip(grad, outs, strict=True))
 
 
 def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
@@ -348,7 +351,7 @@ def _presence(setting: Setting) -> tuple[list[Tested], dict[str, list[str]]]:
 
 
 def _place_of(grad: Tensor) -> str:
-    from conserved.auditing.functions.locating import where
+    from conserved.checking.locating import where
 
     return where(~torch.isfinite(grad))
 
@@ -356,12 +359,12 @@ def _place_of(grad: Tensor) -> str:
 def _overwrites(setting: Setting) -> list[str]:
     """A note if the backward writes into the output gradient it is given, which others may still need."""
     function = setting.function
-    kept = [slope.clone() for slope in setting.slopes]
+    kept = [gradient.clone() for gradient in setting.gradients]
     with torch.enable_grad():
         leaves = [value.detach().clone().requires_grad_() for value in function.values]
         outs = function._ran([leaf.clone() for leaf in leaves] if function.copying else leaves)
-        live = [(outs[place], slope) for place, slope in zip(function.differentiable, kept, strict=True)]
-        torch.autograd.grad([out for out, _ in live], leaves, [slope for _, slope in live], allow_unused=True)
+        live = [(outs[place], gradient) for place, gradient in zip(function.differentiable, kept, strict=True)]
+        torch.autograd.grad([out for out, _ in live], leaves, [gradient for _, gradient in live], allow_unused=True)
     written = [
         name
         for name, leaf, value in zip(function.names, leaves, function.values, strict=True)
@@ -372,7 +375,7 @@ def _overwrites(setting: Setting) -> list[str]:
         "something else there."
         for name in written
     ]
-    if all(torch.equal(slope, before) for slope, before in zip(kept, setting.slopes, strict=True)):
+    if all(torch.equal(gradient, before) for gradient, before in zip(kept, setting.gradients, strict=True)):
         return notes
     return [
         *notes,

@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conserved.auditing.functions.gradient_test import Method, Tested
-from conserved.auditing.functions.rounding_errors import NOTABLE, RoundingError
-from conserved.auditing.functions.sensitivity import CheckSensitivity, percent, sensitivity_of, shape_of
+from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.rounding_errors import NOTABLE, RoundingError
+from conserved.checking.sensitivity import CheckSensitivity, percent, sensitivity_of, shape_of
 from conserved.inference.probing.axis_moves import ProbedSymmetry
 from conserved.output import html
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Verdict
 
 _SHOWN = 3
+
+
+def _elsewhere(test: Tested) -> bool:
+    """Return whether a test was made at inputs of another kind than the given ones."""
+    return " inputs" in test.what.partition(" at ")[2] and " at the given inputs" not in test.what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +72,14 @@ class Check:
 
     @property
     def failures(self) -> tuple[Tested, ...]:
-        """The tests that failed: identities first, then relations, then slopes; the clearest first."""
+        """The tests that failed: identities, relations, derivatives; those at the given inputs, the clearest first."""
         order = list(Method)
         broken = [test for test in self.tests if not test.ok]
         return tuple(
-            sorted(broken, key=lambda test: (order.index(test.method), not test.meaning, -min(test.worst, 1e30)))
+            sorted(
+                broken,
+                key=lambda test: (order.index(test.method), _elsewhere(test), not test.meaning, -min(test.worst, 1e30)),
+            )
         )
 
     @property
@@ -156,7 +164,7 @@ class Check:
         lines.append(f"  {shown} on {self.device}; {len(self.symmetries)} symmetries of the forward")
         for name in self.suspects or ():
             lines += self._failed(name)
-        lines.append("  gradient   identities        relations         slopes            own noise  unseen below")
+        lines.append("  gradient   identities        relations         derivatives          own noise  unseen below")
         for name, tests in self.tested.items():
             cells = [_cell([test for test in tests if test.method is method]) for method in list(Method)[1:]]
             lines.append(
@@ -199,7 +207,7 @@ class Check:
             ]
             for name, tests in self.tested.items()
         ]
-        table = html.table(("gradient", "identities", "relations", "slopes", "own noise", "unseen below"), rows)
+        table = html.table(("gradient", "identities", "relations", "derivatives", "own noise", "unseen below"), rows)
         failed = [html.preformatted("\n".join(self._failed(name))) for name in self.suspects]
         notes = [html.paragraph(note, quiet=True) for note in (*self.precision_notes, *self.notes)]
         return html.panel(html.badge(self.verdict), *failed, table, *notes)

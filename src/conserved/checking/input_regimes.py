@@ -1,6 +1,6 @@
 """Inputs that random numbers of size one do not reach: large, tiny, sparse, sorted, one-hot, constant, far from zero.
 
-Each kind of input is tried with several output gradients, along lines that move all inputs at once: the slope of the
+Each kind of input is tried with several output gradients, along lines that move all inputs at once: the gradient of the
 function there must be that of the gradient. Output gradients that weigh each output by the inverse of its size make
 small outputs (probabilities of 1e-6) count as much as large ones.
 """
@@ -13,28 +13,38 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.comparing import REFUSALS
-from conserved.auditing.functions.form_agreement import agreement_tests
-from conserved.auditing.functions.gradient_test import Method, Tested
-from conserved.auditing.functions.line_slopes import Line, SlopeGap, line_through, matched_slopes, slope_gap
-from conserved.auditing.functions.pass_under_test import Setting
-from conserved.auditing.functions.reference_form import FunctionForm
+from conserved.checking.comparing import REFUSALS
+from conserved.checking.form_agreement import agreement_tests
+from conserved.checking.gradient_test import Method, Tested
+from conserved.checking.line_derivatives import DerivativeGap, Line, derivative_gap, line_through, matched_derivatives
+from conserved.checking.pass_under_test import Setting
+from conserved.checking.reference_form import FunctionForm, outputs_agree
+from conserved.checking.scaled_pass import sampled_pass
 from conserved.inference.probing.noise import by_row, measure_output_noise, rms, step_of, wide
 
 _USEFUL = 0.5
-"""A slope known to worse than this share of itself tests nothing."""
+"""A derivative known to worse than this share of itself tests nothing."""
+
+_USEFUL_MATCHED = 0.25
+"""The same for matched output gradients, whose bias is known to about its own size only."""
 
 _FINE = 2.0**-20
 """A rounding below which four points can be near each other and random output gradients see enough."""
 
-_SHORTER = 2.0**-7
-"""How much nearer the points are where a function bends within a step: a norm of a constant row."""
+_LENGTHS = 1.0, 2.0**-7
+"""Distances of the points: nearer ones where a function bends within a step, as a norm of a constant row does."""
+
+_COARSE_LENGTHS = 1.0, 2.0**-2, 2.0**-4
+"""The same in half precision, where the last is about one spacing of the inputs."""
+
+_SMALL = ("tiny", "of all sizes")
+"""Kinds of input with numbers near the smallest ones of float16."""
 
 _CONFIRMED = 0.125
 """How much shorter the line is along which a failure must show again."""
 
-_SCALE = 1.375
-"""The backward is linear in the output gradient, rounding is not: a pass from 11/8 of it samples the rounding."""
+_LARGER = 1 + 2.0**-5
+"""The factor of inputs at which a failure must show again: two to four spacings of bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +60,7 @@ def regimes(setting: Setting) -> Iterator[Regime]:
     values = setting.function.values
     generator = torch.Generator().manual_seed(setting.seed + 41)
     kinds = {
+        "wide": lambda x: 3 * x,
         "large": lambda x: 8 * x,
         "tiny": lambda x: 2.0**-8 * x,
         "of all sizes": lambda x: x * torch.exp2(torch.randint(-10, 4, x.shape, generator=generator).to(x)),
@@ -82,18 +93,21 @@ def _one_hot(x: Tensor) -> Tensor:
     return torch.where(x.abs() == first, 8 * x, 2.0**-7 * x)
 
 
-def _output_gradients(outs: Sequence[Tensor], seed: int) -> Iterator[tuple[str, list[Tensor]]]:
+def _output_gradients(outs: Sequence[Tensor], seed: int, unit: float) -> Iterator[tuple[str, list[Tensor]]]:
     """Output gradients to try: random ones, and random ones over the size of each output.
 
-    Their significands have four bits, so that 11/8 of them is exact in every precision.
+    Their significands have four bits, so that 11/8 of them is exact in every precision. An output far below the others
+    may be a difference of numbers of their size (a loss where p is near one); in fine precision it counts as large as a
+    thousand of their roundings.
     """
+    smallest = max(2.0**-20, 2.0**10 * unit) if unit < _FINE else 2.0**-20
     generator = torch.Generator().manual_seed(seed + 43)
     plain, inverse = [], []
     for out in outs:
         signs = torch.randint(0, 2, out.shape, generator=generator).to(out.device).double() * 2 - 1
         size = torch.randint(8, 16, out.shape, generator=generator).to(out.device).double() / 8
         plain.append((signs * size).to(out.dtype))
-        floor = max(rms(out), 1e-30) * 2.0**-20
+        floor = max(rms(out), 1e-30) * smallest
         small = torch.exp2(-wide(out).abs().clamp_min(floor).log2().round())
         reach = torch.finfo(out.dtype).max ** 0.25
         inverse.append((signs * size * small.clamp(max=reach)).to(out.dtype))
@@ -104,15 +118,15 @@ def _output_gradients(outs: Sequence[Tensor], seed: int) -> Iterator[tuple[str, 
 def regime_tests(
     setting: Setting, given: Setting, form: FunctionForm | None
 ) -> tuple[list[Tested], list[Tested], list[str]]:
-    """Test slopes at every kind of input; then the given form against the reference form there, where there is one.
+    """Test gradients at every kind of input; then the given form against the reference form there, where there is one.
 
     Args:
-        setting: the form whose slopes are tested.
+        setting: the form whose gradients are tested.
         given: the form that was given.
         form: the reference form, where `setting` is a pass of it.
 
     Returns:
-        The tests of slopes, those of the given form, and a note on the kinds of input that could not be tested.
+        The tests of gradients, those of the given form, and a note on the kinds of input that could not be tested.
     """
     tests: list[Tested] = []
     agreed: list[Tested] = []
@@ -127,8 +141,8 @@ def regime_tests(
             made = []
         if not made:
             skipped.append(regime.name)
-        tests += [test for test in made if test.method is Method.SLOPE]
-        agreed += [test for test in made if test.method is not Method.SLOPE]
+        tests += [test for test in made if test.method is Method.DERIVATIVE]
+        agreed += [test for test in made if test.method is not Method.DERIVATIVE]
     tests += _inverse_at_given(setting)
     note = f"inputs of these kinds could not be tested (refused, not finite, or too noisy): {', '.join(skipped)}."
     return tests, agreed, [note] if skipped else []
@@ -138,8 +152,8 @@ def _inverse_at_given(setting: Setting) -> list[Tested]:
     """The inputs that were given, with output gradients of inverse size."""
     try:
         noise = setting.noise.outs
-        choices = list(_output_gradients(setting.outs, setting.seed))[1:]
-        return list(_slopes(setting, setting.function.values, setting.outs, noise, choices, "the given"))
+        choices = list(_output_gradients(setting.outs, setting.seed, setting.noise.unit))[1:]
+        return list(_gradients_of(setting, setting.function.values, setting.outs, noise, choices, "the given"))
     except REFUSALS:
         return []
 
@@ -148,18 +162,34 @@ def _at(setting: Setting, given: Setting, form: FunctionForm | None, regime: Reg
     function = setting.function
     values = tuple(value.to(like.dtype) for value, like in zip(regime.values, function.values, strict=True))
     outs = function.outputs(values)
+    # Products of tiny numbers leave the range of float16.
+    if function.precision == torch.float16 and regime.name in _SMALL:
+        return
     if not all(bool(torch.isfinite(out).all()) for out in outs):
         return
-    noise = measure_output_noise(function, values, step_of(function))
-    choices = list(_output_gradients(outs, setting.seed))
-    yield from _slopes(setting, values, outs, noise, choices, regime.name)
+    # A function of float64 that computes in float32 does not see steps of float64.
+    step = max(step_of(function), 32 * setting.noise.unit if setting.noise.unit < _FINE else 0.0)
+    noise = measure_output_noise(function, values, step, entrywise=setting.noise.unit >= _FINE)
+    choices = list(_output_gradients(outs, setting.seed, setting.noise.unit))
+    yield from _gradients_of(setting, values, outs, noise, choices, regime.name)
     if form is not None:
-        slopes = [v.to(out.dtype) for v, out in zip(choices[0][1], given.outs, strict=True)]
+        gradients = [v.to(out.dtype) for v, out in zip(choices[0][1], given.outs, strict=True)]
         own = given.function.outputs(regime.values)
-        # Products of tiny numbers leave the range of float16.
-        tiny = given.function.precision == torch.float16 and regime.name in ("tiny", "of all sizes")
-        if not tiny and all(bool(torch.isfinite(out).all()) for out in own):
-            yield from agreement_tests(given, form, regime.values, slopes, at=f" at {regime.name} inputs")
+        tiny = given.function.precision == torch.float16 and regime.name in _SMALL
+        finite = all(bool(torch.isfinite(out).all()) for out in own)
+        if not tiny and finite and _same_outputs(given, regime.values, own, outs):
+            yield from agreement_tests(given, form, regime.values, gradients, at=f" at {regime.name} inputs")
+
+
+def _same_outputs(given: Setting, values: Sequence[Tensor], own: Sequence[Tensor], outs: Sequence[Tensor]) -> bool:
+    """Return whether both forms compute the same outputs at inputs of another kind, up to rounding.
+
+    Where they do not they are two functions there, with two gradients: the default ε of a norm depends on the
+    precision, and a comparison with a threshold may be decided otherwise.
+    """
+    noise = measure_output_noise(given.function, values, step_of(given.function))
+    there = replace(given, outs=tuple(own), noise=replace(given.noise, outs=noise))
+    return outputs_agree(there, outs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,17 +197,24 @@ class _Pass:
     """A backward pass: its output gradients in words and numbers, gradients, their deviations, a known bias."""
 
     words: str
-    slopes: Sequence[Tensor]
+    gradients: Sequence[Tensor]
     grads: tuple[Tensor | None, ...]
     deviations: Sequence[Tensor | None]
     bias: float = 0.0
+    matched: bool = False
+    """Whether the output gradients were chosen for one line, and with `relative`, for relative changes of outputs."""
+    relative: bool = False
+
+    @property
+    def useful(self) -> float:
+        return _USEFUL_MATCHED if self.matched else _USEFUL
 
     @property
     def finite(self) -> bool:
         return all(grad is None or bool(torch.isfinite(grad).all()) for grad in self.grads)
 
 
-def _slopes(
+def _gradients_of(
     setting: Setting,
     values: Sequence[Tensor],
     outs: Sequence[Tensor],
@@ -185,10 +222,12 @@ def _slopes(
     choices: Sequence[tuple[str, list[Tensor]]],
     name: str,
 ) -> Iterator[Tested]:
-    """Compare slopes along two lines that move every input, and along lines of single inputs where these fail."""
-    passes = [_passed(setting, values, slopes, words) for words, slopes in choices]
+    """Compare gradients along two lines that move every input, and along lines of single inputs where these fail."""
+    passes = [_passed(setting, values, gradients, words) for words, gradients in choices]
+    if setting.noise.unit >= _FINE and _bends_within_a_spacing(setting, values, passes[0]):
+        return
     for number in range(2):
-        for shorter in (1.0, _SHORTER if setting.noise.unit < _FINE else 0.25):
+        for shorter in _LENGTHS if setting.noise.unit < _FINE else _COARSE_LENGTHS:
             moved = [
                 shorter * _direction(value, setting.seed + 97 * number + place) for place, value in enumerate(values)
             ]
@@ -201,14 +240,14 @@ def _slopes(
                 if not each.finite:
                     continue
                 gap = _gap(setting, line, each)
-                if gap.scale == 0 or not gap.converged or gap.limit > _USEFUL * gap.scale:
+                if not _tells(gap, each):
                     continue
                 useful += 1
-                what = f"slope along a random direction at {name} inputs{each.words}"
+                what = f"derivative along a random direction at {name} inputs{each.words}"
                 if gap.worst <= 1:
                     yield _tested(tuple(setting.function.names), what, gap)
                     continue
-                if not _persists(setting, values, outs, noise, each, shorter, number):
+                if not _persists(setting, values, noise, each, shorter, number):
                     continue
                 blamed = list(_blamed(setting, values, outs, noise, moved, each, what))
                 yield from blamed or [_tested(tuple(setting.function.names), what, gap)]
@@ -216,32 +255,64 @@ def _slopes(
                 break
 
 
+def _bends_within_a_spacing(setting: Setting, values: Sequence[Tensor], first: _Pass) -> bool:
+    """Whether gradients change by half when inputs move by one spacing of their precision.
+
+    No two points are near enough then to measure a derivative: a norm of a constant row divides by √ε.
+    """
+    moved = [
+        (x + torch.sign(_direction(value, setting.seed + place)) * torch.finfo(value.dtype).eps * x.abs()).to(
+            value.dtype
+        )
+        for place, value in enumerate(values)
+        for x in (wide(value),)
+    ]
+    grads = setting.function.gradients(moved, first.gradients)[1]
+    return any(
+        before is not None and after is not None and rms(wide(after) - wide(before)) > 0.5 * rms(before)
+        for before, after in zip(first.grads, grads, strict=True)
+    )
+
+
 def _persists(
     setting: Setting,
     values: Sequence[Tensor],
-    outs: Sequence[Tensor],
     noise: Sequence[Tensor],
     each: _Pass,
     shorter: float,
     number: int,
 ) -> bool:
-    """Whether a slope that fails also fails along another line, and in fine precision over a shorter distance.
+    """Whether a gradient that fails also fails along another line, and in fine precision over a shorter distance.
 
     Errors of several kinks between the points can cancel in both differences that show them; along another line they
-    do not, and a wrong gradient is wrong there too.
+    do not, and a wrong gradient is wrong there too. The line goes through slightly larger inputs of the same kind,
+    where everything is rounded anew: a difference of numbers near one, such as 1 − p, is off by the same amount in
+    every pass at one point.
     """
+    values = [(wide(value) * _LARGER).to(value.dtype) for value in values]
+    outs = setting.function.outputs(values)
     length = shorter * (_CONFIRMED if setting.noise.unit < _FINE else 1.0)
     seed = setting.seed + 1009 + 97 * number
     moved = [length * _direction(value, seed + place) for place, value in enumerate(values)]
     line = line_through(setting.function, values, moved, noise, outs)
     if line is None:
         return False
+    if each.matched:
+        # Along another line another output gradient shows the change best.
+        each = _matched_pass(setting, values, outs, line, relative=each.relative)
+    else:
+        each = _passed(setting, values, each.gradients, each.words)
     gap = _gap(setting, line, each)
-    return gap.converged and gap.worst > 1
+    return each.finite and _tells(gap, each) and gap.worst > 1
 
 
-def _gap(setting: Setting, line: Line, each: _Pass) -> SlopeGap:
-    gap = slope_gap(line, each.slopes, each.grads, each.deviations, setting.noise.unit)
+def _tells(gap: DerivativeGap, each: _Pass) -> bool:
+    """Whether a derivative is known well enough to say something; a limit that is not a number says nothing."""
+    return gap.scale > 0 and gap.converged and gap.limit <= each.useful * gap.scale
+
+
+def _gap(setting: Setting, line: Line, each: _Pass) -> DerivativeGap:
+    gap = derivative_gap(line, each.gradients, each.grads, each.deviations, setting.noise.unit)
     return replace(gap, limit=gap.limit + each.bias, error=gap.error + each.bias)
 
 
@@ -250,15 +321,20 @@ def _matched(setting: Setting, values: Sequence[Tensor], outs: Sequence[Tensor],
     if setting.noise.unit < _FINE:
         return
     for relative in (False, True):
-        slopes, bias = matched_slopes(line, outs, relative=relative)
-        words = " and output gradients along its change" + (", relative to the outputs" if relative else "")
-        made = _passed(setting, values, slopes, words)
-        yield replace(made, bias=bias)
+        yield _matched_pass(setting, values, outs, line, relative=relative)
 
 
-def _passed(setting: Setting, values: Sequence[Tensor], slopes: Sequence[Tensor], words: str) -> _Pass:
-    grads, deviations = _gradients(setting, values, slopes)
-    return _Pass(words=words, slopes=slopes, grads=grads, deviations=deviations)
+def _matched_pass(
+    setting: Setting, values: Sequence[Tensor], outs: Sequence[Tensor], line: Line, *, relative: bool
+) -> _Pass:
+    gradients, bias = matched_derivatives(line, outs, relative=relative)
+    words = " and output gradients along its change" + (", relative to the outputs" if relative else "")
+    return replace(_passed(setting, values, gradients, words), bias=bias, matched=True, relative=relative)
+
+
+def _passed(setting: Setting, values: Sequence[Tensor], gradients: Sequence[Tensor], words: str) -> _Pass:
+    made = sampled_pass(setting.function, values, gradients)
+    return _Pass(words=words, gradients=gradients, grads=made.grads, deviations=made.deviations)
 
 
 def _blamed(
@@ -270,21 +346,21 @@ def _blamed(
     each: _Pass,
     what: str,
 ) -> Iterator[Tested]:
-    """The inputs whose own slope fails."""
+    """The inputs whose own gradient fails."""
     for place, input_name in enumerate(setting.function.names):
         alone = [along if other == place else None for other, along in enumerate(moved)]
         line = line_through(setting.function, values, alone, noise, outs)
         if line is None or each.grads[place] is None:
             continue
         gap = _gap(setting, line, each)
-        if gap.worst > 1:
+        if _tells(gap, each) and gap.worst > 1:
             yield _tested((input_name,), what, gap)
 
 
-def _tested(names: tuple[str, ...], what: str, gap: SlopeGap) -> Tested:
+def _tested(names: tuple[str, ...], what: str, gap: DerivativeGap) -> Tested:
     test = Tested(
         gradients=names,
-        method=Method.SLOPE,
+        method=Method.DERIVATIVE,
         what=what,
         residual=abs(gap.measured - gap.expected) / gap.scale,
         limit=gap.limit / gap.scale,
@@ -303,19 +379,3 @@ def _direction(value: Tensor, seed: int) -> Tensor:
     signs = torch.randint(2, x.shape, generator=generator, device=x.device).double() * 2 - 1
     size = by_row(x.square()).sqrt().expand_as(x)
     return signs * x.abs().clamp_min(2.0**-4 * size).clamp_min(2.0**-8 * (rms(x) or 1.0))
-
-
-def _gradients(
-    setting: Setting, values: Sequence[Tensor], slopes: Sequence[Tensor]
-) -> tuple[tuple[Tensor | None, ...], list[Tensor | None]]:
-    """Gradients, and the standard deviation of their rounding by row, from a second pass that is scaled."""
-    grads = setting.function.gradients(values, slopes)[1]
-    again = setting.function.gradients(values, [slope * _SCALE for slope in slopes])[1]
-    deviations: list[Tensor | None] = []
-    for grad, other in zip(grads, again, strict=True):
-        if grad is None or other is None:
-            deviations.append(None)
-            continue
-        sample = by_row((wide(other) / _SCALE - wide(grad)).square() / 2)
-        deviations.append((sample + sample.median()).sqrt())
-    return grads, deviations

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import conserved
-from conserved.auditing import check
+from conserved.checking import check
 from hidden_defects import FUNCTIONS, HIDDEN, Hidden, hidden_function, hidden_inputs, names_of
 
 pytestmark = [pytest.mark.usefixtures("as_users_run_it"), pytest.mark.filterwarnings("ignore")]
@@ -153,7 +153,7 @@ class TestOutputGradient:
         assert "precision: dq" in str(found)
 
     def test_an_output_gradient_of_another_shape_is_refused(self) -> None:
-        with pytest.raises(conserved.auditing.Uncheckable, match="Expected the gradient of out to have shape"):
+        with pytest.raises(conserved.checking.Uncheckable, match="Expected the gradient of out to have shape"):
             check(torch.sin, torch.randn(3, 4), grad=torch.ones(3))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conserved.auditing.functions.gradient_test import Method, Tested
+from conserved.checking.gradient_test import Method, Tested
 from conserved.plain_data import record_of
 
 
@@ -61,9 +61,9 @@ def sensitivity_of(name: str, tests: Sequence[Tested], rows: int) -> CheckSensit
     mine = [test for test in tests if test.gradients == (name,) and test.ok]
     # The form that was given is known as well as it agrees with the form that was tested.
     agreed = [test.smallest for test in mine if test.method is Method.RELATION and math.isfinite(test.smallest)]
-    sloped = [test for test in mine if test.method is Method.SLOPE]
-    factor = min((test.smallest for test in sloped if test.sees_factor), default=math.inf)
-    spread = min((test.smallest for test in sloped if not test.sees_factor), default=math.inf)
+    directional = [test for test in mine if test.method is Method.DERIVATIVE]
+    factor = min((test.smallest for test in directional if test.sees_factor), default=math.inf)
+    spread = min((test.smallest for test in directional if not test.sees_factor), default=math.inf)
     share = min(factor, spread) + (min(agreed) if agreed else 0.0)
     row = spread * math.sqrt(max(rows, 1)) + (max(agreed) if agreed else 0.0)
     return CheckSensitivity(share=share, row=max(row, share), rows=rows)

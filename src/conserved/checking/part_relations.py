@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from conserved.auditing.functions.comparing import REFUSALS, Gradients, backward_pass, compare, short
-from conserved.auditing.functions.dependence import Cut, part_of, same
-from conserved.auditing.functions.gradient_test import Tested
-from conserved.auditing.functions.pass_under_test import Setting
+from conserved.checking.comparing import REFUSALS, Gradients, backward_pass, compare, short
+from conserved.checking.dependence import Cut, part_of, same
+from conserved.checking.gradient_test import Tested
+from conserved.checking.pass_under_test import Setting
 from conserved.inference.probing.noise import rms, wide
 
 _FEW = 16
@@ -21,12 +21,12 @@ def parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]
     for cut in cuts:
         if setting.late:
             return
-        slopes = []
-        for slope, axis, place in zip(setting.slopes, cut.out_axes, cut.out_cuts, strict=True):
-            masked = slope.clone()
-            masked.narrow(axis, place, slope.shape[axis] - place).zero_()
-            slopes.append(masked)
-        grads = backward_pass(setting, slopes=slopes)
+        gradients = []
+        for gradient, axis, place in zip(setting.gradients, cut.out_axes, cut.out_cuts, strict=True):
+            masked = gradient.clone()
+            masked.narrow(axis, place, gradient.shape[axis] - place).zero_()
+            gradients.append(masked)
+        grads = backward_pass(setting, gradients=gradients)
         name = "part" if cut.local else "prefix"
         label = f"the first {cut.out_cuts[0]} of {cut.size} along axis {cut.out_axes[0]} of the output"
         for part in cut.inputs:
@@ -46,11 +46,11 @@ def parts_alone(setting: Setting, cuts: Sequence[Cut]) -> Iterator[Tested | str]
                 exactly=True,
                 meaning="gradient flows where the forward does not: a mask that differs between forward and backward",
             )
-        yield from _run_alone(setting, cut, slopes, grads, f"{label}: run alone, the {name} has the same gradient")
+        yield from _run_alone(setting, cut, gradients, grads, f"{label}: run alone, the {name} has the same gradient")
 
 
 def _run_alone(
-    setting: Setting, cut: Cut, slopes: Sequence[Tensor], grads: Gradients, what: str
+    setting: Setting, cut: Cut, gradients: Sequence[Tensor], grads: Gradients, what: str
 ) -> Iterator[Tested | str]:
     function = setting.function
     values = list(function.values)
@@ -59,7 +59,8 @@ def _run_alone(
     for part in cut.inputs:
         values[part.place] = part_of(values[part.place], part.axis, 0, part.cut)
     pieces = [
-        part_of(slope, axis, 0, place) for slope, axis, place in zip(slopes, cut.out_axes, cut.out_cuts, strict=True)
+        part_of(gradient, axis, 0, place)
+        for gradient, axis, place in zip(gradients, cut.out_axes, cut.out_cuts, strict=True)
     ]
     try:
         outs = function.outputs(values)
@@ -96,6 +97,7 @@ def _run_alone(
         alone,
         expected_grads,
         noise=noise,
+        other_kernel=True,
         meaning="the gradient depends on what lies outside the part: the last tile, a stale block, or a wrong boundary",
     )
 
@@ -163,11 +165,11 @@ def _reordered(
             spread = spread.index_select(out_axes[number], order)
         if not same(setting, out, moved, spread):
             return
-    slopes = [
-        slope.index_select(out_axes[number], order) if number in out_axes else slope
-        for number, slope in enumerate(setting.slopes)
+    gradients = [
+        gradient.index_select(out_axes[number], order) if number in out_axes else gradient
+        for number, gradient in enumerate(setting.gradients)
     ]
-    got = backward_pass(setting, values=values, slopes=slopes)
+    got = backward_pass(setting, values=values, gradients=gradients)
     back = torch.argsort(order)
     straight = [
         grad.index_select(axes[place], back) if grad is not None and place in axes else grad

@@ -1,0 +1,67 @@
+"""The identities of one block of the output at a time: a sum over a long axis hides one row of it.
+
+One row left out of n changes a sum by 1/√n of its size, and in half precision that is soon rounding. Where the output
+gradient is zero outside a block of b rows, the gradient is a sum over these alone, and the same row is 1/√b of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from conserved.checking.gradient_test import Tested
+from conserved.checking.identity_tests import COARSE, statement, test_together
+from conserved.checking.pass_under_test import Setting
+from conserved.checking.scaled_pass import sampled_pass
+from conserved.inference.probing.axis_moves import ProbedSymmetry
+
+_BLOCKS = 16
+"""Blocks of an axis: each makes a row that is left out four times as visible, for two backward passes."""
+
+_LONG = 64
+"""The shortest axis that is taken apart, so that a block has four rows."""
+
+
+def block_identity_tests(setting: Setting, symmetries: Sequence[ProbedSymmetry]) -> Iterator[Tested]:
+    """Test every identity of many coordinates on blocks of each long axis of the output, in half precision."""
+    chosen = [each for each in symmetries if all(setting.grads[leg.place] is not None for leg in each.inputs)]
+    chosen = [each for each in chosen if test_together(setting, each) is not None]
+    if setting.noise.unit <= COARSE or not chosen:
+        return
+    first = setting.outs[0]
+    for axis, size in enumerate(first.shape):
+        same = all(out.ndim > axis and out.shape[axis] == size for out in setting.outs)
+        if size >= _LONG and same:
+            yield from _along(setting, chosen, axis, size)
+
+
+def _along(setting: Setting, symmetries: Sequence[ProbedSymmetry], axis: int, size: int) -> Iterator[Tested]:
+    """For each symmetry, the block that is furthest off."""
+    width = -(-size // _BLOCKS)
+    worst: dict[int, Tested] = {}
+    for start in range(0, size, width):
+        if setting.late:
+            return
+        stop = min(start + width, size)
+        part = _masked(setting, axis, start, stop)
+        for number, symmetry in enumerate(symmetries):
+            test = test_together(part, symmetry)
+            if test is not None and (number not in worst or test.worst > worst[number].worst):
+                what = f"{statement(symmetry)}, from {width} of axis {axis} of the output at a time"
+                place = f"from {start}–{stop - 1} of axis {axis} of the output"
+                worst[number] = replace(test, what=what, where="" if test.ok else place)
+    yield from worst.values()
+
+
+def _masked(setting: Setting, axis: int, start: int, stop: int) -> Setting:
+    """The pass whose output gradient is zero outside a block, with the rounding of that pass."""
+    gradients = []
+    for gradient in setting.gradients:
+        kept = torch.zeros_like(gradient)
+        kept.narrow(axis, start, stop - start).copy_(gradient.narrow(axis, start, stop - start))
+        gradients.append(kept)
+    made = sampled_pass(setting.function, setting.function.values, gradients)
+    noise = replace(setting.noise, grads=made.deviations)
+    return replace(setting, gradients=tuple(gradients), grads=made.grads, noise=noise)

@@ -1,0 +1,66 @@
+"""The coarsest precision a function computes in, which may be coarser than that of its inputs and outputs.
+
+A function of float32 that casts to bfloat16 inside is a staircase: seen in steps of float32 it is flat or jumps, and
+its backward rounds to bfloat16. It is checked as what it is, a function of bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from conserved.inference.probing.numerical_function import UNIT, NumericalFunction
+
+
+class _RecordTypes(TorchDispatchMode):
+    """Records the floating-point types that operators return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.seen |= {leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.dtype in UNIT}
+        return result
+
+
+def inner_precision(function: NumericalFunction) -> torch.dtype:
+    """Return the coarsest precision among the inputs of a function and the results of the operators it runs.
+
+    Kernels are opaque: the precision they compute in shows in the measured noise.
+    """
+    plain = function if function.eager is None else replace(function, call=function.eager, eager=None)
+    mode = _RecordTypes()
+    try:
+        with mode:
+            plain.outputs(plain.values)
+    except Exception:  # a kernel may refuse a mode in any way it likes
+        return function.precision
+    return max((function.precision, *mode.seen), key=lambda dtype: UNIT[dtype])
+
+
+def in_inner_precision(function: NumericalFunction) -> NumericalFunction:
+    """Return the function with inputs of the precision that it computes in, where that is coarser than theirs."""
+    inner = inner_precision(function)
+    if UNIT[inner] <= UNIT[function.precision]:
+        return function
+    own = [value.dtype for value in function.values]
+
+    def widened(call: Callable[[Sequence[Tensor]], Any]) -> Callable[[Sequence[Tensor]], Any]:
+        return lambda values: call([value.to(dtype) for value, dtype in zip(values, own, strict=True)])
+
+    note = f"it computes in {str(inner)[6:]} inside, and was checked as a function of {str(inner)[6:]} inputs."
+    return replace(
+        function,
+        call=widened(function.call),
+        eager=None if function.eager is None else widened(function.eager),
+        values=tuple(value.to(inner) if UNIT[inner] > UNIT[value.dtype] else value for value in function.values),
+        notes=(*function.notes, note),
+    )
