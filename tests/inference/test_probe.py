@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conserved.auditing import Axis, Group, TensorLeg, probe
+from conserved.checking import Axis, Group, TensorLeg, probe
 from conserved.inference.probing.axis_moves import gather, outer, spread
 from conserved.inference.probing.noise import measure_output_noise
 from conserved.inference.probing.numerical_function import function_of

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from conserved import LawSet
 from conserved.inference.capture import capture
 from conserved.moment import Direction
-from conserved.papers.lab.fits import exponent
+from conserved_papers.lab.fits import exponent
 from flow import follow
 from reference.descent import descend
 from sampling import sampled

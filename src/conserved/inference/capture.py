@@ -26,7 +26,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from conserved.inference.collectives import COLLECTIVES, WAITS, group_size
 from conserved.inference.decompositions import DECOMPOSED
+from conserved.inference.gradient_accumulators import has_accumulator_hooks
 from conserved.inference.objective import judged
 from conserved.laws.shared_memory import overlapping, overlaps_itself
 
@@ -101,6 +103,8 @@ class CapturedProgram:
     branches: list[str] = field(default_factory=list)
     """Lines that read a number out of something that is no constant, and may have gone another way for other inputs."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    communicates: bool = False
+    """Whether it exchanges tensors with other processes: what it computes is then a part of a whole program."""
     _makers: dict[int, Operation] = field(default_factory=dict)
     _read_values: set[int] | None = None
 
@@ -147,7 +151,8 @@ def shared_among(parameters: Mapping[str, Tensor]) -> list[str]:
 
 def has_hooks(parameter: Tensor) -> bool:
     """Whether hooks are registered on a parameter that may change its gradient before or after it is accumulated."""
-    return bool(getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None))
+    on_tensor = getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return bool(on_tensor) or has_accumulator_hooks(parameter)
 
 
 class Recorder(TorchDispatchMode):
@@ -204,6 +209,8 @@ class Recorder(TorchDispatchMode):
         if (other := self.stand_ins.get(name.rsplit(".", 1)[0])) is not None:
             with self:
                 return other(*args, **kwargs)
+        if (stem := name.rsplit(".", 1)[0]) in COLLECTIVES or stem in WAITS:
+            return self._follow_collective(stem, func, args, kwargs)
         applies, parts = DECOMPOSED.get(name.partition(".")[0], (None, None))
         if applies is not None and parts is not None and applies(*args, **kwargs):
             with self:
@@ -245,6 +252,41 @@ class Recorder(TorchDispatchMode):
         return out
 
     _record_uncompiled = _disable_dynamo(_record)
+
+    def _follow_collective(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Follow a collective without communicating; in a group of one process it is a copy."""
+        with self:
+            if name in WAITS:
+                return args[0].clone()
+            size = group_size([*args, *kwargs.values()])
+            if size is None:
+                return func(*args, **kwargs)
+            self.program.communicates |= size > 1
+            self.custom.append(self.custom[-1] if self.custom else name)
+            try:
+                return COLLECTIVES[name](size, self._exchange if size > 1 else _copy_over, *args, **kwargs)
+            finally:
+                self.custom.pop()
+
+    def _exchange(self, name: str, source: Tensor, target: Tensor) -> None:
+        """Record that entries of the first axis of one tensor are dealt out into another."""
+        if target.numel() and source.shape[0]:
+            # Some values of the right kind: programs read counts of tokens out of what they exchange.
+            rows = torch.arange(target.shape[0], device=source.device) % source.shape[0]
+            target.copy_(source[rows].view(target.shape))
+        operation = Operation(
+            name=name,
+            args=(self._read(source),),
+            kwargs={},
+            results=[],
+            module=self.modules[-1] if self.modules else "",
+            line=_line(),
+            custom=self.custom[-1] if self.custom else "",
+        )
+        value = self._new(target, fresh_storage=False)
+        operation.results.append(value)
+        self.program.operations.append(operation)
+        self._write(target, value, operation)
 
     def made_elsewhere(self, name: str, given: Any, out: Any, before: int) -> None:
         """Note results of an autograd function that no recorded operation made from its inputs: code of its own did."""
@@ -374,6 +416,11 @@ class Recorder(TorchDispatchMode):
             )
             store.base = number
         self._numbers[target] = (value, store.writes)
+
+
+def _copy_over(name: str, source: Tensor, target: Tensor) -> None:
+    """What an exchange in a group of one process does."""
+    target.copy_(source.view(target.shape))
 
 
 _CREATES = (

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 
 from conserved.inference.capture import Operation
-from conserved.inference.checker import Report, check
-from conserved.inference.derivation_record import Unwritten, written, written_law, written_program
 from conserved.inference.engine import ReadPart
 from conserved.inference.laws_up_to_epsilon import Forgets, Forgetting, counted
 from conserved.inference.rules import Known, base_name
 from conserved.inference.symmetries import Assembly
-from conserved.inference.types import Type
+from conserved.inference.types import Type, spread
 from conserved.inference.typing import Typing
 from conserved.laws import ProgramCheck
-from conserved.symmetry import ComplexScaling, Symmetry
+from conserved.symmetry import Symmetry
 from conserved.verdict import Evidence, Verdict
 
 
@@ -42,8 +40,6 @@ class Derivation:
         self.program_check: ProgramCheck | None = None
         """The test of the laws on the program in float64."""
         self._forgets: Forgets | None = None
-        self._program: dict[str, Any] | None = None
-        self._reports: dict[str, Report] = {}
         self._places: dict[str, frozenset[str]] | None = None
 
     def dropped(self, kept: Iterable[Symmetry]) -> Iterator[tuple[str, str]]:
@@ -202,51 +198,48 @@ class Derivation:
             lines.append(f"  {what:6s} {name} in {operation.module or 'the program'}, {operation.line}")
         return "\n".join(_folded(lines))
 
-    def written(self, symmetry: Symmetry) -> dict[str, Any]:
-        """The derivation as plain data, for `conserved.inference.checker`."""
-        return written(self.typing, self.assembly, symmetry, self._written_program())
+    def verdict(self, symmetry: Symmetry) -> Verdict:
+        """Return how well a law is known: VERIFIED if its identity held on the program in float64.
 
-    def _written_program(self) -> dict[str, Any]:
-        if self._program is None:
-            self._program = written_program(self.typing, self.classes)
-        return self._program
-
-    def checked(self, symmetry: Symmetry) -> Report:
-        """What the checker says of a law: the program is followed with its parameters moved, step by step.
-
-        Raises:
-            Unwritten: for models too large to be written out.
+        Typing rules are not a proof: nothing checks them but tests of the operators. PROVED is what certificates say.
         """
-        if symmetry.name not in self._reports:
-            self._reports[symmetry.name] = check({"law": written_law(symmetry), "program": self._written_program()})
-        return self._reports[symmetry.name]
-
-    def proof(self, symmetry: Symmetry) -> Verdict:
-        """What is known of a law by its derivation: PROVED if every step follows, else what it is and why."""
         if symmetry.source == "assumed":
             return _open(
                 "It is assumed: it passes through an autograd function whose backward is its author's own, or the "
                 "program decided by numbers it read out of its inputs."
             )
-        try:
-            report = self.checked(symmetry)
-        except Unwritten as problem:
-            return _open(f"Read off the program, and not checked: {problem}.")
-        if not report.ok:
-            reason = (report.wrong + report.unchecked)[0]
-            return _open(f"Read off the program; its derivation is not checked beyond {reason}.")
-        parts = [] if symmetry.exact else [f"with ε of {symmetry.epsilon:g} taken for zero"]
-        parts.append("at this size" if report.sized else "by rules that name no size")
-        message = "Every step of its derivation follows, and no output moves."
-        if isinstance(symmetry.kind, ComplexScaling):
-            message += " That its planes may also be turned was decided on random numbers."
-        evidence = [Evidence(what="operations it passes through, each checked", value=report.steps, proof=True)]
-        if symmetry.exact and self.program_check is not None:
-            message += f" Its identity was {self.program_check}."
-            evidence.append(
-                Evidence(what="random points in float64 at which its identity holds", value=self.program_check.points)
-            )
-        return Verdict(status=Verdict.PROVED, message=message, evidence=tuple(evidence), scope=", ".join(parts))
+        check = self.program_check
+        residual = None if check is None else check.residuals.get(symmetry.name)
+        if check is None or residual is None:
+            reason = "not checked on the program in float64" if check is None or check.points else str(check)
+            return _open(f"Read off the program, and {reason}.")
+        scope = "" if symmetry.exact else f"with ε of {symmetry.epsilon:g} taken for zero"
+        evidence = Evidence(
+            what="largest residual of its identity over random parameters and inputs in float64",
+            value=residual,
+            limit=check.limit,
+            samples=check.points,
+        )
+        how = "Read off the program" if symmetry.source == "typed" else "Found by moving parameters"
+        return Verdict(status=Verdict.VERIFIED, message=f"{how}, and {check}.", evidence=(evidence,), scope=scope)
+
+    def moved_values(self, symmetry: Symmetry) -> set[int]:
+        """Return the values of the program that are scaled when the parameters of a law move."""
+        rows = self.assembly.charges.expand
+        # The free numbers of the law are those that its own entries depend on; one drawn direction stands for all.
+        columns = np.unique(rows[self._atoms(symmetry)].indices)
+        direction = np.zeros(rows.shape[1])
+        direction[columns] = np.random.default_rng(0).random(columns.size) + 1
+        charges = rows @ direction
+        found = set()
+        for value, known in self.typing.known.items():
+            for type_ in self._types(known):
+                shape = self.typing.program.values[value].shape
+                dims = range(len(shape))
+                total = sum(float(one.weight) * charges[spread(one, dims, shape)] for one in type_.factors)
+                if np.abs(total).max(initial=0.0) > 1e-9:
+                    found.add(value)
+        return found
 
     def _atoms(self, symmetry: Symmetry) -> np.ndarray:
         """The atoms that a symmetry moves by."""

@@ -26,6 +26,9 @@ Number = int | float | complex
 LARGEST = 20_000_000
 """Equations in one batch; more are not written out, and the charges involved are set to zero instead."""
 
+IMAGES = 16
+"""Images of shifts that are followed apart through a product; a norm of a residual stream has two or three."""
+
 ENTRIES = 4_000_000
 """Parameters up to this size may be shifted entry by entry."""
 
@@ -379,7 +382,21 @@ class Engine:
             Image(self.key(), frozenset((one.occupied | extra) - gone), distinct(one.atoms)) for one in type_.shifts
         ]
         found += [Image(self.key(), frozenset((one.varies | extra) - gone), one.atoms) for one in type_.images]
-        return tuple(found)
+        return tuple(found) if len(found) <= IMAGES else self._bundled(found)
+
+    def _bundled(self, images: Sequence[Image]) -> tuple[Image, ...]:
+        """Images with the same axes as one, that vanishes if any of their shifts has to.
+
+        Every map of a chain adds an image of its own bias to those of all maps before it, so that without this a chain
+        of n maps takes n² steps. A bundle can cancel only as a whole, which loses symmetries and never invents one.
+        """
+        bundles: dict[frozenset[int], list[Image]] = {}
+        for one in images:
+            bundles.setdefault(one.varies, []).append(one)
+        return tuple(
+            Image(self.key(), varies, np.unique(np.concatenate([one.atoms.reshape(-1) for one in members])))
+            for varies, members in bundles.items()
+        )
 
     def multiply(self, left: Type, right: Type, varies: tuple[set[int], set[int]]) -> Type:
         """An entrywise product; `varies` are the axes along which each of the two has more than one entry."""
@@ -418,6 +435,9 @@ class Engine:
         self.split_by(right.factors, batch, batch=True)
         fields = [*left.factors, *right.factors]
         touching = [one for one in fields if one.touches(summed)]
+        if mine and other:
+            # Every entry of one operand meets every entry of the other: scores, as of queries and keys.
+            self.passed.setdefault("scores", []).extend(one.atoms for one in touching)
         passing = [one for one in fields if not any(one is t for t in touching)]
         for group in components(cancelled(touching)):
             passing += self._contracted(group, summed, batch)

@@ -1,4 +1,4 @@
-"""Whether something holds on to the nodes that accumulate gradients of parameters.
+"""The nodes that accumulate gradients of parameters: whether something holds on to them, or has hooks on them.
 
 Such a node exists as long as a graph, a data-parallel wrapper or a hook's owner keeps it. PyTorch forgets it when the
 data of its parameter gets another precision for a moment: later graphs accumulate through a new node, without the
@@ -23,6 +23,30 @@ def held_elsewhere(parameters: Iterable[Tensor]) -> list[Tensor]:
     A node that only this function looked at is gone once it returns, and what was written on it too.
     """
     return [tensor for tensor in parameters if tensor.requires_grad and tensor.is_leaf and _kept(tensor)]
+
+
+def has_accumulator_hooks(tensor: Tensor) -> bool:
+    """Whether Python hooks are registered on the node that accumulates the gradient of a parameter.
+
+    Such hooks may change the gradient and are not among the hooks of the tensor. A node that nobody keeps has none.
+    """
+    if not (tensor.requires_grad and tensor.is_leaf and _kept(tensor)):
+        return False
+    with torch.inference_mode(False), torch.enable_grad():
+        node: Any = get_gradient_edge(tensor).node
+    # The handle of a hook refers to the dictionary of all hooks of its sort: ours is taken out again at once.
+    for register in (node.register_prehook, node.register_hook):
+        handle = register(_do_nothing)
+        hooks = handle.hooks_dict_ref()
+        others = len(hooks) - 1 if hooks is not None else 0
+        handle.remove()
+        if others:
+            return True
+    return False
+
+
+def _do_nothing(*_: Any) -> None:
+    return None
 
 
 def _kept(tensor: Tensor) -> bool:

@@ -14,14 +14,17 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from conserved.inference.capture import CapturedProgram, capture, shared_among
+from conserved.inference.dependent_inputs import dependent_inputs
 from conserved.inference.derivation import Derivation
 from conserved.inference.examples import NoExample, example_inputs
 from conserved.inference.gradient_accumulators import held_elsewhere
-from conserved.inference.materialised_models import made_up, materialised, unsharded
+from conserved.inference.materialised_models import is_sharded, made_up, materialised
 from conserved.inference.naming import named
-from conserved.inference.parameters_without_gradient import inert
+from conserved.inference.parameters_without_gradient import inert, read_in_part
 from conserved.inference.probed import with_probed
 from conserved.inference.program_check import ProgramRun, checked_on_program
+from conserved.inference.reading_progress import PROGRESS
+from conserved.inference.single_process import FLAT, has_flat_parameters, runs_on_several, single_process_copy
 from conserved.inference.symmetries import Assembly
 from conserved.inference.typing import Typing, typed
 from conserved.laws import Dropped, LawSet
@@ -35,7 +38,12 @@ LOSSES = ("any", "regression", "cross_entropy")
 KEPT_BYTES = 64_000_000
 """Inputs up to this size are kept with the laws, to try them again with moved parameters."""
 
+_READ_IN_PART = "this process reads only a part of it, and others may read the rest"
+
 _HELD = "a graph, a hook or a wrapper holds on to gradients of the parameters, so they are not moved"
+
+COMMUNICATES = "the program exchanges tensors with other processes"
+"""Why a program is not run again."""
 
 LARGE = 100_000_000
 """Models with more parameters than this are followed on the meta device, where nothing is computed."""
@@ -68,6 +76,7 @@ def recognize(model: Any, *args: Any, loss: str = "any", **kwargs: Any) -> LawSe
     if loss not in LOSSES:
         raise ValueError(f"Unknown loss {loss!r}; expected one of {', '.join(LOSSES)}.")
     found, program, run = _inferred(model, args, kwargs, loss)
+    PROGRESS.enter(f"checking {len(found)} laws on the program")
     found = checked_on_program(found, program, run, classes=_classes(loss))
     if isinstance(found.derivation, Derivation):
         found.derivation.program_check = found.checked
@@ -97,13 +106,17 @@ def _classes(loss: str) -> int | None:
 def _inferred(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: str
 ) -> tuple[LawSet, CapturedProgram, ProgramRun]:
+    PROGRESS.enter("following the program")
     program, parameters, run = _followed(model, args, kwargs)
     classes = _classes(loss)
     found = laws_of(program, parameters, classes=classes)
     assert isinstance(found.derivation, Derivation)
+    if program.communicates:
+        # Run again by one process alone, it would wait for the others.
+        return found, program, replace(run, refused=COMMUNICATES)
     if isinstance(model, nn.Module) and (args or kwargs) and _small(args, kwargs):
         found.derivation.call = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
-    here = not any(parameter.is_meta or hasattr(parameter, "full_tensor") for parameter in parameters.values())
+    here = not any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
     if found.unknown and isinstance(model, nn.Module) and (args or kwargs) and here:
         inner, prefix = unwrapped(model)
 
@@ -125,8 +138,15 @@ def _small(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, classes: int | None = None) -> LawSet:
     """The laws of a captured program."""
     typing = typed(program, classes)
+    PROGRESS.enter("solving for symmetries")
     assembly = Assembly(typing)
-    symmetries = named(assembly, assembly.found()) + inert(typing)
+    symmetries = named(assembly, assembly.found())
+    partial = read_in_part(typing) if program.communicates else frozenset()
+    if program.communicates:
+        symmetries = [one for one in symmetries if partial.isdisjoint(one.parameters)]
+    else:
+        symmetries += inert(typing)
+        symmetries += dependent_inputs(typing, symmetries)
     symmetries = [replace(one, source=derivation_source(typing, one)) for one in symmetries]
     unique = {symmetry.name: symmetry for symmetry in symmetries}
     assert len(unique) == len(symmetries), "two laws got one name"
@@ -135,7 +155,10 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
         symmetries=tuple(unique.values()),
         parameters=dict(parameters),
         unclaimed=(),
-        dropped=tuple(Dropped(name, reason) for name, reason in derivation.dropped(unique.values())),
+        dropped=(
+            *(Dropped(name, _READ_IN_PART) for name in sorted(partial)),
+            *(Dropped(name, why) for name, why in derivation.dropped(unique.values()) if name not in partial),
+        ),
         unknown=dict(typing.unknown),
         derivation=derivation,
     )
@@ -211,21 +234,30 @@ def _module(
 ) -> tuple[CapturedProgram, Mapping[str, Tensor], ProgramRun]:
     parameters = _parameters(model)
     inner, prefix = unwrapped(model)
+    if has_flat_parameters(inner):
+        raise NotImplementedError(FLAT)
+    if runs_on_several(inner):
+        inner = single_process_copy(inner)
     try:
         program, inputs = _call(inner, prefix, parameters, args, kwargs)
         return program, parameters, _run_again(inner, prefix, inputs)
     except Exception:
         # Without values a program that decides by them cannot be followed: a loop over the experts that were chosen.
-        blank = any(parameter.is_meta for parameter in parameters.values())
+        blank = any(parameter.is_meta or is_sharded(parameter) for parameter in parameters.values())
         if not blank or sum(parameter.numel() for parameter in parameters.values()) > LARGE:
             raise
         twin = materialised(inner)
         if twin is None:
             raise
         given = {prefix + name: parameter for name, parameter in twin.named_parameters()}
-        args, kwargs = tree_map_only(Tensor, made_up, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, _plain, (args, kwargs))
         program, inputs = _call(twin, prefix, given, args, kwargs)
         return program, parameters, _run_again(twin, prefix, inputs)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """An input as one process would get it, with values: a sharded one is made up in its whole shape."""
+    return made_up(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if is_sharded(tensor) else tensor)
 
 
 def _run_again(model: nn.Module, prefix: str, inputs: Inputs) -> ProgramRun:
@@ -307,7 +339,7 @@ def _with_examples(model: nn.Module, prefix: str, parameters: Mapping[str, Tenso
 def _run(model: nn.Module, prefix: str, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> CapturedProgram:
     """Follow one call: on the meta device if the weights are there, sharded or large, or memory is short."""
     total = sum(parameter.numel() for parameter in parameters.values())
-    sharded = any(hasattr(parameter, "full_tensor") for parameter in parameters.values())
+    sharded = any(map(is_sharded, parameters.values()))
     on_meta = any(parameter.is_meta for parameter in parameters.values())
     if on_meta or sharded or total > LARGE:
         try:
@@ -330,9 +362,6 @@ def _on_meta(
     def blank(tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
-    sharded = any(hasattr(parameter, "full_tensor") for parameter in parameters.values())
-    if sharded or any("_hf_hook" in vars(module) for module in model.modules()):
-        model = unsharded(model)
     named_parameters = {
         name: blank(parameter).requires_grad_(parameter.requires_grad) for name, parameter in model.named_parameters()
     }

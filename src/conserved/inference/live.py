@@ -26,9 +26,11 @@ from conserved.boundary import LAWS, guarded
 from conserved.inference.capture import Recorder
 from conserved.inference.examples import ModelCall, NoExample
 from conserved.inference.infer import recognize
+from conserved.inference.local_laws import laws_of_one_process
 from conserved.inference.program_check import CHECKING
 from conserved.inference.program_state import undisturbed
 from conserved.laws import LawSet
+from conserved.laws.renaming import rename
 
 
 def being_followed() -> bool:
@@ -145,6 +147,54 @@ class FirstCall:
         self._elsewhere = True
 
 
+def in_parts(model: nn.Module) -> bool:
+    """Whether a model is a list of modules that are called by themselves, as the stages of a pipeline are."""
+    return isinstance(model, nn.ModuleList | nn.ModuleDict)
+
+
+class FirstCallsOfParts(FirstCall):
+    """Remembers the first call of every part of a model, and infers the laws of all parts once each was called."""
+
+    def __init__(self, called: nn.Module, model: nn.Module | None = None, *, loss: str = "any") -> None:
+        """Put a hook on every part; `close` takes them away.
+
+        Args:
+            called: a list or dictionary of modules.
+            model: the same.
+            loss: the loss for which laws are inferred, as for `recognize`.
+        """
+        super().__init__(called, model, loss=loss)
+        trained = {
+            name: part
+            for name, part in called.named_children()
+            if any(parameter.requires_grad for parameter in part.parameters())
+        }
+        self._parts = {name: FirstCall(part, loss=loss) for name, part in trained.items()}
+        for part in self._parts.values():
+            part.came.append(self._note_call)
+
+    def laws(self) -> LawSet:
+        """The laws of all parts, each under the name of its part."""
+        several = [rename(part.laws(), f"{name}.{{}}".format, block=f"{name}.") for name, part in self._parts.items()]
+        return LawSet(
+            symmetries=tuple(symmetry for laws in several for symmetry in laws),
+            parameters=dict(self.model.named_parameters()),
+            dropped=tuple(dropped for laws in several for dropped in laws.dropped),
+            unknown={name: count for laws in several for name, count in laws.unknown.items()},
+        )
+
+    def close(self) -> None:
+        """Take the hooks away and forget the inputs."""
+        super().close()
+        for part in self._parts.values():
+            part.close()
+
+    def _note_call(self) -> None:
+        if all(part.call is not None for part in self._parts.values()):
+            for function in list(self.came):
+                function()
+
+
 def _transformed() -> bool:
     """Whether the call runs inside vmap, grad or another transformation of functions, and its tensors are not real."""
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -173,6 +223,10 @@ class Kept:
         """How the model was last gone through."""
         self.audited: Any = None
         """The laws it was last audited with, as `auditing` keeps them."""
+        self.layout: Any = None
+        """Where the pieces of its parameters are, and how its laws are put together from them."""
+        self.wrapper: weakref.ref[nn.Module] | None = None
+        """The module around it that is called in training."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies of the model, and files it is saved in, know nothing; `torch.load` trusts what stands there."""
@@ -241,7 +295,7 @@ def laws_of_model(
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
         with saved_tensors_hooks(Tensor.detach, _same), _as_written(), undisturbed(model):
-            found = recognize(model, *args, loss=loss, **kwargs)
+            found = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
     except NoExample as problem:
         raise NoExample(
             f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "

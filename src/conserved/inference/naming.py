@@ -29,13 +29,19 @@ WORDS = {
 class _Marks:
     homogeneous: np.ndarray
     gated: np.ndarray
+    scores: np.ndarray
+    """Atoms along which all entries of one tensor meet all of another."""
 
 
 def named(assembly: Assembly, found: Sequence[FoundSymmetry]) -> list[Symmetry]:
     """Symmetries with unique names, in the order of the program."""
     passed = assembly.engine.passed
     count = assembly.engine.charges.count
-    marks = _Marks(_marked(passed.get("homogeneous", []), count), _marked(_gates(assembly), count))
+    marks = _Marks(
+        _marked(passed.get("homogeneous", []), count),
+        _marked(_gates(assembly), count),
+        _alike(assembly, _marked(passed.get("scores", []), count)),
+    )
     described = [(*_described(assembly, one, marks), one) for one in found]
     described.sort(key=lambda item: _place(assembly, item[-1]))
     counts = Counter((block, family, part) for block, family, part, _ in described)
@@ -58,7 +64,7 @@ def named(assembly: Assembly, found: Sequence[FoundSymmetry]) -> list[Symmetry]:
     return result
 
 
-_NUMBERED = ("query_key", "value_output", "query_scale", "key_scale", "query_key_rotary")
+_NUMBERED = ("query_key", "inner_product", "value_output", "query_scale", "key_scale", "query_key_rotary")
 
 
 def _gates(assembly: Assembly) -> list[np.ndarray]:
@@ -87,6 +93,21 @@ def _marked(arrays: Sequence[np.ndarray], count: int) -> np.ndarray:
     return found
 
 
+def _alike(assembly: Assembly, marked: np.ndarray) -> np.ndarray:
+    """For every atom whether one that was matched with it is marked."""
+    classes = assembly.classes[: marked.size]
+    some = np.zeros(int(classes.max(initial=0)) + 1, dtype=bool)
+    some[classes[marked]] = True
+    found: np.ndarray = some[classes]
+    return found
+
+
+def _pair(one: FoundSymmetry, marks: _Marks) -> str:
+    """Two maps whose outputs are contracted: scores of all positions, or a product at each of them."""
+    atoms = [_atoms(part) for part in one.parts]
+    return "query_key" if any(marks.scores[a].any() for a in atoms) else "inner_product"
+
+
 def _described(assembly: Assembly, one: FoundSymmetry, marks: _Marks) -> tuple[str, str, str]:
     """Block, family and part of a symmetry."""
     if one.family:
@@ -110,7 +131,7 @@ def _described(assembly: Assembly, one: FoundSymmetry, marks: _Marks) -> tuple[s
         modules = [modules[0].rpartition(".")[0]]
     if isinstance(one.kind, GeneralLinear | ComplexScaling):
         if not reads:
-            return _common(modules), "query_key", ""
+            return _common(modules), _pair(one, marks), ""
         heads = any(part.places.size < _size(part) for part in one.parts)
         return _common(modules), "value_output" if heads or _through_batch(assembly, one) else "linear_pair", ""
     atoms = [_atoms(part) for part in makes]
@@ -119,7 +140,7 @@ def _described(assembly: Assembly, one: FoundSymmetry, marks: _Marks) -> tuple[s
     if not reads and len({leg.degree > 0 for leg in one.legs}) == 1:
         return _common(modules), "forgotten_scales", ""
     if not reads:
-        return _common(modules), "query_key", ""
+        return _common(modules), _pair(one, marks), ""
     if not homogeneous and not gated and any(part.places.size < _size(part) for part in one.parts):
         return _common(modules), "value_output", ""
     flat = all(sum(axis.size > 1 for axis in part.region.sets) <= 2 for part in one.parts)

@@ -130,9 +130,9 @@ def _onto(engine: Engine, view: ReadPart, sets: tuple[Atoms, ...], one: Field) -
     parts = [_local(view, sets, axis) for axis in axes]
     virtual, dims, sizes, counts = axes_of(parts) if parts else ([], [], [], [])
     strange = [dim for dim in one.dims if dim not in dims]
-    strangers = [axis for axis in one.virtual if not any(axis.same(mine) for mine in virtual)]
-    if strange or strangers:
-        left = engine.uniform([one], strange, strangers)
+    other_axes = [axis for axis in one.virtual if not any(axis.same(mine) for mine in virtual)]
+    if strange or other_axes:
+        left = engine.uniform([one], strange, other_axes)
         one = left[0]
     shape = tuple(counts) + tuple(sizes)
     array = np.broadcast_to(spread(one, dims, (), virtual), shape)

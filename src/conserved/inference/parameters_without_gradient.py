@@ -48,6 +48,20 @@ def inert(typing: Typing) -> list[Symmetry]:
     return found
 
 
+def read_in_part(typing: Typing) -> frozenset[str]:
+    """The parameters of which a program reads some entries only, as a process does that takes its slice of a table."""
+    program, found = typing.program, set()
+    for name, regions in typing.engine.regions.items():
+        shape = program.values[program.parameters[name]].shape
+        for dim, size in enumerate(shape):
+            used = np.zeros(size, dtype=bool)
+            for region in regions:
+                used[region.sets[dim]] = True
+            if not used.all():
+                found.add(name)
+    return frozenset(found)
+
+
 def _unused_slices(typing: Typing) -> Iterator[tuple[str, int, tuple[int, int]]]:
     """Slices of parameters of which only other slices are used."""
     program = typing.program

@@ -13,6 +13,7 @@ import torch
 from conserved.inference.capture import CHECKPOINT, CapturedProgram, Operation, ValueRef
 from conserved.inference.engine import Engine, ReadPart
 from conserved.inference.parameter_types import known_type, whole_parameter
+from conserved.inference.reading_progress import PROGRESS
 from conserved.inference.rules import RULES, Known, Step, base_name, fix_all, same_value
 from conserved.inference.types import FIXED, Type
 
@@ -59,7 +60,8 @@ def typed(program: CapturedProgram, classes: int | None = None, *, judged: bool 
         known[value] = whole_parameter(name, program.values[value].shape)
     shared = set(program.shared)
     typing.deferred = _summed_products(typing)
-    for number in typing.live:
+    PROGRESS.enter("typing operations", len(typing.live))
+    for PROGRESS.done, number in enumerate(typing.live):
         engine.origin = number
         _step(typing, program.operations[number], shared)
     engine.origin = len(program.operations)
@@ -106,7 +108,9 @@ def _step(typing: Typing, operation: Operation, shared: set[str]) -> None:
         ("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty")
     ):
         before = [known.get(n) for n in inputs]
-        if not any(isinstance(one, Type) and (one.zero or one.centred) for one in before):
+        # A state may start as the number zero, which scales with everything: so does its product with a decay.
+        times_zero = name == "aten::mul" and any(_is_zero(argument) for argument in operation.args)
+        if not times_zero and not any(isinstance(one, Type) and (one.zero or one.centred) for one in before):
             return
     if operation.stopped and moving:
         typing.stopped.append(typing.engine.origin)
@@ -212,6 +216,10 @@ def _summed_products(typing: Typing) -> dict[int, tuple[Any, Any]]:
         ):
             found[result] = (left, right)
     return found
+
+
+def _is_zero(argument: Any) -> bool:
+    return isinstance(argument, int | float) and not isinstance(argument, bool) and argument == 0
 
 
 def _fixed(known: Known) -> bool:

@@ -1,4 +1,4 @@
-"""How much of a model its laws span: a share of the trained parameters, and the same as a tree of modules."""
+"""How much of a model its laws span: a share of trained parameters, of their gradients' directions, and by module."""
 
 from __future__ import annotations
 
@@ -15,10 +15,21 @@ LARGEST = 4_000_000
 
 
 class Coverage(float):
-    """The share of trained parameters that some law spans; `.tree` prints it by module."""
+    """The share of trained parameters that some law spans; `.tree` prints it by module.
+
+    An entry that a law spans is compared with others, and not determined by them: `directions` is the share of the
+    gradients' directions in which an error would change an identity.
+    """
 
     spanned: Mapping[str, int]
     trained: Mapping[str, int]
+    constrained: Mapping[str, int]
+
+    @property
+    def directions(self) -> float:
+        """The share of all directions of the trained parameters' gradients that identities constrain."""
+        total = sum(self.trained.values())
+        return sum(self.constrained.values()) / total if total else 0.0
 
     @staticmethod
     def of(symmetries: Iterable[Symmetry], parameters: Mapping[str, Tensor]) -> Coverage:
@@ -28,6 +39,7 @@ class Coverage(float):
             symmetries: their legs are what is covered.
             parameters: the model's own, by name; those without `requires_grad` are not counted.
         """
+        symmetries = list(symmetries)
         trained = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
         legs: dict[str, set[View]] = defaultdict(set)
         for symmetry in symmetries:
@@ -37,6 +49,7 @@ class Coverage(float):
         total = sum(trained.values())
         found = Coverage(sum(spanned.values()) / total if total else 0.0)
         found.spanned, found.trained = spanned, trained
+        found.constrained = constrained_directions(symmetries, spanned)
         return found
 
     @property
@@ -57,6 +70,30 @@ class Coverage(float):
             f"{name:{width}s}  {'·' if covered == 0 else f'{covered / max(1, size):4.0%}':>4s}  of {size:,}"
             for name, covered, size in lines
         )
+
+
+def constrained_directions(symmetries: Iterable[Symmetry], spanned: Mapping[str, int]) -> dict[str, int]:
+    r"""Count, for each parameter, the directions of its gradient that identities constrain.
+
+    The identities of one symmetry are linear in the gradient G of a parameter: G ↦ μ(θ, G). Their rank is the number of
+    identities, or the number of entries that the legs have there if that is smaller: n² identities of GL(n) against a
+    leg of n × m entries, n of n × m for a scale of each row, m of n × m for a sum over n rows. Identities of different
+    symmetries overlap in few directions (the trace of a matrix counts for its rows and for its columns), so the sum,
+    cut off at the number of entries, is an upper bound that is nearly reached.
+
+    Args:
+        symmetries: the symmetries whose identities count.
+        spanned: by name, the entries of each parameter that some leg sees; names that are missing are not counted.
+    """
+    ranks = dict.fromkeys(spanned, 0)
+    for symmetry in symmetries:
+        entries: dict[str, int] = defaultdict(int)
+        for leg in symmetry.legs:
+            entries[leg.view.parameter] += leg.view.n * leg.view.m
+        for name, count in entries.items():
+            if name in ranks:
+                ranks[name] += min(symmetry.identities, count)
+    return {name: min(rank, spanned[name]) for name, rank in ranks.items()}
 
 
 def _entries(views: Iterable[View], size: int) -> int:

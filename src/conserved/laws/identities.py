@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from conserved.laws.rescaled_identities import norms, reweighed
 from conserved.moment import Direction, HostCopy, Norms, Plan, Point
+from conserved.rank_agreement import confirm_together
 from conserved.symmetry import Symmetry, Tensors, whole
 from conserved.verdict import Evidence, Status
 
@@ -105,21 +106,35 @@ class Balance:
     """The parameters that have a gradient, in some order."""
     norms: NDArray[np.float64]
     """The norm of each of these gradients."""
-    grain: torch.dtype | None
+    observed_precision: torch.dtype | None
     """The half precision that single-precision gradients show to have been computed in, if they do."""
     lengths: Mapping[str, float]
     """Norms of parameters when this was read off; empty if they are still what they were."""
     ranks: int = 1
     """Processes over which the parameters are sharded."""
+    worst_ranks: NDArray[np.int64] | None = None
+    """The process that each residual is of, where several have laws of their own by one name."""
 
 
-def balance_of(plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
+@runtime_checkable
+class Together(Protocol):
+    """Processes that judge alike."""
+
+    @property
+    def size(self) -> int: ...
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the tensors of all of them along a new first axis."""
+        ...
+
+
+def balance_of(plan: Plan, theta: Tensors, gradients: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
     """Every identity of a plan at parameters θ with gradients, which may be of further parameters too."""
-    return Weighing.begun(plan, theta, slopes, dtype=dtype).balance(theta, slopes)
+    return PendingBalance.start(plan, theta, gradients, dtype=dtype).balance(theta, gradients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Weighing:
+class PendingBalance:
     """A reading of parameters and gradients that is queued on their device; nothing has waited for it."""
 
     plan: Plan
@@ -137,47 +152,64 @@ class Weighing:
     single: bool
     """Whether some gradient has less than double precision."""
     meshes: Sequence[Any]
+    groups: Sequence[Together] = ()
+    device: torch.device | None = None
+    """Where processes exchange numbers."""
+    made: frozenset[str] = frozenset()
+    """Names of small legs, which stand for parameters of several processes: their norms are no gradients' norms."""
 
     @staticmethod
-    def begun(
-        plan: Plan, theta: Tensors, slopes: Tensors, *, dtype: torch.dtype | None = None, lengths: bool = False
-    ) -> Weighing:
+    def start(
+        plan: Plan,
+        theta: Tensors,
+        gradients: Tensors,
+        *,
+        dtype: torch.dtype | None = None,
+        lengths: bool = False,
+        groups: Sequence[Together] = (),
+        made: Collection[str] = (),
+    ) -> PendingBalance:
         """Queue everything that is read of parameters θ and gradients: they may change or be freed afterwards.
 
         Args:
             plan: the symmetries.
             theta: parameters.
-            slopes: gradients.
+            gradients: gradients.
             dtype: the precision, as for `Plan.evaluate`.
             lengths: whether norms of the parameters of laws are needed too.
+            groups: processes that have the same laws, and take the largest residual of any of them.
+            made: names of tensors that are made of others, and are no gradients of their own.
 
         """
         with torch.no_grad():
-            moments = plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)], sizes=True, dtype=dtype)
+            moments = plan.evaluate((Point(theta), Direction(gradients)), [(0, 1)], sizes=True, dtype=dtype)
             places, tables = moments.sizes()
-            anywhere = next((slope.device for slope in slopes.values()), torch.device("cpu"))
+            anywhere = next((gradient.device for gradient in gradients.values()), torch.device("cpu"))
             device = tables[0].device if tables else anywhere
-            names, norms = _norms_of_all(slopes, moments.norms, device, slopes)
+            names, norms = _norms_of_all(gradients, moments.norms, device, gradients)
             long, own = _norms_of_all(theta, moments.lengths, device, plan.needs) if lengths else ((), [])
-            samples = _samples(slopes, device)
+            samples = _samples(gradients, device)
             parts = [*(table.flatten() for table in tables), *norms, *own]
             parts += [torch.cat(samples)] if samples else []
             queued = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
             numbers = HostCopy.of(queued)
             # The device is at work from here on.
-            return Weighing(
+            return PendingBalance(
                 plan=plan,
                 numbers=numbers,
                 places=np.array(places, dtype=np.int64),
                 names=names,
                 lengths=long,
                 samples=tuple(part.numel() for part in samples),
-                least={place: _least(parameter, slopes) for place, parameter in plan.linear.items()},
-                single=any(slope.dtype != torch.float64 for slope in slopes.values()),
+                least={place: _least(parameter, gradients) for place, parameter in plan.linear.items()},
+                single=any(gradient.dtype != torch.float64 for gradient in gradients.values()),
                 meshes=_meshes(theta),
+                groups=groups,
+                device=device,
+                made=frozenset(made),
             )
 
-    def balance(self, theta: Tensors, slopes: Tensors | None) -> Balance:
+    def balance(self, theta: Tensors, gradients: Tensors | None) -> Balance:
         """Every identity, once the numbers are there.
 
         An inert parameter, whose gradient should itself be zero, is held against the norm of all the gradients; and a
@@ -192,14 +224,17 @@ class Weighing:
         sizes = np.empty((count, 2))
         sizes[self.places] = weights.reshape(count, 2)
         values, scales = sizes.T
-        if slopes is not None:
-            lengths = _norms_again(names, lengths, slopes)
+        if gradients is not None:
+            lengths = _norms_again(names, lengths, gradients)
         odd = _odd(values, scales, single=self.single)
         norm_of = dict(zip(names, lengths.tolist(), strict=True)) if odd.any() else {}
         odd = _suspects(odd, plan.symmetries, values, scales, norm_of)
         if self.meshes:
             # All processes gather what any of them has to look at again.
             odd = np.array(_agreed(odd.astype(float).tolist(), self.meshes)) > 0
+        if self.made:
+            real = np.array([name not in self.made for name in names], dtype=bool)
+            names, lengths = tuple(name for name in names if name not in self.made), lengths[real]
         peak = float(lengths.max(initial=0.0))
         everything = peak * float(np.linalg.norm(lengths / peak)) if 0 < peak < np.inf else peak
         for place, share in self.least.items():
@@ -211,24 +246,31 @@ class Weighing:
         residuals[tested & (values > scales)] = 1.0
         for place in np.flatnonzero(odd).tolist():
             symmetry, floor = plan.symmetries[place], self.least.get(place, 0.0) * everything
-            if slopes is not None:
-                residuals[place], scales[place], tested[place] = reweighed(symmetry, theta, slopes, floor)
+            if gradients is not None:
+                residuals[place], scales[place], tested[place] = reweighed(symmetry, theta, gradients, floor)
             else:
                 infinite = not all(isfinite(norm_of.get(name, 0.0)) for name in symmetry.parameters)
                 residuals[place], tested[place] = (nan if infinite else 0.0), infinite
-        seen = grain(np.split(entries, np.cumsum(self.samples)[:-1])) if self.samples else None
+        seen = observed_precision(np.split(entries, np.cumsum(self.samples)[:-1])) if self.samples else None
         if self.meshes:
             agreed = _agreed([float(_GRAINS.index(seen)), *residuals.tolist()], self.meshes)
             seen, residuals = _GRAINS[round(agreed[0])], np.array(agreed[1:])
+        worst_ranks = None
+        for group in self.groups:
+            coarse, residuals, tested, worst_ranks = _worst(
+                group, _GRAINS.index(seen), residuals, tested, worst_ranks, self.device
+            )
+            seen = _GRAINS[coarse]
         return Balance(
             residuals=residuals,
             scales=scales,
             tested=tested,
             names=names,
             norms=lengths,
-            grain=seen,
+            observed_precision=seen,
             lengths=dict(zip(self.lengths, long.tolist(), strict=True)),
-            ranks=max((mesh.size() for mesh in self.meshes), default=1),
+            ranks=max((*(mesh.size() for mesh in self.meshes), *(group.size for group in self.groups)), default=1),
+            worst_ranks=worst_ranks,
         )
 
 
@@ -259,21 +301,21 @@ def _suspects(
     return odd
 
 
-def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], slopes: Tensors) -> NDArray[np.float64]:
+def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], gradients: Tensors) -> NDArray[np.float64]:
     """The norms, with those computed anew that are zero or infinite because squares are."""
     odd = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if not len(odd):
         return lengths
     found = lengths.copy()
-    found[odd] = norms([slopes[names[place]] for place in odd.tolist()])
+    found[odd] = norms([gradients[names[place]] for place in odd.tolist()])
     return found
 
 
-def _least(parameter: str | None, slopes: Tensors) -> float:
+def _least(parameter: str | None, gradients: Tensors) -> float:
     """The share of the norm of all gradients that a linear law of a parameter is held against at least."""
     if parameter is None:
         return 1.0
-    stored = slopes[parameter].dtype
+    stored = gradients[parameter].dtype
     return _NOISE.get(stored, 1.0) * torch.finfo(stored).eps / TOLERANCE[stored]
 
 
@@ -292,46 +334,46 @@ def _norms_of_all(
     return (*read, *names), [*([] if known is None else [known.values]), values]
 
 
-def _norms(slopes: Tensors, device: torch.device) -> tuple[tuple[str, ...], Float[Tensor, " gradients"]]:
+def _norms(gradients: Tensors, device: torch.device) -> tuple[tuple[str, ...], Float[Tensor, " gradients"]]:
     """The norm of every gradient, in some order; those of plain ones in few operations, and none in half precision."""
     alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-    for name, slope in slopes.items():
-        if not hasattr(slope, "full_tensor"):
-            alike.setdefault((slope.dtype, slope.device), []).append(name)
+    for name, gradient in gradients.items():
+        if not hasattr(gradient, "full_tensor"):
+            alike.setdefault((gradient.dtype, gradient.device), []).append(name)
     order: list[str] = []
     parts: list[Tensor] = []
     for (kind, _), names in alike.items():
         # What torch.nn.utils.clip_grad_norm_ uses; the public form gives the total only.
         precise = torch.promote_types(kind, torch.float32)
         order += names
-        parts.append(torch.stack(torch._foreach_norm([_dense(slopes[name]) for name in names], 2, precise)))
+        parts.append(torch.stack(torch._foreach_norm([_dense(gradients[name]) for name in names], 2, precise)))
     # In one order on every process: sharded norms are added up over them.
-    for name in [name for name, slope in slopes.items() if hasattr(slope, "full_tensor")]:
+    for name in [name for name, gradient in gradients.items() if hasattr(gradient, "full_tensor")]:
         order.append(name)
-        parts.append(whole(torch.linalg.vector_norm(slopes[name])).reshape(1))
+        parts.append(whole(torch.linalg.vector_norm(gradients[name])).reshape(1))
     if not parts:
         return (), torch.zeros(0, device=device, dtype=torch.float64)
     return (*order,), torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
 
 
-def _dense(slope: Tensor) -> Tensor:
+def _dense(gradient: Tensor) -> Tensor:
     # Entries of a sparse gradient may be listed twice, so its values have another norm than their sum.
-    return slope.coalesce().values() if slope.is_sparse else slope
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
-def _samples(slopes: Tensors, device: torch.device) -> list[Tensor]:
+def _samples(gradients: Tensors, device: torch.device) -> list[Tensor]:
     """Entries of the largest single-precision gradients, spread over each."""
-    every = [*slopes.values()]
+    every = [*gradients.values()]
     kinds = {*map(attrgetter("dtype"), every)}
     if torch.float32 not in kinds:
         return []
     if len(kinds) > 1:
-        every = [slope for slope in every if slope.dtype == torch.float32]
+        every = [gradient for gradient in every if gradient.dtype == torch.float32]
     sizes = np.fromiter(map(Tensor.numel, every), np.int64, len(every))
     taken: list[Tensor] = []
     for place in np.argsort(-sizes, kind="stable")[:_TENSORS].tolist():
-        slope = every[place]
-        local: Any = slope.to_local() if hasattr(slope, "to_local") else _dense(slope)
+        gradient = every[place]
+        local: Any = gradient.to_local() if hasattr(gradient, "to_local") else _dense(gradient)
         count = local.numel()
         row = local if local.is_contiguous() else local.reshape(-1)
         some = row.as_strided((min(_ENTRIES, count),), (max(1, count // _ENTRIES),))
@@ -355,6 +397,7 @@ def _agreed(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
     """The largest of each number over all processes that hold a part of the parameters, so that all judge alike."""
     import torch.distributed as dist
 
+    confirm_together("residuals")
     for mesh in meshes:
         # A process that found something that is not a number must be heard over those that did not.
         values = torch.tensor(numbers, dtype=torch.float64, device=mesh.device_type).nan_to_num(nan=float("inf"))
@@ -364,7 +407,31 @@ def _agreed(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
     return [float("nan") if value == float("inf") else value for value in numbers]
 
 
-def grain(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:
+def _worst(
+    group: Together,
+    precision: int,
+    residuals: NDArray[np.float64],
+    tested: NDArray[np.bool_],
+    ranks: NDArray[np.int64] | None,
+    device: torch.device | None,
+) -> tuple[int, NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+    """Return the coarsest precision, the largest residual of each law over a group, and the rank it is of."""
+    import torch.distributed as dist
+
+    own = np.full(len(residuals), dist.get_rank()) if ranks is None else ranks
+    # A process that found something that is not a number must be heard over those that did not.
+    heard = np.where(tested, np.nan_to_num(residuals, nan=np.inf), -1.0)
+    numbers = np.concatenate(([float(precision)], heard, own.astype(float)))
+    every = group.gather(torch.tensor(numbers, dtype=torch.float64, device=device)).cpu().numpy()
+    found, holders = np.split(every[:, 1:], 2, axis=1)
+    first = found.argmax(0)
+    largest = found.max(0)
+    places = np.arange(len(residuals))
+    chosen = np.where(np.isinf(largest), np.nan, np.where(largest < 0, residuals, largest))
+    return int(every[:, 0].max()), chosen, largest >= 0, holders[first, places].astype(np.int64)
+
+
+def observed_precision(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:
     """The half precision that at least half of these float32 gradients were computed in, judged by samples of entries.
 
     Under autocast a weight's gradient is computed in half precision and stored in single. Such entries end in zero

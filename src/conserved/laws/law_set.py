@@ -89,8 +89,8 @@ class Explains(Protocol):
         """Why the symmetry holds, in plain text."""
         ...
 
-    def proof(self, symmetry: Symmetry) -> Verdict:
-        """How well that is known: PROVED if a checker follows every step."""
+    def verdict(self, symmetry: Symmetry) -> Verdict:
+        """Return how well that is known: VERIFIED if the identity held on the program in float64."""
         ...
 
 
@@ -171,9 +171,12 @@ class LawSet:
         """Why the law of this name holds: the operations its space passes through, with modules and lines."""
         return self._derived().explain(self[name])
 
-    def proof(self, name: str) -> Verdict:
-        """How well the law of this name is known: PROVED if an independent checker follows its derivation."""
-        return self._derived().proof(self[name])
+    def verdict(self, name: str) -> Verdict:
+        """Return how well the law of this name is known: VERIFIED if its identity held on the program in float64.
+
+        A typed law is never PROVED: see `conserved.certify` for proofs.
+        """
+        return self._derived().verdict(self[name])
 
     def _derived(self) -> Explains:
         if self.derivation is None:
@@ -247,8 +250,8 @@ class LawSet:
         """
         theta = self._theta(parameters)
         needed = {name: theta[name] for name in self.plan.needs}
-        slopes = self._gradients(theta, gradients)
-        return balance_of(self.plan, needed, slopes, dtype=dtype)
+        resolved = self._gradients(theta, gradients)
+        return balance_of(self.plan, needed, resolved, dtype=dtype)
 
     def drift(
         self, updates: Tensors, parameters: Tensors | None = None, *, dtype: torch.dtype | None = None
@@ -345,9 +348,9 @@ class LawSet:
         Raises:
             ValueError: the reference was taken of other laws.
         """
-        strangers = [symmetry.name for symmetry in self.symmetries if symmetry.name not in reference.values]
-        if strangers:
-            raise ValueError(f"The reference was taken of other laws: it has no value for {strangers[0]}.")
+        missing = [symmetry.name for symmetry in self.symmetries if symmetry.name not in reference.values]
+        if missing:
+            raise ValueError(f"The reference was taken of other laws: it has no value for {missing[0]}.")
         current = self.values(parameters, dtype=dtype)
         norm = partial(torch.linalg.vector_norm, dim=-1)
         found = {}

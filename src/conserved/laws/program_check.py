@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCheck:
-    """At how many random points the identities of all exact laws were tested on the program in float64."""
+    """At how many random points the identities of laws were tested on the program in float64."""
 
     points: int
     limit: float = 0.0
@@ -17,6 +17,8 @@ class ProgramCheck:
     """Why there are no points, or fewer than usual."""
     refuted: Mapping[str, float] = field(default_factory=dict)
     """Laws that were inferred and failed, with their largest residual. Each is a defect of the inference."""
+    residuals: Mapping[str, float] = field(default_factory=dict)
+    """The largest relative residual of every law that was tested; of laws up to ε, with ε at zero."""
 
     def __bool__(self) -> bool:
         return self.points > 0

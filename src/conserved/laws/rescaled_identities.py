@@ -16,14 +16,14 @@ from conserved.moment import Direction, Plan, Point
 from conserved.symmetry import Symmetry, Tensors, whole
 
 
-def reweighed(symmetry: Symmetry, theta: Tensors, slopes: Tensors, floor: float) -> tuple[float, float, bool]:
+def reweighed(symmetry: Symmetry, theta: Tensors, gradients: Tensors, floor: float) -> tuple[float, float, bool]:
     """The residual of one identity, what it is relative to, and whether it says anything.
 
     It does where a gradient reached a leg and not all legs are zero: with one factor at zero, A dAᵀ = B dBᵀ asks that
     dA vanish. `floor` is a least scale, as linear laws have one.
     """
     points = [matrix.detach() for matrix in symmetry.matrices(theta, torch.float64)]
-    directions = [leg.view.matrix(slopes[leg.view.parameter].detach()).double() for leg in symmetry.legs]
+    directions = [leg.view.matrix(gradients[leg.view.parameter].detach()).double() for leg in symmetry.legs]
     # A linear law does not read its parameters: their size is no part of it.
     height = 1.0 if symmetry.kind.linear else _peak(points)
     steepness = _peak(directions)
@@ -42,17 +42,17 @@ def reweighed(symmetry: Symmetry, theta: Tensors, slopes: Tensors, floor: float)
     return (min(value / scale, 1.0) if scale > 0 else 0.0), scale * height * steepness, True
 
 
-def norms(slopes: Sequence[Tensor]) -> list[float]:
+def norms(gradients: Sequence[Tensor]) -> list[float]:
     """The norms of gradients whose squares may over- or underflow; most are zero, and read once for all."""
-    plain = [slope for slope in slopes if not hasattr(slope, "full_tensor") and not slope.is_sparse]
+    plain = [gradient for gradient in gradients if not hasattr(gradient, "full_tensor") and not gradient.is_sparse]
     peaks = torch._foreach_norm(plain, float("inf")) if plain else ()
-    zero = {id(slope) for slope, peak in zip(plain, peaks, strict=True) if float(peak) == 0}
-    return [0.0 if id(slope) in zero else _norm(whole(slope).detach().double()) for slope in slopes]
+    zero = {id(gradient) for gradient, peak in zip(plain, peaks, strict=True) if float(peak) == 0}
+    return [0.0 if id(gradient) in zero else _norm(whole(gradient).detach().double()) for gradient in gradients]
 
 
-def _norm(slope: Tensor) -> float:
-    peak = _peak([slope])
-    return peak * float(torch.linalg.vector_norm(slope / peak)) if 0 < peak < float("inf") else peak
+def _norm(gradient: Tensor) -> float:
+    peak = _peak([gradient])
+    return peak * float(torch.linalg.vector_norm(gradient / peak)) if 0 < peak < float("inf") else peak
 
 
 def _peak(matrices: Sequence[Tensor]) -> float:

@@ -140,16 +140,25 @@ def judge(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor
 _UP, _BOTH = (1.0, 2.0), (-2.0, -1.0, 1.0, 2.0)
 """Powers of two to move by; none is zero, for an entry that does not move proves nothing."""
 
+_SMALL_SHIFT, _SMALL_SHIFT_COARSE = 5 * 2.0**-12, 5 * 2.0**-6
+"""A shift, relative to the size of an input, that is no power of two: thousands of roundings in single precision, ten
+in half precision."""
+
+_FINE = (torch.float32, torch.float64)
+
 
 def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
-    """The symmetry with the error four more random moves leave, or None if one of them refutes it."""
+    """The symmetry with the error that more random moves leave, or None if one of them refutes it."""
     errors, exact = [], True
-    for round_ in range(4):
+    # floor(x + 1) = floor(x) + 1: a shift that holds for moves of all powers of two must hold for small ones too.
+    small = _SMALL_SHIFT if scanner.function.precision in _FINE else _SMALL_SHIFT_COARSE
+    shifts = (0.5, 1.0, 2.0, 4.0, small)
+    for round_ in range(4 if symmetry.group is Group.SCALING else 5):
         upwards = round_ < 2
         if symmetry.group is Group.SCALING:
             moved = scaled(symmetry, scanner.tensors, scanner.field(symmetry.sizes, _UP if upwards else _BOTH))
         else:
-            size = _shift_size(scanner, symmetry) * 2.0**round_ / 2
+            size = _shift_size(scanner, symmetry) * shifts[round_]
             amounts = scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)) * size
             moved = shifted(symmetry, scanner.tensors, amounts)
         found = judge(scanner, symmetry, moved)

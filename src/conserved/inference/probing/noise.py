@@ -23,7 +23,7 @@ _STEP = {torch.float64: 2.0**-22, torch.float32: 2.0**-15, torch.float16: 2.0**-
 _TENSOR_CORE_STEP = 2.0**-12
 """Single precision on a GPU may be rounded to ten bits inside; a shorter step would not reach the next such number."""
 
-_TENSOR_CORE_UNIT = 2.0**-12
+TENSOR_CORE_UNIT = 2.0**-12
 _FEW = 16
 
 
@@ -84,19 +84,19 @@ def step_of(function: NumericalFunction) -> float:
 
 
 def measure_noise(
-    function: NumericalFunction, slopes: Sequence[Tensor], *, seed: int = 17, shorter: float = 1.0
+    function: NumericalFunction, gradients: Sequence[Tensor], *, seed: int = 17, shorter: float = 1.0
 ) -> FunctionNoise:
     """The noise of outputs and gradients around the function's inputs, from five forward and backward passes.
 
     Args:
         function: the function at its inputs.
-        slopes: output gradients of the backward passes.
+        gradients: output gradients of the backward passes.
         seed: of the direction the five points lie in.
         shorter: how many times nearer to each other than usual the points are, where the precision allows.
     """
     step = max(step_of(function) / shorter, 32 * UNIT[function.precision] if shorter > 1 else 0.0)
     count = len(function.values)
-    points_ = nearby([*function.values, *slopes], step, function.seed + seed)
+    points_ = nearby([*function.values, *gradients], step, function.seed + seed)
     runs = [function.gradients(point[:count], point[count:]) for point in points_]
     outs = [[wide(run[0][place]) for run in runs] for place in range(len(runs[0][0]))]
     grads = [[run[1][place] for run in runs] for place in range(len(function.values))]
@@ -109,7 +109,7 @@ def measure_noise(
             shares.append(float(spread / response))
         elif points[2].numel() < 64:
             # The noise of a few numbers says little about the arithmetic behind them.
-            shares.append(_TENSOR_CORE_UNIT if points[2].is_cuda else UNIT[torch.float32])
+            shares.append(TENSOR_CORE_UNIT if points[2].is_cuda else UNIT[torch.float32])
     unit = max([unit, *shares])
     deviations: list[Tensor | None] = []
     relative, responses = [], []
@@ -136,9 +136,22 @@ def measure_noise(
     )
 
 
-def measure_output_noise(function: NumericalFunction, values: Sequence[Tensor], step: float) -> Values:
-    """The standard deviation of each output by row, from five forward passes around `values`."""
+def measure_output_noise(
+    function: NumericalFunction, values: Sequence[Tensor], step: float, *, entrywise: bool = False
+) -> Values:
+    """Measure the standard deviation of each output by row, from five forward passes around `values`.
+
+    Args:
+        function: the function.
+        values: the inputs.
+        step: the distance of neighbouring points, relative to the entries.
+        entrywise: return one sample of every entry instead. Each is off by itself, but a weighted sum of their squares
+            estimates the variance of the same sum of outputs, also where outputs of one row differ by orders of
+            magnitude.
+    """
     runs = [function.outputs(point) for point in nearby(values, step, function.seed + 17)]
+    if entrywise:
+        return tuple(noise_of([wide(run[place]) for run in runs]).abs() for place in range(len(runs[0])))
     return tuple(_output_deviation([wide(run[place]) for run in runs], out.dtype) for place, out in enumerate(runs[0]))
 
 

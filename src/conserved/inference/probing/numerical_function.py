@@ -57,9 +57,9 @@ class NumericalFunction:
         return tuple(found[place].detach() for place in self.differentiable)
 
     def gradients(
-        self, values: Sequence[Tensor], slopes: Sequence[Tensor], wanted: Sequence[int] | None = None
+        self, values: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[int] | None = None
     ) -> tuple[Values, tuple[Tensor | None, ...]]:
-        """Outputs, and what one backward pass from `slopes` gives for each input; None where nothing arrives."""
+        """Outputs, and what one backward pass from `gradients` gives for each input; None where nothing arrives."""
         asked = range(len(values)) if wanted is None else wanted
         with torch.enable_grad():
             # A backward may write into what it saved, and that may be the input itself.
@@ -67,14 +67,14 @@ class NumericalFunction:
             leaves = [copied(value).requires_grad_(every or place in asked) for place, value in enumerate(values)]
             found = self._ran([leaf.clone() for leaf in leaves] if self.copying else leaves)
             outs = [found[place] for place in self.differentiable]
-            live = [(out, slope) for out, slope in zip(outs, slopes, strict=True) if out.requires_grad]
+            live = [(out, gradient) for out, gradient in zip(outs, gradients, strict=True) if out.requires_grad]
             if not live:
                 return tuple(out.detach() for out in outs), (None,) * len(values)
             kept = tuple(out.detach().clone() for out in outs)
             got = torch.autograd.grad(
                 [out for out, _ in live],
                 [leaves[place] for place in asked],
-                [slope.clone() if slope.is_contiguous() else slope for _, slope in live],
+                [gradient.clone() if gradient.is_contiguous() else gradient for _, gradient in live],
                 allow_unused=True,
             )
         grads: list[Tensor | None] = [None] * len(values)
@@ -162,9 +162,12 @@ def function_of(
         chosen = tuple(names)
 
     def called_as(target: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
+        # The signature is read once: reading it took longer than the small functions that are run thousands of times.
+        positional = [name for name, _ in _slots(target, tensors, {})][: len(tensors)]
+
         def call(values: Sequence[Tensor]) -> Any:
             given = dict(zip((name for name, _ in found), values, strict=True))
-            return _called(target, tensors, keywords, given)
+            return _called(target, positional, tensors, keywords, given)
 
         return call
 
@@ -221,10 +224,14 @@ def _autograd_function(fn: Callable[..., Any]) -> type[torch.autograd.Function] 
 
 
 def _called(
-    fn: Callable[..., Any], tensors: Sequence[Any], keywords: Mapping[str, Any], given: Mapping[str, Tensor]
+    fn: Callable[..., Any],
+    positional: Sequence[str],
+    tensors: Sequence[Any],
+    keywords: Mapping[str, Any],
+    given: Mapping[str, Tensor],
 ) -> Any:
-    names = [name for name, _ in _slots(fn, tensors, {})][: len(tensors)]
-    args = [given[name] if _is_input(value) else value for name, value in zip(names, tensors, strict=True)]
+    """Call the function with `given` in place of the inputs of these names; `positional` names the first arguments."""
+    args = [given[name] if _is_input(value) else value for name, value in zip(positional, tensors, strict=True)]
     rest = {name: given[name] if _is_input(value) else value for name, value in keywords.items()}
     if isinstance(fn, nn.Module):
         weights = {name: given[name] for name, value in fn.named_parameters() if value.requires_grad}

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from conserved.inference.reindexing import broadcast
-from conserved.inference.rules.step import Known, Step, base_name, fix_all, number, rule
+from conserved.inference.rules.step import Known, Step, fix_all, number, rule
 from conserved.inference.types import FIXED, ZERO, Type
 
 
@@ -81,7 +81,6 @@ def _zeros(s: Step) -> Known:
     "triu_indices",
     "exponential_",
     "random_",
-    "cumprod",
     "unique",
     "rand_",
     "_local_scalar_dense",
@@ -92,13 +91,9 @@ def _zeros(s: Step) -> Known:
     "unique_consecutive",
     "heaviside",
     "signbit",
-    "prod",
 )
 def constant(s: Step) -> Known | list[Known]:
     """Nothing that moves comes out: what is made, drawn, compared or counted."""
-    name = base_name(s.operation.name)
-    if name in ("aten::cumprod", "aten::prod"):
-        return fix_all(s)
     found: list[Known] = [FIXED] * max(1, len(s.operation.results))
     return found
 

@@ -104,14 +104,14 @@ def first_contraction(
         touching = [one for one in partner.factors if one.touches(axes.summed) or not (one.dims or one.virtual)]
         for group in components([one for one in touching if one.dims or one.virtual]):
             foreign = sorted({dim for one in group for dim in one.dims if dim not in own})
-            strangers = [axis for one in group for axis in one.virtual if not any(axis.same(v) for v in virtual)]
+            other_axes = [axis for one in group for axis in one.virtual if not any(axis.same(v) for v in virtual)]
             inner = sorted({dim for one in group for dim in one.dims if dim in own})
             if len(group) == 1 and inner and foreign and not group[0].virtual:
                 # It takes up what the partner's charges have in common along its own axes; what is left of them (a
                 # scale for every index of the others) goes on into the result.
                 fields.append(engine.fresh(inner, [axes.sizes[dim] for dim in inner]))
-            elif foreign or strangers:
-                fields += [one.times(-1) for one in engine.uniform(group, foreign, strangers)]
+            elif foreign or other_axes:
+                fields += [one.times(-1) for one in engine.uniform(group, foreign, other_axes)]
             else:
                 fields += [one.times(-1) for one in group]
         fields += [one.times(-1) for one in touching if not (one.dims or one.virtual)]
@@ -283,3 +283,26 @@ def conv_contraction(s: Step, left: Type, raw: Known, axes: OperandAxes, kernel:
     mine = {axis for axis in {0} | images if sizes[axis] != 1}
     other = {3} if sizes[3] != 1 else set()
     return engine.contract(x, y, summed=axes.summed, batch=axes.batch, mine=mine, other=other, sizes=sizes)
+
+
+@rule("_trilinear")
+def _trilinear(s: Step) -> Known:
+    """Σ x[n, i] W[o, i, j] z[n, j], as `bilinear` records it; other forms of three factors fix them."""
+    x, w, z = (s.arg(place) for place in range(3))
+    if [list(s.arg(place)) for place in range(3, 7)] != [[1, 3], [0], [1, 2], [2, 3]]:
+        return fix_all(s)
+    (n, i), (o, _, j) = s.shape(x), s.shape(w)
+    sizes = {0: n, 1: i, 2: o, 3: j}
+    second = s.type(z)
+    first = contraction(s, x, w, OperandAxes((0, 1), (2, 1, 3), (0, 2, 3), sizes))
+    wide = {axis for axis, size in sizes.items() if size != 1}
+    result = s.engine.contract(
+        Renumber((0, 2, 3)).type(first),
+        Renumber((0, 3)).type(second),
+        summed={3},
+        batch={0} & wide,
+        mine={2} & wide,
+        other=set(),
+        sizes=sizes,
+    )
+    return renumbered(result, {0: 0, 2: 1}, 4)

@@ -14,7 +14,17 @@ import torch
 from conserved.inference.engine import ENTRIES, Engine
 from conserved.inference.reindexing import Regroup, Renumber, Take, broadcast, permute
 from conserved.inference.rules.step import Known, Step, at, fix_all, moved, rule, wide
-from conserved.inference.types import FIXED, ZERO, Field, Image, Type, distinct, tidy, without_constant_axes
+from conserved.inference.types import (
+    FIXED,
+    ZERO,
+    Field,
+    Image,
+    Type,
+    distinct,
+    moved_key,
+    tidy,
+    without_constant_axes,
+)
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_copy", "_reshape_copy")
@@ -155,6 +165,23 @@ def _unbind(s: Step) -> list[Known]:
     x = s.arg(0)
     dim = at(s.arg(1, "dim", 0), len(s.shape(x)))
     return [taken(s, x, dim, index) for index in range(len(s.operation.results))]
+
+
+@rule("conserved::all_to_all", "conserved::reduce_scatter")
+def _deal_out(s: Step) -> Known:
+    """Entries of the first axis go to other processes: the type stays where no motion differs along that axis."""
+    found = s.type(s.arg(0))
+    if any(one.touches((0,)) for one in found.factors):
+        return fix_all(s)
+    uneven = tuple(one for one in found.shifts if one.touches((0,)))
+    s.engine.zero(Type(shifts=uneven, strands=found.strands))
+    # Data of other processes are other data: what was multiplied with them is another map of the same shift.
+    images = tuple(
+        replace(one, key=moved_key(one.key, s.operation.name, s.operation.results[0])) if 0 in one.varies else one
+        for one in found.images
+    )
+    shifts = tuple(one for one in found.shifts if not one.touches((0,)))
+    return replace(found, shifts=shifts, images=images, strands=())
 
 
 @rule("flip")

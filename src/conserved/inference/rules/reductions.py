@@ -176,3 +176,38 @@ def added_up(s: Step, one: Field, dims: Sequence[int], mean: bool, entries: int)
     s.engine.shifts.add([*terms, (Fraction(-size), total)], origin=s.engine.origin)
     weight = one.weight if mean else one.weight * entries
     return Field(tuple(one.dims[n] for n in kept), total, weight)
+
+
+@rule("prod")
+def _prod(s: Step) -> Type:
+    """A product along an axis: its charge is the sum of theirs, and nothing may be added to its factors."""
+    shape = s.shape(s.arg(0))
+    x = s.type(s.arg(0))
+    dims = [at(s.arg(1), len(shape))] if isinstance(s.arg(1), int) else list(range(len(shape)))
+    if any(one.virtual for one in x.factors):
+        return fix_all(s)
+    s.engine.steady(x)
+    factors = []
+    for one in x.factors:
+        s.engine.partition.shatter(one.atoms)
+        times = prod(shape[dim] for dim in dims if dim not in one.dims)
+        factors.append(_total(s, one, dims).times(times))
+    # A product of zeros is zero, and one of no factors is one.
+    zero = x.zero and prod(shape[dim] for dim in dims) > 0
+    return without(Type(tuple(factors), zero=zero), dims, len(shape), len(s.out) == len(shape))
+
+
+rule("cumprod")(fix_all)
+
+
+def _total(s: Step, one: Field, dims: Sequence[int]) -> Field:
+    """Charges added up along axes."""
+    kept = [n for n, dim in enumerate(one.dims) if dim not in dims]
+    lost = [n for n, dim in enumerate(one.dims) if dim in dims]
+    if not lost:
+        return one
+    array = one.atoms.transpose(kept + lost).reshape((*tuple(one.atoms.shape[n] for n in kept), -1))
+    total = s.engine.alone([one.dims[n] for n in kept], [one.atoms.shape[n] for n in kept])
+    terms = [(Fraction(1), array[..., n]) for n in range(array.shape[-1])]
+    s.engine.charges.add([*terms, (Fraction(-1), total.atoms.reshape(array.shape[:-1]))], origin=s.engine.origin)
+    return total.times(one.weight)

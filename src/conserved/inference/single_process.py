@@ -1,0 +1,223 @@
+"""The program of one process inside a model that runs on several: the same modules without what parallelises them.
+
+FSDP2, composable data parallelism and tensor parallelism leave the code of a model alone. They give modules another
+class, hooks, or a `forward` of their own that moves tensors between processes before and after the class's. Compiled
+modules hold a function that runs the modules they were made of. A copy without all of these computes what one process
+with whole parameters would.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+_WITH_KWARGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+
+_DEEPEST = 6
+"""Functions inside functions that are looked through: decorators of decorators are rarely more than three."""
+
+
+class StandInWrapper(nn.Module):
+    """A module that calls the only module inside it, under the name that the wrapper it stands for gave it."""
+
+    def __init__(self, name: str, inner: nn.Module) -> None:
+        super().__init__()
+        self.add_module(name, inner)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module inside."""
+        (inner,) = self._modules.values()
+        assert inner is not None
+        return inner(*args, **kwargs)
+
+
+FLAT = (
+    "FullyShardedDataParallel keeps parameters flat and in pieces. Shard with fully_shard (FSDP2), or dump weights and "
+    "gradients and run `conserved audit --gradients`"
+)
+"""What is said of a model whose parameters have no shapes of their own."""
+
+
+def has_flat_parameters(model: nn.Module) -> bool:
+    """Whether parts of a model are sharded by FSDP1, which leaves its parameters no shapes of their own."""
+    return any("_fsdp_wrapped_module" in module._modules for module in model.modules())
+
+
+def runs_on_several(model: nn.Module) -> bool:
+    """Whether parts of a model have classes, hooks or forwards that move tensors between processes.
+
+    Args:
+        model: any module.
+
+    Returns:
+        True if `single_process_copy` differs from the model.
+    """
+    return any(
+        _first_class(type(module)) is not type(module)
+        or "_fsdp_wrapped_module" in module._modules
+        or "_hf_hook" in vars(module)
+        or any(_of_torch(hook) for name in _HOOKS for hook in getattr(module, name).values())
+        or ("forward" in vars(module) and _moves_tensors(vars(module)["forward"]))
+        for module in model.modules()
+    )
+
+
+def single_process_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the modules of a model that computes what the model computes, on one process.
+
+    Args:
+        model: any module; it is not changed.
+
+    Returns:
+        Modules of the first class of each, without hooks of torch.distributed and without compiled code. Parameters,
+        buffers and all other attributes are shared with the model.
+    """
+    made: dict[int, nn.Module] = {}
+
+    def copy(module: nn.Module) -> nn.Module:
+        found: nn.Module
+        if id(module) in made:
+            return made[id(module)]
+        cls = _first_class(type(module))
+        for name in ("_orig_mod", "_fsdp_wrapped_module"):
+            inner = module._modules.get(name)
+            if inner is not None and len(module._modules) == 1:
+                found = made[id(module)] = StandInWrapper(name, nn.Identity())
+                found._modules[name] = copy(inner)
+                found.training = module.training
+                return found
+        found = made[id(module)] = cls.__new__(cls)
+        vars(found).update(vars(module))
+        found._compiled_call_impl = None
+        found._parameters = dict(module._parameters)
+        found._buffers = dict(module._buffers)
+        found._modules = {name: child if child is None else copy(child) for name, child in module._modules.items()}
+        _copy_hooks(module, found)
+        return found
+
+    twin = copy(model)
+    for module in model.modules():
+        _copy_forward(module, made)
+    return twin
+
+
+def _copy_hooks(module: nn.Module, found: nn.Module) -> None:
+    """Give a copy the hooks of a module that are not those of torch.distributed."""
+    for name in _HOOKS:
+        kept = OrderedDict((key, hook) for key, hook in getattr(module, name).items() if not _of_torch(hook))
+        setattr(found, name, kept)
+    for name in _WITH_KWARGS:
+        setattr(found, name, OrderedDict(getattr(module, name)))
+
+
+def _copy_forward(module: nn.Module, made: dict[int, nn.Module]) -> None:
+    """Give a copy the forward of its own that a module has, bound to the copy, or its class's."""
+    found, forward = made[id(module)], vars(module).get("forward")
+    if forward is None or isinstance(found, StandInWrapper):
+        return
+    vars(found).pop("forward", None)
+    if "_hf_hook" in vars(found):
+        # Accelerate puts a forward of its own in the place of the class's, which fetches weights from elsewhere.
+        for name in ("_hf_hook", "_old_forward"):
+            vars(found).pop(name, None)
+    elif not _moves_tensors(forward):
+        vars(found)["forward"] = _bound_again(forward, made, 0)
+    elif (inner := _inner_method(forward, module)) is not None:
+        vars(found)["forward"] = _bound_again(inner, made, 0)
+
+
+def _first_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """The class that a module was written as, before torch.distributed gave it one that derives from it."""
+    modules = [base for base in cls.__bases__ if issubclass(base, nn.Module)]
+    others = [base for base in cls.__bases__ if base not in modules]
+    mixed_in = others and all(base.__module__.startswith("torch.distributed") for base in others)
+    return _first_class(modules[0]) if mixed_in and len(modules) == 1 else cls
+
+
+def _of_torch(hook: Any) -> bool:
+    """Whether a hook belongs to PyTorch's own distributed code."""
+    hook = getattr(hook, "func", hook)
+    hook = getattr(hook, "__wrapped__", hook)
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+
+
+def _parts(function: Any) -> Iterator[Any]:
+    """What a callable refers to: cells, the object it is bound to, what it was partially applied to."""
+    if isinstance(function, MethodType):
+        yield from (function.__func__, function.__self__)
+    elif isinstance(function, partial):
+        yield from (function.func, *function.args, *function.keywords.values())
+    elif isinstance(function, FunctionType):
+        yield from (cell.cell_contents for cell in function.__closure__ or () if _filled(cell))
+        yield from function.__defaults__ or ()
+        yield from (function.__kwdefaults__ or {}).values()
+        if hasattr(function, "__wrapped__"):
+            yield function.__wrapped__
+
+
+def _filled(cell: CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _moves_tensors(function: Any, depth: int = 0) -> bool:
+    """Whether a forward of a module's own refers to processes: a mesh, a group, or an object that holds one."""
+    for part in _parts(function):
+        if isinstance(part, DeviceMesh | dist.ProcessGroup):
+            return True
+        if isinstance(part, nn.Module | torch.Tensor | type):
+            continue
+        if callable(part) and depth < _DEEPEST and _moves_tensors(part, depth + 1):
+            return True
+        held = getattr(part, "__dict__", {}).values() if not isinstance(part, FunctionType) else ()
+        flat = [one for value in held for one in (value.values() if isinstance(value, dict) else (value,))]
+        if any(isinstance(one, DeviceMesh | dist.ProcessGroup) for one in flat):
+            return True
+    return False
+
+
+def _inner_method(function: Any, module: nn.Module, depth: int = 0) -> Callable[..., Any] | None:
+    """The method of a module that a forward of its own calls in the end; None if it calls none."""
+    for part in _parts(function):
+        if isinstance(part, MethodType) and part.__self__ is module:
+            return part
+        if callable(part) and not isinstance(part, nn.Module | type) and depth < _DEEPEST:
+            found = _inner_method(part, module, depth + 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _bound_again(part: Any, made: dict[int, nn.Module], depth: int) -> Any:
+    """A callable, or what it refers to, with copies in the place of modules."""
+    if isinstance(part, nn.Module):
+        return made.get(id(part), part)
+    if depth > _DEEPEST:
+        return part
+
+    def again(inner: Any) -> Any:
+        return _bound_again(inner, made, depth + 1)
+
+    if isinstance(part, MethodType):
+        return MethodType(again(part.__func__), again(part.__self__))
+    if isinstance(part, partial):
+        return partial(again(part.func), *map(again, part.args), **{k: again(v) for k, v in part.keywords.items()})
+    if isinstance(part, FunctionType) and part.__closure__:
+        cells = tuple(CellType(again(c.cell_contents)) if _filled(c) else c for c in part.__closure__)
+        found = FunctionType(part.__code__, part.__globals__, part.__name__, part.__defaults__, cells)
+        found.__kwdefaults__ = part.__kwdefaults__
+        return found
+    return part
