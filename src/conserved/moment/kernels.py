@@ -253,7 +253,7 @@ def outer_products(
 
 @triton.jit
 def norm_remainders(
-    x, slope, gain, found, ROWS, COLUMNS, epsilon,
+    x, gradient, gain, found, ROWS, COLUMNS, epsilon,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CENTRED: tl.constexpr, GAINED: tl.constexpr,
 ):
     """ε (s + ε)^(−3/2) Σ_i x_i g_i d_i of some rows that a norm divides by √(s + ε), then Σ_i of its squared terms."""
@@ -262,12 +262,12 @@ def norm_remainders(
     mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
     offsets = rows.to(tl.int64)[:, None] * COLUMNS + columns[None, :]
     values = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
-    slopes = tl.load(slope + offsets, mask=mask, other=0.0).to(tl.float32)
+    gradients = tl.load(gradient + offsets, mask=mask, other=0.0).to(tl.float32)
     if CENTRED:
         values = tl.where(mask, values - (tl.sum(values, 1) / COLUMNS)[:, None], 0.0)
     root = tl.sqrt(tl.sum(values * values, 1) / COLUMNS + epsilon)
     weight = epsilon / (root * root * root)
-    products = values * slopes
+    products = values * gradients
     if GAINED:
         products *= tl.load(gain + columns, mask=columns < COLUMNS, other=0.0).to(tl.float32)[None, :]
     products *= weight[:, None]

@@ -33,38 +33,41 @@ class RowNorm:
     centred: bool
 
     def remainder(
-        self, x: Float[Tensor, "rows width"], slope: Float[Tensor, "rows width"], gain: Float[Tensor, " #width"] | None
+        self,
+        x: Float[Tensor, "rows width"],
+        gradient: Float[Tensor, "rows width"],
+        gain: Float[Tensor, " #width"] | None,
     ) -> Float[Tensor, "2 rows"]:
         """Of every row ε/(s + ε) ⟨y, D⟩, and the sum of the squares of its terms; at least in float32.
 
         Args:
             x: what was normalised.
-            slope: D, the gradient of the output.
+            gradient: D, the gradient of the output.
             gain: g, one number for each entry of a row or one for all; None for 1.
 
         Returns:
             Both numbers of every row. Nothing waits for the device.
         """
         gain = None if gain is None else gain.expand(x.shape[1])
-        tensors = [one.detach().contiguous() for one in (x, slope, gain) if one is not None]
+        tensors = [one.detach().contiguous() for one in (x, gradient, gain) if one is not None]
         short = 0 < x.shape[1] <= _WIDEST and x.shape[0] > 0
         if short and all(t.dtype in triton_backend.TYPES for t in tensors) and triton_backend.available(x.device):
             return self._by_kernel(*tensors)
         return self._by_torch(*tensors)
 
-    def _by_torch(self, x: Tensor, slope: Tensor, gain: Tensor | None = None) -> Tensor:
-        kind = torch.promote_types(torch.promote_types(x.dtype, slope.dtype), torch.float32)
+    def _by_torch(self, x: Tensor, gradient: Tensor, gain: Tensor | None = None) -> Tensor:
+        kind = torch.promote_types(torch.promote_types(x.dtype, gradient.dtype), torch.float32)
         values = x.to(kind)
         if self.centred:
             values = values - values.mean(1, keepdim=True)
         root = (torch.linalg.vector_norm(values, dim=1).square() / x.shape[1] + self.epsilon).sqrt()
-        products = values * slope.to(kind)
+        products = values * gradient.to(kind)
         if gain is not None:
             products *= gain
         products *= (self.epsilon / root**3)[:, None]
         return torch.stack((products.sum(1), torch.linalg.vector_norm(products, dim=1).square()))
 
-    def _by_kernel(self, x: Tensor, slope: Tensor, gain: Tensor | None = None) -> Tensor:
+    def _by_kernel(self, x: Tensor, gradient: Tensor, gain: Tensor | None = None) -> Tensor:
         from conserved.moment import kernels
 
         rows, width = x.shape
@@ -74,7 +77,7 @@ class RowNorm:
         with torch.cuda.device_of(x):
             kernels.norm_remainders[(-(-rows // down),)](
                 x,
-                slope,
+                gradient,
                 x if gain is None else gain,
                 found,
                 rows,

@@ -26,7 +26,7 @@ from torch import Tensor
 from conserved.moment import triton_backend
 from conserved.moment.batches import Batch, BatchLeg, alike
 from conserved.moment.forms import Sums, Wanted, forms, full_precision, working_dtype
-from conserved.moment.portions import LegPlace, Part, PortionProgram, Stretch, Use, in_portions, together
+from conserved.moment.portions import LegPlace, Part, PortionProgram, Segment, Use, in_portions, together
 from conserved.moment.row_identities import Norms, RowIdentities, RowSizes
 from conserved.moment.sources import Gathered, Magnitudes, Present, Reader, Source
 from conserved.moment.torch_backend import TORCH
@@ -217,7 +217,7 @@ class Plan:
         return {}
 
     @cached_property
-    def outlines(self) -> dict[Hashable, tuple[Stretch, ...]]:
+    def outlines(self) -> dict[Hashable, tuple[Segment, ...]]:
         """How the results of portions are put together, kept as well."""
         return {}
 

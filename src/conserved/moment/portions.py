@@ -21,7 +21,7 @@ from conserved.moment.batches import Batch
 from conserved.moment.forms import Found, Sums, Wanted, forms, full_precision, working_dtype
 from conserved.moment.layouts import PlainTensors
 from conserved.moment.leg_programs import LegProgram, LegTensors, ProgramLeg
-from conserved.moment.sources import Paired, Parcel, Present, Reader
+from conserved.moment.sources import Paired, ParameterTensors, Present, Reader
 from conserved.moment.torch_backend import TORCH, column_bounds
 from conserved.symmetry.kind import Degree
 from conserved.symmetry.pairs import Pair
@@ -90,7 +90,7 @@ class Batched(Protocol):
         ...
 
     @property
-    def outlines(self) -> dict[Hashable, tuple[Stretch, ...]]:
+    def outlines(self) -> dict[Hashable, tuple[Segment, ...]]:
         """How the results of portions that came before are put together."""
         ...
 
@@ -114,9 +114,9 @@ def in_portions(plan: Batched, reader: Reader, wanted: Wanted, dtype: torch.dtyp
             plan.divisions[reader.portion] = _portions(plan.counts, reader.portion)
         for portion in plan.divisions[reader.portion]:
             made = False
-            for name, parcel in zip(portion, reader.read(portion), strict=True):
-                made = made or parcel.made
-                reading.add(name, parcel)
+            for name, tensors in zip(portion, reader.read(portion), strict=True):
+                made = made or tensors.made
+                reading.add(name, tensors)
             if made:
                 reading.run()
         reading.run()
@@ -170,7 +170,7 @@ class _Single:
 
 
 @dataclass(frozen=True, slots=True)
-class StretchLeg:
+class SegmentLeg:
     """One leg of batches that are alike, or several legs of a single one that are added up."""
 
     key: int
@@ -181,13 +181,13 @@ class StretchLeg:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """Batches that are alike, one after the other, whose legs step alike."""
 
     members: tuple[int, ...]
     """Of all batches."""
     batches: int
-    legs: tuple[StretchLeg, ...]
+    legs: tuple[SegmentLeg, ...]
 
 
 class _Reading:
@@ -201,10 +201,10 @@ class _Reading:
         self._singles: list[_Single] = []
         self._pairs: dict[int, tuple[Pair, ...]] = {}
 
-    def add(self, name: str, parcel: Parcel) -> None:
+    def add(self, name: str, tensors: ParameterTensors) -> None:
         """All legs of one parameter: those for kernels wait for others."""
         for use in self._plan.uses[name]:
-            paired = parcel.paired(linear=use.linear, offset=use.offset)
+            paired = tensors.paired(linear=use.linear, offset=use.offset)
             self._pairs[paired.key] = paired.pairs
             legs = use.others
             # Kernels read as many entries as the laws speak of. Single legs say that a tensor has another shape.
@@ -224,7 +224,7 @@ class _Reading:
         made_by = plan.readings.get(signature)
         if made_by is None:
             read = zip(plan.uses.items(), reader.read((*plan.uses,)), strict=True)
-            waiting = [(name, use, parcel.paired(linear=False, offset=0.0)) for (name, (use,)), parcel in read]
+            waiting = [(name, use, tensors.paired(linear=False, offset=0.0)) for (name, (use,)), tensors in read]
             made_by = plan.readings[signature] = self._program(waiting, tensors.types)
         self._portions.append(_Portion(made_by, made_by.program.run(tensors)))
 
@@ -298,17 +298,17 @@ class _Reading:
         return PortionProgram(program, tuple((tuple(legs), key) for _, _, legs, key in blocks.values()))
 
     def parts(self, devices: torch.device | Sequence[torch.device]) -> tuple[Part, ...]:
-        """Everything that was found, put together by stretches of batches that are alike and on one device."""
+        """Everything that was found, put together by segments of batches that are alike and on one device."""
         where = devices if isinstance(devices, torch.device) else (*devices,)
         made = (*(one.made_by for one in self._portions), *((one.leg, one.key) for one in self._singles), where)
-        stretches = self._plan.outlines.get(made)
-        if stretches is None:
+        segments = self._plan.outlines.get(made)
+        if segments is None:
             every = [where] * len(self._plan.batches) if isinstance(where, torch.device) else where
-            stretches = self._plan.outlines[made] = tuple(self._stretches(every))
+            segments = self._plan.outlines[made] = tuple(self._segments(every))
         forms_of = [block.forms(one.results) for one in self._portions for block in one.made_by.program.blocks]
-        return tuple(self._part(stretch, forms_of) for stretch in stretches)
+        return tuple(self._part(segment, forms_of) for segment in segments)
 
-    def _stretches(self, devices: Sequence[torch.device]) -> Iterator[Stretch]:
+    def _segments(self, devices: Sequence[torch.device]) -> Iterator[Segment]:
         """How results are put together."""
         plan = self._plan
         ways: dict[LegPlace, tuple[int, bool]] = {one.leg: (one.key, False) for one in self._singles}
@@ -329,7 +329,7 @@ class _Reading:
 
             for _, some in groupby(numbers, stepped):
                 run = [*some]
-                found: dict[StretchLeg, None] = {}
+                found: dict[SegmentLeg, None] = {}
                 legs_of = plan.batches[run[0]].legs
                 # In the order in which parameters are read: the first key is the one that others are compared with.
                 for position in sorted(positions, key=lambda one: read[legs_of[one].view.parameter]):
@@ -340,15 +340,15 @@ class _Reading:
                         # All legs that lie alike are in one block, and added up.
                         block = spans[0][0]
                         spans = ((block, 0, len(blocks[block][0])),)
-                    found[StretchLeg(key, degree, by_kernels, spans)] = None
+                    found[SegmentLeg(key, degree, by_kernels, spans)] = None
                 members = tuple(place for one in run for place in plan.batches[one].members)
-                yield Stretch(members, len(run), tuple(found))
+                yield Segment(members, len(run), tuple(found))
 
-    def _part(self, stretch: Stretch, blocks: Sequence[Found]) -> Part:
+    def _part(self, segment: Segment, blocks: Sequence[Found]) -> Part:
         """Sums of the legs of some batches that are alike."""
-        size, several = len(stretch.members) // stretch.batches, stretch.batches > 1
-        part = Part(stretch.members)
-        for leg in stretch.legs:
+        size, several = len(segment.members) // segment.batches, segment.batches > 1
+        part = Part(segment.members)
+        for leg in segment.legs:
             sums = part.sums.get(leg.key)
             if sums is None:
                 sums = part.sums[leg.key] = Sums(self._pairs[leg.key], self._wanted.absolute)
@@ -370,7 +370,7 @@ class _Reading:
 
 
 def _spans(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Numbers of blocks and rows as stretches of rows that follow each other."""
+    """Numbers of blocks and rows as segments of rows that follow each other."""
     for (block, _), some in groupby(enumerate(places), lambda one: (one[1][0], one[1][1] - one[0])):
         rows = [row for _, (_, row) in some]
         yield block, rows[0], rows[-1] + 1

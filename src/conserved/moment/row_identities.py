@@ -341,8 +341,8 @@ def _placed(products: Products, layout: Layout, degree: Degree) -> tuple[PlacedP
     step, found = 0 if products.faces == "entries" else products.width, []
     for number, part in enumerate(recipe.sums[0]):
         for place, sign in part:
-            (_, theta), (_, slope) = sorted((rows[row] for row in recipe.products[place]), key=itemgetter(0))
-            found.append(PlacedProduct(theta, slope, number, step, sign, products.lifted))
+            (_, theta), (_, gradient) = sorted((rows[row] for row in recipe.products[place]), key=itemgetter(0))
+            found.append(PlacedProduct(theta, gradient, number, step, sign, products.lifted))
     return tuple(found)
 
 

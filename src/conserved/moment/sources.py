@@ -54,7 +54,7 @@ class Paired:
 
 
 @runtime_checkable
-class Parcel(Protocol):
+class ParameterTensors(Protocol):
     """The tensors that a reader has of one parameter."""
 
     @property
@@ -87,21 +87,21 @@ class Reader(Protocol):
         """
         ...
 
-    def read(self, names: Sequence[str]) -> Iterable[Parcel]:
+    def read(self, names: Sequence[str]) -> Iterable[ParameterTensors]:
         """Read parameters, a portion at a time.
 
         Args:
             names: the parameters.
 
         Returns:
-            A parcel for each, in this order.
+            A tensors for each, in this order.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Whole:
-    """A parcel of the same pairs for every law."""
+    """A tensors of the same pairs for every law."""
 
     content: Paired
     made: bool = True
@@ -124,7 +124,7 @@ class Present:
         """As they are."""
         return [*zip(*(map(source.tensors.__getitem__, names) for source in self.sources), strict=True)]
 
-    def read(self, names: Sequence[str]) -> Iterator[Parcel]:
+    def read(self, names: Sequence[str]) -> Iterator[ParameterTensors]:
         """One after the other."""
         constants = tuple(source.constant for source in self.sources)
         return (_Whole(Paired(tensors, constants, self.pairs), made=False) for tensors in self.stored(names))
@@ -145,7 +145,7 @@ class Gathered:
         """As they are, in pieces."""
         return [*zip(*(map(source.tensors.__getitem__, names) for source in self.sources), strict=True)]
 
-    def read(self, names: Sequence[str]) -> Iterator[Parcel]:
+    def read(self, names: Sequence[str]) -> Iterator[ParameterTensors]:
         """Gathered as they are asked for."""
         for name in names:
             given = [source.tensors[name] for source in self.sources]

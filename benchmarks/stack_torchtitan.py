@@ -1,0 +1,124 @@
+"""Training runs on torchtitan 0.2, built as its trainer builds them."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stack_configurations import Training, configuration
+
+for _model in ("llama3", "deepseek_v3", "qwen3"):
+    import_module(f"torchtitan.models.{_model}")
+# Meshes are of the accelerator by default, and there is none.
+import_module("torchtitan.distributed.parallel_dims").device_type = "cpu"  # type: ignore[attr-defined]
+
+_histc = torch.histc
+
+
+def _count(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
+    """Count integers, which `torch.histc` refuses on a CPU: routers count tokens by it."""
+    return _histc(x.float(), bins, min, max) if not x.is_floating_point() else _histc(x, bins, min, max)
+
+
+setattr(torch, "histc", _count)  # noqa: B010
+
+VOCABULARY, LENGTH = 64, 16
+
+
+def _spec(name: str) -> tuple[Any, Any]:
+    """Return the train spec and small model arguments."""
+    spec = import_module("torchtitan.protocols.train_spec").get_train_spec(name)
+    args = spec.model_args["debugmodel"]
+    small = {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "max_seq_len": LENGTH}
+    if name == "deepseek_v3":
+        small |= {"inter_dim": 64, "moe_inter_dim": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8}
+        small |= {"qk_rope_head_dim": 4, "v_head_dim": 8}
+    if name in ("qwen3", "llama4"):
+        small |= {"head_dim": 8, "hidden_dim": 64, "enable_weight_tying": False}
+    for field, value in small.items():
+        if hasattr(args, field):
+            setattr(args, field, value)
+    return spec, args
+
+
+def _build(
+    rank: int,
+    world: int,
+    name: str,
+    *,
+    compiled: bool = False,
+    checkpointing: str = "none",
+    bf16: bool = False,
+    pp: int = 1,
+    **degrees: int,
+) -> Training:
+    spec, args = _spec(name)
+    config = import_module("torchtitan.config").JobConfig()
+    config.training.seq_len = LENGTH
+    config.training.local_batch_size = 2
+    config.training.mixed_precision_param = "bfloat16" if bf16 else "float32"
+    config.compile.enable, config.compile.backend = compiled, "aot_eager"
+    config.activation_checkpoint.mode = checkpointing
+    config.parallelism.context_parallel_degree = degrees.get("cp", 1)
+    config.parallelism.expert_parallel_degree = degrees.get("ep", 1)
+    config.parallelism.pipeline_parallel_degree = pp
+    config.parallelism.disable_loss_parallel = True
+    args.update_from_config(config)
+    degrees = {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 1, "ep": 1, "etp": 1, **degrees}
+    dims = import_module("torchtitan.distributed").ParallelDims(**degrees, pp=pp, world_size=world)
+    dims.build_mesh()
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = spec.model_cls(args)
+    model = spec.parallelize_fn(model, dims, config)
+    for module in model.modules():
+        # Gloo has no reduction that scales; sums are divided afterwards.
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.init_weights(buffer_device=torch.device("cpu"))
+    model.train()
+    optimizers = spec.build_optimizers_fn([model], config.optimizer, dims)
+    data_rank = rank // (degrees["tp"] * degrees["cp"])
+
+    def step(number: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * number + data_rank)
+        tokens = torch.randint(0, VOCABULARY, (2, LENGTH + 1), generator=generator)
+        optimizers.zero_grad()
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        more: dict[str, Any] = {}
+        if degrees["cp"] > 1:
+            prepare = import_module("torchtitan.distributed.context_parallel").prepare_context_parallel_input
+            inputs, labels, more = prepare(inputs, labels, more, dims.get_mesh("cp"), torch.device("cpu"))
+        logits = model(inputs, **more)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss.backward()
+        optimizers.step()
+        return loss
+
+    return Training(model, optimizers, step)
+
+
+def _register(title: str, processes: int, **options: Any) -> None:
+    configuration(f"torchtitan 0.2.2, {title}", processes)(partial(_build, **options))
+
+
+for _name in ("llama3", "deepseek_v3", "qwen3"):
+    _register(f"{_name}, FSDP", 2, name=_name, dp_shard=2)
+    _register(f"{_name}, TP", 2, name=_name, tp=2)
+    _register(f"{_name}, FSDP x TP", 4, name=_name, dp_shard=2, tp=2)
+    _register(f"{_name}, HSDP", 4, name=_name, dp_shard=2, dp_replicate=2)
+    _register(f"{_name}, DDP", 2, name=_name, dp_replicate=2)
+_register("llama3, FSDP, compile", 2, name="llama3", dp_shard=2, compiled=True)
+_register("llama3, FSDP, full checkpointing", 2, name="llama3", dp_shard=2, checkpointing="full")
+_register("llama3, FSDP, selective checkpointing", 2, name="llama3", dp_shard=2, checkpointing="selective")
+_register("llama3, FSDP, bf16", 2, name="llama3", dp_shard=2, bf16=True)
+_register("deepseek_v3, EP", 2, name="deepseek_v3", dp_shard=2, ep=2)
+_register("deepseek_v3, EP x FSDP", 4, name="deepseek_v3", dp_shard=4, ep=2)
+_register("deepseek_v3, EP x TP", 4, name="deepseek_v3", dp_shard=2, tp=2, ep=2, etp=1)

@@ -1,0 +1,76 @@
+"""The gradients of a step wherever a stack keeps them: `.grad`, Megatron's `main_grad`, or shards of its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return the gradient that an optimizer will use, as this process holds it.
+
+    Megatron's data parallelism adds `.grad` to `main_grad` in the backward pass and leaves at most a placeholder.
+    """
+    kept = getattr(parameter, "main_grad", None)
+    return kept if isinstance(kept, Tensor) else parameter.grad
+
+
+def reduced_gradients(wrapper: nn.Module | None, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+    """Return gradients of which this process holds a reduced shard only, put together, and the bytes sent.
+
+    Megatron's distributed optimizer reduces and scatters gradients: in the buffer of a process its own shard is right,
+    and the rest is what the process computed itself. Every process of the data-parallel group has to call it.
+
+    Args:
+        wrapper: the data-parallel module around the model.
+        parameters: parameters by name.
+
+    Returns:
+        By name, whole gradients of parameters in such buffers; empty if there are none.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    gradients: dict[str, Tensor] = {}
+    moved = 0
+    for buffer, bucket, group in _scattered_buckets(wrapper):
+        size = dist.get_world_size(group)
+        shard = bucket.grad_data.detach().chunk(size)[dist.get_rank(group)].contiguous()
+        parts = [torch.empty_like(shard) for _ in range(size)]
+        dist.all_gather(parts, shard, group=group)
+        moved += (size - 1) * shard.numel() * shard.element_size()
+        whole = torch.cat(parts)
+        for parameter in bucket.params:
+            name = names.get(id(parameter))
+            if name is not None:
+                start, end, _ = buffer.param_index_map[parameter]
+                gradients[name] = whole[start - bucket.offset : end - bucket.offset].view(parameter.shape)
+    return gradients, moved
+
+
+def scatters_gradients(wrapper: nn.Module | None) -> bool:
+    """Whether a wrapper leaves each process with a shard of the reduced gradients."""
+    return next(_scattered_buckets(wrapper), None) is not None
+
+
+def _scattered_buckets(wrapper: nn.Module | None) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the buffer, the bucket and the process group of gradients that are scattered, in the order of the model."""
+    config = getattr(wrapper, "ddp_config", None)
+    if config is None or not getattr(config, "use_distributed_optimizer", False):
+        return
+    groups = {
+        id(bucket): getattr(collected, "intra_distributed_optimizer_instance_group", None)
+        for word in ("bucket_groups", "expert_parallel_bucket_groups")
+        for collected in getattr(wrapper, word, ())
+        for bucket in collected.buckets
+    }
+    for word in ("buffers", "expert_parallel_buffers"):
+        buffers = getattr(wrapper, word, ())
+        # `buffers` of a plain module is a method.
+        for buffer in buffers if isinstance(buffers, list | tuple) else ():
+            for bucket in buffer.buckets:
+                group = groups.get(id(bucket))
+                if group is not None and dist.get_world_size(group) > 1:
+                    yield buffer, bucket, group

@@ -1,0 +1,171 @@
+"""The layout that Megatron Core writes on parameters as attributes, and the groups of its `parallel_state`.
+
+| attribute | meaning |
+|---|---|
+| `tensor_model_parallel`, `partition_dim`, `partition_stride` | cut over the tensor-parallel group along that axis |
+| `allreduce = False` | an expert: other processes of the expert group hold other experts |
+| `sequence_parallel` | replicated, and each process's gradient is the part of its own tokens |
+| `shared_embedding`, `shared` | the same table on the first and the last stage of a pipeline |
+
+A model need not be Megatron's to carry these attributes. Its groups are then the `tp_group` of the module that owns the
+parameter, or all processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from conserved.boundary import Boundary
+from conserved.layout.groups import RankGroup, whole_world
+from conserved.layout.table import ParameterLayout, PieceCut
+
+_ATTRIBUTES = ("tensor_model_parallel", "sequence_parallel", "allreduce")
+"""Attributes that a parameter of such a stack has at least one of somewhere in the model."""
+
+
+def carries_attributes(parameters: Mapping[str, Tensor]) -> bool:
+    """Whether some parameter says in Megatron's words how it is laid out."""
+    return any(hasattr(parameter, word) for parameter in parameters.values() for word in _ATTRIBUTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelGroups:
+    """The groups that attributes refer to; None where there is one process."""
+
+    tensor: RankGroup | None = None
+    data: RankGroup | None = None
+    expert: RankGroup | None = None
+    expert_tensor: RankGroup | None = None
+    expert_data: RankGroup | None = None
+    embedding: RankGroup | None = None
+
+    @staticmethod
+    def current() -> ParallelGroups:
+        """Return the groups of Megatron's parallel state; without one, all processes are tensor parallel."""
+        state = sys.modules.get("megatron.core.parallel_state")
+        if state is None or not state.model_parallel_is_initialized():
+            return ParallelGroups(tensor=whole_world())
+        tensor = RankGroup.of("tensor parallel", state.get_tensor_model_parallel_group())
+        # Virtual stages are watched by monitors of their own, which would meet in another order on each process.
+        virtual = state.get_virtual_pipeline_model_parallel_world_size() is not None
+        data = RankGroup.of("data parallel", state.get_data_parallel_group(with_context_parallel=True))
+        return ParallelGroups(
+            tensor=tensor,
+            data=data,
+            expert=_group(state, "expert parallel", "get_expert_model_parallel_group"),
+            expert_tensor=_group(state, "expert tensor parallel", "get_expert_tensor_parallel_group"),
+            expert_data=_group(state, "expert data parallel", "get_expert_data_parallel_group"),
+            embedding=None if virtual else _group(state, "embedding", "get_embedding_group"),
+        )
+
+
+def _group(state: Any, name: str, getter: str) -> RankGroup | None:
+    """Return a group that older releases may not have, and that some processes are not in."""
+    get: Callable[..., Any] | None = getattr(state, getter, None)
+    return None if get is None else RankGroup.of(name, get(check_initialized=False))
+
+
+def megatron_layout(model: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, ParameterLayout]:
+    """Return the layout of parameters that carry Megatron's attributes, or stand beside such."""
+    groups = ParallelGroups.current()
+    unmarked = [n for n, p in parameters.items() if not getattr(p, "tensor_model_parallel", False)]
+    sharded = _axes_of_checkpoint(model, parameters, unmarked) if groups.tensor is not None else {}
+    owners = _owner_groups(model)
+    return {
+        name: _parameter_layout(parameter, _replace_tensor(groups, owners.get(id(parameter))), sharded.get(name))
+        for name, parameter in parameters.items()
+    }
+
+
+def _parameter_layout(parameter: Tensor, groups: ParallelGroups, axis: int | None) -> ParameterLayout:
+    expert = not getattr(parameter, "allreduce", True)
+    tensor = groups.expert_tensor if expert else groups.tensor
+    data = groups.expert_data if expert else groups.data
+    cuts: tuple[PieceCut, ...] = ()
+    replicated = [data]
+    if tensor is not None and (axis is not None or getattr(parameter, "tensor_model_parallel", False)):
+        # State-space layers mark parameters without an axis: they have one entry, or one row, per local head.
+        marked = max(0, int(getattr(parameter, "partition_dim", 0)))
+        stride = max(1, int(getattr(parameter, "partition_stride", 1)))
+        cuts = (PieceCut(tensor, marked if axis is None else axis, stride),)
+    else:
+        replicated.append(tensor)
+    if getattr(parameter, "shared_embedding", False) or getattr(parameter, "shared", False):
+        replicated.append(groups.embedding)
+    own = (groups.expert,) if expert and groups.expert is not None else ()
+    partial = tensor is not None and not cuts and bool(getattr(parameter, "sequence_parallel", False))
+    return ParameterLayout(
+        cuts=cuts,
+        replicated=tuple(dict.fromkeys(group for group in replicated if group is not None)),
+        partial=(tensor,) if partial and tensor is not None else (),
+        own=own,
+    )
+
+
+def _owner_groups(model: nn.Module) -> dict[int, RankGroup]:
+    """By identity of a parameter, the tensor-parallel group that the module which owns it names."""
+    groups: dict[int, RankGroup] = {}
+    for module in model.modules():
+        handle = vars(module).get("tp_group")
+        group = None if handle is None else RankGroup.of("tensor parallel", handle)
+        if group is not None:
+            groups |= {id(parameter): group for parameter in module.parameters(recurse=False)}
+    return groups
+
+
+def _replace_tensor(groups: ParallelGroups, owner: RankGroup | None) -> ParallelGroups:
+    """Prefer the group that a module names over the global one; experts have one of their own."""
+    if owner is None or owner == groups.tensor:
+        return groups
+    return ParallelGroups(
+        tensor=owner,
+        data=groups.data,
+        expert=groups.expert,
+        expert_tensor=owner if groups.expert_tensor is not None else None,
+        expert_data=groups.expert_data,
+        embedding=groups.embedding,
+    )
+
+
+def _axes_of_checkpoint(model: nn.Module, parameters: Mapping[str, Tensor], names: list[str]) -> dict[str, int]:
+    """Return axes of parameters that checkpoints cut though no attribute says so, as learnable attention sinks.
+
+    A module's own `sharded_state_dict` states the global shape of what it saves.
+    """
+    wanted = {id(parameters[name]): name for name in names}
+    axes: dict[str, int] = {}
+    for module in model.modules():
+        mine = {key: p for key, p in module.named_parameters(recurse=False) if id(p) in wanted}
+        describe = getattr(module, "sharded_state_dict", None)
+        if not mine or describe is None:
+            continue
+        # Another library's code: a module that cannot describe itself is taken at its attributes.
+        described = Boundary(logs=False).attempt("layout", describe, prefix="") or {}
+        for entry in described.values():
+            name = wanted.get(id(getattr(entry, "data", None))) or _same_storage(entry, mine, wanted)
+            axis = _cut_axis(entry)
+            if name is not None and axis is not None:
+                axes[name] = axis
+    return axes
+
+
+def _same_storage(entry: Any, mine: Mapping[str, Tensor], wanted: Mapping[int, str]) -> str | None:
+    """Return the parameter whose memory an entry of a checkpoint shows."""
+    data = getattr(entry, "data", None)
+    if not isinstance(data, Tensor):
+        return None
+    return next((wanted[id(p)] for p in mine.values() if p.data_ptr() == data.data_ptr() and p.numel()), None)
+
+
+def _cut_axis(entry: Any) -> int | None:
+    """Return the axis along which the global shape of an entry is larger than that of this process."""
+    whole, local = getattr(entry, "global_shape", None), getattr(entry, "local_shape", None)
+    skipped = getattr(entry, "prepend_axis_num", 0)
+    if whole is None or local is None:
+        return None
+    return next((a for a, (w, p) in enumerate(zip(whole[skipped:], local, strict=False)) if w != p), None)

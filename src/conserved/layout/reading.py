@@ -1,0 +1,62 @@
+"""Read the layout of a model off its parameters, whatever stack cut them."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+
+from conserved.layout.dtensor import dtensor_layout, mesh_ranks
+from conserved.layout.given import GivenLayout, given_layout
+from conserved.layout.groups import whole_world
+from conserved.layout.megatron import carries_attributes, megatron_layout
+from conserved.layout.table import ModelLayout, ParameterLayout
+
+
+def layout_of(model: nn.Module, given: GivenLayout | None = None) -> ModelLayout:
+    """Return where the pieces of every parameter of a model are.
+
+    What is written by hand counts first, then the placements of DTensors, then the attributes of Megatron Core. A plain
+    tensor of a model without any of these is replicated over all processes.
+
+    Args:
+        model: the model, inside its wrappers or with them.
+        given: a layout by hand, by patterns of names; see `given_layout`.
+
+    Returns:
+        The table; empty outside a distributed run.
+
+    Raises:
+        ValueError: `given` names no parameter of the model.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return ModelLayout()
+    parameters = dict(model.named_parameters())
+    table: dict[str, ParameterLayout] = {}
+    marked = carries_attributes(parameters)
+    if marked:
+        table |= megatron_layout(model, parameters)
+    world = whole_world()
+    plain = ParameterLayout() if world is None else ParameterLayout(replicated=(world,))
+    placed = {name: layout for name, p in parameters.items() if (layout := dtensor_layout(p)) is not None}
+    table |= placed
+    by_hand = given_layout([*parameters], given) if given else {}
+    table |= by_hand
+    return ModelLayout(
+        {name: table.get(name, plain) for name in parameters},
+        gathered=frozenset(placed).difference(by_hand),
+        joint=marked or bool(placed) or bool(by_hand),
+        meshes=() if marked or by_hand else mesh_ranks(parameters.values()),
+    )
+
+
+def replica_groups(model: nn.Module, given: GivenLayout | None = None) -> dict[tuple[int, ...], list[str]]:
+    """Return by ranks of a group the parameters that its processes should hold alike.
+
+    Args:
+        model: the model.
+        given: a layout by hand.
+
+    Returns:
+        By global ranks, names in the order of the model.
+    """
+    return {group.ranks: names for group, names in layout_of(model, given).replica_groups().items()}
