@@ -18,7 +18,7 @@ import conserved
 from conserved import Symmetry, Verdict, audit, blocks, gauge, recognize
 from conserved.auditing import Audit
 from conserved.inference import FirstCall, live
-from conserved.laws.identities import grain
+from conserved.laws.identities import observed_precision
 from conserved.moment import Direction, Plan, Point
 from conserved.testing import assert_gradients_conserve
 from reference import moment_map as naive
@@ -323,7 +323,7 @@ def test_single_precision_is_not_taken_for_autocast(passes: int, clip: bool) -> 
 
 def test_the_grain_of_numbers_is_that_of_their_origin() -> None:
     def seen(samples: list[Tensor]) -> torch.dtype | None:
-        return grain([sample.numpy() for sample in samples])
+        return observed_precision([sample.numpy() for sample in samples])
 
     numbers = [torch.randn(512) for _ in range(4)]
     assert seen(numbers) is None
@@ -335,7 +335,7 @@ def test_the_grain_of_numbers_is_that_of_their_origin() -> None:
         assert seen([coarse[0], *numbers[1:]]) is None
     assert seen([torch.zeros(512)]) is None
     assert seen([torch.ones(512)]) is None
-    assert grain([]) is None
+    assert observed_precision([]) is None
 
 
 def test_half_precision_gradients_that_were_accumulated_may_be_coarser() -> None:
@@ -349,7 +349,7 @@ def test_half_precision_gradients_that_were_accumulated_may_be_coarser() -> None
     [
         ({"precision": torch.int8}, "floating-point"),
         ({"accumulated": 0}, "At least one"),
-        ({"laws": recognize(blocks.SwiGLU(3, 4))}, "which the model does not have"),
+        ({"laws": recognize(blocks.SwiGLU(3, 4))}, "is not in the model"),
     ],
     ids=["precision", "accumulated", "laws"],
 )
@@ -367,7 +367,8 @@ def test_a_model_on_the_meta_device_is_refused() -> None:
 
 def test_the_parameters_and_modules_that_nothing_tests_are_listed_with_the_badge() -> None:
     found = audit(backward(decoder()))
-    assert re.fullmatch(rf"verified, {found.coverage.percent} of parameters, errors above 0\.\d+ %", found.badge)
+    said = rf"verified, {found.coverage.percent} of parameters \(\d+ % of directions\), errors above 0\.\d+ %"
+    assert re.fullmatch(said, found.badge)
     assert found.coverage.parameters == 1
     assert all(name.endswith("feedforward") for name in found.coverage.untested_modules)
     half = audit(backward(decoder()), laws=recognize(decoder()).select(lambda s: s.family == "gated_neurons"))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conserved.auditing.norm_calls import NormCall, norms_heard
+from conserved.auditing.norm_calls import NormCall, listen_to_norms
 
 EPSILON = 0.2
 
@@ -45,10 +45,10 @@ def heard(name: str, x: Tensor) -> tuple[Tensor, NormCall]:
     def gain(*shape: int) -> Tensor:
         return (3 * torch.randn(shape, generator=generator)).half().to(x.dtype)
 
-    ear = Heard()
-    with norms_heard(ear):
+    listener = Heard()
+    with listen_to_norms(listener):
         out = CALLS[name][0](x, gain)
-    (call,) = ear.calls
+    (call,) = listener.calls
     return out, call
 
 

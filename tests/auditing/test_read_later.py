@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conserved import Audit, audit, blocks, gauge, recognize
-from conserved.laws.identities import Weighing
+from conserved.laws.identities import PendingBalance
 
 Spoil = Callable[[Any], None]
 
@@ -87,13 +87,13 @@ def test_gradients_that_change_or_go_afterwards_do_not_change_it(spoil: Spoil, c
 
 def test_it_is_judged_when_it_is_read_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    balance = Weighing.balance
+    balance = PendingBalance.balance
 
-    def noted(self: Weighing, *args: Any) -> Any:
+    def noted(self: PendingBalance, *args: Any) -> Any:
         read.append(1)
         return balance(self, *args)
 
-    monkeypatch.setattr(Weighing, "balance", noted)
+    monkeypatch.setattr(PendingBalance, "balance", noted)
     model = trained()
     laws = recognize(model)
     read.clear()

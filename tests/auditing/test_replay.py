@@ -357,7 +357,8 @@ def test_a_class_shift_counts_as_the_directions_it_constrains_and_is_not_ok_alon
     assert found.coverage.parameters == pytest.approx(0.1)
     assert found.coverage.touched == 1
     assert not found.ok
-    assert "less than 50%" in found.summary()
+    assert "Not ok: 10 % of the trained entries were tested" in found.summary()
+    assert found.reason in repr(found)
 
 
 def test_reference_form_is_undone() -> None:

@@ -1,5 +1,4 @@
-"""Is this gradient right? Identities of a model's backward pass, the softmax gauge, replicas that agree, updates that
-land; and the backward of a single function, with no model and no reference."""
+"""Is this gradient right? Identities of a model's backward pass, the softmax gauge, replicas and updates."""
 
 from typing import TYPE_CHECKING
 
@@ -8,19 +7,22 @@ from conserved.on_demand import loaded_on_demand
 if TYPE_CHECKING:
     from conserved.auditing.audit_hook import AuditHook, GradientsDoNotConserve
     from conserved.auditing.audit_result import Audit, GradientFinding, Row
-    from conserved.auditing.functions import Check, Method, Tested, check
+    from conserved.auditing.dumped_gradients import audit_dump
+    from conserved.auditing.eval_mode import EvalResult, check_eval
+    from conserved.auditing.gradient_scale import GradientScale, check_scale
     from conserved.auditing.landed_updates import Landing, check_update
     from conserved.auditing.model_audit import audit
     from conserved.auditing.replica_agreement import Replicas, check_replicas
     from conserved.auditing.softmax_gauge import Gauge, gauge
-    from conserved.inference.probing import Axis, Group, Probe, ProbedSymmetry, TensorLeg, Uncheckable, probe
 else:
     __getattr__ = loaded_on_demand(
         __name__,
         {
             "audit_hook": "AuditHook GradientsDoNotConserve",
             "audit_result": "Audit GradientFinding Row",
-            "functions": "Axis Check Group Method Probe ProbedSymmetry TensorLeg Tested Uncheckable check probe",
+            "eval_mode": "EvalResult check_eval",
+            "gradient_scale": "GradientScale check_scale",
+            "dumped_gradients": "audit_dump",
             "landed_updates": "Landing check_update",
             "model_audit": "audit",
             "replica_agreement": "Replicas check_replicas",
@@ -31,25 +33,19 @@ else:
 __all__ = [
     "Audit",
     "AuditHook",
-    "Axis",
-    "Check",
+    "EvalResult",
     "Gauge",
     "GradientFinding",
+    "GradientScale",
     "GradientsDoNotConserve",
-    "Group",
     "Landing",
-    "Method",
-    "Probe",
-    "ProbedSymmetry",
     "Replicas",
     "Row",
-    "TensorLeg",
-    "Tested",
-    "Uncheckable",
     "audit",
-    "check",
+    "audit_dump",
+    "check_eval",
     "check_replicas",
+    "check_scale",
     "check_update",
     "gauge",
-    "probe",
 ]

@@ -11,19 +11,24 @@ from typing import Any, Literal
 import torch
 
 from conserved.auditing.diagnosis import Diagnosis
-from conserved.auditing.sensitivity import Sensitivity, in_percent
+from conserved.auditing.gradient_peaks import CorruptedEntry
+from conserved.auditing.loss_scale import LossScale
+from conserved.auditing.reference_comparison import ReferenceComparison
+from conserved.auditing.sensitivity import STATED, Sensitivity, in_percent
 from conserved.auditing.softmax_gauge import Gauge
-from conserved.auditing.tested_parameters import AuditCoverage
+from conserved.auditing.tested_parameters import AuditCoverage, percent
 from conserved.laws import Dropped
 from conserved.laws.identities import residual_evidence
+from conserved.layout import Disagreement
 from conserved.output import html
 from conserved.plain_data import record_of
 from conserved.verdict import Evidence, Status, Verdict
 
 BLIND = (
-    "An audit does not see: a wrong factor on all gradients (loss scale, accumulation); what no law spans "
+    "Identities do not see: a wrong factor on all gradients (loss scale, accumulation); what no law spans "
     "(unclaimed parameters, GELU and SiLU networks); an error shared by queries and keys, such as a mask or "
-    "softmax term wrong in both (conserved.gauge sees those); ranks that disagree (conserved.check_replicas)."
+    "softmax term wrong in both (conserved.gauge sees those). audit(model, closure=…, reference=True) sees all of "
+    "them; ranks that disagree are seen by conserved.check_replicas."
 )
 """Printed with every clean result."""
 
@@ -124,12 +129,17 @@ class Judgement:
     known: Literal["given", "stored", "bits"]
     ranks: int
     moved: float | None
+    moved_bytes: int = 0
+    disagreements: tuple[Disagreement, ...] = ()
     changed: bool = False
     """Whether gradients are not those of the outputs alone: clipped by value, or with a penalty on the weights."""
     clipped: float | None = None
     """The value that gradients were clipped at, if they look as if they were."""
     sensitivity: Sensitivity | None = None
     diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict)
+    comparison: ReferenceComparison | None = None
+    scale: LossScale | None = None
+    corrupted: tuple[CorruptedEntry, ...] = ()
 
 
 def _there() -> bool:
@@ -239,6 +249,21 @@ class Audit:
         return self.judgement.diagnoses
 
     @property
+    def comparison(self) -> ReferenceComparison | None:
+        """The gradients beside those of the pass in reference form, if `audit` was asked for it."""
+        return self.judgement.comparison
+
+    @property
+    def scale(self) -> LossScale | None:
+        """The gradients beside the derivative of the loss along them, if `audit` had the loss and was asked for it."""
+        return self.judgement.scale
+
+    @property
+    def corrupted(self) -> tuple[CorruptedEntry, ...]:
+        """Entries of gradients that stick out and that the same pass run again does not have."""
+        return self.judgement.corrupted
+
+    @property
     def gauge(self) -> Gauge | None:
         """The sums of key gradients, if the pass was watched by `conserved.gauge`."""
         return self.judgement.gauge
@@ -257,6 +282,16 @@ class Audit:
     def ranks(self) -> int:
         """Processes over which the parameters are sharded."""
         return self.judgement.ranks
+
+    @property
+    def disagreements(self) -> tuple[Disagreement, ...]:
+        """Tensors that processes should hold alike and do not, gradients first."""
+        return self.judgement.disagreements
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes this process sent to others so that identities of cut parameters could be put together."""
+        return self.judgement.moved_bytes
 
     @property
     def moved(self) -> float | None:
@@ -292,16 +327,33 @@ class Audit:
         return self.coverage.parameters >= LEAST
 
     @property
+    def reason(self) -> str:
+        """Why the audit is not `ok`, in one sentence; empty if it is."""
+        missing = [item.parameter for item in self.findings if item.matters]
+        if self.verdict == Status.REFUTED:
+            return self.verdict.message
+        if missing:
+            return f"The gradient of {_listed(tuple(missing))} is missing or not finite."
+        if self.coverage.parameters >= LEAST:
+            return ""
+        tested = percent(self.coverage.parameters)
+        return f"{tested} of the trained entries were tested to {percent(STATED)} or better; ok needs {percent(LEAST)}."
+
+    @property
     def conclusive(self) -> bool:
         """Whether everything that could be tested was, and is as it should be to rounding."""
         return self.verdict.holds
 
     @property
     def badge(self) -> str:
-        """The verdict, the share it covers and to what size: "verified, 94 % of parameters, errors above 2 %"."""
+        """The verdict, the share it covers and to what size, in a few words.
+
+        For instance "verified, 94 % of parameters (3 % of directions), errors above 2 %".
+        """
         if not self.conclusive:
             return self.verdict.status.value
         text = f"{self.verdict.status.value}, {self.coverage.percent} of parameters"
+        text += f" ({percent(self.coverage.directions)} of directions)"
         seen = self.sensitivity
         return (
             text
@@ -318,7 +370,9 @@ class Audit:
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         found = self.verdict.record() | record_of(
-            self, "ok conclusive badge coverage sensitivity unknown worst ranks moved rows"
+            self,
+            "ok reason conclusive badge coverage sensitivity comparison scale unknown worst ranks moved_bytes moved "
+            "rows",
         )
         found |= {"precision": _named(self.precision), "precision_known": self.known, "not_seen": BLIND}
         return found | record_of(self, "findings unclaimed dropped")
@@ -327,7 +381,7 @@ class Audit:
         """The verdict, failures with likely causes, findings, and the errors that no audit sees."""
         checked = sum(row.checked for row in self.rows)
         known = {"given": "as given", "stored": "as stored", "bits": "as the bits of the gradients show"}[self.known]
-        where = f" over {self.ranks} processes" if self.ranks > 1 else ""
+        where = f" over {self.ranks} processes ({_bytes(self.moved_bytes)} sent by each)" if self.ranks > 1 else ""
         lines = [f"{self.verdict.status.value.upper()}: {self.verdict.message}"]
         lines.append(
             f"{checked:,} of {len(self.rows):,} identities tested{where} in {_named(self.precision)} ({known}); "
@@ -352,8 +406,9 @@ class Audit:
         if self.sensitivity is not None and self.sensitivity.laws:
             text = str(self.sensitivity)
             lines.append(f"{text[0].upper()}{text[1:]}.")
-        if self.verdict != Status.REFUTED and self.coverage.parameters < LEAST:
-            lines.append(f"Not ok: less than {LEAST:.0%} of the trained entries were tested.")
+        lines += [str(item) for item in (self.comparison, self.scale) if item is not None]
+        if self.verdict != Status.REFUTED and self.reason:
+            lines.append(f"Not ok: {self.reason}")
         if self.ok:
             lines.append(BLIND)
         return "\n".join(lines)
@@ -376,7 +431,8 @@ class Audit:
         return html.panel(*parts, html.paragraph(BLIND, quiet=True) if self.ok else "")
 
     def __repr__(self) -> str:
-        return f"<Audit: {self.badge}, {len(self.rows)} identities, worst {self.worst:.2g}>"
+        text = f"{self.badge}, {len(self.rows)} identities, worst {self.worst:.2g}"
+        return f"<Audit: {text}>" if self.ok or self.failures else f"<Audit: {text}; not ok: {self.reason}>"
 
     def __str__(self) -> str:
         return self.summary()
@@ -384,6 +440,14 @@ class Audit:
 
 def _named(precision: torch.dtype) -> str:
     return str(precision).removeprefix("torch.")
+
+
+def _bytes(count: int) -> str:
+    """A number of bytes in the largest unit of which there is one."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import attrgetter, is_not
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,17 @@ from conserved.inference.live import ModelParts, kept_with, parameters_of
 from conserved.laws import Dropped, LawSet
 from conserved.laws.identities import HALF, Balance, coarsest, rounding
 from conserved.laws.shared_memory import overlapping
+from conserved.layout import (
+    Disagreement,
+    GivenLayout,
+    LawAssembly,
+    ModelLayout,
+    RankGroup,
+    compare_replicas,
+    gradient_of,
+    layout_of,
+    reduced_gradients,
+)
 from conserved.moment import Direction, Point, to_host
 from conserved.symmetry import Symmetry, Tensors
 
@@ -35,13 +46,13 @@ class StoredTypes:
 
     names: Collection[str]
     points: tuple[torch.dtype, ...]
-    slopes: tuple[torch.dtype, ...]
+    gradients: tuple[torch.dtype, ...]
 
     @staticmethod
-    def of(points: Tensors, slopes: Tensors) -> StoredTypes:
+    def of(points: Tensors, gradients: Tensors) -> StoredTypes:
         """Of parameters and gradients by the same names, in the same order; the gradients are not kept."""
         kind = attrgetter("dtype")
-        return StoredTypes(points.keys(), (*map(kind, points.values()),), (*map(kind, slopes.values()),))
+        return StoredTypes(points.keys(), (*map(kind, points.values()),), (*map(kind, gradients.values()),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,36 +62,97 @@ class BackwardPass:
     model: nn.Module
     laws: LawSet
     points: Tensors
-    slopes: Tensors | None
+    gradients: Tensors | None
     """Gradients; None once they may be others than those of the pass."""
     absent: tuple[str, ...]
     """Trained parameters that have no gradient; those that laws need are taken to have a zero one."""
     dropped: tuple[Dropped, ...]
     """Laws of the architecture that this model does not keep, and why."""
     types: StoredTypes
+    read: LawSet
+    """The laws as they were read off the program of this process, before legs were added up over processes."""
+    assembly: LawAssembly
+    """How the laws are put together from pieces on several processes."""
+    together: tuple[RankGroup, ...] = ()
+    """Groups whose processes have the same laws and judge alike."""
+    disagreements: tuple[Disagreement, ...] = ()
+    """Tensors that processes should hold alike and do not, where processes audit together."""
+    moved_bytes: int = 0
+    """Bytes this process sent so that laws could be put together."""
 
     @staticmethod
-    def of(parts: ModelParts, laws: LawSet) -> BackwardPass:
+    def of(parts: ModelParts, laws: LawSet, layout: GivenLayout | None = None) -> BackwardPass:
         """After a backward pass of a model that has these parts."""
         lawful, gone, trained = _lawful(parts, parameters_of(parts), laws)
-        slopes: dict[str, Tensor] = dict(zip(trained, map(attrgetter("grad"), trained.values()), strict=True))
+        gradients: dict[str, Any] = dict(zip(trained, map(gradient_of, trained.values()), strict=True))
+        wrapper = kept_with(parts.model).wrapper
+        scattered, moved = reduced_gradients(parts.model if wrapper is None else wrapper(), trained)
+        gradients |= scattered
         absent: tuple[str, ...] = ()
-        if not all(map(is_not, slopes.values(), repeat(None))):
-            absent = tuple(name for name, slope in slopes.items() if slope is None)
-            slopes = {name: slope for name, slope in slopes.items() if slope is not None}
-            if not slopes:
+        if not all(map(is_not, gradients.values(), repeat(None))):
+            absent = tuple(name for name, gradient in gradients.items() if gradient is None)
+            gradients = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+            if not gradients:
                 many = f"None of the {len(trained)} trainable parameters has a gradient."
                 raise ValueError(f"{many} Call backward() first.")
-            slopes |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in slopes}
+            gradients |= {name: torch.zeros_like(trained[name]) for name in lawful.plan.needs if name not in gradients}
+        assembly, assembled_laws = _assembly(parts, lawful, layout)
+        assembled = assembly.put_together(trained, gradients)
+        table = layout_with(parts, layout)
+        apart, compared = compare_replicas(table, trained, gradients) if table.joint and not table.gathered else ([], 0)
+        if assembled.left_open:
+            assembled_laws = assembled_laws.select(lambda symmetry: symmetry.name not in assembled.left_open)
+        open_laws = tuple(Dropped(name, reason) for name, reason in assembled.left_open.items())
+        stored = {name: trained[name] for name in gradients} if absent else trained
+        small = {name: source for name, source in assembly.origin.items() if name in assembled.points}
         return BackwardPass(
             model=parts.model,
-            laws=lawful,
-            points=trained,
-            slopes=slopes,
+            laws=assembled_laws,
+            points=assembled.points,
+            gradients=assembled.gradients,
             absent=absent,
-            dropped=(*laws.dropped, *gone),
-            types=StoredTypes.of({name: trained[name] for name in slopes} if absent else trained, slopes),
+            dropped=(*laws.dropped, *gone, *open_laws),
+            types=StoredTypes.of(
+                {**stored, **{name: trained[source] for name, source in small.items()}},
+                {**gradients, **{name: gradients[source] for name, source in small.items()}},
+            ),
+            read=lawful,
+            assembly=assembly,
+            together=assembled.together,
+            disagreements=tuple(apart),
+            moved_bytes=moved + compared + assembled.moved + _gathered_bytes(lawful, trained),
         )
+
+
+def layout_with(parts: ModelParts, given: GivenLayout | None = None) -> ModelLayout:
+    """Return where the pieces of a model's parameters are; read once, as long as the model stays the same."""
+    kept = kept_with(parts.model)
+    known: tuple[Hashable, Any, ModelLayout, Any] | None = kept.layout
+    if known is not None and known[0] == parts.state and (given is None or given is known[1]):
+        return known[2]
+    layout = layout_of(parts.model, given)
+    kept.layout = (parts.state, given, layout, None)
+    return layout
+
+
+def _assembly(parts: ModelParts, laws: LawSet, given: GivenLayout | None) -> tuple[LawAssembly, LawSet]:
+    """Return how laws are put together over processes, and the laws as they are evaluated then."""
+    layout = layout_with(parts, given)
+    state, by_hand, _, known = kept_with(parts.model).layout
+    if known is not None and known[0] is laws:
+        return known[1], known[2]
+    assembly = LawAssembly.of(layout, laws.symmetries)
+    evaluated = replace(laws, symmetries=assembly.symmetries) if assembly.sums else laws
+    kept_with(parts.model).layout = (state, by_hand, layout, (laws, assembly, evaluated))
+    return assembly, evaluated
+
+
+def _gathered_bytes(laws: LawSet, trained: Mapping[str, Tensor]) -> int:
+    """Return the bytes a process sends where DTensors are gathered: its own part, to every other process."""
+    tensors: list[Any] = [trained[name] for name in laws.plan.needs if hasattr(trained[name], "full_tensor")]
+    # Parameters, and gradients of their size.
+    parts = ((tensor.to_local(), tensor.device_mesh.size()) for tensor in tensors)
+    return sum(2 * (size - 1) * local.numel() * local.element_size() for local, size in parts)
 
 
 _Lawful = tuple[LawSet, tuple[Dropped, ...], Mapping[str, nn.Parameter]]
@@ -101,10 +173,10 @@ def _lawful(parts: ModelParts, theta: Mapping[str, nn.Parameter], laws: LawSet) 
     known: tuple[Hashable, LawSet, _Lawful] | None = kept.audited
     if known is not None and known[1] is laws and known[0] == state:
         return known[2]
-    strangers = [name for name in laws.plan.needs if name not in theta]
-    if strangers:
+    missing = [name for name in laws.plan.needs if name not in theta]
+    if missing:
         raise ValueError(
-            f"The laws speak of {strangers[0]}, which the model does not have. "
+            f"`laws` refer to parameter {missing[0]!r}, which is not in the model. "
             "Pass laws=conserved.recognize(model, x) of this model."
         )
     every = all(map(attrgetter("requires_grad"), theta.values()))
@@ -176,13 +248,13 @@ def residuals_of(
         rounding_alone = np.where(plan.epsilons > 0, rounding_alone, floors)
     residuals, limits = balance.residuals.copy(), rounding_alone + plan.epsilons**0.5
     nearly = plan.epsilons > 0
-    terms, slopes = None if gauge is None else gauge.terms, backward.slopes
-    sides = {} if terms is None or slopes is None or not nearly.any() else terms.sides(slopes)
-    if sides and slopes is not None:
+    terms, gradients = None if gauge is None else gauge.terms, backward.gradients
+    sides = {} if terms is None or gradients is None or not nearly.any() else terms.sides(gradients)
+    if sides and gradients is not None:
         some, places = plan.up_to_epsilon
         # In the precision that the identities of all other laws are computed in.
         with torch.no_grad():
-            moments = some.evaluate((Point(backward.points), Direction(slopes)), [(0, 1)]).values()
+            moments = some.evaluate((Point(backward.points), Direction(gradients)), [(0, 1)]).values()
         for place, mu in zip(places, to_host(moments), strict=True):
             side = sides.get(plan.symmetries[place].name)
             if side is None or not balance.tested[place]:
@@ -199,8 +271,8 @@ def precision_of(
     """The coarsest precision of the pass, and how it is known."""
     if given is not None:
         return given, "given"
-    stored = coarsest(*{*backward.types.slopes})
-    seen = None if stored in HALF else balance.grain
+    stored = coarsest(*{*backward.types.gradients})
+    seen = None if stored in HALF else balance.observed_precision
     return (stored, "stored") if seen is None else (seen, "bits")
 
 
@@ -222,7 +294,7 @@ def _limits(
         more = math.sqrt(accumulated) if kind in HALF else 1.0
         return more * limit(coarsest(least, kind), plan.entries)
 
-    pairs = [*zip(backward.types.points, backward.types.slopes, strict=True)]
+    pairs = [*zip(backward.types.points, backward.types.gradients, strict=True)]
     by_kind = {kind: limits(kind) for kind in {coarsest(*pair) for pair in {*pairs}}}
     if len(by_kind) == 1:
         return next(iter(by_kind.values()))

@@ -1,6 +1,6 @@
 """What a broken identity suggests: the tensors it stands between, a factor that would mend it, and usual causes.
 
-Each family of laws tests one stretch of the backward pass. What goes wrong there in practice is known from the bug
+Each family of laws tests one segment of the backward pass. What goes wrong there in practice is known from the bug
 reports of attention kernels, sharded norms and fused experts; docs/audit.md cites them.
 """
 
@@ -55,14 +55,14 @@ def usual(symmetry: Symmetry) -> str:
     return f"look {USUAL[max(known, key=len)]}" if known else ""
 
 
-def factor(symmetry: Symmetry, theta: Tensors, slopes: Tensors) -> str:
+def factor(symmetry: Symmetry, theta: Tensors, gradients: Tensors) -> str:
     """Whether the two sides of an identity are parallel: then one gradient is off by a factor, which is named."""
     sides: list[Tensor] = []
     for sign in (1, -1):
         legs = tuple(leg for leg in symmetry.legs if leg.degree * sign > 0)
         if not legs:
             return ""
-        sides.append(sign * replace(symmetry, legs=legs).identity(theta, slopes, dtype=torch.float64))
+        sides.append(sign * replace(symmetry, legs=legs).identity(theta, gradients, dtype=torch.float64))
     plus, minus = (side.flatten() for side in sides)
     names = {sign: _parameters(symmetry, sign) for sign in (1, -1)}
     for side, sign in ((plus, 1), (minus, -1)):
@@ -74,15 +74,15 @@ def factor(symmetry: Symmetry, theta: Tensors, slopes: Tensors) -> str:
     return f"a gradient of {names[-1]} times {ratio:.4g}, or of {names[1]} times {1 / ratio:.4g}, would satisfy it"
 
 
-def suggestions(symmetry: Symmetry, theta: Tensors, slopes: Tensors | None, moved: float | None) -> tuple[str, ...]:
+def suggestions(symmetry: Symmetry, theta: Tensors, gradients: Tensors | None, moved: float | None) -> tuple[str, ...]:
     """Where to look for what broke an identity; `moved` is the step that explains all of them, if one does."""
     if moved is not None:
         return (f"the parameters moved by −{moved:.3g} times this gradient after it was taken",)
-    mended = None if slopes is None else factor(symmetry, theta, slopes)
+    mended = None if gradients is None else factor(symmetry, theta, gradients)
     return tuple(filter(None, (mended, usual(symmetry))))
 
 
-def step_size(symmetries: list[Symmetry], theta: Tensors, slopes: Tensors) -> float | None:
+def step_size(symmetries: list[Symmetry], theta: Tensors, gradients: Tensors) -> float | None:
     """The τ for which parameters that moved by −τG after their gradient G was taken explain every failure, or None.
 
     μ(θ − τG, G) = −τ μ(G, G), because μ(θ, G) = 0: one number must fit all entries of all identities.
@@ -91,7 +91,7 @@ def step_size(symmetries: list[Symmetry], theta: Tensors, slopes: Tensors) -> fl
     names = dict.fromkeys(name for symmetry in symmetries for name in symmetry.parameters)
     sources = (
         Point({name: whole(theta[name]) for name in names}),
-        Direction({name: whole(slopes[name]) for name in names}),
+        Direction({name: whole(gradients[name]) for name in names}),
     )
     moments = Plan.of(symmetries).evaluate(sources, [(0, 1), (1, 1)], dtype=torch.float64)
     left, right = ([value.flatten() for value in moments.values(pair)] for pair in (0, 1))

@@ -18,7 +18,9 @@ from enum import Enum
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from conserved.auditing.noise import SIGMAS, coherent, sample_noise, suspicious
 from conserved.auditing.reference_form import PLAIN, PassForm, wide_forms
@@ -45,7 +47,7 @@ class Origin(Enum):
 MEANING = {
     Origin.ROUNDING: "rounding of this pass explains it",
     Origin.TRANSIENT: "not reproducible: the same pass run again satisfies the identity. A bit flip, a race or a bad "
-    "device, or code that changed gradients after backward()",
+    "device, or code that changed gradients after backward(). Seen on {where}",
     Origin.LOOP: "not reproducible, in one audit after the other: the backward pass gives other gradients than those "
     "in .grad. Code between backward() and optimizer.step() changes them, or the loss depends on parameters directly",
     Origin.KERNEL: "reproducible, in this run's own kernels only: {kernel}",
@@ -134,6 +136,7 @@ def diagnose(suspects: Suspects, replay: Replay) -> list[Diagnosis]:
     if rest:
         _mended_by_precision(holds, plan, wanted, rest, suspects, sample.residuals, origins)
     words = {"kernel": kernel, "precision": _name(suspects.precision), "reason": ""}
+    words["where"] = place_of(next(iter(wanted.values())))
     return [
         Diagnosis(origin=origin, limit=float(limit), message=MEANING[origin].format(**words))
         for origin, limit in zip(origins, limits, strict=True)
@@ -210,6 +213,12 @@ def _mended_by_precision(
         rest = [place for place in rest if not precisely[place]]
         if not rest:
             return
+
+
+def place_of(tensor: Tensor) -> str:
+    """Return the rank of this process and the device of a tensor, in words."""
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return f"rank {rank}, {tensor.device}"
 
 
 def _name(precision: torch.dtype) -> str:

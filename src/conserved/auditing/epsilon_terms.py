@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from conserved.auditing.norm_calls import NormCall, norms_heard, over_last
+from conserved.auditing.norm_calls import NormCall, listen_to_norms, over_last
 from conserved.boundary import guarded
 from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
@@ -122,11 +122,11 @@ class EpsilonTerms:
                 undo.callback(module.register_forward_hook(guarded(self._through(name)), with_kwargs=True).remove)
         for name, parameter in self._reference.items():
             undo.callback(parameter.register_post_accumulate_grad_hook(guarded(self._keep(name))).remove)
-        undo.enter_context(norms_heard(_Ear(guarded(self.function), running)))
+        undo.enter_context(listen_to_norms(_Listener(guarded(self.function), running)))
 
-    def sides(self, slopes: Tensors) -> dict[str, RightHandSide]:
+    def sides(self, gradients: Tensors) -> dict[str, RightHandSide]:
         """The right-hand sides that are known, by law, in units of the gradients as they are now."""
-        ratio = self._rescaled(slopes) if self._calls else None
+        ratio = self._rescaled(gradients) if self._calls else None
         if ratio is None:
             return {}
         # A pass of torch.autograd.grad, for an input or a penalty, reaches norms and adds to no gradient.
@@ -156,14 +156,14 @@ class EpsilonTerms:
             spread += float((charges**2 * squares.reshape(1, -1)).sum())
         return RightHandSide(total, spread)
 
-    def _rescaled(self, slopes: Tensors) -> float | None:
+    def _rescaled(self, gradients: Tensors) -> float | None:
         """By how much all gradients were multiplied since the backward pass (clipping, a loss scale); None if unknown.
 
         None as well if they are not those of the passes that were watched.
         """
         products = []
         for name, then in self._taken.items():
-            now = slopes.get(name)
+            now = gradients.get(name)
             if now is None or now.shape != then.shape:
                 return None
             a, b = now.detach().double().flatten(), then.double().flatten()
@@ -247,12 +247,12 @@ class EpsilonTerms:
         if key in self._dims and out.requires_grad:
             # A hook that held its own tensor would keep it and its graph for ever: Python cannot see that cycle.
             values = x.detach()
-            out.register_hook(guarded(lambda slope: self._add(key, values, slope, norm)))
+            out.register_hook(guarded(lambda gradient: self._add(key, values, gradient, norm)))
 
     @torch.no_grad()
-    def _add(self, key: Key, x: Tensor, slope: Tensor, norm: NormCall) -> None:
+    def _add(self, key: Key, x: Tensor, gradient: Tensor, norm: NormCall) -> None:
         self._fired[key] += 1
-        found = norm.remainder(x, slope.detach(), self._dims[key])
+        found = norm.remainder(x, gradient.detach(), self._dims[key])
         if found is None:
             self._unknown.add(key)
             return
@@ -261,7 +261,7 @@ class EpsilonTerms:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ear:
+class _Listener:
     """Whose norms are listened to, and which of its modules are running."""
 
     follow: Callable[[str, Tensor, Tensor, NormCall], None]

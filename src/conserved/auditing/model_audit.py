@@ -20,18 +20,23 @@ from conserved.auditing.audit_result import Audit, GradientFinding, Judgement, R
 from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
 from conserved.auditing.causes import step_size, suggestions
 from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
-from conserved.auditing.excuses import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
+from conserved.auditing.explanations import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
+from conserved.auditing.gradient_peaks import CorruptedEntry, PeakHistory, corruption_verdict
 from conserved.auditing.kernel_precision import explained_by_rounding
 from conserved.auditing.law_places import described
+from conserved.auditing.loss_scale import loss_scale
 from conserved.auditing.noise import linear_bounds, shows_factors, subnormal_bound, unmistakable, wrong_factors
-from conserved.auditing.replay import ClosureReplay, Replay
+from conserved.auditing.reference_comparison import compare_with_reference
+from conserved.auditing.replay import ClosureReplay, Replay, alone
 from conserved.auditing.sensitivity import Sensitivity, of_legs, sensitivity
 from conserved.auditing.softmax_gauge import Gauge
 from conserved.auditing.tested_parameters import coverage
 from conserved.inference import laws_of_model
 from conserved.inference.live import parts_of
 from conserved.laws import Dropped, LawSet
-from conserved.laws.identities import HALF, TOLERANCE, Balance, Weighing, residual_evidence, status
+from conserved.laws.identities import HALF, TOLERANCE, Balance, PendingBalance, residual_evidence, status
+from conserved.layout import GivenLayout
+from conserved.rank_agreement import confirm_together
 from conserved.symmetry import Symmetry, Tensors
 from conserved.verdict import Evidence, Status, Verdict
 
@@ -62,6 +67,9 @@ def audit(
     replay: Replay | None = None,
     known: Mapping[str, Diagnosis] | None = None,
     sized: bool = True,
+    layout: GivenLayout | None = None,
+    reference: bool = False,
+    peaks: PeakHistory | None = None,
 ) -> Audit:
     """Test every gradient identity of a model against rounding, after `loss.backward()` and before `optimizer.step()`.
 
@@ -90,6 +98,13 @@ def audit(
         replay: the recorded pass, where one is at hand; `closure` makes one.
         known: by law, what replays of earlier passes have found out, so that they are not made again.
         sized: whether `Audit.sensitivity` is worked out, which reads weights and gradients a second time.
+        layout: where the pieces of parameters are, by patterns of names, for stacks that do not say so: the axis that
+            is cut over all processes, or None for what is replicated. DTensors and Megatron's attributes need none.
+        reference: whether the pass is also replayed in reference form, and the gradients of all parameters compared
+            (`Audit.comparison`). With `closure`, the gradients are also held against the same pass run again and
+            against the derivative of the loss.
+        peaks: the largest entries of the gradients of earlier steps. An entry that sticks out is looked up in the
+            replayed pass (`Audit.corrupted`).
 
     Returns:
         An `Audit`: `.ok`, `.conclusive`, `.coverage`, `.failures`, `.summary()`.
@@ -110,15 +125,26 @@ def audit(
     if closure is not None:
         replay = ClosureReplay(model, closure)
     with torch.no_grad():
-        backward = BackwardPass.of(parts, found)
-        assert backward.slopes is not None
-        weighing = Weighing.begun(backward.laws.plan, backward.points, backward.slopes, lengths=not wait)
-        wait = wait or gauge is not None or replay is not None or bool(weighing.meshes)
-        judge = partial(_judged, backward if wait else replace(backward, slopes=None), weighing)
-        judge = partial(judge, replay=replay, former=known or {}, sized=sized and wait)
+        confirm_together("audit")
+        backward = BackwardPass.of(parts, found, layout)
+        assert backward.gradients is not None
+        # A second pass of one process would wait for the others in its collectives.
+        replay = None if backward.assembly.groups else replay
+        pending = PendingBalance.start(
+            backward.laws.plan,
+            backward.points,
+            backward.gradients,
+            lengths=not wait,
+            groups=backward.together,
+            made=backward.assembly.sums,
+        )
+        wait = wait or gauge is not None or replay is not None or bool(pending.meshes) or bool(pending.groups)
+        judge = partial(_judged, backward if wait else replace(backward, gradients=None), pending)
+        judge = partial(judge, replay=replay, former=known or {}, sized=sized and wait, reference=reference)
+        judge = partial(judge, peaks=peaks)
         result = Audit(
             partial(judge, precision=precision, accumulated=accumulated, unused=tuple(unused), gauge=gauge),
-            lambda: weighing.numbers.arrived,
+            lambda: pending.numbers.arrived,
         )
         if wait:
             _ = result.judgement
@@ -128,7 +154,7 @@ def audit(
 @torch.no_grad()
 def _judged(
     backward: BackwardPass,
-    weighing: Weighing,
+    pending: PendingBalance,
     *,
     precision: torch.dtype | None,
     accumulated: int,
@@ -137,9 +163,11 @@ def _judged(
     replay: Replay | None,
     former: Mapping[str, Diagnosis],
     sized: bool,
+    reference: bool,
+    peaks: PeakHistory | None,
 ) -> Judgement:
     """Once the numbers are there: hold every residual against its limit, look into those too large, worst first."""
-    balance = weighing.balance(backward.points, backward.slopes)
+    balance = pending.balance(backward.points, backward.gradients)
     used, known = precision_of(precision, backward, balance)
     left = residuals_of(
         backward, balance, used, accumulated, gauge, given=known == "given", replayed=replay is not None
@@ -148,23 +176,47 @@ def _judged(
     findings = _findings(backward, left.balance, unused)
     moved: float | None = None
     clipped: float | None = None
-    slopes = backward.slopes
+    gradients = backward.gradients
     finite = not any(item.trouble == "not finite" for item in findings)
-    if finite and slopes is not None:
+    if finite and gradients is not None:
         case.suspect_factors()
     if case.broken:
-        case.excuse(lost_since(backward, case.suspected), into=case.late)
-        if case.broken and slopes is not None and finite:
-            moved = step_size(case.suspected[:EXPLAINED], backward.points, slopes)
+        case.set_aside(lost_since(backward, case.suspected), into=case.late)
+        if case.broken and gradients is not None and finite:
+            moved = step_size(case.suspected[:EXPLAINED], backward.points, gradients)
         if moved is None:
             clipped = case.settle(used, accumulated, replay, former)
     if gauge is not None and replay is not None and used in HALF:
         _accept_kernel_rounding(gauge, replay, backward)
     failures = case.failures(moved)
     verdict = _verdict(case, failures, findings, used, moved=moved, clipped=clipped, gauge=gauge)
+    comparison = scale = None
+    if reference and replay is not None and finite and gradients is not None and moved is None:
+        closed = isinstance(replay, ClosureReplay)
+        own = gradients if closed and accumulated == 1 and alone() else None
+        comparison = compare_with_reference(replay, backward.points, used, gradients=own)
+        if isinstance(replay, ClosureReplay) and not comparison.obstacle:
+            scale = loss_scale(replay, backward.points, gradients, comparison.noise)
+        wrong = next((item.verdict for item in (comparison, scale) if item is not None and not item.ok), None)
+        verdict = verdict if wrong is None or verdict == Status.REFUTED else wrong
+    corrupted: tuple[CorruptedEntry, ...] = ()
+    if peaks is not None and gradients is not None and finite and moved is None:
+        made = backward.assembly.sums
+        own_gradients = {name: gradient for name, gradient in gradients.items() if name not in made}
+        corrupted = peaks.corrupted(backward.points, own_gradients, replay if accumulated == 1 and alone() else None)
+        if corrupted and verdict != Status.REFUTED:
+            verdict = corruption_verdict(corrupted)
+    if backward.disagreements and verdict != Status.REFUTED:
+        first = backward.disagreements[0]
+        evidence = Evidence(
+            what=f"{first.what} of {first.name} across processes", value=first.spread, limit=first.limit
+        )
+        verdict = _said(Status.REFUTED, first.text(), evidence)
     seen = _sensitivity(case) if sized and finite else None
     # An audit that is kept must not keep the gradients, nor the model.
-    laws, points, tested = backward.laws, backward.points, left.balance.tested
+    laws, tested = backward.laws, left.balance.tested
+    read, points = backward.read, {n: p for n, p in backward.points.items() if n not in backward.assembly.sums}
+    seen_there = None if seen is None else seen.renamed(backward.assembly.origin)
     del case.backward
     return Judgement(
         verdict=verdict,
@@ -174,8 +226,11 @@ def _judged(
         others=lambda: map(case.row, sorted(set(range(len(case.symmetries))).difference(case.broken))),
         tested=len(case.held) if case.late or case.noisy else int(tested.sum()),
         by_family=lambda: _by_family(laws.symmetries, case.excess, tested),
-        covers=lambda: coverage(laws, frozenset(laws.names[place] for place in case.held), points, seen),
+        covers=lambda: coverage(read, frozenset(laws.names[place] for place in case.held), points, seen_there),
         sensitivity=seen,
+        comparison=comparison,
+        scale=scale,
+        corrupted=corrupted,
         diagnoses={case.names[place]: found for place, found in case.diagnoses.items()},
         findings=tuple(findings),
         unclaimed=laws.unclaimed,
@@ -184,6 +239,8 @@ def _judged(
         precision=used,
         known=known,
         ranks=left.balance.ranks,
+        moved_bytes=backward.moved_bytes,
+        disagreements=backward.disagreements,
         moved=moved,
         gauge=gauge,
         changed=clipped is not None or case.decayed is not None,
@@ -233,7 +290,7 @@ class _Case:
 
     def suspect_factors(self) -> None:
         """Break identities whose residual is within the limit and lies along one of their legs: a wrong factor."""
-        gradients, residuals = self.backward.slopes, self.left.residuals
+        gradients, residuals = self.backward.gradients, self.left.residuals
         assert gradients is not None
         near = np.flatnonzero(self.tested & (residuals > self.left.floors) & ~self.left.nearly).tolist()
         factors = wrong_factors([self.symmetries[place] for place in near], self.backward.points, gradients)
@@ -247,14 +304,16 @@ class _Case:
         self, used: torch.dtype, accumulated: int, replay: Replay | None, former: Mapping[str, Diagnosis]
     ) -> float | None:
         """Decide identities above the floor; return the value gradients were clipped at, if they were."""
-        gradients = self.backward.slopes
+        gradients = self.backward.gradients
         if gradients is not None:
             self._widen_underflow(gradients)
             self._widen_linear(gradients, used)
             if replay is not None:
                 self._replay(replay, used, accumulated, former)
         self._leave_noise_open(used)
-        self.excuse(untrue(self.backward, self.suspected), into=self.no_laws)
+        if not self.backward.assembly.groups:
+            # Moving parameters runs the model again, which processes with different suspicions would not do together.
+            self.set_aside(untrue(self.backward, self.suspected), into=self.no_laws)
         clipped = clipped_at(self.suspected, gradients) if self.broken and gradients is not None else None
         if clipped is not None:
             self.leave_open(self.broken)
@@ -343,7 +402,7 @@ class _Case:
         self.statuses |= dict.fromkeys(gone, Status.INCONCLUSIVE)
         self.broken = [place for place in self.broken if place not in gone]
 
-    def excuse(self, reasons: Mapping[str, Any], into: dict[str, Any]) -> None:
+    def set_aside(self, reasons: Mapping[str, Any], into: dict[str, Any]) -> None:
         """Laws, by name, that a broken identity says nothing against."""
         into.update(reasons)
         self.leave_open([place for place in self.doubtful if self.names[place] in reasons])
@@ -385,14 +444,16 @@ class _Case:
 
     def failures(self, moved: float | None) -> tuple[Row, ...]:
         """Broken identities, worst first, with where to look."""
-        points, slopes = self.backward.points, self.backward.slopes
+        points, gradients = self.backward.points, self.backward.gradients
         found = []
         for number, place in enumerate(self._worst_first(self.broken)):
             symmetry = self.symmetries[place]
             decided = () if symmetry.source == "typed" else (_DECIDED,)
-            seen = suggestions(symmetry, points, slopes, moved) if number < EXPLAINED else ()
+            seen = suggestions(symmetry, points, gradients, moved) if number < EXPLAINED else ()
             known = self.diagnoses.get(place)
             said = () if known is None else (known.message,)
+            ranks = self.left.balance.worst_ranks
+            said = said if ranks is None else (*said, f"the largest residual is that of rank {ranks[place]}")
             found.append(self.row(place, (*said, *decided, *seen)))
         return tuple(found)
 
@@ -440,7 +501,7 @@ def _accept_kernel_rounding(gauge: Gauge, replay: Replay, backward: BackwardPass
 
 
 def _sensitivity(case: _Case) -> Sensitivity | None:
-    gradients, points = case.backward.slopes, case.backward.points
+    gradients, points = case.backward.gradients, case.backward.points
     if gradients is None:
         return None
     terms = of_legs(case.backward.laws.plan, points, gradients)

@@ -30,13 +30,13 @@ class NormCall:
     """A factor for every channel, broadcast against the input: of several channels in a row, or several rows in one."""
 
     def remainder(
-        self, x: Float[Tensor, "..."], slope: Float[Tensor, "..."], kept: Sequence[int]
+        self, x: Float[Tensor, "..."], gradient: Float[Tensor, "..."], kept: Sequence[int]
     ) -> Float[Tensor, "2 ..."] | None:
         """Σ ε/(s + ε) ⟨y, ∂L/∂y⟩ and the squares of its terms, over all rows but along some axes.
 
         Args:
             x: what was normalised.
-            slope: the gradient of the output.
+            gradient: the gradient of the output.
             kept: axes that are not added up.
 
         Returns:
@@ -45,19 +45,19 @@ class NormCall:
         if set(kept) & set(self.axes):
             return None
         if self.channels is not None:
-            slope = slope.to(torch.promote_types(slope.dtype, torch.float32)) * self.channels
+            gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32)) * self.channels
         lead = [axis for axis in range(len(self.shape)) if axis not in self.axes]
         sizes = [self.shape[axis] for axis in lead]
         shape = prod(sizes), prod(self.shape[axis] for axis in self.axes)
-        values, slopes = (one.reshape(self.shape).permute(*lead, *self.axes).reshape(shape) for one in (x, slope))
+        values, gradients = (one.reshape(self.shape).permute(*lead, *self.axes).reshape(shape) for one in (x, gradient))
         gain = None if self.gain is None else self.gain.reshape(-1)
-        found = self.row.remainder(values, slopes, gain).reshape(2, *sizes)
+        found = self.row.remainder(values, gradients, gain).reshape(2, *sizes)
         others = [1 + place for place, axis in enumerate(lead) if axis not in kept]
         return found.sum(others, dtype=torch.float64) if others else found.to(torch.float64)
 
 
 @runtime_checkable
-class Ear(Protocol):
+class NormListener(Protocol):
     """Who is told of norms."""
 
     def hear(self, x: Tensor, out: Tensor, norm: NormCall) -> None:
@@ -65,24 +65,24 @@ class Ear(Protocol):
         ...
 
 
-_EARS = Listeners[Ear]()
+_LISTENERS = Listeners[NormListener]()
 
 
 @contextmanager
-def norms_heard(ear: Ear) -> Iterator[None]:
+def listen_to_norms(listener: NormListener) -> Iterator[None]:
     """Within it, torch's norm functions report what they were called with."""
-    _EARS.begin(ear)
+    _LISTENERS.begin(listener)
     try:
         for name, through in _THROUGH.items():
-            _EARS.replace(F, name, through)
+            _LISTENERS.replace(F, name, through)
         yield
     finally:
-        _EARS.end(ear)
+        _LISTENERS.end(listener)
 
 
 def _tell(x: Tensor, out: Tensor, norm: NormCall) -> Tensor:
-    for ear in _EARS.now():
-        ear.hear(x, out, norm)
+    for listener in _LISTENERS.now():
+        listener.hear(x, out, norm)
     return out
 
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from conserved.auditing.reference_form import AS_RUN, PassForm
-from conserved.boundary import guarded
+from conserved.boundary import Hook, guarded
 from conserved.inference import being_followed
 from conserved.inference.program_state import undisturbed
 
@@ -64,9 +65,11 @@ class Replay(ABC):
         with _restored(self.model), torch.enable_grad():
             outputs, cotangents = self._outputs(form)
             self.runs += 1
-            found = torch.autograd.grad(
-                outputs, wanted, [cotangent * scale for cotangent in cotangents], allow_unused=True
-            )
+            scaled = [cotangent * scale for cotangent in cotangents]
+            if _fully_sharded(self.model):
+                found = _gradients_by_accumulation(self.model, outputs, wanted, scaled)
+            else:
+                found = [*torch.autograd.grad(outputs, wanted, scaled, allow_unused=True)]
         zeros = (torch.zeros_like(p) if g is None else g.detach() for p, g in zip(wanted, found, strict=True))
         with torch.no_grad():
             return {name: g if scale == 1 else g.div_(scale) for name, g in zip(parameters, zeros, strict=True)}
@@ -82,6 +85,11 @@ class ClosureReplay(Replay):
     def __init__(self, model: nn.Module, closure: Callable[[], Tensor]) -> None:
         super().__init__(model)
         self._closure = closure
+
+    def loss(self, form: PassForm) -> float:
+        """Return the loss in some form, without a graph."""
+        with _restored(self.model), torch.no_grad(), form.applied():
+            return float(self._closure())
 
     def _outputs(self, form: PassForm) -> tuple[list[Tensor], list[Tensor]]:
         with form.applied():
@@ -117,8 +125,15 @@ class RecordedPass(Replay):
     model, the memory of the gradient of its outputs until `clear`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, refused: str = "") -> None:
+        """Prepare to record.
+
+        Args:
+            model: the model whose calls are recorded.
+            refused: why its calls must not be run again, for instance because one process cannot do so alone.
+        """
         super().__init__(model)
+        self._refused = refused
         self._call: _Call | None = None
         self._handles: list[Any] = []
         self._replaying = False
@@ -157,11 +172,18 @@ class RecordedPass(Replay):
     @property
     def _unsuitable(self) -> str:
         """Why no call of this model can be run again by one process."""
+        if self._refused:
+            return self._refused
         if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
             return "batch norms synchronise over processes"
-        if any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters()):
-            return "parameters are sharded over processes"
+        if any(_own_hooks(parameter) for parameter in self.model.parameters()) and _fully_sharded(self.model):
+            return "hooks that run after gradients are accumulated would run again"
         return ""
+
+    @property
+    def together(self) -> bool:
+        """Whether all processes have to replay the pass together, because parameters are sharded over them."""
+        return any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters())
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._replaying and torch.is_grad_enabled() and not being_followed():
@@ -274,6 +296,41 @@ def _restored(model: nn.Module) -> Iterator[None]:
                     # Batch norms write to their statistics without counting a version.
                     if not torch.equal(buffer, value):
                         buffer.copy_(value)
+
+
+def alone() -> bool:
+    """Whether this is the only process: gradients of several may be averages, which the pass of one does not give."""
+    return not torch.distributed.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def _fully_sharded(model: nn.Module) -> bool:
+    """Whether FSDP2 gathers parameters for the pass, so that gradients arrive in `.grad` and nowhere else."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _own_hooks(parameter: Tensor) -> bool:
+    """Whether a program does something with gradients as they arrive, such as stepping an optimizer."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return any(not isinstance(hook, Hook) for hook in hooks.values())
+
+
+def _gradients_by_accumulation(
+    model: nn.Module, outputs: Sequence[Tensor], wanted: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Return the gradients that a backward pass accumulates, and put back those that were there."""
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        torch.autograd.backward(outputs, cotangents)
+        return [tensor.grad for tensor in wanted]
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
 
 
 def _keep(call: _Call, position: int) -> Callable[[Tensor], None]:

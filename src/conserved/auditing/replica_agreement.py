@@ -80,7 +80,9 @@ class Replicas(PrintableResult):
         return self.verdict.record() | record_of(self, "ranks rows")
 
 
-def check_replicas(model: nn.Module, group: dist.ProcessGroup | None = None, *, tolerance: float = 0.0) -> Replicas:
+def check_replicas(
+    model: nn.Module, group: dist.ProcessGroup | None = None, *, tolerance: float = 0.0, buffers: bool = False
+) -> Replicas:
     """Compare all parameters and gradients that should be equal over a process group; every process must call it.
 
     Plain tensors should be equal on all processes of the group, a DTensor along the mesh dimensions over which it is
@@ -90,6 +92,8 @@ def check_replicas(model: nn.Module, group: dist.ProcessGroup | None = None, *, 
         model: the replica of this process; its gradients are compared where there are any.
         group: the processes that hold plain tensors in common; by default all of them.
         tolerance: the largest difference allowed, relative to the norm of the tensor; 0 asks for equality to the bit.
+        buffers: whether buffers are compared as well. Statistics of a batch norm differ between two passes of a
+            `DistributedDataParallel` model by design, unless the norm is a `SyncBatchNorm`.
 
     Returns:
         The spread of every tensor over the processes, furthest apart first, with one verdict. Outside a distributed run
@@ -108,6 +112,8 @@ def check_replicas(model: nn.Module, group: dist.ProcessGroup | None = None, *, 
         for what, tensor in (("parameter", parameter.detach()), ("gradient", parameter.grad))
         if tensor is not None
     ]
+    if buffers:
+        tensors += [(name, "buffer", b) for name, b in model.named_buffers() if b.is_floating_point()]
     found: list[Replica] = []
     alike: dict[Any, list[tuple[str, str, Tensor]]] = {}
     for name, what, tensor in tensors:

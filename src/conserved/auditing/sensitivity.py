@@ -14,7 +14,7 @@ gradient's norm there.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,14 @@ class Sensitivity:
     def worst(self) -> float:
         """The largest over all tested laws."""
         return max(self.laws.values(), default=float("inf"))
+
+    def renamed(self, names: Mapping[str, str]) -> Sensitivity:
+        """Return the same with legs by other names of their parameters, where `names` has one."""
+        legs: dict[tuple[str, str], float] = {}
+        for (law, parameter), size in self.legs.items():
+            key = law, names.get(parameter, parameter)
+            legs[key] = max(legs.get(key, 0.0), size)
+        return replace(self, legs=legs)
 
     def record(self) -> dict[str, Any]:
         """Return plain data, for JSON."""

@@ -125,7 +125,7 @@ class Gauge(PrintableResult):
         own = keys.view_as(keys)
         call, precision = self.seen, coarsest(keys.dtype, self._computing(keys))
         self.seen += 1
-        own.register_hook(guarded(lambda slope: self._sum_up(name, call, precision, slope)))
+        own.register_hook(guarded(lambda gradient: self._sum_up(name, call, precision, gradient)))
         return own
 
     @staticmethod
@@ -133,9 +133,9 @@ class Gauge(PrintableResult):
         device = keys.device.type
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else keys.dtype
 
-    def _sum_up(self, name: str, call: int, precision: torch.dtype, slope: Tensor) -> None:
+    def _sum_up(self, name: str, call: int, precision: torch.dtype, gradient: Tensor) -> None:
         self.__dict__.pop("rows", None)
-        rows = slope.detach()
+        rows = gradient.detach()
         if rows.shape[-2] == 1 or not rows.numel():
             # Of one key the gradient is zero but for rounding, and there is nothing for it to cancel against.
             return

@@ -14,6 +14,7 @@ from torch import Tensor
 from conserved.auditing.sensitivity import STATED, Sensitivity
 from conserved.inference.derivation import Derivation
 from conserved.laws import LawSet
+from conserved.laws.coverage import constrained_directions
 from conserved.plain_data import record_of
 from conserved.symmetry import Symmetry, View
 
@@ -28,17 +29,22 @@ class AuditCoverage:
     `parameters` is the share of trained entries that are tested: an identity of several legs holds the gradient of each
     against those of the others, and counts for a leg if an error of 10 % of it would have been seen. An identity of one
     leg (a sum over classes, a router's rows) holds for any gradient that sums to zero. It constrains `identities` of
-    the leg's directions and counts as that share of its entries: over 32,000 classes as 1/32,000. `touched` is the
-    share of entries that take part in any tested identity. `modules` is the share of the modules in which something
+    the leg's directions and counts as that share of its entries: over 32,000 classes as 1/32,000. `directions` is the
+    share of the gradients' directions that all tested identities see: a wrong factor of a tensor lies in all of them,
+    an error of a single entry in few. `touched` is the share of entries that take part in any tested identity, which is
+    what coverage usually means and says least. `modules` is the share of the modules in which something
     that depends on trained parameters was computed, and through which the space of a tested identity passes: a function
     in the middle of a module may be wrong although all weights around it are spanned.
     """
 
     parameters: float
+    directions: float
     touched: float
     modules: float
     untested: Mapping[str, float]
     """Trained parameters that are not wholly tested, with the share of their entries that is not."""
+    seen: Mapping[str, float]
+    """By trained parameter, the share of its gradient's directions that tested identities see."""
     untested_modules: tuple[str, ...]
     counted: int
     """Modules that were counted."""
@@ -51,7 +57,10 @@ class AuditCoverage:
     def lines(self) -> list[str]:
         """Sentences for a summary."""
         spanned = self.counted - len(self.untested_modules)
-        text = f"Covers {self.percent} of trained parameters and {spanned} of {self.counted} modules."
+        text = (
+            f"Covers {self.percent} of trained parameters, {percent(self.directions)} of their gradients' directions "
+        )
+        text += f"and {spanned} of {self.counted} modules."
         found = [text]
         if self.untested:
             listed = [
@@ -66,7 +75,7 @@ class AuditCoverage:
 
     def record(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        found = record_of(self, "parameters touched modules untested untested_modules")
+        found = record_of(self, "parameters directions touched modules untested seen untested_modules")
         return found | {"counted_modules": self.counted}
 
     def __str__(self) -> str:
@@ -78,7 +87,9 @@ def percent(share: float) -> str:
     rounded = round(100 * share)
     if rounded == 100 and share < 1:
         return "over 99 %"
-    return "under 1 %" if rounded == 0 and share > 0 else f"{rounded} %"
+    if rounded > 0 or share <= 0:
+        return f"{rounded} %"
+    return f"{100 * share:.2g} %" if share >= 1e-4 else "under 0.01 %"
 
 
 def coverage(
@@ -96,11 +107,15 @@ def coverage(
         places = {module: names | places.get(module, frozenset()) & _probed(laws) for module, names in typed.items()}
     missed = tuple(sorted(module for module, names in places.items() if names.isdisjoint(tested)))
     left = sum(free.values())
+    spanned = {name: parameter.numel() - touched[name] for name, parameter in trained.items()}
+    constrained = constrained_directions(chosen, spanned)
     return AuditCoverage(
         parameters=1 - left / total if total else 0.0,
+        directions=sum(constrained.values()) / total if total else 0.0,
         touched=1 - sum(touched.values()) / total if total else 0.0,
         modules=1 - len(missed) / len(places) if places else 0.0,
         untested={name: count / trained[name].numel() for name, count in free.items() if count},
+        seen={name: count / max(1, trained[name].numel()) for name, count in constrained.items()},
         untested_modules=missed,
         counted=len(places),
     )

@@ -82,13 +82,13 @@ def lost_since(backward: BackwardPass, broken: Sequence[Symmetry]) -> dict[str, 
     return {symmetry.name: reason for symmetry in broken if (reason := lost(symmetry, looked_up))}
 
 
-def clipped_at(broken: Sequence[Symmetry], slopes: Tensors) -> float | None:
+def clipped_at(broken: Sequence[Symmetry], gradients: Tensors) -> float | None:
     """The value at which gradients were cut off, if they look as if they were; no law survives that.
 
     Many entries have exactly the largest magnitude of all; one or two may by chance, or by symmetry.
     """
     names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
-    tensors = [whole(slopes[name]).detach() for name in names if name in slopes and not slopes[name].is_sparse]
+    tensors = [whole(gradients[name]).detach() for name in names if name in gradients and not gradients[name].is_sparse]
     tensors = [one for one in tensors if one.numel()]
     if not tensors:
         return None
@@ -107,7 +107,7 @@ def clipped_at(broken: Sequence[Symmetry], slopes: Tensors) -> float | None:
     return peak if many >= _CUT and both and sum(bool(one.any()) for one in cut) > 1 else None
 
 
-def decay_in_gradient(broken: Sequence[Symmetry], points: Tensors, slopes: Tensors) -> float | None:
+def decay_in_gradient(broken: Sequence[Symmetry], points: Tensors, gradients: Tensors) -> float | None:
     """Return the λ for which gradients G + λθ explain every broken identity: a penalty on the weights in the loss.
 
     μ(θ, G + λθ) = λ μ(θ, θ), because μ(θ, G) = 0: one number must fit all entries of all identities. It is tried for
@@ -117,7 +117,7 @@ def decay_in_gradient(broken: Sequence[Symmetry], points: Tensors, slopes: Tenso
         names = dict.fromkeys(name for symmetry in broken for name in symmetry.parameters)
         theta = {name: whole(points[name]).detach() for name in names}
         decayed = {name: value if value.ndim >= least else torch.zeros_like(value) for name, value in theta.items()}
-        sources = Point(theta), Direction({n: whole(slopes[n]).detach() for n in names}), Direction(decayed)
+        sources = Point(theta), Direction({n: whole(gradients[n]).detach() for n in names}), Direction(decayed)
         moments = Plan.of(broken).evaluate(sources, [(0, 1), (0, 2)], dtype=torch.float64)
         left, right = (torch.cat([value.flatten() for value in moments.values(pair)]) for pair in (0, 1))
         size = float(right @ right)

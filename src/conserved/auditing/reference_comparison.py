@@ -1,0 +1,434 @@
+r"""Compare the gradients of a pass with those of its reference form: every parameter, row by row.
+
+Identities see what stands between two legs. They do not see the derivative of a gate, dQ and dK that share a wrong
+factor, or a factor between the outputs and all weights. A replay in reference form sees these: it is a second
+implementation of the same program (`reference_form`). Three replays of one pass give three sets of gradients,
+
+    A   as it was run
+    W   in reference form: eager, math attention, functions inlined, in higher precision
+    S   the same as W, with every result that the run stored in its own precision rounded to it at random
+
+and S − W is one sample of what rounding the forward and the backward pass does. A right program has A − W of the size
+of S − W, for every parameter and for every row of it; a defect does not care about precision. Two numbers of a row are
+compared: ‖A_r − W_r‖, and the component of A_r − W_r along W_r, which is what a wrong factor leaves and has 1/√m of the
+rounding of m entries. The limit of row r, with n_r the same number of S − W and w_r = ‖W_r‖, is
+
+    6 √( n_r² + mean n² + w_r² Σ n² / Σ w² )
+
+because one sample of one number may be small by chance: the other terms are what an average row has, in absolute terms
+and relative to its size. Rows are what operations write (an output of a linear map, a row of an embedding), so that one
+of ten thousand is seen as well as all. A parameter of which 6 σ exceed the gradient itself is not compared: rounding is
+amplified there, and one sample does not bound another.
+
+In half precision fused attention may round more than its results (its softmax correction is taken from a rounded
+output), which rounding each result does not sample: on an H200 38 of 2,816 clean passes, all in half precision,
+differed beyond 6 σ in some row (results/scale_clean_*_h200). A difference in half precision is therefore called wrong
+only if it goes away without the compiler or with autograd functions differentiated, in the run's own precision. All
+others are listed as `imprecise`.
+In single precision no clean pass exceeded 0.13 of a limit, and every difference counts.
+
+Gradients in `.grad`, G, are compared with the pass only where the caller says that they are its gradients: loops clip
+and add to them. There c A, with one factor c for clipping and loss scales, is compared with G in the same way, and the
+noise is that of two passes as they were run, which is zero where kernels are deterministic.
+
+In single precision sums of K products round K times in their own precision, which rounding each result once does not
+sample: K random terms have partial sums of size √j, and errors u√j of those add up to u K/√2, √(K/2) of the rounding of
+the result. Half-precision products are accumulated in float32.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conserved.auditing.call_log import CallLog
+from conserved.auditing.diagnosis import KERNELS
+from conserved.auditing.noise import ROOT_MEAN_SQUARE, SIGMAS
+from conserved.auditing.reference_form import PassForm
+from conserved.auditing.replay import Replay, ReplayError
+from conserved.plain_data import record_of
+from conserved.symmetry import Tensors
+from conserved.verdict import Evidence, Status, Verdict
+
+LOGGER = logging.getLogger("conserved.audit")
+
+SEEN = 0.1
+"""An error of this share of a row must be visible for its entries to count as compared."""
+
+
+_FEWEST = 16
+"""Rows below which the mean of their sampled rounding is a matter of chance: it varies by √(2/n)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientDifference:
+    """How far the gradient of one parameter is from its reference, in its furthest row, relative to that row."""
+
+    parameter: str
+    difference: float
+    limit: float
+    row: int | None = None
+    """The furthest row; None if the parameter as a whole is further off than any of its rows."""
+    visible: float = 0.0
+    """The share of rows of which a wrong factor of 1.1 would have been seen."""
+    smallest: float = math.inf
+    """The smallest wrong factor of a typical row that would have been seen, less one."""
+    entries: int
+
+    @property
+    def excess(self) -> float:
+        """The difference in units of its limit."""
+        return self.difference / self.limit if self.limit > 0 else math.inf if self.difference > 0 else 0.0
+
+    def __str__(self) -> str:
+        where = self.parameter if self.row is None else f"row {self.row} of {self.parameter}"
+        return f"{where} is off by {self.difference:.2g} of it, rounding explains {self.limit:.1g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReferenceComparison:
+    """The gradients of one pass beside those of its reference form, by parameter."""
+
+    differences: tuple[GradientDifference, ...] = ()
+    """One for every trained parameter, furthest first."""
+    wrong: frozenset[str] = frozenset()
+    """Parameters whose difference is a defect, and not the precision of a kernel."""
+    foreign: tuple[GradientDifference, ...] = ()
+    """Gradients in `.grad` that are not those of the pass, furthest first."""
+    form: str = ""
+    """The reference in words."""
+    cause: str = ""
+    """The part of the run's form that the differences come from; empty if there are none."""
+    noise: float = 0.0
+    """‖S − W‖ / ‖W‖ over all parameters: the share of the gradient that is rounding."""
+    trusted: tuple[str, ...] = ()
+    """Autograd functions whose own backward was used, because it is by design not the derivative of their forward."""
+    obstacle: str = ""
+    """Why nothing was compared; empty if it was."""
+
+    @property
+    def failures(self) -> tuple[GradientDifference, ...]:
+        """Gradients that differ by more than rounding, and not by the precision of a kernel; furthest first."""
+        return tuple(item for item in self.differences if item.parameter in self.wrong)
+
+    @property
+    def imprecise(self) -> tuple[GradientDifference, ...]:
+        """Gradients that differ by more than rounding every result explains, in half precision; furthest first."""
+        return tuple(item for item in self.differences if item.excess > 1 and item.parameter not in self.wrong)
+
+    @property
+    def coverage(self) -> float:
+        """The share of trained entries of whose row an error of 10 % would have been seen."""
+        total = sum(item.entries for item in self.differences)
+        return sum(item.visible * item.entries for item in self.differences) / total if total else 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether no gradient differs from its reference."""
+        return not self.failures and not self.foreign
+
+    @property
+    def verdict(self) -> Verdict:
+        """The comparison in one sentence."""
+        if self.obstacle:
+            return Verdict(status=Status.INCONCLUSIVE, message=f"Not compared with reference form: {self.obstacle}.")
+        worst = self.failures or self.foreign
+        if not self.differences or (not worst and self.coverage == 0):
+            message = "Rounding is as large as the gradients: nothing of them can be compared with reference form."
+            return Verdict(status=Status.INCONCLUSIVE, message=message)
+        evidence = tuple(
+            Evidence(what=f"difference of {item.parameter} from its reference", value=item.difference, limit=item.limit)
+            for item in (worst or self.differences)[:8]
+        )
+        if not worst:
+            message = f"{self.coverage:.0%} of trained entries agree with {self.form}, row by row, to rounding"
+            if self.imprecise:
+                message += f", but for the precision of kernels in {len(self.imprecise)} parameters"
+            message += "."
+            return Verdict(status=Status.VERIFIED, message=message, evidence=evidence[:1])
+        count = f"The gradients of {len(worst)} of {len(self.differences)} parameters"
+        if self.failures:
+            message = f"{count} differ from those in {self.form} by more than rounding: {worst[0]}. "
+            message += f"The difference comes from {self.cause}."
+        else:
+            message = f"{count} are not those of the same pass run again: {worst[0]}. A bit flip, a race or a bad "
+            message += "device, or code that changed gradients after backward()."
+        return Verdict(status=Status.REFUTED, message=message, evidence=evidence)
+
+    def record(self) -> dict[str, Any]:
+        """Return plain data, for JSON."""
+        found = record_of(self, "form obstacle coverage")
+        found["trusted"] = [*self.trusted]
+        return found | {"failures": [str(item) for item in self.failures[:20]]}
+
+    def __str__(self) -> str:
+        return self.verdict.message
+
+
+def compare_with_reference(
+    replay: Replay, parameters: Tensors, precision: torch.dtype, *, gradients: Tensors | None = None
+) -> ReferenceComparison:
+    """Replay a pass in reference form and compare the gradients of all parameters.
+
+    Args:
+        replay: the pass.
+        parameters: the trained parameters, by name.
+        precision: the coarsest precision of the pass.
+        gradients: gradients that are said to be those of this pass, up to one factor on all of them.
+
+    Returns:
+        The comparison. It says in `obstacle` if the pass could not be replayed.
+    """
+    wide = torch.float64 if precision in (torch.float32, torch.float64) else torch.float32
+    narrow = torch.float32 if precision == torch.float64 else precision
+    log, trusted = CallLog(), set[str]()
+    form = PassForm(eager=True, attention=True, functions=True, wide=wide, log=log, trusted=trusted)
+    obstacle = _lack_of_memory(parameters)
+    if obstacle:
+        return ReferenceComparison(obstacle=obstacle)
+    try:
+        own = replay.gradients(parameters, form=PassForm(log=log))
+        if log.opaque:
+            return ReferenceComparison(obstacle=log.opaque)
+        right = replay.gradients(parameters, form=form)
+        rounded = replay.gradients(parameters, form=replace(form, rounded=narrow))
+        with torch.no_grad():
+            floor = _floor(right, narrow, log.longest)
+            found = _differences(own, right, rounded, floor)
+            noise = _norm({name: rounded[name] - right[name] for name in right}) / (floor.everything or 1.0)
+        foreign = [] if gradients is None else foreign_gradients(replay, parameters, gradients, own, narrow)
+        failing = {item.parameter: item.excess for item in found if item.excess > 1}
+        wrong, cause = frozenset[str](), ""
+        if failing:
+            wanted = {name: parameters[name] for name in failing}
+            compare = partial(_differences, right=right, rounded=rounded, floor=floor)
+            wrong, cause = _cause(replay, wanted, failing, compare, every=narrow == torch.float32)
+    except Exception as problem:
+        # The one boundary to the user's program: kernels may not support a precision, or memory may not suffice.
+        reason = str(problem) if isinstance(problem, ReplayError) else f"{type(problem).__name__}: {problem}"
+        LOGGER.info("comparison with reference form failed: %s", reason)
+        return ReferenceComparison(obstacle=(reason.splitlines() or ["unknown"])[0][:200].rstrip("."))
+    return ReferenceComparison(
+        differences=tuple(sorted(found, key=lambda item: -item.excess)),
+        foreign=tuple(foreign),
+        form=f"{str(wide).removeprefix('torch.')} and reference kernels",
+        wrong=wrong,
+        cause=cause,
+        noise=noise,
+        trusted=tuple(sorted(trusted)),
+    )
+
+
+def _differences(own: Tensors, right: Tensors, rounded: Tensors, floor: _Floor) -> list[GradientDifference]:
+    return [
+        _difference(name, _Rows.of(own[name], right[name], rounded[name]), floor, own[name].numel()) for name in own
+    ]
+
+
+def _cause(
+    replay: Replay,
+    parameters: Tensors,
+    failing: Mapping[str, float],
+    compare: Callable[[Tensors], list[GradientDifference]],
+    *,
+    every: bool,
+) -> tuple[frozenset[str], str]:
+    """Return the parameters whose difference is a defect, and the switches of the reference form that remove it.
+
+    With `every`, all differences are defects; without, those that a switch other than attention removes.
+    """
+    causes, wrong = [], set(failing) if every else set[str]()
+    for name, words in KERNELS.items():
+        form = PassForm(eager=name == "eager", attention=name == "attention", functions=name == "functions")
+        found = compare(replay.gradients(parameters, form=form))
+        # What is left may be the precision of other kernels: a defect that goes away takes most of it along.
+        mended = {one.parameter for one in found if one.excess <= max(1.0, failing[one.parameter] / _SHRINKS)}
+        if mended and (every or name != "attention"):
+            wrong |= mended
+            causes.append(words)
+    return frozenset(wrong), " or ".join(causes) or "several kernels together, or the precision of one"
+
+
+_SHRINKS = 4.0
+"""Factor by which a difference shrinks at least when what caused it is taken away."""
+
+
+def _lack_of_memory(parameters: Tensors) -> str:
+    """Say that a device has not enough free memory for passes in higher precision; empty if it has.
+
+    Activations take what the run allocated at its peak beyond what it holds between passes. Wider ones take twice that,
+    widened weights and their gradients half as much again, and three sets of gradients are held.
+    """
+    for device in {p.device for p in parameters.values() if p.device.type == "cuda"}:
+        held = torch.cuda.memory_allocated(device)
+        needed = 2.5 * (torch.cuda.max_memory_allocated(device) - held)
+        needed += sum(12 * p.numel() for p in parameters.values() if p.device == device)
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - held
+        if needed > free:
+            return f"it needs about {needed / 2**30:.0f} GiB on {device}, and {free / 2**30:.0f} are free"
+    return ""
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """Return a gradient as a matrix whose rows are what one operation writes: outputs, tokens, neurons of an expert."""
+    if tensor.ndim < 2:
+        return tensor.reshape(-1, 1)
+    return tensor.flatten(0, 1) if tensor.ndim == 3 else tensor.flatten(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """Numbers of the rows of one gradient: differences from the reference, sampled rounding, sizes."""
+
+    away: NDArray[np.float64]
+    along: NDArray[np.float64]
+    """The component of the difference along the reference."""
+    noise: NDArray[np.float64]
+    noise_along: NDArray[np.float64]
+    sizes: NDArray[np.float64]
+
+    @staticmethod
+    def of(own: Tensor, right: Tensor, rounded: Tensor, factor: float = 1.0) -> _Rows:
+        """Read rows of a gradient, of its reference times a factor, and of a rounded reference."""
+        kind = torch.promote_types(right.dtype, torch.float32)
+        own, right, rounded = (rows_of(item).to(kind) for item in (own, right, rounded))
+        noise = (rounded - right) * factor
+        right = right * factor
+        sizes = torch.linalg.vector_norm(right, dim=1)
+        unit = torch.where(sizes > 0, sizes, 1.0)
+        away = own - right
+        numbers = torch.stack(
+            (
+                torch.linalg.vector_norm(away, dim=1),
+                (away * right).sum(1) / unit,
+                torch.linalg.vector_norm(noise, dim=1),
+                (noise * right).sum(1) / unit,
+                sizes,
+            )
+        )
+        away_, along, noise_, noise_along, sizes_ = numbers.double().cpu().numpy()
+        return _Rows(away=away_, along=abs(along), noise=noise_, noise_along=abs(noise_along), sizes=sizes_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Floor:
+    """What is added to sampled rounding: storing a gradient once, and sums in single precision."""
+
+    stored: float
+    sums: float
+    everything: float
+    """The norm of all gradients, for parameters whose gradient is zero by cancellation."""
+    factor: float = 0.0
+    """The relative rounding of a factor on all gradients, which does not average out along a row."""
+
+    def limits(self, noise: NDArray[np.float64], sizes: NDArray[np.float64], entries: float) -> NDArray[np.float64]:
+        """Return what rounding explains of every row; `entries` are those that a rounding error averages over."""
+        reached = max(int((sizes > 0).sum()), 1)
+        total, sampled = float((sizes**2).sum()), float((noise**2).sum())
+        share = sampled / total if total > 0 else 0.0
+        squares = noise**2 + sampled / reached + sizes**2 * (share + self.stored**2 / entries + self.factor**2)
+        if total == 0 and sampled == 0:
+            squares = squares + (self.stored * self.everything) ** 2
+        return SIGMAS * self.sums * np.sqrt(squares)
+
+
+def _difference(name: str, rows: _Rows, floor: _Floor, entries: int) -> GradientDifference:
+    """Hold the rows of one parameter, and all of them together, against sampled rounding."""
+    width = max(entries / len(rows.sizes), 1.0)
+    size, total = rows.sizes, float(np.linalg.norm(rows.sizes))
+    whole = np.array([[np.linalg.norm(rows.away)], [np.linalg.norm(rows.noise)], [total]])
+    cases = {
+        "row": (rows.away, floor.limits(rows.noise, size, 1.0)),
+        "row along": (rows.along, floor.limits(rows.noise_along, size, width)),
+        "whole": (whole[0], floor.limits(whole[1], whole[2], 1.0)),
+    }
+    if 0 < total <= cases["whole"][1][0]:
+        # Rounding is as large as the gradient: it was amplified, and a sample of it is not a bound.
+        return GradientDifference(parameter=name, difference=0.0, limit=1.0, entries=entries)
+    if len(size) < _FEWEST:
+        del cases["row along"]
+    best: tuple[float, str, int] = (-1.0, "whole", 0)
+    for kind, (away, limits) in cases.items():
+        with np.errstate(divide="ignore", invalid="ignore"):
+            excess = np.where(limits > 0, away / limits, np.where(away > 0, np.inf, 0.0))
+        place = int(np.argmax(np.nan_to_num(excess, nan=np.inf)))
+        value = float(np.nan_to_num(excess[place], nan=np.inf))
+        if value > best[0]:
+            best = value, kind, place
+    _, kind, place = best
+    away, limits = cases[kind]
+    scale = (
+        (total if kind == "whole" else float(size[place])) or total / math.sqrt(len(size)) or floor.everything or 1.0
+    )
+    along = cases.get("row along", cases["row"])[1]
+    reached = size > 0
+    return GradientDifference(
+        parameter=name,
+        row=None if kind == "whole" or len(size) == 1 else place,
+        difference=float(away[place]) / scale,
+        limit=float(limits[place]) / scale,
+        visible=float((along[reached] <= SEEN * size[reached]).mean()) if reached.any() else 0.0,
+        smallest=float(np.median(along[reached] / size[reached])) if reached.any() else math.inf,
+        entries=entries,
+    )
+
+
+def _floor(right: Tensors, narrow: torch.dtype, longest: int) -> _Floor:
+    return _Floor(
+        stored=ROOT_MEAN_SQUARE * torch.finfo(narrow).eps / 2,
+        sums=math.sqrt(1 + longest / 2) if narrow == torch.float32 else 1.0,
+        everything=_norm(right),
+    )
+
+
+def _norm(tensors: Tensors) -> float:
+    """Return the norm of all entries of some tensors."""
+    return math.sqrt(
+        sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float32)) ** 2 for tensor in tensors.values())
+    )
+
+
+@torch.no_grad()
+def foreign_gradients(
+    replay: Replay, parameters: Tensors, gradients: Tensors, own: Tensors, narrow: torch.dtype
+) -> list[GradientDifference]:
+    """Return the gradients that are not those of a pass run again, up to one factor on everything; furthest first.
+
+    Args:
+        replay: the pass.
+        parameters: the parameters to look at.
+        gradients: their gradients.
+        own: the gradients of the pass, run again as it was.
+        narrow: the precision that gradients are rounded to.
+    """
+    names = [name for name in own if name in gradients]
+    factor = common_factor(gradients, own)
+    again = replay.gradients({name: parameters[name] for name in names})
+    stored = ROOT_MEAN_SQUARE * torch.finfo(narrow).eps / 2
+    # Factors are computed in float32, from sums of squares that are rounded as well.
+    coarse = 4 * torch.finfo(torch.float32).eps
+    floor = _Floor(stored=stored, sums=1.0, everything=_norm(own) * abs(factor), factor=coarse)
+    found = [
+        _difference(name, _Rows.of(gradients[name], own[name], again[name], factor), floor, own[name].numel())
+        for name in names
+    ]
+    return sorted((item for item in found if item.excess > 1), key=lambda item: -item.excess)
+
+
+def common_factor(gradients: Tensors, others: Tensors) -> float:
+    """Return the factor between two sets of gradients that most of them agree on; 1 if none has an entry."""
+    factors = []
+    for name, other in others.items():
+        norm = float(torch.linalg.vector_norm(other, dtype=torch.float32)) ** 2
+        if norm > 0 and name in gradients:
+            factors.append(float((gradients[name].float() * other.float()).sum(dtype=torch.float64)) / norm)
+    return float(np.median(factors)) if factors else 1.0
