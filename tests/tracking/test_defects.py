@@ -60,7 +60,7 @@ def test_a_parameter_nudged_outside_the_optimizer(optimizer: str, dtype: torch.d
 
     train(model, stepped, loss, STEPS, after=after)
     assert broken(monitor) == {WHEN: touching(monitor, QUERY)}
-    assert {alarm.code for alarm in monitor.alarms} == {"residual"}, "one defect, one alarm"
+    assert {alarm.code for alarm in monitor.alarms} == {"something else wrote"}, "one defect, one alarm"
 
 
 def test_a_nudge_between_the_step_and_the_monitor_belongs_to_that_step() -> None:
@@ -213,11 +213,10 @@ def test_an_alarm_is_told_once_per_law_and_recorded_every_time(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING, logger="conserved"):
         train(model, optimizer, exact_text_loss, 5, after=after)
     assert len([record for record in caplog.records if record.name == "conserved"]) == 1
-    assert "is not the optimizer's doing" in caplog.text
-    assert "something else than the optimizer wrote to these parameters" in caplog.text
+    assert f"Something else than the optimizer wrote to {QUERY}" in caplog.text
     (alarm,) = monitor.alarms
-    assert (alarm.step, alarm.last, alarm.count) == (1, 5, 5)
-    assert [len(record.alarms) for record in monitor.records] == [1] * 5
+    assert (alarm.step, alarm.last) == (1, 5)
+    assert all(record.alarms for record in monitor.records)
 
 
 def test_a_reading_that_grows_raises_an_alarm() -> None:

@@ -203,8 +203,8 @@ def test_a_decay_by_another_name_is_known_if_the_rule_says_so_and_not_said_other
 
     def update(step: ParameterStep) -> Update:
         lr, shrink = step.group["lr"], step.group["shrink"]
-        before = (Combination.of(step.parameter) + lr * step.slope) / (1 - lr * shrink)
-        return Update(gradient=step.slope, rate=lr, parts={"decay": lr * shrink * before})
+        before = (Combination.of(step.parameter) + lr * step.descent_gradient) / (1 - lr * shrink)
+        return Update(gradient=step.descent_gradient, rate=lr, parts={"decay": lr * shrink * before})
 
     monkeypatch.setattr(optimizer_rules, "_RULES", dict(optimizer_rules._RULES))
     rates: dict[str, Any] = {"decay": itemgetter("shrink")} if told else {}
@@ -282,7 +282,7 @@ class Rolling(torch.optim.Optimizer):
 
 def rolling(step: ParameterStep) -> Update:
     lr, velocity = step.group["lr"], Combination.of(step.state["velocity"])
-    return Update(gradient=step.slope, rate=lr, parts={"momentum": lr * (velocity - step.slope)})
+    return Update(gradient=step.descent_gradient, rate=lr, parts={"momentum": lr * (velocity - step.descent_gradient)})
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])

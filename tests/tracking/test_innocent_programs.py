@@ -160,3 +160,18 @@ def test_what_excuses_a_penalty_does_not_excuse_a_wrong_gradient(spoil: Callable
     optimizer.step()
     monitor.step()
     assert [alarm.code for alarm in monitor.alarms] == ["hardware"]
+
+
+def test_a_loop_that_updates_its_weights_by_itself_raises_no_alarm() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    monitor = Monitor(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(5):
+        model.zero_grad()
+        model(torch.randn(6, 4)).square().sum().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+        monitor.step()
+    assert not monitor.alarms
+    assert "updates its weights by itself" in monitor.state

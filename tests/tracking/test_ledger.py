@@ -151,7 +151,7 @@ def test_all_quantities_of_a_step_are_the_sums_of_their_slots(dtype: torch.dtype
     named: dict[str, SlotWeights] = {"first": {(0, 1): -2.0, (1, 1): 0.25}, "second": {(1, 1): 3.0}, "nothing": {}}
     if on_device:
         named["first"][0, 1] = torch.tensor(-2.0)
-    nothing = StepWeights(first={}, slope={}, second={}, steepness={})
+    nothing = StepWeights(first={}, gradient_term={}, second={}, steepness={})
     found = ledger._SlotWeights(nothing, slots, 1.0).combined(sums, named)
     expected = {
         "first": -2 * sums[1].double() + 0.25 * sums[2].double(),
@@ -169,7 +169,7 @@ def test_a_gradient_that_is_not_finite_spoils_only_what_it_is_part_of(broken: fl
     """A scaler that skips a step leaves an infinite gradient and parameters that did not move."""
     sums = torch.ones(2, 3)
     sums[1, 2] = broken
-    nothing = StepWeights(first={}, slope={}, second={}, steepness={})
+    nothing = StepWeights(first={}, gradient_term={}, second={}, steepness={})
     named: dict[str, SlotWeights] = {"without": {(0, 0): 2.0}, "with": {(0, 0): 2.0, (0, 1): 1.0}}
     found = ledger._SlotWeights(nothing, ((0, 0), (0, 1)), 1.0).combined(sums, named)
     assert found["without"].tolist() == [2.0, 2.0, 2.0]

@@ -72,7 +72,7 @@ def test_a_clean_run_is_quiet_and_conclusive_and_its_residuals_are_a_series() ->
     assert all(entry.conclusive and entry.gauge is not None for entry in monitor.audits)
     assert [record.readings["audit/refuted"] for record in monitor.records] == [0.0] * 8
     assert monitor.last_audit is not None
-    assert monitor.last_audit.badge == "verified, 100 % of parameters"
+    assert monitor.last_audit.badge.startswith("verified, 100 % of parameters (")
 
 
 def with_torch_norms() -> nn.Module:
@@ -186,14 +186,11 @@ def test_stopping_leaves_the_parameters_as_they_were() -> None:
     assert monitor.alarms
 
 
+@pytest.mark.budget
 def test_audits_keep_to_their_budget_and_come_at_least_every_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, short = run(steps=14, monitor={"audit": "auto", "budget": 1e-6})
-    assert [entry.step for entry in short.audits] == list(range(1, 15)), "a second in all is no burden"
-    monkeypatch.setattr("conserved.tracking.audit_pace.GRACE", 0.0)
-    monkeypatch.setattr("conserved.tracking.audit_pace.AT_LEAST", 6)
+    monkeypatch.setattr("conserved.tracking.time_budget.MOST", 6)
     _, monitor = run(steps=17, monitor={"audit": "auto", "budget": 1e-6})
-    assert [entry.step for entry in monitor.audits] == [1, 2, 3, 4, 6, 8, 10, 16], "three of each kind tell the cost"
-    assert monitor.audits[0].why == "the first backward pass"
+    assert [entry.step for entry in monitor.audits] == [1, 7, 13]
     _, often = run(steps=6, monitor={"audit": "auto", "budget": 1.0})
     assert len(often.audits) == 6
 

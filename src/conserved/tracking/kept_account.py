@@ -12,12 +12,12 @@ from torch import Tensor
 from conserved.laws import Change, Reference
 from conserved.laws.identities import TOLERANCE
 from conserved.symmetry import Symmetry, Tensors
-from conserved.tracking.ledger import Shelf, StepAccount, rounding
+from conserved.tracking.ledger import LawStack, StepAccount, rounding
 
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """What a shelf carries from step to step."""
+    """What a stack carries from step to step."""
 
     reference: Float[Tensor, "laws numbers"]
     """The laws when watching began."""
@@ -54,7 +54,7 @@ class Scales:
 
     @staticmethod
     def of(
-        shelf: Shelf,
+        stack: LawStack,
         symmetries: Sequence[Symmetry],
         theta: Tensors,
         reference: Reference,
@@ -64,7 +64,7 @@ class Scales:
         precision: torch.dtype | None,
         like: Tensor,
     ) -> Scales:
-        chosen = [symmetries[place] for place in shelf.places]
+        chosen = [symmetries[place] for place in stack.places]
         limits, floors = [], []
         for symmetry in chosen:
             stored = [theta[name].dtype for name in symmetry.parameters]
@@ -77,9 +77,9 @@ class Scales:
             "gradient": [symmetry.name in impostors for symmetry in chosen],
         }
         return Scales(
-            denominators=torch.stack([_denominators(shelf, reference, one.name) for one in chosen]).to(like),
-            multiplicities=shelf.kind.products.multiplicities(shelf.n, chosen[0].m).to(like),
-            rounding=like.new_tensor(rounding(shelf, symmetries, theta, dtype))[:, None],
+            denominators=torch.stack([_denominators(stack, reference, one.name) for one in chosen]).to(like),
+            multiplicities=stack.kind.products.multiplicities(stack.n, chosen[0].m).to(like),
+            rounding=like.new_tensor(rounding(stack, symmetries, theta, dtype))[:, None],
             tolerance=like.new_tensor(limits),
             floor=like.new_tensor(floors),
             loose={cause: like.new_tensor(which)[:, None] for cause, which in loose.items() if any(which)},
@@ -94,20 +94,20 @@ class Scales:
             floor=torch.maximum(self.floor, other.floor),
         )
 
-    def measured_against(self, shelf: Shelf, symmetries: Sequence[Symmetry], reference: Reference) -> Scales:
+    def measured_against(self, stack: LawStack, symmetries: Sequence[Symmetry], reference: Reference) -> Scales:
         """The same scales with the denominators of another reference."""
-        rows = [_denominators(shelf, reference, symmetries[place].name) for place in shelf.places]
+        rows = [_denominators(stack, reference, symmetries[place].name) for place in stack.places]
         return replace(self, denominators=torch.stack(rows).to(self.denominators))
 
 
-def _denominators(shelf: Shelf, reference: Reference, name: str) -> Tensor:
+def _denominators(stack: LawStack, reference: Reference, name: str) -> Tensor:
     size, terms = (
-        torch.linalg.vector_norm(shelf.kind.units(part[name]), dim=-1) for part in (reference.values, reference.scales)
+        torch.linalg.vector_norm(stack.kind.units(part[name]), dim=-1) for part in (reference.values, reference.scales)
     )
     return Change(distance=size, size=size, terms=terms).unit()
 
 
-def begun(account: StepAccount) -> Running:
+def start_account(account: StepAccount) -> Running:
     """Watching starts here."""
     return Running(
         reference=account.law.clone(),
@@ -120,8 +120,8 @@ def begun(account: StepAccount) -> Running:
     )
 
 
-def settled(
-    shelf: Shelf,
+def close_step(
+    stack: LawStack,
     scales: Scales,
     running: Running,
     account: StepAccount,
@@ -139,7 +139,7 @@ def settled(
     if gradient_norm is not None:
         steepness = torch.maximum(steepness, scales.floor * gradient_norm)
     sizes = torch.maximum(account.sizes, running.sizes)
-    bound = scales.rounding * shelf.kind.products.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
+    bound = scales.rounding * stack.kind.products.reach(sizes) + (rate * scales.tolerance * steepness)[:, None]
     left = residual.abs()
     ratios = _ratio(left, bound)
     excess = ratios.amax(-1)
@@ -162,7 +162,7 @@ def settled(
         "bound": limit,
         "excess": excess,
         "leak": _ratio(gone.abs().amax(-1), running.rounded.sqrt()),
-        "error": equation_10(shelf, scales, drift),
+        "error": equation_10(stack, scales, drift),
         "drift": drift.gather(-1, farthest)[:, 0],
         "predicted": running.accounted.gather(-1, farthest)[:, 0],
         "moved": account.moved,
@@ -180,11 +180,11 @@ def _by_law(account: StepAccount) -> Float[Tensor, " laws"]:
 
 def _first_order(scales: Scales, account: StepAccount, unclipped: Tensor | None) -> dict[str, Tensor]:
     """What every cause did; the gradient is one where it may move a law, and so is clipping."""
-    first, slope = dict(account.first), account.slope
+    first, gradient_term = dict(account.first), account.gradient_term
     if unclipped is not None:
-        first["clipping"] = account.rate * (slope - unclipped)
-        slope = unclipped
-    gradient = account.rate * slope
+        first["clipping"] = account.rate * (gradient_term - unclipped)
+        gradient_term = unclipped
+    gradient = account.rate * gradient_term
     return first | {cause: which * gradient for cause, which in scales.loose.items()}
 
 
@@ -204,9 +204,9 @@ def _ratio(value: Tensor, limit: Tensor) -> Tensor:
     return (value / limit).masked_fill_(value == 0, 0.0)
 
 
-def equation_10(shelf: Shelf, scales: Scales, drift: Float[Tensor, "laws numbers"]) -> Float[Tensor, " laws"]:
+def equation_10(stack: LawStack, scales: Scales, drift: Float[Tensor, "laws numbers"]) -> Float[Tensor, " laws"]:
     """‖h_i(θ) − h_i(θ_0)‖ / ‖h_i(θ_0)‖, averaged over the laws h_i of each row."""
-    if shelf.kind.together:
+    if stack.kind.together:
         change = (scales.multiplicities * drift.square()).sum(-1, keepdim=True).sqrt()
     else:
         change = drift.abs()

@@ -14,7 +14,7 @@ from conserved.laws import LawSet, Reference
 from conserved.store.step_record import FIELDS, By, LawName, averaged
 from conserved.symmetry import Symmetry, Tensors
 from conserved.tracking.device_transfer import Transfer
-from conserved.tracking.kept_account import Running, Scales, begun, settled
+from conserved.tracking.kept_account import Running, Scales, close_step, start_account
 from conserved.tracking.ledger import Ledger, StepAccount
 from conserved.tracking.monitor_config import MonitorConfig
 from conserved.tracking.optimizer_watch import OptimizerWatch
@@ -64,7 +64,7 @@ class LawAccount:
         )
         self._ledger = Ledger(self.laws.symmetries, self.theta, dtype=config.dtype)
         self.names = tuple(map(_law_name, self.laws))
-        self.transfer = Transfer(self.names, [place for shelf in self._ledger.shelves for place in shelf.places])
+        self.transfer = Transfer(self.names, [place for stack in self._ledger.stacks for place in stack.places])
         self._unclipped: list[Tensor] | None = None
         self.take_reference()
         self._momenta = self._momenta_now()
@@ -75,7 +75,7 @@ class LawAccount:
         self.reference = _moved_to("cpu", now)
         accounts = self._laws_now()
         self._scales = self._measured([account.law for account in accounts])
-        self._running = [begun(account) for account in accounts]
+        self._running = [start_account(account) for account in accounts]
         self._linear = any(bool((scales.floor > 0).any()) for scales in self._scales)
 
     def _laws_now(self) -> list[StepAccount]:
@@ -85,7 +85,7 @@ class LawAccount:
         """What changes are relative to and what rounding explains of them, with parameters as they are now."""
         return [
             Scales.of(
-                shelf,
+                stack,
                 self.laws.symmetries,
                 self.theta,
                 self.reference,
@@ -94,7 +94,7 @@ class LawAccount:
                 precision=self._precision,
                 like=one,
             )
-            for shelf, one in zip(self._ledger.shelves, like, strict=True)
+            for stack, one in zip(self._ledger.stacks, like, strict=True)
         ]
 
     def _catch_up(self) -> None:
@@ -130,7 +130,7 @@ class LawAccount:
 
     def note_unclipped(self) -> None:
         """Gradients as they are now are those that backpropagation gave; clipping comes between them and the step."""
-        self._unclipped = [account.slope for account in self._ledger.account(self.watch.unclipped)]
+        self._unclipped = [account.gradient_term for account in self._ledger.account(self.watch.unclipped)]
 
     def leave_out_step(self) -> None:
         """Do not account for the last step; the next one that is looked at goes on from what it finds."""
@@ -148,18 +148,18 @@ class LawAccount:
         accounts = self._ledger.account(lambda names: self.watch.expand(names, causes=self._config.causes))
         norm = self.watch.gradient_norm() if self._linear and self.watch.stepped else None
         before: Sequence[Tensor | None] = self._unclipped or [None] * len(accounts)
-        shelves = zip(self._ledger.shelves, self._scales, self._running, accounts, before, strict=True)
+        stacks = zip(self._ledger.stacks, self._scales, self._running, accounts, before, strict=True)
         with torch.no_grad():
             rows = [
-                settled(
-                    shelf,
+                close_step(
+                    stack,
                     scales,
                     running,
                     account,
-                    unclipped=slope,
+                    unclipped=gradient_term,
                     gradient_norm=None if norm is None else norm.to(account.law.dtype),
                 )
-                for shelf, scales, running, account, slope in shelves
+                for stack, scales, running, account, gradient_term in stacks
             ]
             causes = tuple(dict.fromkeys(cause for _, by_cause in rows for cause in by_cause))
             host = rows[0][0]["moved"].device
@@ -207,6 +207,8 @@ class LawAccount:
 
     def state(self) -> dict[str, Any]:
         """References and sums, for a checkpoint."""
+        # Steps that were left out are behind the weights that the checkpoint holds.
+        self._catch_up()
         return {
             "laws": list(self.laws.names),
             "reference": {"values": dict(self.reference.values), "scales": dict(self.reference.scales)},
@@ -238,8 +240,8 @@ class LawAccount:
             for running, saved in zip(self._running, state["running"], strict=True)
         ]
         self._scales = [
-            scales.measured_against(shelf, self.laws.symmetries, self.reference)
-            for scales, shelf in zip(self._scales, self._ledger.shelves, strict=True)
+            scales.measured_against(stack, self.laws.symmetries, self.reference)
+            for scales, stack in zip(self._scales, self._ledger.stacks, strict=True)
         ]
         self._momenta = {name: (value, size) for name, (value, size) in state["momenta"].items()}
         for sums, saved_sums in zip(self.watch.optimizer_sums(), state["sums"], strict=True):

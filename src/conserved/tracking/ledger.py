@@ -2,7 +2,7 @@
 
 Legs are read parameter by parameter, so that few temporaries exist at a time, and their numbers p(B_i, B_j) are added
 up over the legs of each law. On a GPU legs that lie in memory alike wait for each other and are read at once. Laws of
-one kind and size lie on one *shelf*, one row each, where all that follows is a few operations on whole shelves.
+one kind and size lie on one *stack*, one row each, where all that follows is a few operations on whole stacks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PORTIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class LawStack:
     """Laws of one kind and size: `places` are their numbers in the law set, in the order of the rows."""
 
     kind: Kind
@@ -41,7 +41,7 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAccount:
-    """What one pass found for the laws of a shelf, one row each."""
+    """What one pass found for the laws of a stack, one row each."""
 
     law: Float[Tensor, "laws numbers"]
     """h(θ') after the step."""
@@ -49,7 +49,7 @@ class StepAccount:
     """Sums of squares of the rows of all legs: what rounding errors are in proportion to."""
     first: Mapping[str, Float[Tensor, "laws numbers"]]
     """First order by cause, without the gradient itself."""
-    slope: Float[Tensor, "laws numbers"]
+    gradient_term: Float[Tensor, "laws numbers"]
     """First order of the gradient at rate one; zero for an exact law."""
     second: Float[Tensor, "laws numbers"]
     moved: Float[Tensor, " laws"]
@@ -59,7 +59,7 @@ class StepAccount:
     rate: Scalar | Float[Tensor, "laws 1"]
 
 
-_SUMS = ("law", "sizes", "slope", "second", "moved", "steepness")
+_SUMS = ("law", "sizes", "gradient_term", "second", "moved", "steepness")
 """What is one tensor of every account, and is added up over legs and joined over batches."""
 
 
@@ -172,8 +172,8 @@ class Ledger:
             # Columns matter to the size of a translation's law alone.
             columns = first.m if first.kind.linear else 0
             grouped[first.kind, first.n, columns, theta[first.legs[0].view.parameter].device] += batch.members
-        self.shelves = tuple(Shelf(kind, n, m, tuple(places)) for (kind, n, m, _), places in grouped.items())
-        self._shelf_of = {place: number for number, shelf in enumerate(self.shelves) for place in shelf.places}
+        self.stacks = tuple(LawStack(kind, n, m, tuple(places)) for (kind, n, m, _), places in grouped.items())
+        self._stack_of = {place: number for number, stack in enumerate(self.stacks) for place in stack.places}
         self.parameters = tuple(self._plan.uses)
         self._portion = max(_TEMPORARY, sum(self._plan.counts.values()) // _PORTIONS)
         self._like = {
@@ -181,18 +181,18 @@ class Ledger:
         }
 
     def account(self, expand: Callable[[Sequence[str]], Sequence[Expansion]]) -> list[StepAccount]:
-        """The account of a step for every shelf; `expand` gives the steps of some parameters when their turn comes."""
+        """The account of a step for every stack; `expand` gives the steps of some parameters when their turn comes."""
         # Where layers are read together, their parameters' steps are expanded together too.
         together = reads_together(self._like[self.parameters[0]].device)
         steps = _Steps(expand, self._like, self._portion if together else 0)
         with torch.no_grad():
-            shelved: list[list[Part]] = [[] for _ in self.shelves]
+            shelved: list[list[Part]] = [[] for _ in self.stacks]
             for part in self._plan.evaluate(steps, LawPairs(), dtype=self._dtype).parts:
-                shelved[self._shelf_of[part.members[0]]].append(part)
+                shelved[self._stack_of[part.members[0]]].append(part)
             return [self._shelved(parts, steps) for parts in shelved]
 
     def _shelved(self, parts: Sequence[Part], steps: _Steps) -> StepAccount:
-        """Put the sums of all batches of a shelf together."""
+        """Put the sums of all batches of a stack together."""
         kind = self.symmetries[parts[0].members[0]].kind
         keys = {key for part in parts for key in part.sums}
         if len(keys) == 1:
@@ -251,12 +251,12 @@ def _accounted(kind: Kind, held: Sequence[Sums], pairs: _SlotWeights) -> StepAcc
         moved = squared["moved"].sum(-1)
         steepness = 2 * (squared["steepness"].amax(-1).clamp(min=0) * sizes.amax(-1)).sqrt()
     first = {f"first, {cause}": part for cause, part in weights.first.items()}
-    found = pairs.combined(forms, {"slope": weights.slope, "second": weights.second, **first})
+    found = pairs.combined(forms, {"gradient_term": weights.gradient_term, "second": weights.second, **first})
     return StepAccount(
         law=forms[0],
         sizes=sizes,
         first={cause: found[f"first, {cause}"] for cause in weights.first},
-        slope=found["slope"],
+        gradient_term=found["gradient_term"],
         second=found["second"],
         moved=moved,
         steepness=steepness,
@@ -280,7 +280,7 @@ def _mixed(parts: list[StepAccount]) -> StepAccount:
     common = next((part.rate for part in parts if isinstance(part.rate, Tensor) or part.rate != 0), 0.0)
     first: dict[str, Tensor] = {}
     for part in parts:
-        unequal = {"rates": (part.rate - common) * part.slope} if part.rate is not common else {}
+        unequal = {"rates": (part.rate - common) * part.gradient_term} if part.rate is not common else {}
         for cause, value in (*part.first.items(), *unequal.items()):
             first[cause] = first[cause] + value if cause in first else value
     return StepAccount(first=first, rate=common, **{name: _added([getattr(p, name) for p in parts]) for name in _SUMS})
@@ -291,7 +291,7 @@ def _added(tensors: list[Tensor]) -> Tensor:
 
 
 def _stacked(pieces: list[StepAccount]) -> StepAccount:
-    """Batches of one shelf, one after the other."""
+    """Batches of one stack, one after the other."""
     causes = dict.fromkeys(cause for piece in pieces for cause in piece.first)
     rates = [torch.ones_like(piece.law[:, :1]) * piece.rate for piece in pieces]
     return StepAccount(
@@ -301,15 +301,15 @@ def _stacked(pieces: list[StepAccount]) -> StepAccount:
     )
 
 
-def rounding(shelf: Shelf, symmetries: Sequence[Symmetry], theta: Tensors, dtype: torch.dtype | None) -> list[float]:
-    """For each law of a shelf, the rounding error of one step over the size of its terms.
+def rounding(stack: LawStack, symmetries: Sequence[Symmetry], theta: Tensors, dtype: torch.dtype | None) -> list[float]:
+    """For each law of a stack, the rounding error of one step over the size of its terms.
 
     Storing θ' rounds every entry once, and the update that is read back carries a few rounding errors of its own:
     3 ε of the parameters' type. Summing N products in the working type leaves 4 √N ε with overwhelming probability
     (Higham and Mary, 2019), in the law before and after and in the account.
     """
     found = []
-    for place in shelf.places:
+    for place in stack.places:
         symmetry = symmetries[place]
         stored = max(torch.finfo(theta[name].dtype).eps for name in symmetry.parameters)
         work = torch.finfo(working_dtype((theta[name].dtype for name in symmetry.parameters), dtype)).eps

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conserved.layout import GivenLayout
 from conserved.tracking.alarm_rules import STANDARD, Growth, Watchman
 from conserved.tracking.optimizer_rules import Rule
 
@@ -30,6 +31,13 @@ class MonitorConfig:
         alarms: functions of a step's record that yield alarms, and `Growth` of readings.
         keep: number of records that stay in memory.
         notes: plain data that is stored with the run, such as its hyperparameters.
+        layout: where the pieces of parameters are, by patterns of names, for stacks that leave no trace on parameters;
+            as for `conserved.audit`.
+        compare: whether gradients are also compared, row by row, with those of the pass in reference form (eager, wider
+            precision) at the first audited step and then as the budget allows. It sees what no law spans, takes several
+            passes, and in half precision may call a right kernel imprecise.
+        repair: whether gradients that the same pass does not give again are replaced by those of the replay before the
+            optimizer uses them, so that a bit flip costs one pass and not the run.
         strict: whether an error inside the monitor is raised in the training loop instead of turning a part of it off.
     """
 
@@ -42,6 +50,9 @@ class MonitorConfig:
     alarms: Iterable[Watchman | Growth] = STANDARD
     keep: int = 1000
     notes: Mapping[str, Any] = field(default_factory=dict)
+    layout: GivenLayout | None = None
+    compare: bool = False
+    repair: bool = False
     strict: bool = False
 
     def under(self, precision: torch.dtype | None) -> MonitorConfig:

@@ -45,7 +45,7 @@ class ParameterStep:
     """The direction that the rule's `make` computed for it."""
 
     @property
-    def slope(self) -> Combination:
+    def descent_gradient(self) -> Combination:
         """The gradient the optimizer descends along; upwards if it maximises."""
         gradient = Combination.of(self.gradient)
         return -gradient if self.group.get("maximize", False) else gradient
@@ -192,18 +192,20 @@ GENERIC = Rule(name="generic", update=_generic, keeps=lambda group: True, reads_
 def _sgd(step: ParameterStep) -> Update:
     """U = lr·d with d = g + λθ, or the buffer b ← m·b + (1 − dampening)(g + λθ), or with Nesterov g + λθ + m·b."""
     lr, decay, momentum = (step.group[key] for key in ("lr", "weight_decay", "momentum"))
-    theta, slope = Combination.of(step.parameter), step.slope
+    theta, gradient = Combination.of(step.parameter), step.descent_gradient
     if momentum == 0:
-        before = (theta + lr * slope) / (1 - lr * decay)
-        return Update(gradient=slope, rate=lr, parts=_present(decay=lr * decay * before))
+        before = (theta + lr * gradient) / (1 - lr * decay)
+        return Update(gradient=gradient, rate=lr, parts=_present(decay=lr * decay * before))
     buffer = Combination.of(step.state["momentum_buffer"])
     if step.group["nesterov"]:
-        before = (theta + lr * slope + lr * momentum * buffer) / (1 - lr * decay)
+        before = (theta + lr * gradient + lr * momentum * buffer) / (1 - lr * decay)
         return Update(
-            gradient=slope, rate=lr, parts=_present(decay=lr * decay * before) | {"momentum": lr * momentum * buffer}
+            gradient=gradient, rate=lr, parts=_present(decay=lr * decay * before) | {"momentum": lr * momentum * buffer}
         )
     loss = lr * decay * (theta + lr * buffer)
-    return Update(gradient=slope, rate=lr, parts=_present(decay=loss) | {"momentum": lr * (buffer - slope) - loss})
+    return Update(
+        gradient=gradient, rate=lr, parts=_present(decay=loss) | {"momentum": lr * (buffer - gradient) - loss}
+    )
 
 
 def _sgd_is_plain(group: Mapping[str, Any]) -> bool:
@@ -236,7 +238,7 @@ def _adam(step: ParameterStep, *, decoupled: bool = False) -> Update:
     group, state = step.group, step.state
     lr, decay = group["lr"], group["weight_decay"]
     decoupled = decoupled or bool(group.get("decoupled_weight_decay", False))
-    theta, slope = Combination.of(step.parameter), step.slope
+    theta, gradient = Combination.of(step.parameter), step.descent_gradient
     small, root = _corrections(step)
     mean = Combination.of(state["exp_avg"]) / small
     assert step.made is not None
@@ -244,9 +246,9 @@ def _adam(step: ParameterStep, *, decoupled: bool = False) -> Update:
     moved = (lr * root / small) * Combination.of(step.made)
     before = (theta + moved) / (1 - lr * decay) if decoupled else theta + moved
     loss = lr * decay * before
-    mixed = lr * (mean - slope) if decoupled else lr * (mean - slope) - loss
+    mixed = lr * (mean - gradient) if decoupled else lr * (mean - gradient) - loss
     return Update(
-        gradient=slope,
+        gradient=gradient,
         rate=lr,
         parts=_present(decay=loss) | {"momentum": mixed, "preconditioner": moved - lr * mean},
     )
@@ -260,20 +262,20 @@ def _rmsprop(step: ParameterStep) -> Update:
     if group["centered"]:
         square = square - _wide(state["grad_avg"]).square()
     divisor = square.sqrt().add_(group["eps"])
-    slope, buffer = step.slope, None
+    gradient, buffer = step.descent_gradient, None
     if group["momentum"] > 0:
         buffer = Combination.of(state["momentum_buffer"])
         before = Combination.of(step.parameter) + lr * buffer
     else:
         # Without a buffer θ is found by dividing by 1 − lr·λ/(√v + ε), which can be anything; hence the copy.
         before = Combination.of(step.parameter if step.before is None else step.before)
-    scaled = Combination.of((slope + decay * before).value() / divisor)
+    scaled = Combination.of((gradient + decay * before).value() / divisor)
     parts = {} if buffer is None else {"momentum": lr * (buffer - scaled)}
     loss = lr * decay * before
     return Update(
-        gradient=slope,
+        gradient=gradient,
         rate=lr,
-        parts=_present(decay=loss) | {"preconditioner": lr * (scaled - slope) - loss} | parts,
+        parts=_present(decay=loss) | {"preconditioner": lr * (scaled - gradient) - loss} | parts,
     )
 
 
@@ -286,7 +288,7 @@ def _muon(step: ParameterStep) -> Update:
     buffer = step.state["momentum_buffer"]
     average = Combination.of(buffer)
     if group["nesterov"]:
-        average = (1 - momentum) * step.slope + momentum * average
+        average = (1 - momentum) * step.descent_gradient + momentum * average
         mixed = step.gradient.lerp(buffer, momentum)
     else:
         mixed = buffer
@@ -296,10 +298,10 @@ def _muon(step: ParameterStep) -> Update:
     rate = source._adjust_lr(lr, group["adjust_lr_fn"], step.parameter.shape)
     before = (Combination.of(step.parameter) + rate * turned) / (1 - lr * decay)
     return Update(
-        gradient=step.slope,
+        gradient=step.descent_gradient,
         rate=rate,
         parts=_present(decay=lr * decay * before)
-        | {"momentum": rate * (average - step.slope), "preconditioner": rate * (turned - average)},
+        | {"momentum": rate * (average - step.descent_gradient), "preconditioner": rate * (turned - average)},
     )
 
 

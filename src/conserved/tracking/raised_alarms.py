@@ -1,4 +1,4 @@
-"""The alarms of a run: one for each defect, told once, with the cause that an audit of the same step names."""
+"""The alarms of a run: one for each defect, logs once, with the cause that an audit of the same step names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from conserved.alarm import Alarm
+from conserved.alarm import STEP_CODES, Alarm
 from conserved.tracking.run_audits import Audits
 
 LOGGER = logging.getLogger("conserved")
@@ -22,9 +22,9 @@ _GRADIENT = ("gradient", "hardware")
 class RaisedAlarms:
     """What a run has raised so far, grouped; those of audits wait here for the record of their step."""
 
-    def __init__(self, *, told: bool) -> None:
-        """`told`: whether this process is the one that tells of them."""
-        self._told = told
+    def __init__(self, *, logs: bool) -> None:
+        """`logs`: whether this process is the one that tells of them."""
+        self._logs = logs
         self._found: dict[tuple[str, str], Alarm] = {}
         self._waiting: list[Alarm] = []
 
@@ -53,10 +53,14 @@ class RaisedAlarms:
             # One defect is one alarm.
             self._found[other] = replace(self._found[other], last=alarm.step)
             return
+        if alarm.code in _ACCOUNT and self._explained_by_step(alarm):
+            return
+        if alarm.code in STEP_CODES:
+            self._drop_explained(alarm)
         if alarm.code in _GRADIENT:
             alarm = self._absorbing(alarm)
         self._found[key] = alarm if known is None else known.merged(alarm)
-        if known is None and self._told:
+        if known is None and self._logs:
             LOGGER.warning("%s", alarm)
 
     def explained(self, alarm: Alarm, audits: Audits) -> Alarm:
@@ -99,6 +103,24 @@ class RaisedAlarms:
         """The alarm about wrong gradients that explains one of the account."""
         laws = {alarm.law, *alarm.laws}
         return next((key for key, one in self._found.items() if key[0] in _GRADIENT and laws & set(one.laws)), None)
+
+    def _explained_by_step(self, alarm: Alarm) -> bool:
+        """Whether an identity of the step, or of the one before, already says what went wrong in it.
+
+        Updates and writes are not looked at in steps over the budget, so one that was seen explains later ones as well.
+        """
+        return any(
+            other.code in STEP_CODES
+            and other.step - 1 <= alarm.step
+            and (other.kind == "update" or alarm.step <= max(other.step, other.last) + 1)
+            for other in self._found.values()
+        )
+
+    def _drop_explained(self, alarm: Alarm) -> None:
+        """Forget what the account raised about the same step: the identity names the cause."""
+        for key, other in list(self._found.items()):
+            if key[0] in _ACCOUNT and abs(other.step - alarm.step) <= 1:
+                del self._found[key]
 
     def _absorbing(self, alarm: Alarm) -> Alarm:
         """An alarm about wrong gradients, with what the account had to say of the same laws before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,19 +22,31 @@ from conserved.alarm import Alarm
 from conserved.auditing import Audit, Gauge, audit
 from conserved.auditing.attention_keys import keys_seen
 from conserved.auditing.audit_result import Row
+from conserved.auditing.backward_pass import layout_with
 from conserved.auditing.diagnosis import Diagnosis, Origin
 from conserved.auditing.epsilon_terms import EpsilonTerms
-from conserved.auditing.replay import RecordedPass
+from conserved.auditing.gradient_peaks import PeakHistory, corruption_verdict
+from conserved.auditing.reference_comparison import common_factor
+from conserved.auditing.replay import RecordedPass, alone
 from conserved.boundary import guarded
+from conserved.inference.derivation import Derivation
+from conserved.inference.live import kept_with, parts_of
+from conserved.inference.single_process import runs_on_several
 from conserved.laws import LawSet
 from conserved.laws.identities import coarsest
 from conserved.laws.independence import connected
-from conserved.tracking.audit_pace import Pace
+from conserved.layout import GivenLayout
+from conserved.rank_agreement import active_agreement
+from conserved.tracking.time_budget import TimeBudget
+from conserved.tracking.watching_cost import WatchingCost
 
 LOGGER = logging.getLogger("conserved")
 
-BUDGET = 0.01
-"""Share of the time of a run that audits may take, with what watching makes of the passes before them."""
+AUDIT = "audits"
+"""The stage that tests gradients before an optimizer uses them."""
+
+_COMPARED = 0.25
+"""Share of the budget of audits that comparisons with reference form take: each is several passes, most in float32."""
 
 Cadence = Literal["auto"] | int | None
 
@@ -74,19 +87,17 @@ class AuditEntry:
         return found if self.gauge is None else found | {"audit/gauge": self.gauge}
 
 
-def pace(every: Cadence, budget: float) -> Pace:
-    """The pace of audits with this budget; refuses what is no cadence or no budget, also before there are audits."""
+def check_cadence(every: Cadence) -> None:
+    """Raise ValueError if `every` is not a cadence of audits."""
     if not (every is None or every == "auto" or (isinstance(every, int) and every >= 1)):
-        raise ValueError(f'audit is "auto", None or a number of steps of at least 1; got {every!r}.')
-    return Pace(budget)
+        raise ValueError(f'Expected `audit` to be "auto", None or a number of steps of at least 1, got {every!r}.')
 
 
 class Audits:
     """Audits the gradients of a run just before an optimizer uses them.
 
-    With `every="auto"`, at every step until audits have taken a few seconds; from then on as often as `budget` allows,
-    judged by the time that steps, watching them and audits took so far (`Pace`). The first step is always audited, and
-    the first after anything that `expect` is told of.
+    With `every="auto"`, in the steps that the budget allows to look at (`TimeBudget`). The first step is always
+    audited, and the first after anything that `expect` is told of.
     """
 
     def __init__(
@@ -95,28 +106,52 @@ class Audits:
         optimizers: Sequence[Optimizer],
         laws: LawSet,
         *,
+        budget: TimeBudget,
         every: Cadence = "auto",
-        budget: float = BUDGET,
         precision: torch.dtype | None = None,
         compiled: bool = False,
         called: nn.Module | None = None,
+        layout: GivenLayout | None = None,
+        compare: bool = False,
+        repair: bool = False,
     ) -> None:
         self.series: list[AuditEntry] = []
         self.last: Audit | None = None
         self.notes: list[str] = []
         """Findings about precision, which are not wrong gradients."""
-        self.every, self.pace = every, pace(every, budget)
+        check_cadence(every)
+        self.every, self.budget = every, budget
+        self.watching = WatchingCost()
+        self.waited = 0.0
+        """Seconds that audits waited for backward passes of the run on a device, which are not theirs."""
         self._model, self._optimizers, self._laws = model, list(optimizers), laws
         self._precision, self._seen = precision, set[torch.dtype]()
         self._hooks = not compiled and not any(hasattr(p, "full_tensor") for p in model.parameters())
-        self._pass = RecordedPass(_without_data_parallel(model if called is None else called))
+        self._layout = layout
+        if called is not None and called is not model:
+            # Gradients may lie in buffers of the wrapper.
+            kept_with(model).wrapper = weakref.ref(called)
+        self.joint = layout_with(parts_of(model), layout).joint
+        """Whether processes hold pieces of one parameter, so that they audit together."""
+        replayed = _without_data_parallel(model if called is None else called)
+        self._pass = RecordedPass(replayed, refused=_needs_others(replayed, laws))
         self._diagnoses: dict[str, Diagnosis] = {}
         """What replays of earlier steps have found out, by law."""
+        self.compared: list[int] = []
+        """Steps whose gradients were compared with those of the pass in reference form."""
+        self._peaks = PeakHistory()
+        self._compare, self._repair = compare, repair
+        self.repaired: list[int] = []
+        """Steps whose gradients were replaced by those of the same pass run again."""
+        self._next_comparison = -math.inf
+        self._obstacles: set[str] = set()
         self._terms: EpsilonTerms | None = None
         self._gauge: Gauge | None = None
         self._armed: ExitStack | None = None
         self._mixed = False
-        self._due, self._why = 0, "the first backward pass"
+        self.last_step = 0
+        """The last step whose gradients were audited."""
+        self._why = "the first backward pass"
         self._groups = self._signature()
         self._last: tuple[int, float] | None = None
         """The step of the last regular audit, and when it ended."""
@@ -125,7 +160,7 @@ class Audits:
 
     def expect(self, why: str) -> None:
         """Audit the next step, with everything that can be watched, because of something that happened."""
-        self._due, self._why = 0, why
+        self._why = why
         self.arm()
 
     def arm(self) -> None:
@@ -185,9 +220,9 @@ class Audits:
         groups = self._signature()
         if groups != self._groups:
             self._groups = groups
-            self._due, self._why = step, "parameter groups or their precision have changed"
+            self._why = "parameter groups or their precision have changed"
         passes, self.passes = max(self.passes, 1), 0
-        if self.every is None or (step < self._due and not self._why):
+        if not self.due(step):
             return None
         self._wait()
         began = time.perf_counter()
@@ -196,32 +231,34 @@ class Audits:
             self._last = None
         else:
             self._timed(step, began, time.perf_counter())
-        self._why = ""
-        self._due = step + self._interval()
-        if found is not None and self._due == step + 1:
-            self.arm()
+        self._why, self.last_step = "", step
         return found
 
+    def due(self, step: int) -> bool:
+        """Return whether the gradients of step number `step` are audited."""
+        if self.every is None or self._why:
+            return self.every is not None
+        return self.budget.due(step) if self.every == "auto" else step >= self.last_step + self.every
+
     def _wait(self) -> None:
-        """For the backward pass, on which an audit would wait as well: that is not what an audit costs."""
+        """Wait for the backward pass, on which an audit would wait as well: that is not what an audit costs."""
+        began = time.perf_counter()
         for device in {p.device for p in self._model.parameters()}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
+        self.waited += time.perf_counter() - began
 
     def _timed(self, step: int, began: float, ended: float) -> None:
         last, self._last = self._last, (step, ended)
         if self._why or len(self.series) < 2:
             # The first audit of its kind compiles what later ones reuse.
-            self.pace.start_again()
-            return
-        if last is None or last[0] >= step:
-            self.pace.note(ended - began)
-        else:
-            self.pace.note(ended - began, steps=step - last[0], between=began - last[1])
+            self.watching.start_again()
+        elif last is not None and last[0] < step:
+            self.watching.note(step - last[0], began - last[1])
 
     def after_step(self, step: int) -> None:
-        """The step was made; the one after it may be due."""
-        if self.every is not None and step + 1 >= self._due:
+        """Put hooks on the next step if it is audited."""
+        if self.due(step + 1):
             self.arm()
 
     def _audited(self, step: int, passes: int) -> Audit | None:
@@ -234,13 +271,17 @@ class Audits:
         used = self._precision or (coarsest(*self._seen) if self._seen else None)
         began = time.perf_counter()
         try:
-            replay = None if self._pass.obstacle else self._pass
+            replay = self._pass if self._replayable() else None
             look = partial(audit, self._model, self._laws, precision=used, accumulated=passes, replay=replay)
+            look = partial(look, layout=self._layout)
             # Legs are measured once, and again where limits are: what an audit can see changes slowly.
-            look = partial(look, known=self._diagnoses, sized=not self.series)
-            found = look(gauge=gauge)
-            if found.gauge is not None and _of_another_pass(found):
+            look = partial(look, known=self._diagnoses, sized=not self.series, peaks=self._peaks)
+            found = look(gauge=gauge, reference=self._compares(began))
+            if found.gauge is not None and not self.joint and _of_another_pass(found):
                 found = look()
+            self._note_comparison(found, step, began)
+            if self._repair and replay is not None and passes == 1 and alone() and _irreproducible(found):
+                self._redo(replay, step)
         except ValueError as problem:
             # No backward pass was made; or the model is no longer the one whose laws these are.
             if any(p.grad is not None for p in self._model.parameters() if p.requires_grad):
@@ -254,6 +295,44 @@ class Audits:
         self.last = found
         self.series.append(_entry(found, step, time.perf_counter() - began, self._why or "regular"))
         return found
+
+    def _redo(self, replay: RecordedPass, step: int) -> None:
+        """Write the gradients of the same pass, run again, over those that it did not give twice."""
+        wanted = {name: p for name, p in self._model.named_parameters() if p.requires_grad and p.grad is not None}
+        again = replay.gradients(wanted)
+        gradients = {name: p.grad for name, p in wanted.items() if p.grad is not None}
+        factor = common_factor(gradients, again)
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                gradient.copy_(again[name] * factor)
+        self.repaired.append(step)
+        LOGGER.warning("conserved: step %d: gradients were replaced by those of the same pass run again.", step)
+
+    def _replayable(self) -> bool:
+        """Whether the recorded pass can be run again; where parameters are sharded, on all processes or on none."""
+        able = not self._pass.obstacle
+        if not self._pass.together or not dist.is_initialized() or dist.get_world_size() == 1:
+            return able
+        agreement = active_agreement()
+        # Without an agreement nobody knows whether the other processes are about to replay as well.
+        return agreement is not None and bool(agreement.reduce("replay", int(able), min))
+
+    def _compares(self, now: float) -> bool:
+        """Whether this audit compares gradients with the reference form: the first does, then as the budget allows."""
+        # Sharded gradients are not compared: every process has pieces of rows.
+        return self._compare and self.every is not None and now >= self._next_comparison and not self._pass.together
+
+    def _note_comparison(self, found: Audit, step: int, began: float) -> None:
+        """Remember when gradients were compared with reference form, and when they may be again."""
+        if found.comparison is None:
+            return
+        now = time.perf_counter()
+        self._next_comparison = now + (now - began) / (self.budget.share * _COMPARED)
+        if not found.comparison.obstacle:
+            self.compared.append(step)
+        elif found.comparison.obstacle not in self._obstacles:
+            self._obstacles.add(found.comparison.obstacle)
+            LOGGER.info("conserved: step %d: %s", step, found.comparison.verdict.message)
 
     def _note_rounding(self, found: Audit, step: int) -> None:
         """Say once that key gradients of a kernel are mostly rounding: a note, because the backward pass is right."""
@@ -287,21 +366,6 @@ class Audits:
         for name in gone:
             del self._diagnoses[name]
 
-    def _interval(self) -> int:
-        """Steps until the next audit; the same on all processes, which audit together."""
-        if isinstance(self.every, int):
-            return self.every
-        wanted = self.pace.interval()
-        # Only sharded parameters are read together. Where every process has its own, one that has no monitor, or whose
-        # audits are off, would let the others wait for ever.
-        together = any(hasattr(p, "full_tensor") for p in self._model.parameters())
-        if together and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
-            agreed = torch.tensor([wanted], device=device)
-            dist.all_reduce(agreed, dist.ReduceOp.MAX)
-            wanted = int(agreed)
-        return wanted
-
     def _signature(self) -> tuple[Any, ...]:
         """What parameters optimizers step, in which precision."""
         return tuple(
@@ -309,6 +373,12 @@ class Audits:
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         )
+
+
+def _irreproducible(found: Audit) -> bool:
+    """Whether gradients were not those of their pass, for the first time: a loop that changes them means to."""
+    origins = {diagnosis.origin for diagnosis in found.diagnoses.values()}
+    return bool(found.corrupted) or (Origin.TRANSIENT in origins and Origin.LOOP not in origins)
 
 
 def _compiled(model: nn.Module) -> bool:
@@ -354,9 +424,49 @@ def alarms_of(found: Audit, step: int) -> Iterator[Alarm]:
         worst = found.failures[0]
         yield _alarm(step, "stale", "", [worst], found.verdict.message)
         return
+    if found.disagreements:
+        first = found.disagreements[0]
+        names = tuple(dict.fromkeys(item.name for item in found.disagreements if item.what == first.what))
+        yield Alarm(
+            step=step,
+            code="replicas",
+            law=first.name,
+            value=first.spread,
+            limit=first.limit,
+            message=first.text(),
+            family="replicas",
+            laws=names,
+            count=len(names),
+        )
     for code, failures in _by_code(found).items():
         for rows in _connected(failures):
             yield _alarm(step, code, rows[0].family, rows, _said(rows))
+    if found.comparison is not None and not found.comparison.ok and not found.failures:
+        different = found.comparison.failures
+        yield Alarm(
+            step=step,
+            code="gradient",
+            law=different[0].parameter,
+            value=different[0].difference,
+            limit=different[0].limit,
+            message=found.comparison.verdict.message,
+            family="reference",
+            laws=tuple(item.parameter for item in different),
+            count=len(different),
+        )
+    if found.corrupted and not found.failures:
+        entry = found.corrupted[0]
+        yield Alarm(
+            step=step,
+            code="hardware",
+            law=entry.parameter,
+            value=entry.share,
+            limit=0.0,
+            message=corruption_verdict(found.corrupted).message,
+            family="corrupted entry",
+            laws=tuple(item.parameter for item in found.corrupted),
+            count=len(found.corrupted),
+        )
     infinite = [item.parameter for item in found.findings if item.trouble == "not finite"]
     if infinite:
         message = f"The gradients of {len(infinite)} parameters are not finite, that of {infinite[0]} among them."
@@ -387,6 +497,22 @@ def _by_code(found: Audit) -> dict[str, list[Row]]:
         transient = diagnosis is not None and diagnosis.origin is Origin.TRANSIENT
         codes.setdefault("hardware" if transient else "gradient", []).append(row)
     return codes
+
+
+def _needs_others(model: nn.Module, laws: LawSet) -> str:
+    """Why one process cannot run a pass of a model alone; empty if it can.
+
+    A pass that waits for other processes, which do not run it again, would wait for ever.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return ""
+    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        # Sharded passes are replayed by all processes together.
+        return ""
+    if not isinstance(laws.derivation, Derivation):
+        return "whether the program exchanges tensors with other processes is not known"
+    alone = not laws.derivation.typing.program.communicates and not runs_on_several(model)
+    return "" if alone else "the program exchanges tensors with other processes"
 
 
 def _without_data_parallel(model: nn.Module) -> nn.Module:

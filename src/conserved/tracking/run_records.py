@@ -37,11 +37,11 @@ class RunRecords:
         kept: deque[StepRecord],
         *,
         every: int | str,
-        told: bool,
+        logs: bool,
     ) -> None:
         self._every = every
-        self.run, self.begun = run, False
-        self.alarms = RaisedAlarms(told=told)
+        self.run, self.started = run, False
+        self.alarms = RaisedAlarms(logs=logs)
         self._sinks = [BackgroundSink(sink) if sink.slow else sink for sink in sinks]
         self._rules = [one.watch() if isinstance(one, Growth) else one for one in config.alarms]
         self._config, self._boundary, self._kept = config, boundary, kept
@@ -57,10 +57,10 @@ class RunRecords:
     def begin_again(self, step: int) -> None:
         """The laws are others from now on: later records go to a run of their own."""
         self._receive_from(self._transfer, None, wait=True)
-        if self.begun:
+        if self.started:
             self._parts += 1
             self.run = f"{self.run.removesuffix(f' ({self._parts - 1})')} ({self._parts})"
-        self.begun = False
+        self.started = False
 
     def send_readings(self, step: int, readings: dict[str, Tensor | float], *, skipped: bool) -> None:
         """Keep readings of a step that has no account."""
@@ -102,11 +102,11 @@ class RunRecords:
                 yield alarm if audits is None else self.alarms.explained(alarm, audits)
 
     def _write(self, record: StepRecord) -> None:
-        if not self.begun:
+        if not self.started:
             header = self._header(record.step - 1)
             for sink in self._sinks:
                 self._boundary.attempt(_stage(sink), sink.begin, header)
-            self.begun = True
+            self.started = True
         for sink in self._sinks:
             self._boundary.attempt(_stage(sink), sink.write, record)
 
@@ -135,7 +135,7 @@ class RunRecords:
                 elif sink.dropped:
                     self._boundary.remark(_stage(sink), "records are dropped, because it does not keep up")
         said = "; ".join(map(str, self._boundary.conditions))
-        if said != self._said and self.begun:
+        if said != self._said and self.started:
             self._said = said
             for sink in self._sinks:
                 self._boundary.attempt(_stage(sink), sink.note_state, said)

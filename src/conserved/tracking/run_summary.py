@@ -8,10 +8,10 @@ from conserved.output import html
 from conserved.verdict import Status
 
 if TYPE_CHECKING:
-    from conserved.tracking.monitor import Monitor
+    from conserved.tracking.run_results import RunResults
 
 
-def summary(monitor: Monitor) -> str:
+def summary(monitor: RunResults) -> str:
     """Alarms first, then the last audit and the drift."""
     alarms, audits, last = monitor.alarms, monitor.audits, monitor.last_audit
     lines = [f"{len(alarms)} alarm{'s' if len(alarms) != 1 else ''} in {monitor.count:,} steps"]
@@ -33,7 +33,7 @@ def summary(monitor: Monitor) -> str:
     return "\n".join(lines)
 
 
-def panel(monitor: Monitor) -> str:
+def panel(monitor: RunResults) -> str:
     """The summary for notebooks, alarms first."""
     last = monitor.last_audit
     parts = [html.paragraph(str(alarm)) for alarm in monitor.alarms] or [html.paragraph("no alarms", quiet=True)]

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
+
+from conserved.inference.reading_progress import PROGRESS
 
 if TYPE_CHECKING:
     from conserved.tracking.monitor import Monitor
@@ -16,36 +23,93 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("conserved")
 
 
+_PATIENCE = 1.0
+"""Seconds after which long work is announced."""
+
+_AGAIN = 5.0
+"""Seconds from one line about its progress to the next."""
+
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
 def say(text: str) -> None:
-    """Write a line to the log at level INFO, or to a terminal where nobody has set up logging."""
-    configured = LOGGER.level != logging.NOTSET or LOGGER.hasHandlers()
-    if configured or not sys.stderr.isatty():
+    """Write a line to the log at level INFO, or to stderr where nobody has set up logging."""
+    if LOGGER.level != logging.NOTSET or LOGGER.hasHandlers():
         LOGGER.info("%s", text)
     else:
         sys.stderr.write(f"{text}\n")
 
 
-def opening_line(monitor: Monitor, optimizers: list[Optimizer], precision: str) -> str:
+@contextmanager
+def announced(work: str) -> Iterator[None]:
+    """Say what takes so long, and how far it is, if the body takes more than a second.
+
+    Args:
+        work: what is done, such as "reading the laws".
+    """
+    ended, began = threading.Event(), time.perf_counter()
+
+    def tell() -> None:
+        patience = _PATIENCE
+        while not ended.wait(patience):
+            patience = _AGAIN
+            say(f"conserved: {work}, {time.perf_counter() - began:.0f} s so far: {PROGRESS}")
+
+    threading.Thread(target=tell, name="conserved progress", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+    seconds = time.perf_counter() - began
+    if seconds > _PATIENCE:
+        say(f"conserved: {work} took {seconds:.1f} s")
+
+
+def opening_line(monitor: Monitor, optimizers: list[Optimizer], autocast: Iterable[torch.dtype]) -> str:
     """Say what is watched: laws and coverage, trained tensors, precision, ties, decayed gains, how often."""
-    laws, model = monitor.laws, monitor.model
-    parts = [monitor.state]
-    if len(laws):
-        covered = {name for symmetry in laws for name in symmetry.parameters}
-        sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-        share = sum(size for name, size in sizes.items() if name in covered) / max(sum(sizes.values()), 1)
-        parts[0] = f"watching {len(laws)} laws, {share:.0%} of parameters"
-        if monitor.state != "watching":
-            parts.append(monitor.state)
-    parts += [_trained(model, optimizers), *([precision] if precision else []), *_tied(model)]
-    parts += _decayed(model, optimizers)
-    parts.append(f"account every {monitor.every} step{'s' if monitor.every > 1 else ''}")
+    model = monitor.model
+    parts = [*_watched(monitor), _trained(model, optimizers), *_precision(model, autocast), *_tied(model)]
+    parts += [*_decayed(model, optimizers), monitor.cadence]
     return f"conserved: {'; '.join(parts)}"
 
 
+def _watched(monitor: Monitor) -> list[str]:
+    """The laws, the share of parameters they hold, and the error that a typical one would show."""
+    laws = monitor.laws
+    if not len(laws):
+        return [monitor.state]
+    covered = {name for symmetry in laws for name in symmetry.parameters}
+    sizes = {name: p.numel() for name, p in monitor.model.named_parameters() if p.requires_grad}
+    share = sum(size for name, size in sizes.items() if name in covered) / max(sum(sizes.values()), 1)
+    text = f"watching {len(laws)} laws, {100 * share:.0f} % of parameters"
+    sensitivity = next((entry.sensitivity for entry in monitor.audits if entry.sensitivity is not None), None)
+    if sensitivity is not None:
+        text += f", errors above {_percent(sensitivity)} visible"
+    return [text] if monitor.state == "watching" else [text, monitor.state]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
+
+
+def _precision(model: nn.Module, autocast: Iterable[torch.dtype]) -> list[str]:
+    """Precisions other than float32 that the run computes in, and whose choice they are."""
+    cast = [f"{_SHORT.get(one, _name(one))} by autocast" for one in sorted(autocast, key=str)]
+    stored = {p.dtype for p in model.parameters() if p.dtype.is_floating_point} - {torch.float32}
+    return cast + [f"{_SHORT.get(one, _name(one))} parameters" for one in sorted(stored, key=str)]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def closing_line(monitor: Monitor) -> str:
-    """Say what came of the run: steps, audits, alarms, and parts that are off."""
+    """Say what came of the run: steps, audits, what it cost, alarms, and parts that are off."""
     alarms, audits = len(monitor.alarms), len(monitor.audits)
-    text = f"{monitor.count:,} steps, {audits} audits, {alarms or 'no'} alarm{'s' if alarms != 1 else ''}"
+    text = (
+        f"{monitor.count:,} step{'s' if monitor.count != 1 else ''}, {audits} audit{'s' if audits != 1 else ''}, "
+        f"{alarms or 'no'} alarm{'s' if alarms != 1 else ''}; took {1e3 * monitor.cost:.2g} ms a step"
+    )
     return f"conserved: {text}" + ("" if monitor.state == "watching" else f"; {monitor.state}")
 
 

@@ -69,7 +69,7 @@ class Coefficients:
 
         return StepWeights(
             first={cause: first(part) for cause, part in self.parts.items()},
-            slope={} if self.gradient is None else first(self.gradient),
+            gradient_term={} if self.gradient is None else first(self.gradient),
             second={} if linear else _paired(self.total, self.total),
             steepness={} if self.gradient is None or linear else _paired(self.gradient, self.gradient),
         )
@@ -135,7 +135,7 @@ class StepWeights:
     """The account of a step as combinations of slots: first order by cause, of the gradient per rate, and second."""
 
     first: Mapping[str, SlotWeights]
-    slope: SlotWeights
+    gradient_term: SlotWeights
     second: SlotWeights
     steepness: SlotWeights
     """The squared size of the gradient."""
@@ -143,7 +143,7 @@ class StepWeights:
     def slots(self) -> tuple[Slot, ...]:
         """Every slot that occurs, that of the law itself first."""
         used: dict[Slot, None] = {(0, 0): None}
-        for weights in (self.slope, self.second, self.steepness, *self.first.values()):
+        for weights in (self.gradient_term, self.second, self.steepness, *self.first.values()):
             used |= dict.fromkeys(weights)
         return tuple(used)
 

@@ -80,10 +80,10 @@ def drift_bounds(
 ) -> list[DriftBound]:
     """Equation (9) for every law, in the order of the laws."""
     found: dict[int, DriftBound] = {}
-    for shelf, kept in zip(ledger.shelves, running, strict=True):
+    for stack, kept in zip(ledger.stacks, running, strict=True):
         observed = (kept.previous - kept.reference).abs().amax(-1).tolist()
         predicted = kept.accounted.abs().amax(-1).tolist()
-        for row, place in enumerate(shelf.places):
+        for row, place in enumerate(stack.places):
             symmetry = ledger.symmetries[place]
             curvature = 0.0 if symmetry.kind.linear else 2.0 * max(abs(degree) for degree in symmetry.degrees)
             squares = max(float(watch.sums_of(name).squares) for name in symmetry.parameters)
@@ -107,17 +107,17 @@ def drift_bounds(
 def decays(ledger: Ledger, running: list[Running], watch: OptimizerWatch) -> list[Decay]:
     """The decay law for every law whose legs decay alike, by a rate that is known, in the order of the laws."""
     found: dict[int, Decay] = {}
-    for shelf, kept in zip(ledger.shelves, running, strict=True):
-        weights = shelf.kind.products.multiplicities(shelf.n, shelf.m).to(kept.reference)
+    for stack, kept in zip(ledger.stacks, running, strict=True):
+        weights = stack.kind.products.multiplicities(stack.n, stack.m).to(kept.reference)
         size = (weights * kept.reference.square()).sum(-1)
         share = ((weights * kept.reference * kept.previous).sum(-1) / size).tolist()
-        for place, left in zip(shelf.places, share, strict=True):
+        for place, left in zip(stack.places, share, strict=True):
             symmetry = ledger.symmetries[place]
             sums = [watch.sums_of(name) for name in symmetry.parameters]
             decayed = {float(one.decayed) for one in sums}
             total = decayed.pop()
             if not decayed and not math.isnan(total):
-                predicted = math.exp(-total if shelf.kind.linear else -2 * total)
+                predicted = math.exp(-total if stack.kind.linear else -2 * total)
                 found[place] = Decay(
                     law=symmetry.name, time=float(sums[0].time), decayed=total, predicted=predicted, observed=left
                 )

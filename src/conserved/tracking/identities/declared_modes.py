@@ -1,0 +1,193 @@
+"""Are mode and precision what they were? Train and eval, autocast, and torch's switches for reduced precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from conserved.boundary import Boundary, Hook
+from conserved.tracking.identities.finding import StepFinding
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep
+
+_CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Modules whose products autocast computes in half precision."""
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+class DeclaredModes(StepIdentity):
+    """Notes mode and precision of every pass, and switches of torch at every step, and reports what changes."""
+
+    name = "modes"
+    question = "Are mode and precision what they were declared to be?"
+
+    def __init__(self) -> None:
+        self._training: bool | None = None
+        """The mode of the last step's passes."""
+        self._autocast: torch.dtype | None = None
+        self._seen_autocast: set[torch.dtype | None] = set()
+        self._modes: set[bool] = set()
+        self._steps = 0
+        self._ungraded = 0
+        """Passes without gradients in train mode since the last step."""
+        self._quiet = True
+        """Whether no step so far had such passes."""
+        self._switches: dict[str, Any] = {}
+        self._types: dict[str, torch.dtype] = {}
+        self._handles: list[Any] = []
+        self._without_effect = ""
+
+    def begin(self, step: TrainingStep) -> None:
+        hook = Hook(Boundary(logs=False), "modes", self._look_at_output)
+        for module in [m for m in step.model.modules() if type(m) in _CAST][:2]:
+            self._handles.append(module.register_forward_hook(hook))
+
+    def close(self, step: TrainingStep) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _look_at_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Notice a product in float32 inside an autocast region."""
+        weight: Any = module.weight
+        device = weight.device.type
+        if not torch.is_autocast_enabled(device) or weight.dtype != torch.float32 or not args:
+            return
+        wanted = torch.get_autocast_dtype(device)
+        if isinstance(output, torch.Tensor) and output.dtype == torch.float32 != wanted:
+            self._without_effect = f"{type(module).__name__} gives float32 where autocast to {_name(wanted)} is on"
+
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        if not torch.is_grad_enabled():
+            self._ungraded += bool(module.training)
+            return
+        self._modes.add(module.training)
+        device = next((p.device.type for p in module.parameters()), "cpu")
+        enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        self._seen_autocast.add(torch.get_autocast_dtype(device) if enabled else None)
+
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        self._look_at_switches(step)
+        self._look_at_types(step)
+        if self._without_effect:
+            text, self._without_effect = self._without_effect, ""
+            step.report(
+                StepFinding(
+                    code="autocast",
+                    message=f"Autocast has no effect: {text}. Is the product computed by code that "
+                    "autocast does not know?",
+                )
+            )
+
+    def after_step(self, step: TrainingStep) -> None:
+        modes, self._modes = self._modes, set()
+        precisions, self._seen_autocast = self._seen_autocast, set()
+        ungraded, self._ungraded = self._ungraded, 0
+        sensitive = _mode_matters(step.model)
+        if modes == {False} and sensitive and self._training in (None, True):
+            before = "" if self._training is None else ", after steps in train mode"
+            step.report(
+                StepFinding(
+                    code="mode",
+                    message=f"The model was trained in eval mode in step {step.number}{before}: "
+                    f"{sensitive} is off. Call "
+                    "model.train() after evaluating.",
+                )
+            )
+        if ungraded and sensitive and self._quiet and self._steps:
+            step.report(
+                StepFinding(
+                    code="mode",
+                    message="The model ran without gradients in train mode before step "
+                    f"{step.number}: {sensitive} acts "
+                    "in that evaluation, and running statistics take it in. Call model.eval() before "
+                    "and train() after.",
+                )
+            )
+        self._quiet = self._quiet and not ungraded
+        if modes:
+            self._training = True in modes
+            self._steps += 1
+        if len(precisions) == 1:
+            (now,) = precisions
+            if self._steps > 1 and now is not self._autocast:
+                step.report(
+                    StepFinding(
+                        code="autocast",
+                        message=f"The precision of passes changed in step {step.number}: "
+                        f"{_region(self._autocast)} before, "
+                        f"{_region(now)} now. Was an autocast region not left, or left too early?",
+                    )
+                )
+            self._autocast = now
+
+    def _look_at_types(self, step: TrainingStep) -> None:
+        """Report weights that have fewer bits than in the step before."""
+        now = {name: p.dtype for name, p in step.model.named_parameters() if p.requires_grad and p.is_floating_point()}
+        before, self._types = self._types, now
+        coarser = [n for n, kind in now.items() if n in before and torch.finfo(kind).eps > torch.finfo(before[n]).eps]
+        if coarser:
+            first = coarser[0]
+            step.report(
+                StepFinding(
+                    code="converted",
+                    tensor=first,
+                    others=tuple(coarser[1:]),
+                    message=f"{first} was {_name(before[first])} and is {_name(now[first])} from step "
+                    f"{step.number} on: "
+                    "weights were converted in mid-run, and small updates are lost to rounding.",
+                )
+            )
+
+    def _look_at_switches(self, step: TrainingStep) -> None:
+        now = _switches()
+        changed = [key for key, value in now.items() if self._switches and self._switches.get(key) != value]
+        if changed:
+            key = changed[0]
+            step.report(
+                StepFinding(
+                    code="switch",
+                    message=f"{key} went from {self._switches[key]} to {now[key]} before step "
+                    f"{step.number}: products have "
+                    "another precision from here on.",
+                )
+            )
+        self._switches = now
+
+
+def _switches() -> dict[str, Any]:
+    matmul = torch.backends.cuda.matmul
+    return {
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        "torch.backends.cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
+            matmul.allow_bf16_reduced_precision_reduction
+        ),
+        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
+            matmul.allow_fp16_reduced_precision_reduction
+        ),
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.is_deterministic()": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _mode_matters(model: nn.Module) -> str:
+    """Return what depends on the mode of a model; empty if nothing does."""
+    parts = []
+    modules = list(model.modules())
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules):
+        parts.append("dropout")
+    if any(isinstance(m, _NORMS) and m.track_running_stats for m in modules):
+        parts.append("batch normalisation by the batch")
+    return " and ".join(parts)
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+def _region(kind: torch.dtype | None) -> str:
+    return "no autocast" if kind is None else f"autocast to {_name(kind)}"

@@ -1,0 +1,230 @@
+"""Do the replicas agree? Gradients before a step and parameters after it, over the processes that should share them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from conserved.tracking.identities.finding import StepFinding, name_tensors
+from conserved.tracking.identities.fingerprints import fingerprints
+from conserved.tracking.identities.rank_exchange import RankExchange
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, distributed, is_plain
+
+_EVERY_ON_DEVICE = 10
+"""Steps from one comparison to the next on a GPU, where numbers have to come to the host."""
+
+_LAST = 2.0
+"""Seconds to wait at the end for what other processes say of the last step."""
+
+
+class EqualReplicas(StepIdentity):
+    """Compares fingerprints of every tensor between processes, through the store that they met by.
+
+    A model in `DistributedDataParallel` has to agree from its first step on. Plain tensors without a wrapper have to
+    once they were equal at the start: then either all of their gradients are reduced, or the loop forgot to.
+    Parameters that are sharded or placed by a mesh are left to `check_replicas`.
+    """
+
+    name = "replicas"
+    question = "Do the replicas agree?"
+
+    def __init__(self) -> None:
+        self._exchange: RankExchange | None = None
+        self._names: list[str] = []
+        self._gradients: Tensor | None = None
+        self._called = False
+        """Whether the module that the monitor was given ran since the last step."""
+        self._equal_start: bool | None = None
+        self._agreed: set[int] = set()
+        """Processes with which all tensors agreed after some step."""
+        self._different: dict[int, StepFinding] = {}
+        """By process, a step in which none of the gradients agreed."""
+        self._reported = False
+        self._digest = 0
+
+    def begin(self, step: TrainingStep) -> None:
+        if not distributed():
+            return
+        named = [(name, p) for name, p in step.model.named_parameters() if _replicated(p)]
+        if len(named) != sum(1 for _ in step.model.parameters()):
+            # Sharded in part: what is left plain may be a part of something as well.
+            return
+        self._names = [name for name, _ in named]
+        self._exchange = RankExchange("replicas")
+        self._digest = _digest([f"{name}{tuple(p.shape)}" for name, p in named])
+        start = fingerprints([p for _, p in named]).tolist()
+        self._exchange.show(0, {"parameters": start, "names": self._digest})
+
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        self._called = True
+
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Take fingerprints of the gradients that are about to be used."""
+        if self._exchange is None or not self._due(step):
+            return
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        gradients = [
+            p.grad if id(p) in own and p.grad is not None and is_plain(p.grad) else None
+            for p in step.model.parameters()
+        ]
+        prints = fingerprints(gradients)
+        self._gradients = prints if self._gradients is None else torch.where(prints != 0, prints, self._gradients)
+
+    def after_step(self, step: TrainingStep) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if self._due(step):
+            wrapper = _wrapper(step.called)
+            record: dict[str, Any] = {
+                "parameters": fingerprints(list(step.model.parameters())).tolist(),
+                "gradients": None if self._gradients is None else self._gradients.tolist(),
+                "names": self._digest,
+                "called": self._called,
+                "sync": None if wrapper is None else bool(wrapper.require_backward_grad_sync),
+            }
+            exchange.show(step.number, record)
+        self._gradients, self._called = None, False
+        self._compare(step)
+
+    def close(self, step: TrainingStep) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        last = step.number - 1
+        until = time.monotonic() + _LAST
+        self._compare(step)
+        while exchange.behind(last) and time.monotonic() < until and not self._reported:
+            time.sleep(0.02)
+            self._compare(step)
+
+    def restart(self) -> None:
+        self._gradients = None
+
+    def _due(self, step: TrainingStep) -> bool:
+        first = next(iter(step.model.parameters()), None)
+        on_device = first is not None and first.device.type == "cuda"
+        return not on_device or step.number % _EVERY_ON_DEVICE == 1
+
+    def _compare(self, step: TrainingStep) -> None:
+        assert self._exchange is not None
+        for rank, number, theirs, own in self._exchange.arrivals():
+            if theirs["names"] != own["names"] or rank not in self._replicas(step):
+                # Another model on that process: stages of a pipeline, experts, replicas of another group.
+                continue
+            if number == 0:
+                equal = theirs["parameters"] == own["parameters"]
+                self._equal_start = equal if self._equal_start is None else self._equal_start and equal
+                if not equal and _wrapper(step.called) is not None:
+                    # The wrapper sends the first process's parameters to all when it is made.
+                    self._reported = True
+                    names = _apart(theirs["parameters"], own["parameters"], self._names)
+                    step.report(self._finding("parameters", names, rank, 1, own))
+                continue
+            for finding in self._judge(step, rank, number, theirs, own):
+                if not self._reported:
+                    self._reported = True
+                    step.report(finding)
+
+    def _judge(
+        self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> Iterator[StepFinding]:
+        wrapped = _wrapper(step.called) is not None
+        if not wrapped and self._equal_start is not True:
+            return
+        parameters = _apart(theirs["parameters"], own["parameters"], self._names)
+        gradients = (
+            _apart(theirs["gradients"], own["gradients"], self._names)
+            if theirs["gradients"] and own["gradients"]
+            else []
+        )
+        if not gradients and not parameters:
+            self._agreed.add(rank)
+            return
+        what, names = ("gradients", gradients) if gradients else ("parameters", parameters)
+        finding = self._finding(what, names, rank, number, own)
+        if wrapped or rank in self._agreed:
+            yield finding
+        elif gradients and len(gradients) == sum(map(bool, own["gradients"])):
+            yield from self._forgotten(rank, finding)
+
+    def _forgotten(self, rank: int, finding: StepFinding) -> Iterator[StepFinding]:
+        """Yield what was found once no process agrees: then a loop without a wrapper has forgotten to reduce.
+
+        Parts of a model that are split by hand differ in some tensors and agree in others from the first step on, and
+        groups that reduce among themselves agree within a group. A reduction that was forgotten leaves no gradient
+        equal to that of any process.
+        """
+        assert self._exchange is not None
+        self._different.setdefault(rank, finding)
+        if len(self._different) == self._exchange.compared and not self._agreed:
+            yield self._different[min(self._different)]
+
+    def _finding(self, what: str, names: list[str], rank: int, number: int, own: dict[str, Any]) -> StepFinding:
+        assert self._exchange is not None
+        ranks = tuple(sorted((self._exchange.rank, rank)))
+        if what == "gradients":
+            cause = (
+                "no_sync() was on in the last backward pass."
+                if own.get("sync") is False
+                else "The module inside DistributedDataParallel was called, and not the wrapper."
+                if own.get("sync") is True and not own["called"]
+                else "They were not reduced over the processes: was a hook of the wrapper lost when the model "
+                "was moved, an all-reduce left out, or were they changed on one process afterwards?"
+            )
+        else:
+            cause = (
+                "They were initialised differently, or loaded on one process only."
+                if number <= 1 and own.get("gradients") is None
+                else "The gradients agree, so the update or a later write differs by process."
+            )
+        whose = "The gradient" if what == "gradients" else "The parameter"
+        return StepFinding(
+            code="replicas",
+            tensor=names[0],
+            others=tuple(names[1:]),
+            step=number,
+            ranks=ranks,
+            message=f"{whose} {'of ' if what == 'gradients' else ''}{name_tensors(names)} differs between ranks "
+            f"{ranks[0]} and {ranks[1]}. {cause}",
+        )
+
+    def _replicas(self, step: TrainingStep) -> Collection[int]:
+        """Return the ranks that hold replicas: those of the wrapper's process group, or all."""
+        assert self._exchange is not None
+        wrapper = _wrapper(step.called)
+        if wrapper is None:
+            return range(self._exchange.world)
+        return dist.get_process_group_ranks(wrapper.process_group) if dist.is_initialized() else ()
+
+
+def _wrapper(called: nn.Module) -> DistributedDataParallel | None:
+    while True:
+        if isinstance(called, DistributedDataParallel):
+            return called
+        inner = called._modules.get("_orig_mod")
+        if inner is None:
+            return None
+        called = inner
+
+
+def _replicated(parameter: Tensor) -> bool:
+    return is_plain(parameter) and not hasattr(parameter, "device_mesh")
+
+
+def _apart(theirs: list[int], own: list[int], names: list[str]) -> list[str]:
+    """Return the tensors whose fingerprints differ."""
+    if len(theirs) != len(own):
+        return list(names)
+    return [name for name, a, b in zip(names, theirs, own, strict=True) if a != b]
+
+
+def _digest(names: list[str]) -> int:
+    return sum(ord(letter) * (index + 1) for name in names for index, letter in enumerate(name))

@@ -1,0 +1,113 @@
+"""Is the gradient of one tensor out of line? Its norm against its own history and against the other tensors."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from conserved.symmetry.view import local
+from conserved.tracking.identities.finding import StepFinding, name_tensors
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain
+
+_HISTORY = 32
+"""Steps that a norm is compared with."""
+
+_LEAST = 12
+"""Steps before anything is said."""
+
+_SIGMAS = 6.0
+_FACTOR = math.log(100.0)
+"""A norm is out of line at 6 σ of its own logarithms, and at least a factor of 100: batches differ by factors of 10."""
+
+_NORMAL = 1.4826
+"""σ of normal numbers over their median absolute deviation."""
+
+_ZEROS = 3
+"""Steps in a row that a gradient is zero before that is said: a batch may leave a part of a model out."""
+
+
+class GradientSizes(StepIdentity):
+    """Follows the norm of every gradient, on a logarithmic scale, less what all tensors have in common in a step."""
+
+    name = "norms"
+    question = "Is the gradient of one tensor out of line?"
+    free = False
+
+    def __init__(self) -> None:
+        self._history: dict[str, deque[float]] = {}
+        self._zeros: dict[str, int] = {}
+        self._seen = 0
+
+    def restart(self) -> None:
+        self._history.clear()
+        self._zeros.clear()
+
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        if step.closure or not step.thorough:
+            return
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        rows = [
+            (name, p.grad)
+            for name, p in step.model.named_parameters()
+            if id(p) in held and p.grad is not None and is_plain(p.grad)
+        ]
+        if rows:
+            names = [name for name, _ in rows]
+            norms = [torch.linalg.vector_norm(local(gradient.detach())) for _, gradient in rows]
+            numbers = torch.stack([norm.double().to(norms[0].device) for norm in norms])
+            step.read(numbers, lambda arrived: self._judge(names, arrived, step.number))
+
+    def _judge(self, names: list[str], numbers: Tensor, number: int) -> Iterator[StepFinding]:
+        norms = dict(zip(names, numbers.tolist(), strict=True))
+        logs = {name: math.log(norm) for name, norm in norms.items() if norm > 0 and math.isfinite(norm)}
+        centres = {name: median(past) for name, past in self._history.items() if len(past) >= _LEAST and name in logs}
+        common = median([logs[name] - centre for name, centre in centres.items()]) if len(centres) > 2 else 0.0
+        out = []
+        for name, centre in centres.items():
+            deviation = logs[name] - centre - common
+            past = self._history[name]
+            sigma = _NORMAL * median([abs(value - centre) for value in past])
+            if deviation > max(_SIGMAS * sigma, _FACTOR):
+                out.append((deviation, name))
+        yield from self._dead(norms, number)
+        for name, value in logs.items():
+            self._history.setdefault(name, deque(maxlen=_HISTORY)).append(value)
+        if out and 2 * len(out) <= len(logs):
+            out.sort(reverse=True)
+            deviation, worst = out[0]
+            yield StepFinding(
+                code="norm",
+                tensor=worst,
+                others=tuple(name for _, name in out[1:]),
+                value=math.exp(deviation),
+                limit=math.exp(_FACTOR),
+                message=f"The gradient of {worst} is {math.exp(deviation):.3g} times as large in step "
+                f"{number} as in the "
+                "steps before, and those of other tensors are not: a corrupted value, or one example out of range.",
+            )
+
+    def _dead(self, norms: dict[str, float], number: int) -> Iterator[StepFinding]:
+        """Yield tensors whose gradient became zero and stays zero while others have one."""
+        if not any(norms.values()):
+            return
+        dead = []
+        for name, norm in norms.items():
+            self._zeros[name] = self._zeros.get(name, 0) + 1 if norm == 0 else 0
+            if self._zeros[name] == _ZEROS and len(self._history.get(name, ())) >= _LEAST:
+                dead.append(name)
+        if dead:
+            yield StepFinding(
+                code="zero gradient",
+                tensor=dead[0],
+                others=tuple(dead[1:]),
+                step=number - _ZEROS + 1,
+                message=f"The gradient of {name_tensors(dead)} has been exactly zero since step "
+                f"{number - _ZEROS + 1}. It "
+                "had one before: was a branch detached, a unit switched off for good, or a reduction lost?",
+            )

@@ -1,0 +1,192 @@
+"""Does the optimizer hold the model? Every trained tensor in a parameter group once, and ties that stay ties."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from conserved.symmetry.view import local
+from conserved.tracking.identities.finding import StepFinding, name_tensors
+from conserved.tracking.identities.step_identity import (
+    StepIdentity,
+    TrainingStep,
+    grouped_parameters,
+    is_plain,
+    on_host,
+)
+
+_ENTRIES = 256
+"""Entries that say whether a tensor was written to."""
+
+
+class HeldParameters(StepIdentity):
+    """Compares, by identity, the model's trained tensors with those in the optimizers' groups.
+
+    Asked in the first step and whenever either changes. A tensor counts as trained by nobody if it has a gradient, no
+    optimizer of the process holds it, and a step leaves it as it was.
+    """
+
+    name = "parameter groups"
+    question = "Does the optimizer hold the model?"
+
+    def __init__(self) -> None:
+        self._signature: tuple[int, ...] | None = None
+        self._open: list[tuple[str, Tensor, Tensor]] = []
+        """Tensors with a gradient that no watched optimizer holds, with some of their entries."""
+        self._ties: list[tuple[str, ...]] = []
+        self._unused: list[str] = []
+        self._idle = 0
+        """Tensors that optimizers hold, that the model does not have, and that have no gradient."""
+
+    def begin(self, step: TrainingStep) -> None:
+        self._ties = _tied_names(step.model)
+
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        self._look_at_ties(step)
+        if not step.closure:
+            self._look_at_groups(step)
+
+    def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        if step.closure:
+            self._look_at_groups(step)
+
+    def after_step(self, step: TrainingStep) -> None:
+        """Report tensors that are still as they were before the step."""
+        if not self._open:
+            return
+        candidates, self._open = self._open, []
+        candidates = [row for row in candidates if on_host(row[1]) and torch.equal(_some(row[1]), row[2])]
+        if not candidates:
+            return
+        elsewhere = _held_anywhere(step)
+        lost = [name for name, p, _ in candidates if id(p) not in elsewhere]
+        if not lost:
+            return
+        none = not any(p.grad is not None for optimizer in step.optimizers for p in grouped_parameters(optimizer))
+        groups = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in step.optimizers))
+        message = f"{name_tensors(lost)} {'has' if len(lost) == 1 else 'have'} a gradient and no optimizer steps "
+        message += "it. " if len(lost) == 1 else "them. "
+        if self._idle:
+            message += (
+                f"{groups} holds {self._idle} tensors that the model does not have: it was made before parameters were "
+                "replaced (moved, wrapped, loaded or given a new head). Make it again."
+            )
+        elif none or self._unused:
+            message += f"{groups} holds only tensors that get no gradient, such as {name_tensors(self._unused, 2)}."
+        else:
+            message += f"Add {'it' if len(lost) == 1 else 'them'} to a group of {groups}, or set requires_grad=False."
+        step.report(StepFinding(code="not held", tensor=lost[0], others=tuple(lost[1:]), message=message))
+
+    def _look_at_groups(self, step: TrainingStep) -> None:
+        own = {id(p): (name, p) for name, p in step.model.named_parameters()}
+        groups = [p for optimizer in step.optimizers for p in grouped_parameters(optimizer)]
+        signature = (*(key for key, (_, p) in own.items() if p.requires_grad), -1, *map(id, groups))
+        if signature == self._signature:
+            return
+        first, self._signature = self._signature is None, signature
+        held = {id(p) for p in groups}
+        self._idle = sum(id(p) not in own and p.grad is None for p in groups)
+        self._unused = (
+            [own[id(p)][0] for p in groups if id(p) in own] if not any(p.grad is not None for p in groups) else []
+        )
+        self._open = [
+            (name, p, _some(p).clone())
+            for key, (name, p) in own.items()
+            if key not in held and p.grad is not None and is_plain(p) and is_plain(p.grad) and _is_nonzero(p.grad)
+        ]
+        if first:
+            self._look_at_copies(step)
+
+    def _look_at_ties(self, step: TrainingStep) -> None:
+        for names in self._ties:
+            values = [_parameter(step.model, name) for name in names]
+            if any(value is None for value in values) or all(value is values[0] for value in values):
+                continue
+            self._ties = [other for other in self._ties if other != names]
+            step.report(
+                StepFinding(
+                    code="untied",
+                    tensor=names[1],
+                    others=(names[0],),
+                    message=f"{names[1]} and {names[0]} were one tensor and are two now: the tie was "
+                    "lost when the model "
+                    "was moved, copied or loaded. Tie them again, then make the optimizer.",
+                )
+            )
+            break
+
+    def _look_at_copies(self, step: TrainingStep) -> None:
+        """Report an embedding and a head that have the same values and are not one tensor."""
+        embeddings = _weights(step.model, nn.Embedding)
+        heads = _weights(step.model, nn.Linear)
+        for (table, a), (head, b) in ((x, y) for x in embeddings for y in heads):
+            if a is b or a.shape != b.shape or not (a.requires_grad and b.requires_grad):
+                continue
+            if not (on_host(a) and is_plain(a) and is_plain(b)) or not torch.equal(_some(a), _some(b)):
+                continue
+            shared = local(a).data_ptr() == local(b).data_ptr()
+            step.report(
+                StepFinding(
+                    code="untied",
+                    tensor=head,
+                    others=(table,),
+                    message=f"{head} and {table} have equal values and are two parameters"
+                    + (" in one memory, which two updates write to" if shared else ", which train apart from now on")
+                    + f". To tie them, assign the parameter itself: {head.rpartition('.')[0]}.weight = "
+                    f"{table.rpartition('.')[0]}.weight.",
+                )
+            )
+            return
+
+
+def _tied_names(model: nn.Module) -> list[tuple[str, ...]]:
+    """Return the names of every parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
+    return [tuple(own) for own in names.values() if len(own) > 1]
+
+
+def _parameter(model: nn.Module, name: str) -> Tensor | None:
+    path, _, last = name.rpartition(".")
+    for part in path.split(".") if path else ():
+        child = model._modules.get(part)
+        if child is None:
+            return None
+        model = child
+    return model._parameters.get(last)
+
+
+def _weights(model: nn.Module, kind: type[nn.Module]) -> list[tuple[str, Tensor]]:
+    named = (
+        (f"{name}.weight" if name else "weight", module._parameters.get("weight"))
+        for name, module in model.named_modules()
+        if isinstance(module, kind)
+    )
+    return [(name, weight) for name, weight in named if weight is not None]
+
+
+def _some(tensor: Tensor) -> Tensor:
+    values = local(tensor.detach())
+    flat = values.view(-1) if values.is_contiguous() else values.reshape(-1)
+    return flat[:: max(1, flat.numel() // _ENTRIES)]
+
+
+def _is_nonzero(gradient: Tensor) -> bool:
+    return not on_host(gradient) or bool(local(gradient).any())
+
+
+def _held_anywhere(step: TrainingStep) -> set[int]:
+    """Return the tensors of all optimizers of the process, also of those the monitor was not given.
+
+    Only asked if a tensor seems to be trained by nobody, because it looks at every object.
+    """
+    held: set[int] = set()
+    for each in gc.get_objects():
+        # By type: `isinstance` asks proxies, which may raise.
+        if issubclass(type(each), Optimizer) and hasattr(each, "param_groups"):
+            held |= {id(p) for p in grouped_parameters(each)}
+    return held

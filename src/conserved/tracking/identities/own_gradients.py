@@ -1,0 +1,237 @@
+"""Do the gradients belong to this step? Left from the step before, cleared, used twice, or changed too late."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from conserved.boundary import Boundary, Hook
+from conserved.symmetry.view import local
+from conserved.tracking.identities.finding import StepFinding
+from conserved.tracking.identities.step_identity import (
+    StepIdentity,
+    TrainingStep,
+    grouped_parameters,
+    is_plain,
+    named_tensors,
+    on_host,
+)
+
+_WATCHED = 3
+"""Parameters whose accumulation is listened to: what clears gradients clears all of them."""
+
+_SAMPLE = 64
+"""Entries of a gradient that tell it from another."""
+
+
+@dataclass(slots=True, eq=False)
+class _Use:
+    """The gradient of one parameter as an optimizer used it."""
+
+    gradient: weakref.ref[Tensor]
+    version: int
+    entries: Tensor
+    step: int
+
+
+@dataclass(slots=True, eq=False)
+class _Listener:
+    """What happened to the gradient of one parameter since its optimizer stepped."""
+
+    name: str
+    used: _Use | None = None
+    arrivals: int = 0
+    """Gradients that came from backward passes since the last step of its optimizer."""
+    since: int = 0
+    """Gradients that came since any optimizer stepped."""
+    stale: bool = False
+    """Whether they were added to a gradient that was used already."""
+    ever: int = 0
+    arrived: Tensor | None = None
+    """The largest entry of the last that came."""
+
+
+class OwnGradients(StepIdentity):
+    """Follows the gradients of a few parameters from one optimizer step to the next.
+
+    A hook on a parameter runs before a gradient is added to `.grad`. If the tensor there is the one that the optimizer
+    used, not written to since and with the same entries, `zero_grad()` was not called.
+    """
+
+    name = "gradients of this step"
+    question = "Do the gradients belong to this step?"
+    spoils = True
+
+    def __init__(self) -> None:
+        self._listeners: dict[int, _Listener] = {}
+        self._handles: list[Any] = []
+        self._optimizer: dict[int, int] = {}
+
+    def begin(self, step: TrainingStep) -> None:
+        self._listen(step)
+
+    def _listen(self, step: TrainingStep) -> None:
+        """Put hooks on the first, a middle and the last parameter of every optimizer."""
+        names = named_tensors(step.model, step.optimizers)
+        for optimizer in step.optimizers:
+            trained = [p for p in grouped_parameters(optimizer) if p.requires_grad and p.is_leaf and is_plain(p)]
+            count = len(trained)
+            indices = sorted({0, count // 2, count - 1}) if count else []
+            for p in (trained[i] for i in indices[:_WATCHED]):
+                if id(p) in self._listeners:
+                    continue
+                self._listeners[id(p)] = _Listener(names[id(p)])
+                # Weakly: Python does not see what a hook of a tensor holds.
+                noticed = partial(_notice, weakref.ref(self), weakref.ref(p), id(p))
+                self._handles.append(p.register_hook(Hook(Boundary(logs=False), "gradients", noticed)))
+
+    def close(self, step: TrainingStep) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def note_arrival(self, parameter: Tensor, key: int, gradient: Tensor) -> None:
+        """Look at a parameter's `.grad` just before a gradient is added to it."""
+        listener = self._listeners[key]
+        old = parameter.grad
+        if listener.arrivals == 0 or old is None:
+            listener.stale = old is not None and _is_used(listener.used, old)
+        elif listener.stale and not on_host(old):
+            pass
+        elif listener.stale and not bool(local(old).any()):
+            # Cleared in place after another backward pass had been added.
+            listener.stale = False
+        listener.arrivals += 1
+        listener.since += 1
+        listener.ever += 1
+        listener.arrived = local(gradient.detach()).abs().amax() if gradient.numel() and is_plain(gradient) else None
+
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        if step.closure:
+            return
+        own = self._own(optimizer)
+        stale = [one for one, _ in own if one.stale and one.arrivals]
+        if stale:
+            last = stale[0].used
+            assert last is not None
+            step.report(
+                StepFinding(
+                    code="stale gradient",
+                    tensor=stale[0].name,
+                    others=tuple(one.name for one in stale[1:]),
+                    message=f"optimizer.zero_grad() was not called: the gradient of step {last.step} "
+                    "is still in that of "
+                    f"step {step.number}. Clear gradients before every backward pass.",
+                )
+            )
+        self._notice_cleared(step, optimizer, own)
+        self._notice_second_use(step, optimizer, own)
+
+    def _own(self, optimizer: Optimizer) -> list[tuple[_Listener, Tensor]]:
+        return [(self._listeners[id(p)], p) for p in grouped_parameters(optimizer) if id(p) in self._listeners]
+
+    def _notice_cleared(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report an optimizer that steps after gradients came and were cleared again."""
+        came = [(one, p) for one, p in own if one.arrivals]
+        if not came or any(p.grad is not None for p in grouped_parameters(optimizer)):
+            gone = [
+                one
+                for one, p in came
+                if p.grad is not None
+                and on_host(p.grad)
+                and is_plain(p.grad)
+                and one.arrived is not None
+                and float(one.arrived) > 0
+                and not bool(local(p.grad).any())
+            ]
+            if not came or len(gone) < len(came):
+                return
+        step.report(
+            StepFinding(
+                code="cleared gradient",
+                tensor=came[0][0].name,
+                message="Gradients were cleared between loss.backward() and "
+                f"{type(optimizer).__name__}.step(): the step "
+                "has no gradient to use. Call zero_grad() before backward() or after step().",
+            )
+        )
+
+    def _notice_second_use(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report gradients that an optimizer has used already."""
+        known = [(one, p) for one, p in own if one.ever and p.grad is not None and one.used is not None]
+        if not known or any(one.since for one, _ in own):
+            return
+        if all(p.grad is not None and _is_used(one.used, p.grad) for one, p in known):
+            step.report(
+                StepFinding(
+                    code="used twice",
+                    tensor=known[0][0].name,
+                    message=f"{type(optimizer).__name__}.step() used gradients that a step has used "
+                    "already: no backward "
+                    "pass came in between. Is step() called twice, or by two optimizers of the same weights?",
+                )
+            )
+
+    def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        for listener, p in self._own(optimizer):
+            listener.arrivals, listener.since, listener.stale = 0, 0, False
+            gradient = p.grad
+            listener.used = None
+            if gradient is not None and is_plain(gradient):
+                listener.used = _Use(weakref.ref(gradient), gradient._version, _entries(gradient).clone(), step.number)
+        if not self._handles:
+            self._listen(step)
+
+    def after_step(self, step: TrainingStep) -> None:
+        """Report gradients that were changed between `optimizer.step()` and `monitor.step()`."""
+        changed = []
+        for optimizer in step.optimizers:
+            for listener, p in self._own(optimizer):
+                used, gradient = listener.used, p.grad
+                if used is None or gradient is None or listener.since or used.step != step.number:
+                    continue
+                if used.gradient() is gradient and gradient._version != used.version and on_host(gradient):
+                    now = _entries(gradient)
+                    if bool(now.any()) and bool(torch.isfinite(now).all()):
+                        changed.append((listener.name, torch.equal(now, used.entries)))
+        if changed:
+            same = all(equal for _, equal in changed)
+            step.report(
+                StepFinding(
+                    code="changed gradient",
+                    tensor=changed[0][0],
+                    others=tuple(name for name, _ in changed[1:]),
+                    message="Gradients were written to after optimizer.step() had used them"
+                    + (", without effect this time" if same else "")
+                    + ". Clipping or scaling them belongs between backward() and step().",
+                )
+            )
+
+
+def _entries(gradient: Tensor) -> Tensor:
+    values = local(gradient.detach())
+    flat = values.view(-1) if values.is_contiguous() else values.reshape(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLE)]
+
+
+def _is_used(used: _Use | None, gradient: Tensor) -> bool:
+    """Return whether a gradient is the tensor an optimizer used, with the entries it had then."""
+    if used is None or used.gradient() is not gradient or gradient._version != used.version:
+        return False
+    if not on_host(gradient):
+        # The version says that no operation wrote to it; asking for entries would make the device wait.
+        return True
+    now = _entries(gradient)
+    return bool(now.any()) and torch.equal(now, used.entries)
+
+
+def _notice(identity: weakref.ref[OwnGradients], parameter: weakref.ref[Tensor], key: int, gradient: Tensor) -> None:
+    own, p = identity(), parameter()
+    if own is not None and p is not None:
+        own.note_arrival(p, key, gradient)

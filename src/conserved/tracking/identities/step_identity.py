@@ -1,0 +1,132 @@
+"""The interface of an identity of a step, and what it is told about the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from conserved.moment import HostCopy
+from conserved.tracking.identities.finding import StepFinding
+
+Decide = Callable[[Tensor], Iterable[StepFinding]]
+"""Given numbers that have arrived on the host, yields findings about them."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TrainingStep:
+    """The step under way: whose it is, and where findings about it go."""
+
+    model: nn.Module
+    """The model without wrappers."""
+    called: nn.Module
+    """The module that the loop calls, with its wrappers."""
+    optimizers: list[Optimizer]
+    number: int = 1
+    """The number of the step under way, from 1."""
+    closure: bool = False
+    """Whether the optimizer computes its gradients inside its step."""
+    thorough: bool = True
+    """Whether checks that cost time are made in this step."""
+    passes: int = 0
+    """Forward passes with gradients since the last step."""
+    findings: list[StepFinding] = field(default_factory=list)
+    _awaited: list[tuple[int, HostCopy, Decide]] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int | None:
+        """The number of this process; None outside a distributed run."""
+        return dist.get_rank() if distributed() else None
+
+    def report(self, finding: StepFinding) -> None:
+        """Keep a finding; it is about the step under way, unless it says another."""
+        self.findings.append(finding if finding.step is not None else replace(finding, step=self.number))
+
+    def read(self, numbers: Tensor, decide: Decide) -> None:
+        """Hand numbers to `decide` once they are on the host; nothing waits for a GPU."""
+        self._awaited.append((self.number, HostCopy.of(numbers), decide))
+        if numbers.device.type != "cuda":
+            self.receive()
+
+    def receive(self, *, wait: bool = False) -> None:
+        """Decide about numbers that have arrived; with `wait`, about all of them."""
+        while self._awaited and (wait or self._awaited[0][1].arrived):
+            number, copy, decide = self._awaited.pop(0)
+            for finding in decide(copy.read()):
+                self.report(finding if finding.step is not None else replace(finding, step=number))
+
+    def held(self) -> set[int]:
+        """Return the identities of all tensors that the watched optimizers step."""
+        return {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
+class StepIdentity:
+    """One question about every step.
+
+    A subclass overrides the moments it needs. What it finds goes to `TrainingStep.report`. An exception turns this
+    identity off and nothing else.
+    """
+
+    name: ClassVar[str]
+    """A few words for the start-up line and the report."""
+    question: ClassVar[str]
+    """The question, as a reader would ask it."""
+    free: ClassVar[bool] = True
+    """Whether it costs next to nothing; the others are skipped in steps that are over the budget."""
+    spoils: ClassVar[bool] = False
+    """Whether gradient identities say nothing in a step in which this one does not hold."""
+
+    def begin(self, step: TrainingStep) -> None:
+        """Called once, when watching begins."""
+
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        """Called before the model runs, with gradients or without."""
+
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Called before an optimizer steps."""
+
+    def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Called after an optimizer has stepped."""
+
+    def after_step(self, step: TrainingStep) -> None:
+        """Called by `Monitor.step`."""
+
+    def close(self, step: TrainingStep) -> None:
+        """Called once, when watching ends; leaves nothing on the model or the optimizers."""
+
+    def restart(self) -> None:
+        """Called when weights were loaded: what was remembered of them no longer counts."""
+
+
+def distributed() -> bool:
+    """Return whether this process is one of several."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def grouped_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Return the tensors of all groups of an optimizer."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def named_tensors(model: nn.Module, optimizers: Iterable[Optimizer] = ()) -> dict[int, str]:
+    """Return the names of a model's parameters by identity, and of what optimizers hold besides."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    for number, optimizer in enumerate(optimizers):
+        for index, p in enumerate(grouped_parameters(optimizer)):
+            names.setdefault(id(p), f"tensor {index} of {type(optimizer).__name__}" + (f" {number}" if number else ""))
+    return names
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Return whether reading a tensor does not wait for a device."""
+    return tensor.device.type != "cuda"
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether entries of a tensor can be sampled: real, dense, and held by this process alone."""
+    return tensor.layout == torch.strided and not tensor.is_complex() and tensor.is_floating_point()

@@ -1,0 +1,383 @@
+"""Is the update the rule's? The weights after a step, against the optimizer's formula for the weights before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from conserved.symmetry.view import local
+from conserved.tracking.identities.entry_samples import EntrySample, join, largest_by_tensor
+from conserved.tracking.identities.finding import StepFinding, name_tensors
+from conserved.tracking.identities.reference_steps import GroupEntries, ReferenceRule, rule_for
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, named_tensors
+
+_RELATIVE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""How far an update may be from the rule's, relative to the largest of its tensor, by type of the weights.
+
+Rounding explains a few spacings in float32, and 0.03 in bfloat16, where torch rounds by 2⁻⁸ after each of about eight
+operations. Float16 is left out: squares of small gradients underflow there.
+"""
+
+_SPACINGS = 8.0
+"""How many spacings of its stored value a weight may be off besides."""
+
+_STEADY = 0.9
+"""Share of the largest rate so far from which on a rate is at its height: ends of schedules move little."""
+
+_LANDED = 0.1
+"""The share of entries that should have moved and did, below which low precision has swallowed a whole step."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Entries of one parameter group, read before its step."""
+
+    index: int
+    options: Mapping[str, Any]
+    sample: EntrySample
+    before: GroupEntries
+    theta: Tensor
+
+
+class UpdateRule(StepIdentity):
+    """Holds every tensor's update against the rule of its optimizer, entry by entry on a sample that moves.
+
+    The rule is written down a second time in `reference_steps`. Optimizers without one are only asked whether weights
+    with a gradient moved at all.
+    """
+
+    name = "updates"
+    question = "Is the update the rule's?"
+    free = False
+
+    def __init__(self) -> None:
+        self._groups: dict[int, list[_Group]] = {}
+        self._unmoved: dict[int, tuple[EntrySample, Tensor, list[float]]] = {}
+        self._suspects: dict[str, int] = {}
+        """By tensor of an optimizer without a rule, the steps in a row in which it did not move."""
+        self._rates: dict[tuple[int, int], tuple[float, float]] = {}
+        """By optimizer and group, the last rate and the largest."""
+        self._followed: set[str] = set()
+        """Tensors of optimizers with a `step` of their own whose updates were those of the base class's rule."""
+        self.without_rule: set[str] = set()
+        """Classes of optimizers whose rule is not known."""
+
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        self._groups.pop(id(optimizer), None)
+        self._unmoved.pop(id(optimizer), None)
+        if not step.thorough or _skips(optimizer):
+            return
+        rule = rule_for(optimizer)
+        if rule is None or not rule[1]:
+            self.without_rule.add(type(optimizer).__name__)
+            self._remember_unruled(step, optimizer)
+        if rule is None:
+            return
+        groups = (
+            _read_group(optimizer, index, rule[0], step.number, closure=step.closure)
+            for index in range(len(optimizer.param_groups))
+        )
+        self._groups[id(optimizer)] = [group for group in groups if group is not None]
+
+    def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        names = named_tensors(step.model, step.optimizers)
+        for group in self._groups.pop(id(optimizer), []):
+            self._compare(step, optimizer, group, names)
+        if id(optimizer) in self._unmoved:
+            self._look_at_unruled(step, optimizer, names)
+
+    def restart(self) -> None:
+        self._groups.clear()
+        self._unmoved.clear()
+
+    def _compare(self, step: TrainingStep, optimizer: Optimizer, group: _Group, names: Mapping[int, str]) -> None:
+        gradients = [p.grad for p in group.sample.tensors]
+        rule = rule_for(optimizer)
+        if rule is None or any(g is None or not is_plain(g) for g in gradients):
+            # A closure did not reach some of them: their state was not used.
+            group = _only_with_gradient(group)
+            gradients = [p.grad for p in group.sample.tensors]
+        if rule is None or not gradients:
+            return
+        with torch.no_grad():
+            gradient = group.sample.read([g for g in gradients if g is not None])
+            expected = rule[0].step(_with_gradient(group.before, gradient))
+            numbers = _evidence(group.sample, group.theta, group.sample.read(), expected)
+        own_names = [names[id(p)] for p in group.sample.tensors]
+        kinds = [p.dtype for p in group.sample.tensors]
+        cause = f"{type(optimizer).__name__}'s rule"
+        steady = self._is_steady(id(optimizer), group)
+        certain = rule[1]
+
+        def decide(arrived: Tensor) -> Iterator[StepFinding]:
+            if certain or self._seems_to_follow(own_names, arrived):
+                yield from _judge(arrived, own_names, kinds, cause, steady=steady)
+
+        step.read(numbers, decide)
+
+    def _seems_to_follow(self, names: Sequence[str], numbers: Tensor) -> bool:
+        """Return whether a subclass with a `step` of its own follows its base class's rule but for a few tensors.
+
+        What holds for most tensors of a group in this step, and held for the others before, is the rule. Updates that
+        are lost need no earlier step: no rule leaves a tensor with a gradient where it is and moves the rest.
+        """
+        rows = dict(zip(names, numbers.tolist(), strict=True))
+        wrong = [name for name, row in rows.items() if row[0] > 1]
+        lost = [name for name in wrong if rows[name][1] == 0 and rows[name][2] > 0]
+        followed = set(names) - set(wrong)
+        before, self._followed = self._followed, self._followed | followed
+        few = 2 * len(wrong) < len(rows)
+        return few and (len(lost) == len(wrong) or set(wrong) <= before)
+
+    def _is_steady(self, optimizer: int, group: _Group) -> bool:
+        """Return whether a group's rate is at its height, neither warming up nor running out."""
+        rate = float(_rate(group.options))
+        last, most = self._rates.get((optimizer, group.index), (math.inf, 0.0))
+        self._rates[optimizer, group.index] = (rate, max(most, rate))
+        return _STEADY * most <= rate <= last < math.inf
+
+    def _remember_unruled(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        pairs = [
+            (p, float(_rate(group)))
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if is_plain(p) and p.dtype in (torch.float32, torch.float64) and local(p).numel() and p.grad is not None
+        ]
+        if pairs:
+            sample = EntrySample.of([p for p, _ in pairs], step.number)
+            self._unmoved[id(optimizer)] = (sample, sample.read(), [rate for _, rate in pairs])
+
+    def _look_at_unruled(self, step: TrainingStep, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+        """Ask of an optimizer whose rule is not known only whether weights moved, and only twice in a row."""
+        sample, before, rates = self._unmoved.pop(id(optimizer))
+        if any(p.grad is None or not is_plain(p.grad) for p in sample.tensors):
+            return
+        moved = largest_by_tensor(sample.read() - before, sample)
+        gradient = largest_by_tensor(sample.read([p.grad for p in sample.tensors if p.grad is not None]), sample)
+        spacing = largest_by_tensor(before, sample) * torch.finfo(torch.float32).eps
+        rate = torch.tensor(rates, dtype=torch.float64, device=moved.device)
+        # Steps are about the rate, or the rate times the gradient; far above the spacing, either would show.
+        visible = (rate * gradient.clamp_max(1.0) > 1e3 * spacing) & (gradient > 0) & gradient.isfinite()
+        own_names = [names[id(p)] for p in sample.tensors]
+
+        def decide(arrived: Tensor) -> Iterator[StepFinding]:
+            lost = []
+            for name, unmoved in zip(own_names, arrived.tolist(), strict=True):
+                self._suspects[name] = self._suspects.get(name, 0) + 1 if unmoved else 0
+                if self._suspects[name] == 2:
+                    lost.append(name)
+            if lost:
+                yield _lost(lost, len(own_names), type(optimizer).__name__)
+
+        step.read((moved == 0) & visible, decide)
+
+
+def _skips(optimizer: Optimizer) -> bool:
+    """Return whether a scaler has told a fused optimizer to leave everything as it is."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(torch.as_tensor(found).sum() > 0)
+
+
+def _rate(group: Mapping[str, Any]) -> Any:
+    return group.get("lr", 0.0)
+
+
+def _read_group(optimizer: Optimizer, index: int, rule: ReferenceRule, number: int, *, closure: bool) -> _Group | None:
+    """Read what the rule needs of one group; None if nothing in it can be compared."""
+    options = dict(optimizer.param_groups[index])
+    tensors = [
+        p
+        for p in options["params"]
+        if is_plain(p)
+        and p.dtype in _RELATIVE
+        and not p.is_shared()
+        and local(p).numel()
+        and (closure or (p.grad is not None and is_plain(p.grad)))
+    ]
+    if not tensors:
+        return None
+    device = tensors[0].device
+    tensors = [p for p in tensors if p.device == device]
+    sample = EntrySample.of(tensors, number)
+    states = [optimizer.state.get(p, {}) for p in tensors]
+    options = {key: _number(value) for key, value in options.items() if key != "params"}
+    first = sample.read()
+    fresh = torch.tensor([not _has_state(state, rule, options) for state in states], device=device)
+    read = {key: _state_entries(sample, states, key, shared=key in rule.shared) for key in rule.keys(options)}
+    counts = torch.stack([torch.as_tensor(state.get("step", 0.0), dtype=torch.float64).to(device) for state in states])
+    before = GroupEntries(
+        theta=first,
+        gradient=first,
+        group=options,
+        state=read,
+        count=sample.spread(counts + 1),
+        fresh=sample.spread(fresh),
+    )
+    return _Group(index, options, sample, before, first)
+
+
+def _has_state(state: Mapping[str, Any], rule: ReferenceRule, options: Mapping[str, Any]) -> bool:
+    keys = rule.keys(options)
+    return all(state.get(key) is not None for key in keys) if keys else True
+
+
+def _state_entries(sample: EntrySample, states: Sequence[Mapping[str, Any]], key: str, *, shared: bool) -> Tensor:
+    """Return entries of one part of the state; zeros where it is not there yet."""
+    device = sample.tensors[0].device
+    if shared:
+        values = [torch.as_tensor(state.get(key, 0.0), dtype=torch.float64).to(device) for state in states]
+        return sample.spread(torch.stack(values))
+    if all(isinstance(state.get(key), Tensor) for state in states):
+        return sample.read([state[key] for state in states])
+    parts = []
+    for index, state in enumerate(states):
+        own = EntrySample((sample.tensors[index],), (sample.strides[index],), (sample.sizes[index],), sample.number)
+        value = state.get(key)
+        absent = torch.zeros(sample.sizes[index], dtype=torch.float64, device=device)
+        parts.append(own.read([value]) if isinstance(value, Tensor) else absent)
+    return join(parts)
+
+
+def _number(value: Any) -> Any:
+    """Return an option as it can enter a formula: a tensor as float64."""
+    return value.detach().double() if isinstance(value, Tensor) else value
+
+
+def _with_gradient(entries: GroupEntries, gradient: Tensor) -> GroupEntries:
+    return GroupEntries(
+        theta=entries.theta,
+        gradient=gradient,
+        group=entries.group,
+        state=entries.state,
+        count=entries.count,
+        fresh=entries.fresh,
+    )
+
+
+def _only_with_gradient(group: _Group) -> _Group:
+    """Return the part of a group whose tensors have a gradient after the step."""
+    kept = [i for i, p in enumerate(group.sample.tensors) if p.grad is not None and is_plain(p.grad)]
+    whole = group.sample
+
+    def narrow(entries: Tensor) -> Tensor:
+        parts = whole.per_tensor(entries)
+        return torch.cat([parts[i] for i in kept]) if kept else entries[:0]
+
+    sample = EntrySample(
+        tuple(whole.tensors[i] for i in kept),
+        tuple(whole.strides[i] for i in kept),
+        tuple(whole.sizes[i] for i in kept),
+        whole.number,
+    )
+    old = group.before
+    before = GroupEntries(
+        theta=narrow(old.theta),
+        gradient=narrow(old.theta),
+        group=old.group,
+        state={key: narrow(value) for key, value in old.state.items()},
+        count=narrow(old.count),
+        fresh=narrow(old.fresh),
+    )
+    return _Group(group.index, group.options, sample, before, before.theta)
+
+
+def _evidence(sample: EntrySample, before: Tensor, after: Tensor, expected: Tensor) -> Tensor:
+    """Return a row of numbers for each tensor.
+
+    How far its update is from the rule's, over what is allowed; entries that had to move and did; that had to move; the
+    length of the update along the expected one; the largest expected; entries with any update that moved; with any.
+    """
+    eps = torch.tensor([torch.finfo(p.dtype).eps for p in sample.tensors], dtype=torch.float64, device=before.device)
+    relative = torch.tensor([_RELATIVE[p.dtype] for p in sample.tensors], dtype=torch.float64, device=before.device)
+    wanted, made = expected - before, after - before
+    largest = largest_by_tensor(wanted, sample)
+    spacing = sample.spread(eps) * torch.maximum(before.abs(), expected.abs())
+    tolerance = _SPACINGS * spacing + sample.spread(relative * largest)
+    excess = ((after - expected).abs() / tolerance.clamp_min(1e-300)).nan_to_num(0.0, 0.0, 0.0)
+    # Entries whose expected update rounds to another stored value for sure.
+    driven = (wanted.abs() > spacing).double()
+    moved, asked = (made != 0).double(), (wanted != 0).double()
+    parts = (moved * driven, driven, made * wanted, wanted.square(), moved * asked, asked)
+    totals = [_sum_by_tensor(part, sample) for part in parts]
+    ratio = totals[2] / totals[3].clamp_min(1e-300)
+    return torch.stack((largest_by_tensor(excess, sample), totals[0], totals[1], ratio, largest, *totals[4:]), -1)
+
+
+def _sum_by_tensor(entries: Tensor, sample: EntrySample) -> Tensor:
+    return torch.stack([part.sum() for part in sample.per_tensor(entries)])
+
+
+def _judge(
+    numbers: Tensor, names: Sequence[str], kinds: Sequence[torch.dtype], rule: str, *, steady: bool
+) -> Iterator[StepFinding]:
+    """Yield what is wrong with the updates of one group."""
+    rows = [
+        (row, name, kind)
+        for row, name, kind in zip(numbers.tolist(), names, kinds, strict=True)
+        if all(map(_finite, row)) and row[4] > 0
+    ]
+    wrong = [(row, name, kind) for row, name, kind in rows if row[0] > 1]
+    lost = [name for row, name, _ in wrong if row[1] == 0 and row[2] > 0]
+    if lost:
+        yield _lost(lost, len(rows), rule)
+    if steady and not lost:
+        yield from _swallowed([(row, name) for row, name, kind in rows if kind == torch.bfloat16])
+    other = sorted((-row[0], name, row[3]) for row, name, _ in wrong if row[1] > 0)
+    if other:
+        excess, worst, ratio = other[0]
+        others = tuple(name for _, name, _ in other[1:])
+        yield StepFinding(
+            code="not the rule's",
+            tensor=worst,
+            others=others,
+            value=-excess,
+            limit=1.0,
+            message=f"The update of {worst} was not that of {rule}: {_in_words(ratio)}. "
+            f"{len(other)} of {len(rows)} tensors are affected.",
+        )
+
+
+def _swallowed(rows: Sequence[tuple[list[float], str]]) -> Iterator[StepFinding]:
+    """Yield a finding if weights of few bits swallow the whole step."""
+    moved, asked = sum(row[5] for row, _ in rows), sum(row[6] for row, _ in rows)
+    if asked and moved < _LANDED * asked:
+        yield StepFinding(
+            code="swallowed",
+            tensor=rows[0][1],
+            others=tuple(name for _, name in rows[1:]),
+            value=moved / asked,
+            limit=_LANDED,
+            message=f"Updates did not land: {1 - moved / asked:.1%} of the weights with an update did "
+            "not change, because "
+            "it is below the spacing of bfloat16. Keep master weights in float32, or round stochastically.",
+        )
+
+
+def _in_words(ratio: float) -> str:
+    if abs(ratio - 1) < 5e-3:
+        return "single entries differ, or something was added to it"
+    if abs(ratio) < 5e-3:
+        return "it has next to nothing of the update that the gradient, the state and the rate give"
+    return f"along the expected update it is {ratio:.3g} times as long"
+
+
+def _lost(lost: Sequence[str], count: int, rule: str) -> StepFinding:
+    everywhere = len(lost) == count
+    where = "any tensor" if everywhere else name_tensors(list(lost))
+    return StepFinding(
+        code="did not land",
+        tensor=lost[0],
+        others=tuple(lost[1:]),
+        message=f"The update did not land in {where}: there is a gradient, {rule} gives an update, and after "
+        "optimizer.step() no weight has changed. Does the step write to a copy, or was it skipped?",
+    )
+
+
+def _finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")

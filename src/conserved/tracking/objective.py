@@ -1,0 +1,55 @@
+"""Whether a loss sees more of a model than its outputs: then the laws of the outputs are not those of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from conserved.inference import being_followed
+from conserved.tracking.loss_graph import reaches_beside
+
+OBJECTIVE = (
+    "the loss sees weights or features beside the outputs of the model, so that its laws are not those of training"
+)
+"""The reason given for a weight penalty or a distillation of features in the loss."""
+
+_PASSES_KEPT = 64
+"""Outputs of passes of one step that are kept until its loss is known."""
+
+
+class LossObjective:
+    """Looks once at the graph of the loss, between the loss and the outputs of the model."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Any] = []
+        """Ends of the graphs of this step's passes."""
+        self._seen = False
+
+    def note_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Keep the ends of the graph of a pass, until the loss of the step is known; a forward hook."""
+        if not self._seen and torch.is_grad_enabled() and not being_followed():
+            leaves = [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.grad_fn is not None]
+            self._outputs = [*self._outputs, *(one.grad_fn for one in leaves)][-_PASSES_KEPT:]
+
+    def sees_more(self, loss: Any, model: nn.Module) -> bool:
+        """Return whether the loss reaches parameters on another way than through the outputs of the model.
+
+        Args:
+            loss: the loss of the step; looked at once in a run.
+            model: the model.
+
+        Returns:
+            True if a parameter is reached beside the outputs; False afterwards and where the graph is not known.
+        """
+        outputs, self._outputs = self._outputs, []
+        if self._seen or not outputs or not isinstance(loss, Tensor) or loss.grad_fn is None:
+            return False
+        self._seen = True
+        return reaches_beside(loss, outputs, model.parameters())
+
+    def end_step(self) -> None:
+        """Let go of the graphs of a step."""
+        self._outputs = []

@@ -1,0 +1,24 @@
+"""Laws that one process can account for: those of which all legs lie on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from conserved.auditing.backward_pass import layout_with
+from conserved.inference.live import parts_of
+from conserved.laws import Dropped, LawSet
+from conserved.layout import GivenLayout, LawAssembly
+
+SPREAD = "its legs lie on several processes: audits test it, and it is not accounted for"
+"""Reason for a law that is not watched step by step."""
+
+
+def laws_of_process(model: nn.Module, laws: LawSet, layout: GivenLayout | None = None) -> LawSet:
+    """Leave out laws that hold for sums over processes only: what one process has of them is not conserved."""
+    summed = LawAssembly.of(layout_with(parts_of(model), layout), laws.symmetries).names
+    if not summed:
+        return laws
+    rest = laws.select(lambda symmetry: symmetry.name not in summed)
+    return replace(rest, dropped=(*rest.dropped, *(Dropped(name, SPREAD) for name in sorted(summed))))

@@ -1,0 +1,234 @@
+"""What can be asked of a monitored run: its laws, alarms and audits, the account, theory, figures."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from torch import nn
+
+from conserved.alarm import Alarm
+from conserved.auditing import Audit
+from conserved.boundary import LAWS, Boundary, Condition
+from conserved.laws import Dropped, LawSet, Reference
+from conserved.store.step_record import By, Entry, StepRecord
+from conserved.symmetry import Tensors
+from conserved.tracking import run_summary
+from conserved.tracking.optimizer_watch import ACCOUNT
+from conserved.tracking.run_audits import AUDIT, AuditEntry, Audits
+from conserved.tracking.theory import AngularMomentum, Decay, DriftBound
+from conserved.tracking.watched_laws import NoLaw, unwrapped
+
+if TYPE_CHECKING:
+    from conserved.inference import FirstCall
+    from conserved.tracking.law_account import LawAccount
+    from conserved.tracking.run_records import RunRecords
+    from conserved.tracking.step_watch import StepWatch
+    from conserved.tracking.time_budget import TimeBudget
+
+
+class RunResults:
+    """Everything about a run that is read and not changed; `Monitor` adds what a training loop calls."""
+
+    model: nn.Module
+    count: int
+    records: deque[StepRecord]
+    _boundary: Boundary
+    _budget: TimeBudget
+    _every: int | str
+    _steps: StepWatch
+    _records: RunRecords
+    _known: LawAccount | None
+    _audits: Audits | None
+    _first: FirstCall | None
+
+    def _infer(self, *, running: bool = False) -> None:
+        """Read the laws now; `Monitor` says how."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Wait for all records; `Monitor` says how."""
+        raise NotImplementedError
+
+    @property
+    def every(self) -> int:
+        """Number of steps from one account to the next, as it is now."""
+        return self._every if isinstance(self._every, int) else self._budget.interval
+
+    @property
+    def cadence(self) -> str:
+        """How often the run is looked at, in words."""
+        budget = self._budget
+        allowed = f"{100 * budget.share:.2g} %" + (f" or {1e3 * budget.least:.0f} ms" if budget.least else "")
+        if isinstance(self._every, int):
+            return f"account every {self._every} step{'s' if self._every > 1 else ''}"
+        if self.count > 1:
+            return f"account every {self.every} step{'s' if self.every > 1 else ''} ({allowed})"
+        return f"account as often as {allowed} a step allow{'s' if not budget.least else ''}"
+
+    @property
+    def cost(self) -> float:
+        """Seconds a step that the monitor took so far, without reading the laws."""
+        return self._budget.spent / max(self.count, 1)
+
+    @property
+    def state(self) -> str:
+        """What the monitor is doing: "watching", or which parts of it are off, since when and why."""
+        off = {condition.stage for condition in self.conditions if condition.off}
+        texts = [str(condition) for condition in self.conditions]
+        if self.waiting and LAWS not in off:
+            texts.insert(0, "waiting for the first forward pass")
+        elif {ACCOUNT, AUDIT} <= off:
+            texts.insert(0, "laws only")
+        return "; ".join(texts) or "watching"
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The parts of the monitor that are off or left something out."""
+        return self._boundary.conditions
+
+    @property
+    def _account(self) -> LawAccount:
+        """What depends on the laws: there from the first forward pass on; asked for before, they are inferred now."""
+        if self._known is None and self._first is not None:
+            self._infer()
+        if self._known is None:
+            raise NoLaw(self.state)
+        return self._known
+
+    @property
+    def laws(self) -> LawSet:
+        """The laws that are watched; none if the monitor is not watching."""
+        return LawSet(symmetries=()) if self._lawless else self._account.laws
+
+    @property
+    def _lawless(self) -> bool:
+        # Laws that could not be read once are not read again because somebody asks for them.
+        return self._known is None and (self._first is None or bool(self._boundary.off(LAWS)))
+
+    @property
+    def left_out(self) -> tuple[Dropped, ...]:
+        """Laws that are not watched, and why."""
+        return () if self._lawless else self._account.left_out
+
+    @property
+    def reference(self) -> Reference:
+        """The laws when watching began."""
+        return Reference({}, {}) if self._lawless else self._account.reference
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the laws are not known yet, because no forward pass was seen."""
+        return self._first is not None
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """All alarms of the run; alarms of one kind and one family of laws are one."""
+        return self._records.alarms.all
+
+    @property
+    def audits(self) -> list[AuditEntry]:
+        """The audits of the run, in a few numbers each; the last one whole is `last_audit`."""
+        return self._audits.series if self._audits is not None else []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Findings about the precision of the run, which are not wrong gradients."""
+        return () if self._audits is None else tuple(self._audits.notes)
+
+    @property
+    def last_audit(self) -> Audit | None:
+        """The latest audit; None before the first."""
+        return self._audits.last if self._audits is not None else None
+
+    @property
+    def pending(self) -> bool:
+        """Whether an optimizer has made a step that `step()` has not accounted for."""
+        return self._steps.stepped
+
+    def ledger(self, *, law: str | None = None, step: int | None = None) -> list[Entry]:
+        """The account of the steps in memory.
+
+        Args:
+            law: the name of one law; by default all.
+            step: the number of one step; by default all in memory.
+
+        Returns:
+            One entry for each step and law.
+        """
+        self.flush()
+        return [
+            entry
+            for record in self.records
+            if step is None or record.step == step
+            for entry in record.entries()
+            if law is None or entry.law == law
+        ]
+
+    def errors(self, parameters: Tensors | nn.Module | None = None, *, by: By = "block") -> dict[str, float]:
+        """Equation (10) now: how far the laws are from their reference, relative to their size.
+
+        Args:
+            parameters: an averaged or otherwise copied model, or its tensors by name; by default the model itself.
+            by: whether one number is given for each "block", "layer", "family" or "law".
+
+        Returns:
+            By block, layer, family or law, the mean relative change.
+
+        Raises:
+            ValueError: `by` is another word.
+        """
+        if by not in get_args(By):
+            raise ValueError(f"by is one of {', '.join(get_args(By))}; got {by!r}.")
+        if isinstance(parameters, nn.Module):
+            parameters = dict(unwrapped(parameters).named_parameters())
+        return {} if self._lawless else self._account.errors(parameters, by)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """The records in memory as a figure: loss, drift, causes and audits, with a mark for every alarm.
+
+        Args:
+            path: a file to write: .html (a page that needs no network), .png, .svg or .pdf. By default nothing is
+                written.
+
+        Returns:
+            The path, or without one a figure of matplotlib, which notebooks show.
+        """
+        from conserved.tracking.run_figure import draw
+
+        self.flush()
+        return draw(tuple(self.records), self.audits, self.alarms, path)
+
+    def summary(self) -> str:
+        """Where the run stands: alarms first, then the last audit and the drift."""
+        return run_summary.summary(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        known = "laws not known yet" if self.waiting else f"{len(self.laws)} laws"
+        return f"<Monitor: {known}, {self.count} steps, {len(self.audits)} audits, {len(self.alarms)} alarms>"
+
+    def _repr_html_(self) -> str:
+        """The summary for notebooks, alarms first."""
+        return run_summary.panel(self)
+
+    def bounds(self) -> list[DriftBound]:
+        """Equation (9) for every law, with C_h and C_L from the run, beside the observed and the predicted drift."""
+        return [] if self._lawless else self._account.bounds()
+
+    def decay(self) -> list[Decay]:
+        """The decay law e^{−2λt} for every law whose legs decay alike."""
+        return [] if self._lawless else self._account.decay()
+
+    def angular_momenta(self) -> list[AngularMomentum]:
+        """The conserved angular momenta of a heavy-ball run, for every law that has rotations among its generators."""
+        return [] if self._lawless else self._account.angular_momenta()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held between steps: by the laws, and by copies of parameters that an optimizer's rule asks for."""
+        watched = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        held = {"laws": 0, "copies": 0} if self._lawless else self._account.memory()
+        return held | {"parameters": watched}

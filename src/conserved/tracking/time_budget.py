@@ -1,0 +1,115 @@
+r"""Which steps a monitor looks at, so that everything it does stays within its share of the run.
+
+Let a step of the run take p seconds. A monitor may take a = max(share · p, least) of it. It earns a in every step and
+pays for whatever it did there: hooks, audits, the account, storing. It looks at a step, which means that it audits the
+gradients and accounts for the update, whenever it owes nothing. After n steps it has then taken at most n · a, and
+beyond that what one look costs. With looks of c seconds and b seconds in every step, looks are about c/(a − b) steps
+apart.
+
+Nothing is saved up beyond one step: the pause of an evaluation does not buy a row of expensive steps. p is a median,
+because a checkpoint or a garbage collection falls into some steps.
+
+Processes that share parameters look together. They agree on a number of steps between looks, at steps whose numbers are
+known in advance, because a decision that each makes by its own clock would let the others wait for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+LEAST = 2e-3
+"""Seconds a step that a monitor may take on a CPU, whatever the share: a tiny model steps in less than a millisecond,
+and a share of that buys nothing."""
+
+SHARE_ON_CPU = 0.05
+"""The share on a CPU where none is given."""
+
+SHARE_ON_GPU = 0.01
+"""The share on an accelerator where none is given."""
+
+MOST = 1000
+"""Steps between two looks at most, whatever they cost."""
+
+_KEPT = 9
+"""Times of a kind that a median is taken of."""
+
+_REVISED = 64
+"""Steps after which processes agree anew, once the powers of two below are past."""
+
+
+def check_budget(share: float) -> None:
+    """Raise ValueError if `share` is not a share."""
+    if not 0 < share <= 1:
+        raise ValueError(f"Expected `budget` to be a share of the time between 0 and 1, got {share!r}.")
+
+
+class TimeBudget:
+    """Decides which steps are looked at, by what steps and looks took so far.
+
+    Args:
+        share: the share of the run's time that the monitor may take.
+        least: seconds a step that it may always take.
+        first: steps that are looked at whatever they cost; on a device they show what watching costs.
+        together: whether several processes have to look at the same steps.
+    """
+
+    def __init__(self, *, share: float, least: float = 0.0, first: int = 1, together: bool = False) -> None:
+        check_budget(share)
+        self.share, self.least, self.together = share, least, together
+        self.interval = 1
+        """Steps from the last look but one to the last; where processes look together, the number they agreed on."""
+        self.spent, self.run = 0.0, 0.0
+        """Seconds that the monitor took, and that the run took without it."""
+        self.first, self._last, self._balance = first, 0, 0.0
+        self._looks: deque[float] = deque(maxlen=_KEPT)
+        self._others: deque[float] = deque(maxlen=_KEPT)
+        self._runs: deque[float] = deque(maxlen=_KEPT)
+
+    @property
+    def allowance(self) -> float:
+        """Seconds that the monitor may take in a step."""
+        return max(self.share * median(self._runs), self.least) if self._runs else self.least
+
+    def due(self, step: int) -> bool:
+        """Return whether step number `step` is looked at."""
+        if step <= self.first or self.share == 1 or step >= self._last + MOST:
+            return True
+        return step >= self._last + self.interval if self.together else self._balance >= 0
+
+    def note(self, step: int, *, spent: float, run: float, looked: bool) -> None:
+        """Take the times of a step.
+
+        Args:
+            step: its number.
+            spent: seconds that the monitor took in it.
+            run: seconds that the step took without the monitor.
+            looked: whether the monitor looked at it.
+        """
+        self.spent, self.run = self.spent + spent, self.run + run
+        self._runs.append(run)
+        if step > 1:
+            # The first look warms caches and says nothing about the next; it is paid for all the same.
+            (self._looks if looked else self._others).append(spent)
+        if looked:
+            if self._last and not self.together:
+                self.interval = step - self._last
+            self._last = step
+        self._balance = min(self._balance - spent, 0.0) + self.allowance
+
+    def revises(self, step: int) -> bool:
+        """Return whether processes agree anew after this step: at powers of two, then every 64 steps."""
+        if not self.together or step < 2:
+            return False
+        return step % _REVISED == 0 or (step < _REVISED and step & (step - 1) == 0)
+
+    def wanted(self) -> int:
+        """Return the steps between looks that the times of this process ask for."""
+        if not self._looks:
+            return self.interval
+        base = median(self._others) if self._others else 0.0
+        surplus = self.allowance - base
+        if surplus <= 0:
+            return MOST
+        return min(max(math.ceil((median(self._looks) - base) / surplus), 1), MOST)

@@ -1,0 +1,48 @@
+"""Which parameters a run trains, and what becomes of a monitor when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from conserved.alarm import Alarm
+from conserved.inference.live import parts_of
+
+Signature = tuple[Any, ...]
+"""The identity, the shape and whether it is trained, of every parameter: laws depend on all of it."""
+
+
+def signature(model: nn.Module) -> Signature:
+    """Return which parameters the model has, which of them are trained, and their shapes."""
+    return tuple((id(p), p.requires_grad, p.shape) for p in parts_of(model).parameters)
+
+
+def orphan_alarm(model: nn.Module, optimizers: Sequence[Optimizer], before: Signature, step: int) -> Alarm | None:
+    """Return an alarm if an optimizer steps tensors that the model had and has no longer.
+
+    Args:
+        model: the model as it is now.
+        optimizers: its optimizers.
+        before: the signature of the model when its laws were read.
+        step: the number of the step that is about to be made.
+
+    Returns:
+        The alarm; None if the optimizers hold parameters of the model only.
+    """
+    had, has = {key for key, *_ in before}, {id(p) for p in model.parameters()}
+    held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    orphans = (had - has) & held
+    if not orphans:
+        return None
+    fresh = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    trained = (
+        f", while nothing trains {fresh[0]}" + (f" and {len(fresh) - 1} more" if fresh[1:] else "") if fresh else ""
+    )
+    message = (
+        f"The optimizer steps {len(orphans)} tensor{'s' if len(orphans) > 1 else ''} that the model does not have "
+        f"any more{trained}. Parameters were replaced or tied after the optimizer was made; make it again."
+    )
+    return Alarm(step=step, code="replaced", law="", value=1.0, limit=0.0, message=message, family="replaced")
