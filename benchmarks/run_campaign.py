@@ -1,0 +1,223 @@
+"""Search released software for wrong gradients: one command, every target checked, every refutation confirmed or not.
+
+python benchmarks/run_campaign.py operators --device cpu --dtypes float32 --modes eager --samples 1
+python benchmarks/run_campaign.py compositions --count 500 --modes inductor --workers 16 --device cuda
+
+Targets are shared out over worker processes. A worker that dies or hangs is started again behind the target it was at.
+Every refutation is run again by a script without this library (campaign/confirming.py), programs are made smaller while
+the script still confirms them, and the script is kept with the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+
+from campaign import compositions, operators
+from campaign.compositions import Program, shrunk
+from campaign.confirming import confirm, script
+from campaign.target import Target
+from conserved.checking import Uncheckable, check
+from measure import RESULTS, commit, machine, save
+
+HERE = Path(__file__).resolve().parent
+STUCK = 150.0
+"""Seconds without a new line after which a worker is taken to hang."""
+
+
+def targets_of(chosen: argparse.Namespace) -> Iterator[Target]:
+    """Yield the targets of a family, in an order that every worker repeats."""
+    dtypes = tuple(getattr(torch, name) for name in chosen.dtypes)
+    if chosen.family == "operators":
+        yield from operators.targets(dtypes, tuple(chosen.modes), chosen.device, chosen.samples, chosen.match)
+    else:
+        for mode in chosen.modes:
+            yield from compositions.targets(chosen.count, dtypes, mode, chosen.first)
+
+
+def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
+    """Check one target and return its verdict, tests and time; nothing is raised."""
+    torch.manual_seed(0)
+    row: dict[str, Any] = target.record()
+    start = time.perf_counter()
+    try:
+        function, tensors = target.build(device)
+        # One graph for each shape: beyond dynamo's limit a function runs eagerly, and that is not what is checked.
+        torch._dynamo.config.recompile_limit = 256
+        result = check(function, *tensors, seconds=seconds)
+    except Uncheckable as problem:
+        return row | {"status": "uncheckable", "why": str(problem)[:200]}
+    except Exception as problem:
+        return row | {"status": "error", "why": f"{type(problem).__name__}: {str(problem)[:200]}"}
+    finally:
+        torch._dynamo.reset()
+    row |= {
+        "status": result.verdict.status.value,
+        "tests": len(result.tests),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+    if not result.verdict.holds:
+        row["why"] = result.verdict.message[:300]
+    return row
+
+
+def look_into(target: Target, device: str) -> dict[str, Any]:
+    """Confirm a refuted target by a script, make it smaller while it is confirmed, and return both."""
+    answer = confirm(target, device)
+    if answer["confirmed"] and target.group == "torch.compile":
+        program = _program_of(target)
+        small = shrunk(program, lambda p: bool(confirm(_with_source(target, p), device)["confirmed"]))
+        target = _with_source(target, small)
+        answer |= {"shrunk": confirm(target, device)}
+    return answer | {"script": script(target, device)}
+
+
+def _program_of(target: Target) -> Program:
+    lines = [line.strip() for line in target.source.splitlines() if line.strip().startswith("h")]
+    sizes = target.source.partition("torch.randn(")[2].partition(", generator")[0]
+    return Program(tuple(lines), tuple(int(size) for size in sizes.split(",")))
+
+
+def _with_source(target: Target, program: Program) -> Target:
+    return Target(name=target.name, group=target.group, source=program.source, mode=target.mode, dtype=target.dtype)
+
+
+def work(chosen: argparse.Namespace) -> None:
+    """Check every target of one worker's share from a number on, a line of JSON each."""
+    torch.set_num_threads(1)
+    deadline = chosen.deadline
+    with Path(chosen.out).open("a") as file:
+        for number, target in enumerate(targets_of(chosen)):
+            if number % chosen.workers != chosen.share or number < chosen.start:
+                continue
+            if time.time() > deadline:
+                return
+            file.write(json.dumps({"begin": number}) + "\n")
+            file.flush()
+            row = check_target(target, chosen.device, chosen.seconds)
+            if row["status"] == "refuted":
+                row |= look_into(target, chosen.device)
+            file.write(json.dumps({"number": number, **row}, default=str) + "\n")
+            file.flush()
+
+
+def launch(chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run all workers to their end or to the deadline, and return their rows."""
+    folder = Path(mkdtemp())
+    words = [word for word in sys.argv[1:] if word != "--launch"]
+    outs = [folder / f"{share}.jsonl" for share in range(chosen.workers)]
+    starts = [0] * chosen.workers
+    deadline = time.time() + chosen.minutes * 60
+
+    def begin(share: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, __file__, *words, "--share", str(share), "--start", str(starts[share])]
+        command += ["--out", str(outs[share]), "--deadline", str(deadline)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            (str(HERE), str(HERE.parent / "src"), environment.get("PYTHONPATH", ""))
+        )
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
+
+    running = {share: begin(share) for share in range(chosen.workers)}
+    shown = time.monotonic()
+    while running:
+        time.sleep(0.5)
+        if time.monotonic() - shown > 20:
+            shown = time.monotonic()
+            print(f"{sum(len(_rows(out)) for out in outs)} targets done, {len(running)} workers", flush=True)
+        for share, process in list(running.items()):
+            quiet_for = time.time() - max(
+                outs[share].stat().st_mtime if outs[share].exists() else 0, process_start(process)
+            )
+            if process.poll() == 0 or time.time() > deadline + 60:
+                process.kill()
+                del running[share]
+            elif process.poll() is not None or quiet_for > STUCK:
+                process.kill()
+                last = _last_begun(outs[share])
+                starts[share] = last + 1
+                with outs[share].open("a") as file:
+                    file.write(json.dumps({"number": last, "status": "crashed"}) + "\n")
+                running[share] = begin(share)
+    return sorted((row for out in outs for row in _rows(out)), key=lambda row: row["number"])
+
+
+_STARTED: dict[int, float] = {}
+
+
+def process_start(process: subprocess.Popen[bytes]) -> float:
+    """Return when a worker was first looked at, so that its imports do not count as silence."""
+    return _STARTED.setdefault(process.pid, time.time())
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    if not out.exists():
+        return []
+    lines = [json.loads(line) for line in out.read_text().splitlines() if line.endswith("}")]
+    return [line for line in lines if "number" in line]
+
+
+def _last_begun(out: Path) -> int:
+    if not out.exists():
+        return -1
+    lines = [json.loads(line) for line in out.read_text().splitlines() if line.endswith("}")]
+    return max((line["begin"] for line in lines if "begin" in line), default=-1)
+
+
+def main() -> None:
+    """Parse arguments, run, and save a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("family", choices=("operators", "compositions"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtypes", nargs="+", default=["float32"])
+    parser.add_argument("--modes", nargs="+", default=["eager"])
+    parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--match", default="")
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=15.0, help="time of one check")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time of the whole run")
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--share", type=int, default=-1, help="worker: which share of the targets")
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--out", default="")
+    parser.add_argument("--deadline", type=float, default=0.0)
+    chosen = parser.parse_args()
+    if chosen.share >= 0:
+        work(chosen)
+        return
+    start = time.time()
+    rows = launch(chosen)
+    counts = Counter(row["status"] for row in rows)
+    print(dict(counts))
+    for row in rows:
+        if row["status"] == "refuted":
+            print(
+                row["name"],
+                row["dtype"],
+                row["mode"],
+                "confirmed:",
+                row.get("confirmed"),
+                row.get("error"),
+                row["why"][:160],
+            )
+    record = {"commit": commit(), **machine(), "arguments": sys.argv[1:], "minutes": (time.time() - start) / 60}
+    record |= {"counts": dict(counts), "rows": rows}
+    print("saved", save(f"campaign_{chosen.family}_{'_'.join(chosen.modes)}", record, chosen.folder))
+
+
+if __name__ == "__main__":
+    main()
