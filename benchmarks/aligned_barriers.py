@@ -21,8 +21,8 @@ import transformers
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from conserved.papers.lab.data.sources import open_images, open_text
 from conserved.transform import align, equalize, exchanges, symmetries_of
+from conserved_papers.lab.data.sources import open_images, open_text
 from measure import save
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from conserved.attention import AttentionMonitor, DepartureRule, coherence_figure
 from conserved.blocks import Attention, DecoderLM
-from conserved.papers.lab.data.embedded import standard_library
+from conserved_papers.lab.data.embedded import standard_library
 from measure import RESULTS, save
 
 STEPS, BREAK, EVERY = 160, 90, 4

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conserved import LawSet, audit, gauge, recognize
 from conserved.blocks import Attention
-from conserved.papers.blocks.attention import rotate
+from conserved_papers.blocks.attention import rotate
 from measure import save
 
 BACKENDS = {

@@ -22,9 +22,9 @@ import transformers
 from torch import Tensor
 
 from conserved.inference import recognize
-from conserved.papers.lab.data.sources import open_images
 from conserved.symmetry import Symmetry
 from conserved.transform import EqualizeEvery
+from conserved_papers.lab.data.sources import open_images
 from measure import save
 
 LAWS: list[Symmetry] = []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from conserved.certificates import certify
 from conserved.discovery import discover
 from conserved.discovery.metric import entropy
-from conserved.papers.blocks import Attention, FeedForward, MixtureOfExperts, SwiGLU
+from conserved_papers.blocks import Attention, FeedForward, MixtureOfExperts, SwiGLU
 from measure import commit, machine, save
 
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from conserved.auditing import check
+from conserved.checking import check
 from kernel_zoo import drawn
 from measure import RESULTS, save
 
@@ -30,7 +30,7 @@ def run(first: int, checks: int, device: str, end: float = float("inf")) -> dict
     start = time.perf_counter()
     statuses: Counter[str] = Counter()
     alarms: list[dict[str, Any]] = []
-    tests, closest = 0, {"identity": 0.0, "relation": 0.0, "slope": 0.0}
+    tests, closest = 0, {"identity": 0.0, "relation": 0.0, "derivative": 0.0}
     done = 0
     for seed in range(first, first + checks):
         if time.time() > end:
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     start = time.perf_counter()
-    share = -(-chosen.checks // (chosen.workers * 4)) if chosen.minutes == float("inf") else chosen.checks
+    share = -(-chosen.checks // (chosen.workers * 4))
     firsts = list(range(chosen.first, chosen.first + chosen.checks, share))
     sizes = [min(share, chosen.first + chosen.checks - first) for first in firsts]
     end = time.time() + 60 * chosen.minutes
@@ -86,7 +86,7 @@ def main() -> None:
     for part in parts:
         statuses.update(part["statuses"])
     alarms = [alarm for part in parts for alarm in part["alarms"]]
-    lines = ("identity", "relation", "slope")
+    lines = ("identity", "relation", "derivative")
     record = {
         "checks": sum(part["checks"] for part in parts),
         "where": chosen.device,

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from conserved.auditing import Uncheckable, check
+from conserved.checking import Uncheckable, check
 from kernels_of_others import CASES, PACKAGES, PAST, Case
 from measure import RESULTS, save
 
@@ -79,15 +79,15 @@ def run_one(case: Case, dtype: torch.dtype, length: int, device: str, *, compare
         "symmetries": [str(symmetry) for symmetry in found.symmetries],
         "tests": {
             method: len([test for test in found.tests if test.method.value == method])
-            for method in ("presence", "identity", "relation", "slope")
+            for method in ("presence", "identity", "relation", "derivative")
         },
         "worst": {
             method: max((test.worst for test in found.tests if test.method.value == method), default=0.0)
-            for method in ("identity", "relation", "slope")
+            for method in ("identity", "relation", "derivative")
         },
         "residual": {
             method: max((test.residual for test in found.tests if test.method.value == method), default=0.0)
-            for method in ("identity", "relation", "slope")
+            for method in ("identity", "relation", "derivative")
         },
         "failures": [test.record() for test in found.failures[:12]],
         "untested": {name: list(why) for name, why in found.untested.items()},

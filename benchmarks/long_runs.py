@@ -1,4 +1,4 @@
-"""The paper's runs to their last step: full batches and mini-batches of Appendix D, in pieces, with the exact ledger.
+"""The paper's runs to their last step: full batches and mini-batches of Appendix D, with the exact ledger.
 
 Along the way the energy fields of all heads are described, on four inputs at several context lengths, by a process of
 its own (`NAME.fields.json`): what Lee's paper says of delocalisation, incoherence and rank, while a model learns.
@@ -35,20 +35,17 @@ import torch
 from torch import Tensor, nn
 
 from conserved.attention import probe
-from conserved.papers.claims.full_size import ARITHMETIC, runs_that_count, summary_of
-from conserved.papers.lab.data import Examples
-from conserved.papers.lab.long import Arithmetic, LongRun, recorded_steps, train_on
-from conserved.papers.lab.pieces import MatrixProducts
-from conserved.papers.lab.recipes import Recipe, build, examples_of, named
-from conserved.papers.lab.schedule import Schedule
-from conserved.papers.lab.train import Limits
-from conserved.papers.lab.windows import comparison, in_step_size_at, windows
+from conserved_papers.claims.full_size import ARITHMETIC, runs_that_count, summary_of
+from conserved_papers.lab.data import Examples
+from conserved_papers.lab.long import DTYPES, Arithmetic, LongRun, recorded_steps, train_on
+from conserved_papers.lab.recipes import Recipe, build, examples_of, named
+from conserved_papers.lab.schedule import Schedule
+from conserved_papers.lab.train import Limits
+from conserved_papers.lab.windows import comparison, in_step_size_at, windows
 from measure import commit, machine, save
 
 MICRO = {"cifar": 5_000, "imagenet": 512, "penn": 192, "wikitext": 48}
 """Examples at a time: the paper's own, where they are accumulated."""
-
-PRODUCTS: dict[str, MatrixProducts] = {"cifar": "half", "imagenet": "half", "penn": "half", "wikitext": "half"}
 
 IMAGES = 20_000
 """Different images that stand in for ImageNet's 1.28 million, at 224 × 224 pixels."""
@@ -80,7 +77,7 @@ def setup(name: str, options: argparse.Namespace) -> Recipe:
 def arithmetic(recipe: Recipe, options: argparse.Namespace) -> Arithmetic:
     """What the set-up is computed with unless the command line says otherwise."""
     stem = recipe.name.split("-")[0]
-    return Arithmetic(products=options.products or PRODUCTS[stem], micro=8 if options.small else MICRO[stem])
+    return Arithmetic(products=options.products, micro=8 if options.small else MICRO[stem])
 
 
 LENGTHS = (64, 128, 256)
@@ -403,7 +400,7 @@ def profile(options: argparse.Namespace) -> None:
 
 
 def _timed(recipe: Recipe, examples: Examples, how: Arithmetic, options: argparse.Namespace) -> dict[str, Any]:
-    from conserved.papers.lab.long import _deterministic, _Long
+    from conserved_papers.lab.long import _deterministic, _Long
 
     cuda = options.device.startswith("cuda")
     with _deterministic():
@@ -423,9 +420,9 @@ def _timed(recipe: Recipe, examples: Examples, how: Arithmetic, options: argpars
             return (time.perf_counter() - begun) / rounds
 
         each = seconds(run.gradient, 3)
-        former = run.slope.clone()
+        former = {name: gradient.clone() for name, gradient in run.gradients.items()}
         loss = run.gradient()
-        same = torch.equal(former, run.slope)
+        same = all(torch.equal(former[name], gradient) for name, gradient in run.gradients.items())
         noting = seconds(lambda: run.note(loss), 1)
         for _ in range(recipe.steps):
             run.gradient()
@@ -441,9 +438,8 @@ def _timed(recipe: Recipe, examples: Examples, how: Arithmetic, options: argpars
         }
         result["ledger_seconds"] = seconds(lambda: run.ledger.add(0.0), 10)
         if options.kernels and cuda:
-            inputs, targets = next(iter(run.batches()))
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-                run.computed(inputs, targets)
+                run.gradient()
                 torch.cuda.synchronize()
             averages = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)[: options.kernels]
             for event in averages:
@@ -461,14 +457,14 @@ def main() -> None:
     parser.add_argument("--images", help="a folder with images, such as Fashion-MNIST's .gz files")
     parser.add_argument("--text", help="a text file, such as the King James Bible")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--products", choices=("double", "single", "pieces", "half"), help="for all set-ups")
+    parser.add_argument("--products", choices=tuple(DTYPES), default="single", help="for all set-ups")
     parser.add_argument("--plan", nargs="*", default=["penn:1e-5", "cifar:4e-4", "wikitext:5e-6", "imagenet:2e-3"])
     parser.add_argument("--seconds", type=float, default=math.inf, help="for the whole plan, this time")
     parser.add_argument("--steps", type=int, help="of each run, this time")
     parser.add_argument("--every", type=float, default=120.0, help="seconds between saved states")
     parser.add_argument("--store", type=Path, default=Path("unfinished"), help="a folder for the state of runs")
     parser.add_argument("--only", nargs="*", default=[], help="set-ups, for profile and small")
-    parser.add_argument("--modes", nargs="*", default=["pieces", "half", "single", "double"])
+    parser.add_argument("--modes", nargs="*", default=["single", "double"])
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels that took longest")
     parser.add_argument("--extra", type=Path, help="for table: a JSON file with more to record")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script")

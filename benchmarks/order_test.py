@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from conserved import LawSet, recognize
 from conserved.blocks import DecoderLM
-from conserved.papers.lab.data import Examples
-from conserved.papers.lab.data.embedded import standard_library
+from conserved_papers.lab.data import Examples
+from conserved_papers.lab.data.embedded import standard_library
 from measure import save
 
 STEPS = (0.02, 0.01, 0.005, 0.0025, 0.00125)

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from conserved.papers.lab.data import Examples
-from conserved.papers.lab.exponents import by_rate, growth, in_step_size
-from conserved.papers.lab.figures import all_figures
-from conserved.papers.lab.recipes import Recipe, cifar, examples_of, imagenet, penn, wikitext
-from conserved.papers.lab.sweep import stored
-from conserved.papers.lab.train import Limits, train
-from conserved.papers.lab.trajectory import Trajectory
+from conserved_papers.lab.data import Examples
+from conserved_papers.lab.exponents import by_rate, growth, in_step_size
+from conserved_papers.lab.figures import all_figures
+from conserved_papers.lab.recipes import Recipe, cifar, examples_of, imagenet, penn, wikitext
+from conserved_papers.lab.sweep import stored
+from conserved_papers.lab.train import Limits, train
+from conserved_papers.lab.trajectory import Trajectory
 from measure import RESULTS, save
 
 CONFIGURATIONS = {"cifar": cifar, "imagenet": imagenet, "penn": penn, "wikitext": wikitext}

@@ -33,8 +33,8 @@ import transformers
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
-from conserved.papers.lab.data.sources import open_images, open_text
 from conserved.transform import equalize, symmetries_of
+from conserved_papers.lab.data.sources import open_images, open_text
 from measure import RESULTS, save
 
 Metric = Callable[[nn.Module], float]

@@ -1,7 +1,7 @@
 """Training ten seeds of the CIFAR-sized vision transformer together against one after another, in steps per second.
 
-Together, as the lab trains: stacked weights, one vmapped gradient, replayed from a CUDA graph where that pays, one
-update. One after another: plain modules with torch.optim.SGD.
+Together, as the lab trains: stacked weights, one vmapped gradient, compiled on a GPU, one update. One after
+another: plain modules with torch.optim.SGD.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from conserved.papers.lab.data import Examples
-from conserved.papers.lab.graphed import graphed
-from conserved.papers.lab.recipes import build, cifar, small_images
-from conserved.papers.lab.train import loss_of, slopes_of, stacked
+from conserved_papers.lab.data import Examples
+from conserved_papers.lab.recipes import build, cifar, small_images
+from conserved_papers.lab.train import loss_of, stacked, stacked_gradients
 from measure import RESULTS, save, side_by_side
 
 TARGET = 5.0
@@ -34,11 +33,11 @@ def measured(
     ).to(device, dtype)
     models = [build(recipe, seed).to(device, dtype) for seed in range(seeds)]
     theta = stacked(models, dtype, device)
-    slopes = graphed(slopes_of(models[0], images.loss, dtype, own_batches=False), own_batches=False)
+    gradients_of = stacked_gradients(models[0], images.loss, dtype, own_batches=False, compiled=device.type == "cuda")
     optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in models]
 
     def together() -> None:
-        gradients, _ = slopes(theta, images.inputs, images.targets)
+        gradients, _ = gradients_of(theta, images.inputs, images.targets)
         torch._foreach_add_(list(theta.values()), [gradients[name] for name in theta], alpha=-1e-3)
 
     def one_after_another() -> None:

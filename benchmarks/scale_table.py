@@ -1,0 +1,483 @@
+"""Teeth, silence and bit flips of audits at the size people train, on models of three makers.
+
+    python benchmarks/scale_table.py table --cells llama:125M:bf16,litgpt:125M:autocast --seconds 200 --out $OUT
+    python benchmarks/scale_table.py clean --cells llama:2M:bf16:256000 --passes 300 --seconds 100 --out $OUT
+    python benchmarks/scale_table.py flips --cells llama:125M:bf16 --flips 1000 --seconds 100 --out $OUT
+
+`table`: wrong factors on parts of a gradient, audited by weights and gradients alone, with a replay, and beside the
+reference form. `clean`: right passes in eight regimes and seven losses; none may be refuted. `flips`: bits of entries
+of gradients, and of gradients inside the backward pass, by the share of the gradient that they change, with spikes of
+norms beside it. Results are written after every cell, so that a limit on time loses nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import conserved
+from conserved.auditing.gradient_peaks import PeakHistory
+from conserved.auditing.reference_form import AS_RUN, PassForm
+from conserved.auditing.replay import ClosureReplay
+from measure import save
+from scale_models import MAKERS
+
+FACTORS = (1.02, 1.05, 1.1, 1.5, 2.0, 0.0, -1.0)
+LETTERS = {"refuted": "R", "inconclusive": "?", "verified": "."}
+SCALE = 2.0**12
+"""Of the loss in float16, as a scaler would have it; gradients are audited before they are unscaled."""
+
+LOSSES = ("plain", "label smoothing", "z-loss", "ignored labels", "chunked", "checkpointed", "sum")
+
+
+@dataclass(eq=False)
+class Cell:
+    """One model in one precision."""
+
+    maker: str
+    size: str
+    precision: str
+    vocabulary: int
+    device: str
+    seed: int = 1
+    tied: bool = False
+    laws: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> None:
+        torch.manual_seed(self.seed)
+        torch.set_default_dtype(torch.bfloat16 if self.precision == "bf16" else torch.float32)
+        more = {"tie_word_embeddings": True} if self.tied else {}
+        try:
+            with torch.device(self.device):
+                self.model: nn.Module = MAKERS[self.maker].build(self.size, self.vocabulary, **more)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        tokens = torch.zeros(1, 16, dtype=torch.long, device=self.device)
+        began = time.perf_counter()
+        for loss in ("cross_entropy", "any"):
+            self.laws[loss] = conserved.recognize(self.model, tokens, loss=loss)
+        self.recognize_seconds = (time.perf_counter() - began) / 2
+
+    @property
+    def kind(self) -> torch.dtype | None:
+        return {"autocast": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+
+    def loss(self, tokens: Tensor, how: str = "plain") -> Tensor:
+        with torch.autocast(self.device, self.kind or torch.bfloat16, enabled=self.kind is not None):
+            logits = MAKERS[self.maker].logits(self.model, tokens)[:, :-1].flatten(0, 1)
+            labels = tokens[:, 1:].flatten()
+        found = _loss(logits, labels, how)
+        return found * SCALE if self.precision == "fp16" else found
+
+    def backward(self, tokens: Tensor, how: str = "plain") -> None:
+        self.model.zero_grad(set_to_none=True)
+        self.loss(tokens, how).backward()
+
+    def audit(self, tokens: Tensor | None, how: str = "plain", **options: Any) -> conserved.Audit:
+        closure = None if tokens is None else partial(self.loss, tokens, how)
+        laws = options.pop("laws", self.laws["any" if how == "z-loss" else "cross_entropy"])
+        return conserved.audit(self.model, laws, closure=closure, precision=self.kind, **options)
+
+    def tokens(self, generator: torch.Generator, batch: int, length: int, most: int | None = None) -> Tensor:
+        return torch.randint(most or self.vocabulary, (batch, length), generator=generator).to(self.device)
+
+
+def _loss(logits: Tensor, labels: Tensor, how: str) -> Tensor:
+    """A loss as training loops have it."""
+    if how == "chunked":
+        parts = zip(logits.chunk(4), labels.chunk(4), strict=True)
+        return torch.stack([F.cross_entropy(a.float(), b, reduction="sum") for a, b in parts]).sum() / len(labels)
+    if how == "checkpointed":
+        value: Tensor = checkpoint(_plain, logits, labels, use_reentrant=False)
+        return value
+    if how == "ignored labels":
+        labels = torch.where(torch.arange(len(labels), device=labels.device) % 3 == 0, -100, labels)
+    if how == "sum":
+        return F.cross_entropy(logits.float(), labels, reduction="sum")
+    smoothing = 0.1 if how == "label smoothing" else 0.0
+    found = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+    return found + 1e-3 * logits.float().logsumexp(-1).square().mean() if how == "z-loss" else found
+
+
+def _plain(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), labels)
+
+
+def regimes(cell: Cell, generator: torch.Generator, *, trained: bool) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Fresh, few tokens, trained, overfitted, after a spike of the learning rate, saturated; each draws its batches."""
+    long = 512 if cell.device == "cuda" else 48
+    draw = partial(cell.tokens, generator)
+    yield "fresh", partial(draw, 2, long)
+    yield "two tokens", partial(draw, 2, 2)
+    yield "three tokens, one sample", partial(draw, 1, 3)
+    if trained:
+        optimizer = torch.optim.AdamW(cell.model.parameters(), lr=3e-4)
+        few = min(cell.vocabulary, 200)
+        _train(cell, optimizer, partial(draw, 2, long, few), 20)
+        yield "20 steps", partial(draw, 2, long, few)
+        kept = draw(2, 32)
+        _train(cell, optimizer, lambda: kept, 60)
+        yield "overfitted", lambda: kept[:, : int(torch.randint(8, 33, (), generator=generator))]
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2
+        _train(cell, optimizer, partial(draw, 2, long, few), 2)
+        yield "after a spike", partial(draw, 2, long, few)
+        del optimizer
+    cell.model.zero_grad(set_to_none=True)
+    for name, factor in (("queries and keys × 8", 8), ("queries and keys × 40", 5)):
+        with torch.no_grad():
+            for key, parameter in cell.model.named_parameters():
+                if any(part in key for part in ("q_proj", "k_proj", ".q.weight", ".k.weight", ".qkv.")):
+                    parameter.mul_(factor)
+        yield name, partial(draw, 2, long)
+
+
+def _train(cell: Cell, optimizer: torch.optim.Optimizer, draw: Callable[[], Tensor], steps: int) -> None:
+    for _ in range(steps):
+        cell.backward(draw())
+        nn.utils.clip_grad_norm_(cell.model.parameters(), 1.0)
+        optimizer.step()
+
+
+def table(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+    """Wrong factors on parts of the gradient of one pass, fresh and after 20 steps."""
+    generator = torch.Generator().manual_seed(cell.seed)
+    found: dict[str, Any] = {"planted": {}, "sensitivity": {}, "clean": {}, "seconds": {}}
+    for regime in ("fresh", "20 steps"):
+        if regime == "20 steps":
+            if cell.parameters > 3e9:
+                break
+            optimizer = torch.optim.AdamW(cell.model.parameters(), lr=3e-4)
+            _train(cell, optimizer, partial(cell.tokens, generator, 2, 512 if cell.device == "cuda" else 32, 200), 20)
+            del optimizer
+        tokens = cell.tokens(generator, 2, 512 if cell.device == "cuda" else 32)
+        cell.backward(tokens)
+        if regime == "fresh":
+            found["seconds"] = _costs(cell, tokens)
+        alone, replayed = cell.audit(None), cell.audit(tokens)
+        compared = cell.audit(tokens, reference=True, sized=False) if cell.parameters < 3e9 else None
+        words = {"alone": alone, "replayed": replayed} | ({} if compared is None else {"compared": compared})
+        found["clean"][regime] = {name: one.verdict.status.value for name, one in words.items()}
+        if compared is not None and compared.comparison is not None:
+            seen = compared.comparison
+            found["clean"][regime] |= {
+                "obstacle": seen.obstacle,
+                "rows compared": seen.coverage,
+                "largest difference over 6 σ": max((d.excess for d in seen.differences), default=0.0),
+                "noise": seen.noise,
+                "scale": str(compared.scale),
+            }
+        assert alone.sensitivity is not None
+        found["sensitivity"][regime] = dict(alone.sensitivity.families)
+        found["planted"][regime] = {}
+        for target, (name, rows) in MAKERS[cell.maker].targets(cell.model, cell.size).items():
+            gradient = cell.model.get_parameter(name).grad
+            assert gradient is not None
+            kept = gradient[rows].clone()
+            said: dict[str, str] = {"alone": "", "replayed": "", "compared": ""}
+            part = target in ("one row of up", "embedding rows", "router, one expert")
+            for factor in FACTORS:
+                gradient[rows] = kept * factor
+                said["alone"] += LETTERS[cell.audit(None, sized=False).verdict.status.value]
+                crude = factor in (1.02, -1.0) or cell.parameters < 2e8
+                said["replayed"] += LETTERS[cell.audit(tokens, sized=False).verdict.status.value] if crude else "-"
+                if part and cell.parameters < 3e9 and (cell.parameters < 2e8 or factor in (1.02, 1.05)):
+                    again = cell.audit(tokens, sized=False, reference=True)
+                    said["compared"] += LETTERS[again.verdict.status.value]
+                gradient[rows] = kept
+            legs = [size for (_, parameter), size in alone.sensitivity.legs.items() if parameter == name]
+            found["planted"][regime][target] = said | {"stated": min(legs, default=None)}
+    return found
+
+
+def _costs(cell: Cell, tokens: Tensor) -> dict[str, float]:
+    def timed(work: Callable[[], object], times: int) -> float:
+        taken = []
+        for _ in range(times):
+            if cell.device == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            work()
+            if cell.device == "cuda":
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - began)
+        return float(np.median(taken))
+
+    alone = partial(cell.audit, None, sized=False)
+    found = {"recognize": cell.recognize_seconds, "first audit": timed(alone, 1), "audit": timed(alone, 5)}
+    history = PeakHistory()
+    found["audit with peaks"] = timed(partial(cell.audit, None, sized=False, peaks=history), 4)
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((1, 512), (4, 512), (16, 512)) if cell.device == "cuda" else ((1, 32), (4, 32))
+    for batch, length in sizes:
+        some = cell.tokens(generator, batch, length)
+        found[f"pass of {batch * length} tokens"] = timed(partial(cell.backward, some), 3)
+    cell.backward(tokens)
+    return found
+
+
+def clean(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+    """Right passes; what was said of them, by regime, and the families that were left open."""
+    generator = torch.Generator().manual_seed(cell.seed)
+    said: Counter[str] = Counter()
+    alone: Counter[str] = Counter()
+    compared: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    each = max(options.passes // 8, 1)
+    largest, began = 0.0, time.perf_counter()
+    for regime, draw in regimes(cell, generator, trained=cell.parameters < 3e9):
+        for number in range(each):
+            if time.perf_counter() - began > options.cell_seconds:
+                break
+            how = LOSSES[number % len(LOSSES)]
+            if how == "sum" and cell.precision == "fp16":
+                # A scaled sum over tokens overflows float16; a scaler would skip such a step.
+                how = "plain"
+            tokens = draw()
+            cell.backward(tokens, how)
+            first = cell.audit(None, how, sized=False)
+            alone[f"{regime}: {first.verdict.status.value}"] += 1
+            with_reference = number == 0 and cell.parameters < 1e9
+            one = cell.audit(tokens, how, sized=False, reference=with_reference)
+            said[f"{regime}: {one.verdict.status.value}"] += 1
+            if with_reference and one.comparison is not None:
+                status = "not compared" if one.comparison.obstacle else one.comparison.verdict.status.value
+                compared[f"{regime}: {status}, loss {'ok' if one.scale is None or one.scale.ok else 'REFUTED'}"] += 1
+                largest = max([largest, *(d.excess for d in one.comparison.differences)])
+            if not one.conclusive:
+                names = ",".join(sorted({row.family for row in (*one.failures, *one.left_open)}))
+                reasons[f"{regime}, {how}: {one.verdict.status.value} ({names}) {one.verdict.message[:160]}"] += 1
+            if first.failures:
+                names = ",".join(sorted({row.family for row in first.failures}))
+                reasons[f"ALONE {regime}, {how}: refuted ({names}) {first.failures[0].residual:.3g}"] += 1
+    return {
+        "replayed": said,
+        "alone": alone,
+        "compared": compared,
+        "largest difference over 6 σ": largest,
+        "reasons": reasons,
+    }
+
+
+class KeptReplay(ClosureReplay):
+    """A replay whose gradients are computed once: a flip does not change what the pass gives when it is run again."""
+
+    def __init__(self, model: nn.Module, closure: Callable[[], Tensor]) -> None:
+        super().__init__(model, closure)
+        self._kept: dict[Any, dict[str, Tensor]] = {}
+
+    def gradients(
+        self, parameters: Mapping[str, Tensor], *, scale: float = 1.0, form: PassForm = AS_RUN
+    ) -> dict[str, Tensor]:
+        key = (scale, form)
+        if key not in self._kept:
+            self._kept[key] = super().gradients(dict(self.model.named_parameters()), scale=scale, form=form)
+        return {name: self._kept[key][name].clone() for name in parameters}
+
+
+BINS = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 1e3, math.inf)
+
+
+def _bin(size: float) -> str:
+    return "not finite" if size != size else next(f"below {edge:g}" for edge in BINS if not size > edge)
+
+
+def flipped(value: Tensor, bit: int) -> Tensor:
+    """A number with one of its bits turned around."""
+    kind = torch.int32 if value.dtype == torch.float32 else torch.int16
+    top = 31 if kind == torch.int32 else 15
+    mask = torch.tensor([-(1 << top) if bit == top else 1 << bit], dtype=kind, device=value.device)
+    return (value.detach().reshape(1).view(kind) ^ mask).view(value.dtype)[0]
+
+
+@dataclass(eq=False)
+class Norms:
+    """Norms of gradients over clean steps, and whether later ones are spikes of five deviations."""
+
+    history: list[NDArray] = field(default_factory=list)
+
+    def read(self, model: nn.Module) -> Any:
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients, 2, torch.float32)).double().cpu().numpy()
+        return np.append(norms, np.linalg.norm(norms))
+
+    def spikes(self, now: Any) -> tuple[bool, bool]:
+        """Whether the norm of any tensor, and that of all of them, is a spike."""
+        past = np.log(np.maximum(np.stack(self.history), 1e-30))
+        far = np.log(np.maximum(now, 1e-30)) > past.mean(0) + 5 * np.maximum(past.std(0), 1e-6)
+        far |= ~np.isfinite(now)
+        return bool(far[:-1].any()), bool(far[-1])
+
+
+NDArray = Any
+
+
+def flips(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+    """Flip bits in gradients, and in gradients inside of the backward pass; count who sees them, by relative size."""
+    generator, rng = torch.Generator().manual_seed(cell.seed), np.random.default_rng(cell.seed)
+    draw = partial(cell.tokens, generator, 2, 256 if cell.device == "cuda" else 24, 2000)
+    peaks, norms, alarms = PeakHistory(), Norms(), 0
+    laws = cell.laws["cross_entropy"]
+    began = time.perf_counter()
+    count = 0
+    while count < max(options.flips, 8) and (count < 8 or time.perf_counter() - began < options.cell_seconds / 4):
+        tokens = draw()
+        cell.backward(tokens)
+        replay = ClosureReplay(cell.model, partial(cell.loss, tokens))
+        one = conserved.audit(cell.model, laws, replay=replay, precision=cell.kind, sized=False, peaks=peaks)
+        alarms += bool(one.failures or one.corrupted)
+        if count < 20:
+            norms.history.append(norms.read(cell.model))
+        count += 1
+    tokens = draw()
+    cell.backward(tokens)
+    replay = KeptReplay(cell.model, partial(cell.loss, tokens))
+    clean_gradients = {n: p.grad.clone() for n, p in cell.model.named_parameters() if p.grad is not None}
+    named = [(n, p) for n, p in cell.model.named_parameters() if p.grad is not None]
+    weights = np.array([p.numel() for _, p in named], dtype=np.float64) ** 0.5
+    counts: dict[str, dict[str, Counter[str]]] = {"gradients": {}, "inside": {}}
+    subsets: dict[str, Any] = {}
+
+    def look(where: str, size: float, name: str | None) -> None:
+        if name is None:
+            some = laws
+        else:
+            if name not in subsets:
+                subsets[name] = laws.select(partial(_moves, name))
+            some = subsets[name]
+        found = conserved.audit(cell.model, some, replay=replay, precision=cell.kind, sized=False, peaks=peaks)
+        bins = counts[where].setdefault(_bin(size), Counter())
+        tensor, everything = norms.spikes(norms.read(cell.model))
+        bins["all"] += 1
+        bins["identity"] += bool(found.failures)
+        bins["entry"] += bool(found.corrupted)
+        infinite = any(item.trouble == "not finite" for item in found.findings)
+        bins["seen"] += bool(found.failures or found.corrupted or infinite)
+        bins["5 σ of a tensor's norm"] += tensor
+        bins["5 σ of the global norm"] += everything
+
+    begin = time.perf_counter()
+    for _ in range(options.flips):
+        if time.perf_counter() - begin > options.cell_seconds / 3:
+            break
+        name, parameter = named[rng.choice(len(named), p=weights / weights.sum())]
+        gradient = parameter.grad
+        assert gradient is not None
+        flat, norm = gradient.view(-1), float(gradient.float().norm())
+        place = int(rng.integers(flat.numel()))
+        kept = flat[place].clone()
+        wrong = flipped(kept, int(rng.integers(32 if kept.dtype == torch.float32 else 16)))
+        flat[place] = wrong
+        look("gradients", abs(float(wrong) - float(kept)) / norm if norm else math.inf, name)
+        flat[place] = kept
+    begin = time.perf_counter()
+    modules = [m for m in cell.model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
+    for _ in range(options.flips):
+        if time.perf_counter() - begin > options.cell_seconds / 3:
+            break
+        handle = modules[int(rng.integers(len(modules)))].register_forward_hook(_corrupt(rng))
+        cell.backward(tokens)
+        handle.remove()
+        size = _largest_change(clean_gradients, dict(cell.model.named_parameters()))
+        look("inside", size, None)
+    return {"clean steps": count, "alarms in clean steps": alarms, "flips": counts}
+
+
+def _largest_change(clean: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> float:
+    """The largest change of a gradient, as a share of its norm."""
+    now = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    names = [name for name in clean if name in now]
+    difference = [now[name] - clean[name] for name in names]
+    moved = torch.stack(torch._foreach_norm(difference, 2, torch.float32))
+    sizes = torch.stack(torch._foreach_norm([clean[name] for name in names], 2, torch.float32))
+    return float((moved / sizes.clamp_min(1e-30)).max())
+
+
+def _moves(name: str, symmetry: conserved.Symmetry) -> bool:
+    return name in symmetry.parameters
+
+
+def _corrupt(rng: np.random.Generator) -> Callable[..., None]:
+    """A forward hook after which one entry of the gradient of the output has a flipped bit."""
+
+    def corrupt(gradient: Tensor) -> Tensor:
+        wrong = gradient.clone()
+        flat = wrong.view(-1)
+        place = int(rng.integers(flat.numel()))
+        flat[place] = flipped(flat[place], int(rng.integers(32 if flat.dtype == torch.float32 else 16)))
+        return wrong
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(corrupt)
+
+    return hook
+
+
+def main() -> None:
+    """Run every cell until the time is over."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["table", "clean", "flips"])
+    parser.add_argument("--cells", required=True, help="maker:size:precision[:vocabulary[:tied]], separated by commas")
+    parser.add_argument("--seconds", type=float, default=500.0)
+    parser.add_argument("--cell-seconds", type=float, default=60.0)
+    parser.add_argument("--passes", type=int, default=160)
+    parser.add_argument("--flips", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--name", default="")
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    began, done = time.perf_counter(), []
+    for text in chosen.cells.split(","):
+        maker, size, precision, *rest = text.split(":")
+        vocabulary = int(rest[0]) if rest else 128256 if size == "8B" else 32000
+        if time.perf_counter() - began > chosen.seconds:
+            print(f"not run for lack of time: {text}")
+            continue
+        cell = Cell(maker, size, precision, vocabulary, device, chosen.seed, "tied" in rest)
+        record: dict[str, Any] = {"cell": text}
+        start = time.perf_counter()
+        try:
+            cell.build()
+            record |= {"parameters": cell.parameters, "families": dict(_families(cell.laws["cross_entropy"]))}
+            record |= {"table": table, "clean": clean, "flips": flips}[chosen.what](cell, chosen)
+        except Exception as problem:
+            record["error"] = f"{type(problem).__name__}: {problem}"[:400]
+        record["took"] = time.perf_counter() - start
+        done.append(record)
+        print(record, flush=True)
+        if chosen.out:
+            name = f"scale_{chosen.what}{chosen.name}"
+            save(
+                name,
+                {"factors": FACTORS, "arguments": {k: str(v) for k, v in vars(chosen).items()}, "cells": done},
+                chosen.out,
+            )
+        del cell
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _families(laws: Any) -> Counter[str]:
+    return Counter(symmetry.family for symmetry in laws)
+
+
+if __name__ == "__main__":
+    main()
