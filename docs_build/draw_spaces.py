@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from conserved import blocks, recognize
-from conserved.inference.checker import motions_of
 from conserved.inference.derivation import Derivation
 from conserved.inference.rules import base_name
 
@@ -54,8 +53,7 @@ def main() -> None:
     moving: dict[str, set[int]] = {}
     for key in COLOURS:
         (symmetry,) = (one for one in laws if one.name.endswith(key))
-        motions = motions_of(derivation.written(symmetry))
-        moving[key] = {value for value, motion in motions.items() if not motion.still}
+        moving[key] = derivation.moved_values(symmetry)
     box: dict[int, str] = {}
     label: dict[str, str] = {}
     edges: dict[tuple[str, str], set[str]] = defaultdict(set)

@@ -20,8 +20,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 
-from conserved.papers.claims.full_size import ARITHMETIC, runs_that_count
-from conserved.papers.lab.long import LongRun
+from conserved_papers.claims.full_size import ARITHMETIC, runs_that_count
+from conserved_papers.lab.long import LongRun
 from results import RESULTS, stored
 
 ASSETS = Path(__file__).parent.parent / "docs" / "assets"

@@ -37,6 +37,7 @@ PARTS = {
     "inference.probing": "Probing a function",
     "discovery": "Discovering laws",
     "certificates": "Certificates",
+    "checking": "Checking a function",
     "auditing": "Auditing gradients",
     "transform": "Moving along symmetries",
     "testing": "For test suites",
@@ -45,7 +46,6 @@ PARTS = {
     "integrations": "Training loops of others",
     "attention": "Attention",
     "claims": "Claims",
-    "lab": "The laboratory",
     "report": "The report",
     "blocks": "Blocks",
 }
@@ -102,7 +102,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def _with_appendix(results: list[Any]) -> list[Any]:
     """The pages of results, with the pages of the appendix in the place that mkdocs.yml leaves for them."""
-    from conserved.papers.claims.appendix import NAMES
+    from conserved_papers.claims.appendix import NAMES
 
     found = []
     for document, name in NAMES.items():
@@ -162,7 +162,7 @@ def generated() -> Iterator[tuple[str, str]]:
     yield "benchmarks.md", tables.page()
     yield "derivations.md", derivations()
     yield "api/index.md", public_names()
-    from conserved.papers.claims.appendix import appendix_pages
+    from conserved_papers.claims.appendix import appendix_pages
 
     yield from appendix_pages()
     for part, title in parts().items():

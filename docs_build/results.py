@@ -76,6 +76,7 @@ def made_on(record: dict[str, Any]) -> str:
 def catalogue() -> str:
     """Which check sees which broken backward pass."""
     words = {"identity": "identity", "scale": "scale", "gauge": "gauge", "missing": "no gradient"}
+    words |= {"reference": "reference form", "loss": "loss"}
     rows = []
     for item in stored("audit_catalogue")["rows"]:
         single, half = item["float32"], item["bfloat16"]
@@ -266,14 +267,18 @@ def watch_cost() -> str:
 def check_shares() -> str:
     """Planted defects of functions that a check sees, by line of defence."""
     record = stored("check_catalogue")
-    heads = (f"{record['defects']} defects", "gradient missing", "identities", "relations", "slopes", "all")
-    rows = [(kind, *(f"{share:.0%}" for share in shares.values())) for kind, shares in record["shares"].items()]
-    return table(heads, rows)
+    heads = (f"{record['defects']} defects", "gradient missing", "identities", "relations", "derivatives", "all")
+    rows = [
+        (form.removeprefix("planted, "), *(f"{shares[line]:.0%}" for line in ("1", "2", "3", "4", "all")))
+        for form, shares in record["shares"].items()
+        if form.startswith("planted, ")
+    ]
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
 
 
 def check_hidden() -> str:
     """Planted defects in tails, last blocks, single rows and rare inputs that a check sees."""
-    record = stored("check_hidden")
+    record = stored("check_catalogue")
     kinds = {"tail": "in tails", "block": "last blocks", "row": "single rows", "size": "sizes", "rare": "rare inputs"}
     heads = (f"{record['hidden defects']} hidden defects", *kinds.values(), "all")
     rows = [
@@ -281,6 +286,18 @@ def check_hidden() -> str:
         for form, shares in record["shares"].items()
         if form.startswith("hidden, ")
     ]
+    return f"{table(heads, rows)}\n\n{made_on(record)}"
+
+
+def coverage_table() -> str:
+    """Coverage of known models: entries a law touches, entries tested, directions of gradients seen."""
+    record = stored("coverage_table")
+    rows = []
+    for name, row in record["rows"].items():
+        values = [row[key] for key in ("touched", "tested", "directions")]
+        shares = [f"{value:.1%}" if value >= 0.001 or not value else f"{100 * value:.1g}%" for value in values]
+        rows.append((name, *shares, "yes" if row["ok"] else "no"))
+    heads = ("model", "touched (before)", "tested", "directions seen", "ok")
     return f"{table(heads, rows)}\n\n{made_on(record)}"
 
 
@@ -938,7 +955,7 @@ def slowest() -> str:
 
 def claims() -> str:
     """How the statements of the sources, and ours, came out when they were last run."""
-    from conserved.papers.claims.tally import tally_table
+    from conserved_papers.claims.tally import tally_table
 
     own, ours = (table(*tally_table(whose)) for whose in ("source", "ours"))
     return f"What the sources state (errors that are one are counted once):\n\n{own}\n\nWhat we state:\n\n{ours}"

@@ -71,7 +71,7 @@ PAGE = {
     ),
     "The paper's runs to the end": (
         "long_runs.py",
-        "How far, how fast; [what came of them](lab.md#the-papers-runs-to-the-end).",
+        "How far, how fast; [what came of them](long-runs.md).",
         "long_runs",
     ),
     "Gradients in several arithmetics": (

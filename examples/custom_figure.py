@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conserved import recognize
 from conserved.blocks import SwiGLU
-from conserved.papers.lab.figure import PALETTE, Figure, Finding, line, panels
+from conserved.output.figure import PALETTE, Figure, Finding, line, panels
 from conserved.report import write_report
 from conserved.tracking import store_document
 

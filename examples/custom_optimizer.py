@@ -44,9 +44,9 @@ def lion(step: ParameterStep) -> Update:
     sign, after = Combination.of(step.state["direction"]), Combination.of(step.parameter)
     before = (1 / (1 - lr * decay)) * (after + lr * sign)
     return Update(
-        gradient=step.slope,
+        gradient=step.descent_gradient,
         rate=lr,
-        parts={"sign": lr * (sign - step.slope), "decay": (lr * decay) * before},
+        parts={"sign": lr * (sign - step.descent_gradient), "decay": (lr * decay) * before},
     )
 
 

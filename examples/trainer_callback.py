@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from conserved.integrations import ConservationCallback
-from conserved.papers.lab.data.embedded import standard_library
 from conserved.tracking import RunStore
+from conserved_papers.lab.data.embedded import standard_library
 
 
 class Bytes(Dataset[dict[str, Tensor]]):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conserved import Audit, Gauge, LawSet, audit, blocks, gauge, recognize
-from conserved.papers.blocks.attention import rotate
+from conserved_papers.blocks.attention import rotate
 
 SCALES = ("stream_scale", "query_scale", "key_scale")
 """Families of laws that say that a norm forgets the scale of its input."""
@@ -27,8 +27,9 @@ class Broken:
     """A defect: where one of its class was reported, if known, how to plant it, and which checks see it.
 
     `seen` names "identity" (a gradient identity between tensors), "scale" (the scale of a stream or a head that a norm
-    forgets), "gauge" and "missing" (a parameter without a gradient). `in_half` is what is seen in bfloat16, where that
-    differs.
+    forgets), "gauge" and "missing" (a parameter without a gradient). Where none of them sees anything, the pass is
+    replayed: "reference" (a gradient differs from the pass in reference form) and "loss" (the derivative of the loss
+    along the gradient). `in_half` is what is seen in bfloat16, where that differs.
     """
 
     name: str
@@ -55,15 +56,19 @@ class Outcome:
         rows = (*self.audit.failures, *self.audit.left_open)
         found = {"scale" if row.family in SCALES else "identity" for row in rows}
         found |= {"missing"} if any(item.trouble == "missing" for item in self.audit.findings) else set()
+        found |= set() if self.audit.comparison is None or self.audit.comparison.ok else {"reference"}
+        found |= set() if self.audit.scale is None or self.audit.scale.ok else {"loss"}
         return frozenset(found | (set() if self.gauge.ok else {"gauge"}))
 
     def residual(self) -> float:
-        """The largest residual of what is broken: of an identity, else of the gauge."""
-        return max(
-            [row.residual for row in (*self.audit.failures, *self.audit.left_open)]
-            + ([] if self.gauge.ok else [self.gauge.worst]),
-            default=0.0,
-        )
+        """The largest residual of what is broken: of an identity, else of the gauge, the reference or the loss."""
+        found = [row.residual for row in (*self.audit.failures, *self.audit.left_open)]
+        found += [] if self.gauge.ok else [self.gauge.worst]
+        if not found and self.audit.comparison is not None:
+            found += [item.difference for item in self.audit.comparison.failures]
+        if not found and self.audit.scale is not None and not self.audit.scale.ok:
+            found.append(abs(self.audit.scale.factor - 1))
+        return max(found, default=0.0)
 
 
 def small(**options: Any) -> nn.Module:
@@ -90,12 +95,16 @@ def run(case: Broken | None, dtype: torch.dtype, options: dict[str, Any] | None 
         case.spoil(model)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(64, (4, 25), generator=generator)
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+
     with gauge(model) as watched:
-        logits = model(tokens[:, :-1])
-        F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+        loss().backward()
     for change in _AFTERWARDS.pop(id(model), []):
         change()
-    return Outcome(audit=audit(model, laws), gauge=watched)
+    outcome = Outcome(audit=audit(model, laws), gauge=watched)
+    return outcome if outcome.seen else Outcome(audit=audit(model, laws, closure=loss, reference=True), gauge=watched)
 
 
 def _laws_of(model: nn.Module, options: str, dtype: torch.dtype) -> LawSet:
@@ -407,6 +416,8 @@ IDENTITY = frozenset({"identity"})
 SCALE = frozenset({"scale"})
 GAUGE = frozenset({"gauge"})
 MISSING = frozenset({"missing", "identity"})
+REFERENCE = frozenset({"reference"})
+LOSS = frozenset({"loss"})
 
 SAME_M = "dQ = MK and dK = MᵀQ share the same wrong M, and each of its rows still sums to zero"
 LINEAR = "identities are linear in the gradient"
@@ -423,7 +434,7 @@ CATALOGUE = [
         name="dQ and dK both without the softmax scale",
         source="https://github.com/tile-ai/tilelang-ascend/pull/1670",
         spoil=on_slopes(lambda s, dq, dk, dv: (dq / s.scale, dk / s.scale, dv)),
-        seen=NOBODY,
+        seen=REFERENCE | LOSS,
         why=SAME_M,
     ),
     Broken(
@@ -547,7 +558,8 @@ CATALOGUE = [
         name="fused SwiGLU: the gate's derivative wrong",
         source="https://github.com/unslothai/unsloth/issues/3314",
         spoil=gated(lambda d, g, u: (d * u * g.sigmoid(), d * F.silu(g))),
-        seen=NOBODY,
+        seen=REFERENCE | LOSS,
+        in_half=REFERENCE,
         why=NO_LAW,
     ),
     Broken(
@@ -601,7 +613,7 @@ CATALOGUE = [
         name="all gradients twice too large by accumulation",
         source="https://github.com/huggingface/transformers/pull/34191",
         spoil=times("", 2.0),
-        seen=NOBODY,
+        seen=LOSS,
         why=LINEAR,
     ),
     Broken(

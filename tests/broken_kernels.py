@@ -88,7 +88,7 @@ def _softmax_scores(q: Tensor, k: Tensor, *, causal: bool) -> tuple[Tensor, Tens
     group = q.shape[1] // k.shape[1]
     wide = k.repeat_interleave(group, 1)
     scores = q @ wide.transpose(-1, -2) * q.shape[-1] ** -0.5
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     return (scores.masked_fill(later, -math.inf) if causal else scores), wide, later
 
 
@@ -182,7 +182,8 @@ def _without_last(grad: Tensor) -> Tensor:
 
 
 def _decays(length: int, like: Tensor, offset: int = 0) -> Tensor:
-    steps = torch.arange(length)[:, None] - torch.arange(length)[None, :]
+    place = torch.arange(length, device=like.device)
+    steps = place[:, None] - place[None, :]
     return torch.where(steps >= 0, 0.9 ** (steps + offset).clamp_min(0).double(), 0.0).to(like.dtype)
 
 
@@ -197,12 +198,13 @@ def _linear_attention_backward(defect: str, slope: Tensor, q: Tensor, k: Tensor,
     ds = slope @ v.transpose(-1, -2) * mask * scale
     if defect == "decay left out of dq":
         return ((slope @ v.transpose(-1, -2) * (mask > 0) * scale) @ k, ds.transpose(-1, -2) @ q, weights.mT @ slope)
-    near = torch.arange(length)[:, None] // TILE == torch.arange(length)[None, :] // TILE
+    place = torch.arange(length, device=q.device)
+    near = place[:, None] // TILE == place[None, :] // TILE
     dk_scores = {
         "state between chunks dropped in dk": ds * near,
-        "mask off by one in dk": ds * _strict(length),
+        "mask off by one in dk": ds * _strict(length, ds),
         "decay off by one in dk": ds * 0.9,
-        "last chunk's state dropped in dk": ds * (torch.arange(length) < length - TILE)[:, None],
+        "last chunk's state dropped in dk": ds * (place < length - TILE)[:, None],
     }.get(defect, ds)
     dq, dk, dv = ds @ k, dk_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ slope
     if defect == "scale left out of dq":
@@ -216,8 +218,8 @@ def _linear_attention_backward(defect: str, slope: Tensor, q: Tensor, k: Tensor,
     return dq, dk, dv
 
 
-def _strict(length: int) -> Tensor:
-    return torch.ones(length, length).tril(-1)
+def _strict(length: int, like: Tensor) -> Tensor:
+    return torch.ones(length, length, device=like.device).tril(-1)
 
 
 _EPSILON = 1e-6
@@ -306,7 +308,7 @@ def _gated_backward(defect: str, slope: Tensor, gate: Tensor, up: Tensor) -> Gra
 
 def _targets(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Labels that depend on nothing but the shape, every seventh of them ignored."""
-    rows = torch.arange(logits.shape[0])
+    rows = torch.arange(logits.shape[0], device=logits.device)
     return (rows * 5 + 1) % logits.shape[1], rows % 7 != 6
 
 

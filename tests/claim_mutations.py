@@ -14,8 +14,8 @@ from torch import nn
 from conserved.blocks import Attention, FeedForward, TransformerBlock
 from conserved.inference import recognize
 from conserved.laws import LawSet
-from conserved.papers.blocks.transformer import SinusoidalPositions
-from conserved.papers.claims import (
+from conserved_papers.blocks.transformer import SinusoidalPositions
+from conserved_papers.claims import (
     blog,
     paper_experiments,
     paper_framework,
@@ -29,9 +29,9 @@ from conserved.papers.claims import (
     summary,
     summary_adam,
 )
-from conserved.papers.claims import paper_blocks as block
-from conserved.papers.claims.balls import scalar_attention
-from conserved.papers.claims.polynomials import arranged, fractions
+from conserved_papers.claims import paper_blocks as block
+from conserved_papers.claims.balls import scalar_attention
+from conserved_papers.claims.polynomials import arranged, fractions
 
 MUTATIONS: dict[str, dict[str, Any]] = {}
 """By code, the keyword arguments of the check that make it come out the other way."""
@@ -149,6 +149,7 @@ FRAMEWORK: dict[str, dict[str, Any]] = {
     "paper.loss.crossentropy": {"loss": "regression"},
     "paper.S5.singular": {"root": 1},
     "paper.open.norm": {"build": lambda: TransformerBlock(Attention(4, 2, rotary=True), FeedForward(4, 3), bias=False)},
+    "paper.open.depth": {"gains": False},
     "paper.open.stack": {"quantities": lambda theta: paper_framework.stack_invariants(theta)[:6]},
 }
 

@@ -24,7 +24,7 @@ import typed_calls
 import zero_tangents
 from made_once import made_once
 from two_processes import play
-from wheel_environment import DEMO_EXTRAS, Environment, build, copy_of_repository, install
+from wheel_environment import DEMO_EXTRAS, PAPERS, ROOT, Environment, build, copy_of_repository, install
 
 if TYPE_CHECKING:
     from conserved.demo import Demo
@@ -36,6 +36,10 @@ zero_tangents.install()
 # How long an example takes says something about the machine.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+# Processes that tests start import the packages of this tree, as the tests do.
+_TREE = (str(ROOT / "src"), str(PAPERS / "src"), os.environ.get("PYTHONPATH", ""))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _TREE))
 
 torch.set_num_threads(1)
 """The tensors are tiny and the tests run on every core already."""
@@ -154,9 +158,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with that wheel and what the demonstration needs: the command, proofs and reports."""
-    return made_once("core", tmp_path_factory, lambda folder: install(wheel, folder / "core", *DEMO_EXTRAS))
+def papers_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the second distribution."""
+
+    def make(folder: Path) -> Path:
+        (folder / "clone").mkdir()
+        return build(folder / "wheel", source=copy_of_repository(folder / "clone") / PAPERS.name)
+
+    return made_once("papers wheel", tmp_path_factory, make)
+
+
+@pytest.fixture(scope="session")
+def core(wheel: Path, papers_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment as `make demo` makes it: both wheels, the command, proofs and reports."""
+
+    def make(folder: Path) -> Environment:
+        return install(wheel, folder / "core", *DEMO_EXTRAS, papers=papers_wheel)
+
+    return made_once("core", tmp_path_factory, make)
 
 
 @pytest.fixture(scope="session")
@@ -185,15 +204,15 @@ def nobody_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
     gc.collect()
     for module in (attention_calls, norm_calls):
-        for one in module._EARS._replaced:
+        for one in module._LISTENERS._replaced:
             monkeypatch.setattr(one.holder, one.attribute, one.original)
-        monkeypatch.setattr(module, "_EARS", Listeners())
+        monkeypatch.setattr(module, "_LISTENERS", Listeners())
 
 
 @pytest.fixture(autouse=True)
 def _every_step_is_cheap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times say something about the machine: monitors account for every step, unless a test is about their budget."""
-    from conserved.tracking.account_stride import AccountStride
+    """Times say something about the machine: monitors look at every step, unless a test is about their budget."""
+    from conserved.tracking.time_budget import TimeBudget
 
     if request.node.get_closest_marker("budget") is None:
-        monkeypatch.setattr(AccountStride, "wanted", lambda stride: 1)
+        monkeypatch.setattr(TimeBudget, "due", lambda budget, step: True)

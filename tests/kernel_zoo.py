@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from broken_kernels import FAMILIES, kernel
+from hidden_defects import FUNCTIONS, hidden_function
 
 Drawn = tuple[Callable[..., Any], list[Any]]
 
@@ -33,7 +34,8 @@ class Draw:
 
 def _rotated(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    angle = torch.arange(x.shape[-2])[:, None] * torch.exp(-torch.arange(half) / 2)
+    place, pair = torch.arange(x.shape[-2], device=x.device), torch.arange(half, device=x.device)
+    angle = place[:, None] * torch.exp(-pair / 2)
     cos, sin = angle.cos().to(x), angle.sin().to(x)
     left, right = x[..., :half], x[..., half:]
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
@@ -52,7 +54,8 @@ def _attention(draw: Draw) -> Drawn:
         scores = q @ k.mT * q.shape[-1] ** -0.5
         if capped:
             scores = 5 * torch.tanh(scores / 5)
-        steps = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])[None, :]
+        queries_at, keys_at = (torch.arange(each.shape[-2], device=q.device) for each in (q, k))
+        steps = queries_at[:, None] - keys_at[None, :]
         hidden = torch.zeros_like(steps, dtype=torch.bool)
         hidden |= (steps < 0) if causal else hidden
         hidden |= (steps.abs() > 5) if window else hidden
@@ -117,12 +120,14 @@ def _losses(draw: Draw) -> Drawn:
     how = ("mean", "sum", "none")[draw.size(0, 2)]
     smooth = 0.1 * draw.size(0, 1)
     if draw.chance():
-        return (lambda logits: F.cross_entropy(logits.float(), target, reduction=how, label_smoothing=smooth)), [
-            draw.tensor(rows, classes)
-        ]
+        return (
+            lambda logits: F.cross_entropy(
+                logits.float(), target.to(logits.device), reduction=how, label_smoothing=smooth
+            )
+        ), [draw.tensor(rows, classes)]
     return (
         lambda hidden, weight: F.cross_entropy(
-            (hidden @ weight.T).float(), target, reduction=how, label_smoothing=smooth
+            (hidden @ weight.T).float(), target.to(hidden.device), reduction=how, label_smoothing=smooth
         )
     ), [draw.tensor(rows, width), draw.tensor(classes, width, scale=width**-0.5)]
 
@@ -149,7 +154,8 @@ def _recurrence(draw: Draw) -> Drawn:
     batch, length, width, value = draw.size(1, 3), draw.size(2, 14), draw.size(2, 6), draw.size(2, 6)
 
     def scan(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-        state = torch.zeros(q.shape[0], q.shape[2], v.shape[2], dtype=torch.promote_types(q.dtype, torch.float32))
+        kind = torch.promote_types(q.dtype, torch.float32)
+        state = torch.zeros(q.shape[0], q.shape[2], v.shape[2], dtype=kind, device=q.device)
         outs = []
         for step in range(q.shape[1]):
             decay = torch.sigmoid(gate[:, step].to(state.dtype))[:, :, None]
@@ -182,6 +188,26 @@ def _right_kernel(draw: Draw) -> Drawn:
     return kernel(name), [draw.tensor(*shape) for shape in FAMILIES[name].draw(draw.size)]
 
 
+def _rounded(draw: Draw) -> Drawn:
+    """A function whose backward computes in float32 and rounds at the end, on small, usual or large inputs."""
+    name = list(FUNCTIONS)[draw.size(0, len(FUNCTIONS) - 1)]
+    scale = (0.25, 1.0, 1.0, 3.0)[draw.size(0, 3)]
+    shapes = [tuple(min(size, 256) for size in shape) for shape in FUNCTIONS[name][1]]
+    return hidden_function(name), [draw.tensor(*shape, scale=scale) for shape in shapes]
+
+
+def _only(fn: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """The function as a kernel that takes one precision and has no more precise form."""
+
+    def call(*inputs: Any) -> Any:
+        other = [each.dtype for each in inputs if isinstance(each, Tensor) and each.is_floating_point()]
+        if any(kind != dtype for kind in other):
+            raise TypeError(f"Expected {dtype}, got {other}.")
+        return fn(*inputs)
+
+    return call
+
+
 ZOO: tuple[Callable[[Draw], Drawn], ...] = (
     _attention,
     _sdpa,
@@ -196,14 +222,21 @@ ZOO: tuple[Callable[[Draw], Drawn], ...] = (
     _embedding,
     _residual,
     _right_kernel,
+    _rounded,
 )
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def drawn(seed: int) -> tuple[str, torch.dtype, Callable[..., Any], list[Any]]:
-    """A function of the zoo with inputs: its name, the precision, itself, the inputs."""
+    """A function of the zoo with inputs: its name, the precision, itself, the inputs.
+
+    In half precision every second one takes no other precision.
+    """
     maker = ZOO[seed % len(ZOO)]
     dtype = DTYPES[(seed // len(ZOO)) % len(DTYPES)]
     fn, inputs = maker(Draw(seed, dtype))
-    return maker.__name__.strip("_"), dtype, fn, inputs
+    name = maker.__name__.strip("_")
+    if dtype in (torch.bfloat16, torch.float16) and (seed // (len(ZOO) * len(DTYPES))) % 2:
+        return f"{name}, no other precision", dtype, _only(fn, dtype), inputs
+    return name, dtype, fn, inputs

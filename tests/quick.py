@@ -31,7 +31,7 @@ def chosen(files: list[str]) -> list[Path]:
     """Test files for these changes, those that changed themselves first; the core where nothing is told."""
     own = [TESTS.parent / file for file in files if re.fullmatch(r"tests/(\w+/)?test_\w+\.py", file)]
     parts = {part for file in files if (part := _part(file))}
-    patterns = (rf"conserved\.{part}\b|import .*\b{part}\b|^from {part} import" for part in parts)
+    patterns = (rf"conserved(?:_papers)?\.{part}\b|import .*\b{part}\b|^from {part} import" for part in parts)
     naming = re.compile("|".join(patterns), re.MULTILINE)
     named = [path for path in sorted(TESTS.rglob("test_*.py")) if parts and naming.search(path.read_text("utf-8"))]
     pages = [TESTS / "test_documentation.py"] if any(file.endswith(".md") for file in files) else []
@@ -41,7 +41,7 @@ def chosen(files: list[str]) -> list[Path]:
 
 def _part(file: str) -> str:
     """The part of the package, or the module of the tests, that a file belongs to."""
-    found = re.match(r"(?:src/conserved/papers|src/conserved|src|tests)/(\w+)", file)
+    found = re.match(r"(?:papers/src/conserved_papers|src/conserved|src|tests)/(\w+)", file)
     none = ("__init__", "test_", "conftest", "data", "models")
     return found[1] if found and "/test_" not in file and not found[1].startswith(none) else ""
 

@@ -6,16 +6,17 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from conserved.papers.lab.places import Here, Place, Result
-from conserved.papers.lab.recipes import named
-from conserved.papers.lab.sweep import Training, sweep
-from conserved.papers.lab.task import Task
+from conserved_papers.lab.places import Here, Place, Result
+from conserved_papers.lab.recipes import named
+from conserved_papers.lab.sweep import KIND, Training, sweep
+from conserved_papers.lab.task import Documents, Task
 
 RESULTS = 30
 
@@ -29,6 +30,24 @@ class NeverDone(Place):
         yield from Here().run(tasks[: self.tasks], folder=folder)
         for _ in count():
             time.sleep(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dies(Task):
+    """A task whose process ends without a word, as when memory runs out."""
+
+    kind: ClassVar[str] = KIND
+
+    @property
+    def name(self) -> str:
+        return "dies"
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return ("dies/0",)
+
+    def perform(self, checkpoint: Path | None = None) -> Documents:
+        os._exit(3)
 
 
 def tasks() -> list[Training]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import conserved
+import conserved_papers
 from conserved import AuditHook, Evidence, LawSet, Status, Verdict, discover, recognize
 from conserved.blocks import Attention, DecoderLM, FeedForward
 
@@ -96,7 +97,8 @@ def test_equality_of_verdicts_and_statuses_is_transitive() -> None:
 def test_no_class_shares_its_name_with_another_class_or_type() -> None:
     """One word for one thing; what begins with an underscore is of its file alone."""
     classes, types = dict[str, list[str]](), dict[str, list[str]]()
-    for path in sorted(Path(conserved.__file__).parent.rglob("*.py")):
+    packages = (Path(conserved.__file__).parent, Path(conserved_papers.__file__).parent)
+    for path in sorted(path for package in packages for path in package.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import conserved
 from conserved.cli.app import LOSSES
 from conserved.inference.infer import LOSSES as RECOGNISED_LOSSES
 from conserved.optional import EXTRAS
-from wheel_environment import DEMO_EXTRAS, ROOT, Environment, build, required
+from wheel_environment import DEMO_EXTRAS, PAPERS, PROJECTS, ROOT, Environment, build, required
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -29,15 +30,21 @@ WITHOUT = {
     "Weights & Biases": ("import conserved; conserved.tracking.WeightsAndBiases()", "wandb"),
     "live table": ("import conserved; conserved.store.LiveTable()", "cli"),
     "certificate": ("import conserved; conserved.certify", "certify"),
-    "claims": ("import conserved; conserved.claims", "certify"),
     "report": ("import conserved; conserved.report", "report"),
     "Trainer": ("from conserved.integrations import ConservationCallback", "hf"),
     "Lightning": ("from conserved.integrations import LightningConservation", "lightning"),
     "figure": ("import conserved; conserved.attention.coherence_figure({'run': None}, 'x.svg')", "plots"),
-    "digits": ("from conserved.papers.lab.data.embedded import digits; digits()", "lab"),
-    "Ray": ("from conserved.papers.lab.places import Ray; list(Ray('local').run([], folder=None))", "ray"),
 }
 """Each optional feature, and the extra that brings what it needs."""
+
+WITHOUT_PAPERS = ("import conserved; conserved.claims", "from conserved.blocks import Attention")
+"""What another distribution brings."""
+
+WITHOUT_PAPERS_EXTRAS = {
+    "data": "from conserved_papers.lab.data.embedded import digits; digits()",
+    "ray": "from conserved_papers.lab.places import Ray; list(Ray('local').run([], folder=None))",
+}
+"""Features of the second distribution by the extra that brings what they need."""
 
 
 def test_the_wheel_is_typed_complete_and_licensed(wheel: Path) -> None:
@@ -47,8 +54,17 @@ def test_the_wheel_is_typed_complete_and_licensed(wheel: Path) -> None:
     missing = {path.relative_to(source).as_posix() for path in files} - names
     assert not missing
     assert "conserved/py.typed" in names
+    assert not [name for name in names if name.startswith("conserved_papers")], "that is a distribution of its own"
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
+
+
+def test_the_wheel_of_the_papers_is_complete_and_holds_nothing_else(papers_wheel: Path) -> None:
+    names = set(zipfile.ZipFile(papers_wheel).namelist())
+    files = [path for path in (PAPERS / "src").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    expected = {path.relative_to(PAPERS / "src").as_posix() for path in files}
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
 def test_the_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
@@ -66,13 +82,19 @@ def test_no_optional_package_is_among_the_requirements() -> None:
 
 
 def test_the_demonstration_installs_the_extras_that_are_tested_here() -> None:
-    extras = f'-e ".[{",".join(DEMO_EXTRAS)}]"'
+    extras = f'-e ".[{",".join(DEMO_EXTRAS)}]" -e papers'
     assert extras in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("package", EXTRAS)
 def test_an_extra_that_is_named_brings_the_package(package: str) -> None:
-    listed = PROJECT["optional-dependencies"][EXTRAS[package]]
+    requirement = Requirement(EXTRAS[package])
+    project = tomllib.loads(PROJECTS[canonicalize_name(requirement.name)].read_text(encoding="utf-8"))["project"]
+    if not requirement.extras:
+        assert package == project["name"]
+        return
+    [extra] = requirement.extras
+    listed = project["optional-dependencies"][extra]
     names = {"sklearn": "scikit-learn", "PIL": "pillow", "flint": "python-flint"}
     assert any(Requirement(line).name == names.get(package, package) for line in listed)
 
@@ -191,6 +213,21 @@ def test_features_without_their_extra_say_in_one_line_what_to_install(plain: Env
     assert len(lines) == len(WITHOUT), shown.stderr
     for line, (_, extra) in zip(lines, WITHOUT.values(), strict=True):
         assert line.endswith(f"Install it: pip install 'conserved[{extra}]'.")
+
+
+def test_without_the_papers_their_parts_name_the_distribution(plain: Environment, tmp_path: Path) -> None:
+    shown = plain.run(plain.python, "-c", TRY_EACH, at=tmp_path, text="\n".join(WITHOUT_PAPERS))
+    lines = shown.stdout.splitlines()
+    assert len(lines) == len(WITHOUT_PAPERS), shown.stderr
+    for line in lines:
+        assert "needs conserved_papers" in line
+        assert line.endswith("Install it: pip install conserved_papers.")
+
+
+def test_parts_of_the_papers_without_their_extra_name_it(core: Environment, tmp_path: Path) -> None:
+    shown = core.run(core.python, "-c", TRY_EACH, at=tmp_path, text="\n".join(WITHOUT_PAPERS_EXTRAS.values()))
+    for line, extra in zip(shown.stdout.splitlines(), WITHOUT_PAPERS_EXTRAS, strict=True):
+        assert line.endswith(f"Install it: pip install 'conserved_papers[{extra}]'.")
 
 
 @pytest.mark.parametrize("model", ["transformers:LlamaConfig", "timm:create_model", "config.json"])

@@ -13,7 +13,13 @@ from torch.multiprocessing.spawn import start_processes
 
 WORLD = 2
 
-MODULES = ("test_distributed", "test_audit_distributed", "test_transform_sharded", "test_track_distributed")
+MODULES = (
+    "test_distributed",
+    "test_audit_distributed",
+    "test_transform_sharded",
+    "test_track_distributed",
+    "test_audit_pieces",
+)
 """Where scenes are: every one has a list `SCENES` of them."""
 
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "conserved.auditing", "conserved.tracking")

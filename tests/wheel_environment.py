@@ -23,6 +23,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 
+PAPERS = ROOT / "papers"
+"""The second distribution of this repository."""
+
+PROJECTS = {"conserved": ROOT / "pyproject.toml", "conserved-papers": PAPERS / "pyproject.toml"}
+"""The distributions that are built here, by their normalised names."""
+
 DEMO_EXTRAS = ("cli", "report", "certify")
 """The extras that `make demo` installs."""
 
@@ -57,28 +63,33 @@ def build(folder: Path, kind: str = "wheel", *, source: Path = ROOT) -> Path:
     return made
 
 
-def install(wheel: Path, folder: Path, *extras: str) -> Environment:
-    """An empty environment with the wheel and its requirements, those of `extras` included, and nothing else."""
+def install(wheel: Path, folder: Path, *extras: str, papers: Path | None = None) -> Environment:
+    """An empty environment with the wheel and its requirements, those of `extras` included, and nothing else.
+
+    `papers` is the wheel of the second distribution, for what needs it.
+    """
     venv.create(folder, with_pip=False, symlinks=True)
     made = Environment(folder=folder)
     pip = [sys.executable, "-m", "pip", "--python", str(made.python), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    wheels = [wheel] if papers is None else [wheel, papers]
+    subprocess.run([*pip, *map(str, wheels)], check=True, capture_output=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    for name in required(*extras):
+    for name in required(*extras, papers=papers is not None):
         _link(name, packages)
     return made
 
 
-def required(*extras: str) -> frozenset[str]:
-    """Every distribution this package needs, directly or not."""
+def required(*extras: str, papers: bool = False) -> frozenset[str]:
+    """Every distribution this package needs, directly or not; with those of the papers if asked for."""
     found: set[tuple[str, str]] = set()
     waiting = [("conserved", extra) for extra in ("", *extras)]
+    waiting += [("conserved-papers", "")] if papers else []
     while waiting:
         name, extra = waiting.pop()
         if (name, extra) not in found:
             found.add((name, extra))
             waiting += _direct(name, extra)
-    return frozenset(name for name, _ in found) - {"conserved"}
+    return frozenset(name for name, _ in found) - set(PROJECTS)
 
 
 def _direct(name: str, extra: str) -> Iterator[tuple[str, str]]:
@@ -89,9 +100,9 @@ def _direct(name: str, extra: str) -> Iterator[tuple[str, str]]:
 
 
 def _requirements(name: str) -> list[str]:
-    """What a distribution requires; of this package as it is now, which need not be as it was installed."""
-    if name == "conserved":
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    """What a distribution requires; of those built here as they are now, which need not be as they were installed."""
+    if name in PROJECTS:
+        project = tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))["project"]
         extras = project["optional-dependencies"].items()
         return [*project["dependencies"], *(_only_with(extra, line) for extra, lines in extras for line in lines)]
     try:

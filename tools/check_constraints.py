@@ -28,6 +28,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 
+PROJECTS = (ROOT / "pyproject.toml", ROOT / "papers" / "pyproject.toml")
+"""The distributions of this repository; one set of pins serves both."""
+
 PYTHONS = ("3.11", "3.12", "3.13")
 """The supported versions, oldest first. Pins come from the oldest, whose packages also support the newer ones."""
 
@@ -59,7 +62,7 @@ def normalized(name: str) -> str:
 
 
 def requirements(project: Mapping[str, object], name: str = "conserved") -> list[str]:
-    """Return every requirement of the project and of all its extras, without references to itself."""
+    """Return every requirement of a project and of all its extras, without references to this package."""
     dependencies = project["dependencies"]
     extras = project["optional-dependencies"]
     assert isinstance(dependencies, list)
@@ -147,8 +150,7 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="write the newest versions that resolve first")
     parser.add_argument("--python", action="append", choices=PYTHONS, help="only this version (repeatable)")
     arguments = parser.parse_args()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    lines = requirements(project, project["name"])
+    lines = [line for file in PROJECTS for line in requirements(tomllib.loads(file.read_text("utf-8"))["project"])]
     with tempfile.TemporaryDirectory(prefix="constraints-") as name:
         folder = Path(name)
         if arguments.update:

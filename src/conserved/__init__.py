@@ -7,20 +7,21 @@ from conserved import on_demand
 from conserved.version import __version__
 
 if TYPE_CHECKING:
-    from conserved import attention, blocks, claims, integrations, lab, report, store, testing, tracking, transform
+    from conserved import attention, blocks, claims, integrations, report, store, testing, tracking, transform
     from conserved.auditing import (
         Audit,
         AuditHook,
-        Check,
         Gauge,
         GradientsDoNotConserve,
         audit,
-        check,
+        check_eval,
         check_replicas,
+        check_scale,
         check_update,
         gauge,
     )
     from conserved.certificates import Certificate, certify
+    from conserved.checking import Check, check
     from conserved.discovery import Discovery, discover
     from conserved.inference import recognize, register_operator
     from conserved.inference.probing import Probe, Uncheckable, probe
@@ -61,13 +62,14 @@ __all__ = [
     "blocks",
     "certify",
     "check",
+    "check_eval",
     "check_replicas",
+    "check_scale",
     "check_update",
     "claims",
     "discover",
     "gauge",
     "integrations",
-    "lab",
     "probe",
     "recognize",
     "register_operator",
@@ -79,8 +81,11 @@ __all__ = [
 ]
 
 _PARTS = {
-    "auditing": "Audit AuditHook Check Gauge GradientsDoNotConserve audit check check_replicas check_update gauge",
+    "auditing": (
+        "Audit AuditHook Gauge GradientsDoNotConserve audit check_eval check_replicas check_scale check_update gauge"
+    ),
     "certificates": "Certificate certify",
+    "checking": "Check check",
     "discovery": "Discovery discover",
     "inference": "recognize register_operator",
     "inference.probing": "Probe Uncheckable probe",

@@ -5,7 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+STEP_KINDS = {
+    "stale gradient": "loop",
+    "cleared gradient": "loop",
+    "used twice": "loop",
+    "changed gradient": "loop",
+    "clipped while scaled": "loop",
+    "scaled gradient": "loop",
+    "not held": "loop",
+    "untied": "loop",
+    "mode": "loop",
+    "autocast": "precision",
+    "switch": "precision",
+    "converted": "precision",
+    "swallowed": "precision",
+    "did not land": "update",
+    "not the rule's": "update",
+    "something else wrote": "update",
+    "frozen moved": "update",
+    "bits changed": "hardware",
+    "no step": "loop",
+    "state lost": "loop",
+    "not restored": "loop",
+    "rate": "loop",
+    "average": "loop",
+    "norm": "gradient",
+    "zero gradient": "gradient",
+}
+"""By the code of a finding about a step that needs no law, the arrow of the step that it is about."""
+
+STEP_CODES = frozenset(STEP_KINDS) - {"norm"}
+"""Codes of findings that explain what an account of laws leaves over in the same step."""
+
 KINDS = {
+    **STEP_KINDS,
     "residual": "update",
     "leak": "update",
     "hardware": "hardware",
@@ -42,6 +75,10 @@ class Alarm:
     """How many laws in how many steps raised it, added up."""
     last: int = 0
     """The last step in which it was raised; 0 if that is the first."""
+    tensor: str = ""
+    """The tensor it is about, where it is about one."""
+    rank: int | None = None
+    """The process it is about; None outside a distributed run."""
 
     @property
     def kind(self) -> str:
@@ -59,6 +96,8 @@ class Alarm:
         others = tuple(name for name in self.laws if name != self.law)
         if not others:
             return self.message
+        if self.tensor:
+            return f"{self.message} The same in {_listed(others)}."
         return f"{self.message} The same in {len(others)} other law{'s' if len(others) > 1 else ''}: {_listed(others)}."
 
     def __str__(self) -> str:

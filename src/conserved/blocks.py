@@ -1,4 +1,8 @@
-"""The components of the papers as small plain modules: a short path for `conserved.papers.blocks`."""
+"""The components of the papers as small plain modules, from the package `conserved_papers`."""
 
-from conserved.papers.blocks import *  # noqa: F403
-from conserved.papers.blocks import __all__ as __all__
+from conserved.optional import require
+
+require("conserved_papers.blocks", "conserved.blocks")
+
+from conserved_papers.blocks import *  # noqa: E402, F403
+from conserved_papers.blocks import __all__ as __all__  # noqa: E402

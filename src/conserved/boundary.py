@@ -60,12 +60,14 @@ class Boundary:
     Args:
         strict: whether exceptions are raised as well as stated.
         passing: exceptions that always reach the training loop, because the user asked for them.
-        told: whether this process writes to the log.
+        logs: whether this process writes to the log.
     """
 
-    def __init__(self, *, strict: bool = False, passing: tuple[type[Exception], ...] = (), told: bool = True) -> None:
+    def __init__(self, *, strict: bool = False, passing: tuple[type[Exception], ...] = (), logs: bool = True) -> None:
         self.strict, self.step, self.seconds = strict, 0, 0.0
-        self._passing, self._told = passing, told
+        self._passing, self._logs = passing, logs
+        self.on_failure: Callable[[str], None] | None = None
+        """Called with the name of a stage that an exception turned off."""
         self._conditions: dict[str, Condition] = {}
         self._off: set[str] = set()
         self._depth = _Depth()
@@ -97,7 +99,7 @@ class Boundary:
 
     def _state(self, condition: Condition) -> None:
         self._conditions[condition.stage] = condition
-        if self._told:
+        if self._logs:
             LOGGER.warning("conserved: %s. Training goes on.", str(condition).rstrip("."))
 
     def attempt(self, stage: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T | None:
@@ -125,6 +127,8 @@ class Boundary:
             # User programs may raise anything; this is where it becomes a stated condition.
             LOGGER.debug("conserved: %s failed in step %d.", stage, self.step, exc_info=True)
             self.turn_off(stage, described(problem))
+            if self.on_failure is not None:
+                self.on_failure(stage)
             if self.strict:
                 raise
             return None

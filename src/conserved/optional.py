@@ -8,16 +8,17 @@ from types import ModuleType
 from conserved.errors import InvalidInputError
 
 EXTRAS = {
-    **dict.fromkeys(("transformers", "peft", "accelerate", "safetensors"), "hf"),
-    **{name: name for name in ("timm", "lightning", "tensorboard", "trackio", "wandb")},
-    "matplotlib": "plots",
-    **dict.fromkeys(("sklearn", "PIL"), "lab"),
-    "ray": "ray",
-    **dict.fromkeys(("typer", "rich"), "cli"),
-    **dict.fromkeys(("jinja2", "markupsafe", "latex2mathml"), "report"),
-    "flint": "certify",
+    **dict.fromkeys(("transformers", "peft", "accelerate", "safetensors"), "conserved[hf]"),
+    **{name: f"conserved[{name}]" for name in ("timm", "lightning", "tensorboard", "trackio", "wandb")},
+    "matplotlib": "conserved[plots]",
+    **dict.fromkeys(("typer", "rich"), "conserved[cli]"),
+    **dict.fromkeys(("jinja2", "markupsafe", "latex2mathml"), "conserved[report]"),
+    "flint": "conserved[certify]",
+    "conserved_papers": "conserved_papers",
+    **dict.fromkeys(("sklearn", "PIL"), "conserved_papers[data]"),
+    "ray": "conserved_papers[ray]",
 }
-"""Which extra of this package brings an optional one."""
+"""The requirement that brings an optional package: an extra of this distribution, or of `conserved_papers`."""
 
 
 class Missing(InvalidInputError, ImportError):
@@ -25,11 +26,13 @@ class Missing(InvalidInputError, ImportError):
 
 
 def require(package: str, why: str) -> ModuleType:
-    """An optional package, or an error that names the extra to install and why it is needed."""
+    """Import an optional package, or raise an error that says why it is needed and what to install."""
     try:
         return importlib.import_module(package)
+    except Missing:
+        raise  # The package is there and names what it lacks.
     except ImportError as problem:
         root = package.partition(".")[0]
-        extra = EXTRAS.get(root)
-        remedy = f"pip install 'conserved[{extra}]'" if extra else f"pip install {root}"
+        requirement = EXTRAS.get(root, root)
+        remedy = f"pip install '{requirement}'" if "[" in requirement else f"pip install {requirement}"
         raise Missing(f"{why} needs {root}, which cannot be imported ({problem}). Install it: {remedy}.") from problem

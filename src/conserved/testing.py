@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from conserved.auditing import Audit, Check, Gauge, audit, check
+from conserved.auditing import Audit, Gauge, audit
 from conserved.auditing.random_trial import audited_pass
+from conserved.checking import Check, check
 from conserved.inference import laws_of_model
 from conserved.laws import LawSet
 

@@ -328,7 +328,7 @@ def test_laws_are_read_off_the_program_and_the_certificate_says_so(tmp_path: Pat
     found = certify(model, lambda g: torch.randint(3, (1, 2), generator=g), loss="cross_entropy")
     assert found.verdict == Verdict.PROVED
     assert found.complete
-    assert found.contents.about["laws"] == "inferred from the program, 7 of 7 by a checked derivation"
+    assert found.contents.about["laws"] == "inferred from the program, 7 of 7 verified on it in float64"
     path = tmp_path / "decoder.json"
     found.save(path)
     assert conserved_verify.verify(json.loads(path.read_text())).complete
@@ -340,7 +340,7 @@ def test_laws_that_inference_misses_are_searched_for(monkeypatch: pytest.MonkeyP
 
     def some(function: Any, x: Any) -> tuple[LawSet, str]:
         laws, _ = full(function, x)
-        return LawSet(symmetries=laws.symmetries[:kept]), "inferred from the program, 1 of 1 by a checked derivation"
+        return LawSet(symmetries=laws.symmetries[:kept]), "inferred from the program, 1 of 1 verified on it in float64"
 
     monkeypatch.setattr(certifying, "read_off", some)
 

@@ -11,8 +11,8 @@ import pytest
 import conserved
 from conserved import Evidence, Verdict
 from conserved.claims import Claim, claims
-from conserved.papers.claims import registry
 from conserved.store.run_store import RunStore
+from conserved_papers.claims import registry
 from test_cli import run
 
 Printed = pytest.CaptureFixture[str]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from conserved import cli
-from conserved.papers.lab import sweep as sweeping
-from conserved.papers.lab.places import Here
-from conserved.papers.lab.recipes import named
-from conserved.papers.lab.reproduction import plan, sources_among
 from conserved.tracking import BrokenStore, RunStore
+from conserved_papers.lab import sweep as sweeping
+from conserved_papers.lab.places import Here
+from conserved_papers.lab.recipes import named
+from conserved_papers.lab.reproduction import plan, sources_among
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 

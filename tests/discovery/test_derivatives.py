@@ -89,11 +89,11 @@ def test_a_wrong_derivative_shows_against_differences(monkeypatch: pytest.Monkey
     function = attention()
     theta = function.generic_point(torch.Generator().manual_seed(0))
     assert derivative_error(function, theta, 2, torch.Generator().manual_seed(3)) < 1e-6
-    slope = derivatives.Derivatives._slope
+    slope = derivatives.Derivatives._gradient_of
 
     def wrong(self: derivatives.Derivatives, place: int, directions: tuple[Tensor, ...]) -> Tensor:
         found = slope(self, place, directions)
         return 1.01 * found if len(directions) == 2 else found
 
-    monkeypatch.setattr(derivatives.Derivatives, "_slope", wrong)
+    monkeypatch.setattr(derivatives.Derivatives, "_gradient_of", wrong)
     assert derivative_error(function, theta, 2, torch.Generator().manual_seed(3)) > 1e-4

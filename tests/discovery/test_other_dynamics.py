@@ -13,7 +13,7 @@ from conserved.certificates import certify
 from conserved.discovery import Unsuitable, discover
 from conserved.discovery.metric import entropy
 from conserved.discovery.phase_space import FRICTION
-from conserved.papers.blocks import FeedForward, MixtureOfExperts, SwiGLU
+from conserved_papers.blocks import FeedForward, MixtureOfExperts, SwiGLU
 
 EXAMPLE = torch.zeros(3, dtype=torch.float64)
 

@@ -20,7 +20,7 @@ import torch
 
 from conserved import audit, recognize
 from conserved.cli import main
-from conserved.papers.lab.figure import line, panels
+from conserved.output.figure import line, panels
 from conserved.report import NoSuchRun, NotAStore, Unwritable, write_report
 from conserved.report.claimcards import tally
 from conserved.report.contents import read

@@ -73,27 +73,27 @@ def attention_heard(model: nn.Module, tell: Listener) -> Iterator[None]:
 
     Several may listen at a time, to the same model or others, and stop in any order.
     """
-    ear = _Ear(model, guarded(tell))
+    listener = _Listener(model, guarded(tell))
     with ExitStack() as undo:
         for name, module in model.named_modules():
             if name and _calls_no_attention(module):
                 continue
             own: Any = module if computes_own_attention(module) else None
             if own is not None:
-                undo.callback(own.keys.register_forward_hook(guarded(_through_block(ear, name, own))).remove)
+                undo.callback(own.keys.register_forward_hook(guarded(_through_block(listener, name, own))).remove)
             if own is not None or isinstance(module, nn.MultiheadAttention):
-                enter = guarded(_enter_with_inputs(ear, name))
+                enter = guarded(_enter_with_inputs(listener, name))
                 undo.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
             else:
-                undo.callback(module.register_forward_pre_hook(guarded(_enter(ear, name)), prepend=True).remove)
-            undo.callback(module.register_forward_hook(guarded(_leave(ear)), always_call=True).remove)
-        _EARS.begin(ear)
-        undo.callback(_EARS.end, ear)
+                undo.callback(module.register_forward_pre_hook(guarded(_enter(listener, name)), prepend=True).remove)
+            undo.callback(module.register_forward_hook(guarded(_leave(listener)), always_call=True).remove)
+        _LISTENERS.begin(listener)
+        undo.callback(_LISTENERS.end, listener)
         for holder, attribute in _products(model):
-            _EARS.replace(holder, attribute, _through_product, reach=_with_causal_biases)
+            _LISTENERS.replace(holder, attribute, _through_product, reach=_with_causal_biases)
         interface = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
         if hasattr(interface, "get_interface"):
-            _EARS.replace(interface, "get_interface", _through_interface)
+            _LISTENERS.replace(interface, "get_interface", _through_interface)
         yield
 
 
@@ -121,7 +121,7 @@ class _Stack(threading.local):
         self.modules: list[_Running] = []
 
 
-class _Ear:
+class _Listener:
     """Whose attention is listened to, who is told, and which of the modules are running."""
 
     def __init__(self, model: nn.Module, tell: Listener) -> None:
@@ -130,7 +130,7 @@ class _Ear:
         self.running = _Stack()
 
 
-_EARS = Listeners[_Ear]()
+_LISTENERS = Listeners[_Listener]()
 
 
 class _Within(threading.local):
@@ -153,34 +153,34 @@ def unheard() -> Iterator[None]:
         _WITHIN.calls -= 1
 
 
-def _enter(ear: _Ear, path: str) -> Callable[[nn.Module, Any], None]:
+def _enter(listener: _Listener, path: str) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
-            ear.running.modules.append(_Running(path, module))
+            listener.running.modules.append(_Running(path, module))
 
     return hook
 
 
-def _enter_with_inputs(ear: _Ear, path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+def _enter_with_inputs(listener: _Listener, path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        ear.running.modules.append(_Running(path, module, (args, kwargs)))
+        listener.running.modules.append(_Running(path, module, (args, kwargs)))
         if isinstance(module, nn.MultiheadAttention) and not _WITHIN.calls:
             call = AttentionCall(
                 at="inputs", path=path, module=module, queries=None, keys=None, args=args, kwargs=kwargs
             )
             with unheard():
-                ear.tell(call)
+                listener.tell(call)
 
     return hook
 
 
-def _leave(ear: _Ear) -> Callable[[nn.Module, Any, Any], None]:
+def _leave(listener: _Listener) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        running = ear.running.modules
+        running = listener.running.modules
         if running and running[-1].module is module:
             running.pop()
         elif any(one.module is module for one in running):
@@ -190,13 +190,13 @@ def _leave(ear: _Ear) -> Callable[[nn.Module, Any, Any], None]:
     return hook
 
 
-def _through_block(ear: _Ear, path: str, block: nn.Module) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+def _through_block(listener: _Listener, path: str, block: nn.Module) -> Callable[[nn.Module, Any, Tensor], Tensor]:
     """A hook on the module that the keys of a block pass through."""
 
     def hook(module: nn.Module, args: Any, keys: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or _WITHIN.calls:
             return keys
-        given = next((one for one in reversed(ear.running.modules) if one.module is block), None)
+        given = next((one for one in reversed(listener.running.modules) if one.module is block), None)
         call = AttentionCall(
             at="block",
             path=path,
@@ -209,7 +209,7 @@ def _through_block(ear: _Ear, path: str, block: nn.Module) -> Callable[[nn.Modul
             part=given is None,
         )
         with unheard():
-            answer = ear.tell(call)
+            answer = listener.tell(call)
         return keys if answer is None else answer
 
     return hook
@@ -221,8 +221,8 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(query, key, *rest, **options)
         calls = []
         with unheard():
-            for ear in _EARS.now():
-                running = ear.running.modules
+            for listener in _LISTENERS.now():
+                running = listener.running.modules
                 if running and not any(computes_own_attention(one.module) for one in running):
                     call = AttentionCall(
                         at="product",
@@ -235,7 +235,7 @@ def _through_product(original: Callable[..., Any]) -> Callable[..., Any]:
                         part=any(isinstance(one.module, nn.MultiheadAttention) for one in running),
                     )
                     calls.append(call)
-                    answer = ear.tell(call)
+                    answer = listener.tell(call)
                     key = key if answer is None else answer
             output = original(query, key, *rest, **options)
             for call in calls:
@@ -273,7 +273,7 @@ def _through_interface(original: Callable[..., Any]) -> Callable[..., Any]:
         through_product = getattr(attend, "calls_product", False)
         if torch.compiler.is_compiling() or through_product:
             return attend
-        return _EARS.guarded(attend, _through_implementation(attend))
+        return _LISTENERS.guarded(attend, _through_implementation(attend))
 
     return get_interface
 
@@ -286,10 +286,10 @@ def _through_implementation(attend: Callable[..., Any]) -> Callable[..., Any]:
             return attend(module, query, key, *rest, **options)
         calls = []
         with unheard():
-            for ear in _EARS.now():
-                path = ear.paths.get(id(module))
-                if path is None and ear.running.modules:
-                    path = ear.running.modules[-1].path
+            for listener in _LISTENERS.now():
+                path = listener.paths.get(id(module))
+                if path is None and listener.running.modules:
+                    path = listener.running.modules[-1].path
                 if path is not None:
                     call = AttentionCall(
                         at="interface",
@@ -301,7 +301,7 @@ def _through_implementation(attend: Callable[..., Any]) -> Callable[..., Any]:
                         kwargs=options,
                     )
                     calls.append(call)
-                    answer = ear.tell(call)
+                    answer = listener.tell(call)
                     key = key if answer is None else answer
             output = attend(module, query, key, *rest, **options)
             for call in calls:

@@ -166,7 +166,7 @@ def _doubling(length: int) -> list[int]:
 
 
 def _growing(q: Tensor, k: Tensor, lengths: Sequence[int], scale: float | None, groups: int) -> list[Tensor]:
-    """Singular values of the field of ever longer beginnings; each stretch of the sequence is read once."""
+    """Singular values of the field of ever longer beginnings; each segment of the sequence is read once."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     gap = k.shape[-2] - q.shape[-2]
     queries: TokenMoments | None = None

@@ -144,7 +144,7 @@ def _sums(y: Tensor, last: Tensor | None, square: bool) -> list[Tensor]:
 
 
 def _sums_over(y: Rows, start: int, stop: int, square: bool) -> list[Tensor]:
-    """The same for a stretch of any length."""
+    """The same for a segment of any length."""
     heads, _, d = y.values.shape
     rows = block_rows(heads, d, y.values.device)
     total = _sums(y.block(start, start), y.ends(start, start), square)

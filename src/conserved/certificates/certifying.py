@@ -190,7 +190,7 @@ SEARCHED = "; others were searched for in gradients"
 
 
 def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
-    """The laws that inference reads off the function, and in words how well their derivations are known.
+    """The laws that inference reads off the function, and in words how well they are known.
 
     That saves the search for laws and nothing else: each of them stands in the certificate as a polynomial and is
     proved there without trust in the inference.
@@ -200,10 +200,10 @@ def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
     except Exception as problem:
         return LawSet(symmetries=()), f"not inferred ({type(problem).__name__})"
     exact = found.select(lambda symmetry: symmetry.exact)
-    proved = sum(found.proof(symmetry.name) == Verdict.PROVED for symmetry in exact)
+    verified = sum(found.verdict(symmetry.name) == Verdict.VERIFIED for symmetry in exact)
     order = list(function.start)
     exact = LawSet(symmetries=tuple(upright(symmetry, order) for symmetry in exact))
-    return exact, f"inferred from the program, {proved} of {len(exact)} by a checked derivation"
+    return exact, f"inferred from the program, {verified} of {len(exact)} verified on it in float64"
 
 
 def together(inferred: LawSet, searched: LawSet) -> LawSet:

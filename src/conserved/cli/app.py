@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -111,6 +112,11 @@ class Usage(InvalidInputError):
 def among(words: Iterable[str]) -> Callable[[str], list[str]]:
     """Completion for the shell, from known words."""
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def papers_installed() -> bool:
+    """Return whether the package with the claims and experiments of the papers is installed."""
+    return importlib.util.find_spec("conserved_papers") is not None
 
 
 def known_loss(loss: str) -> str:

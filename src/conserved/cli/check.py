@@ -49,8 +49,8 @@ def check(
     """Check a function's backward, with no reference and no model."""
     import torch
 
-    from conserved.auditing import Uncheckable
-    from conserved.auditing import check as run
+    from conserved.checking import Uncheckable
+    from conserved.checking import check as run
 
     given_words, words = split_words(options, inputs)
     given = options_of(given_words)

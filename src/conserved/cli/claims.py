@@ -25,9 +25,11 @@ from conserved.cli.app import (
     deliver,
     ended,
     in_a_folder,
+    papers_installed,
     print_json,
     say,
 )
+from conserved.optional import require
 from conserved.output.terminal import Console
 from conserved.plain_data import record_of
 from conserved.verdict import Status
@@ -42,10 +44,12 @@ STYLES = {
 
 
 def _codes(incomplete: str) -> list[str]:
-    """Codes of claims for the shell, from the recorded verdicts: the claims themselves take a second to load."""
+    """Complete codes of claims from the recorded verdicts: the claims themselves take a second to load."""
+    if not papers_installed():
+        return []
     from importlib.resources import files
 
-    known = json.loads(files("conserved").joinpath("papers", "claims", "recorded.json").read_text(encoding="utf-8"))
+    known = json.loads(files("conserved_papers").joinpath("claims", "recorded.json").read_text(encoding="utf-8"))
     return sorted(code for code in known if code.startswith(incomplete))
 
 
@@ -69,7 +73,8 @@ def claims(
 
     The exit code of one claim is its verdict; a list of several exits with 0 unless a check fails.
     """
-    from conserved.papers.claims.registry import claims, outcomes
+    require("conserved_papers", "The command `claims`")
+    from conserved_papers.claims.registry import claims, outcomes
 
     chosen = claims(pattern)
     if listing:

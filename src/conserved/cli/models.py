@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _WHY = "A model of that package"
 
 
-def _installed(target: str) -> str:
+def installed_target(target: str) -> str:
     """Refuse a model of an optional package that is not there, before a command loads what takes seconds."""
     package = target.rpartition(":")[0].partition(".")[0]
     if package in EXTRAS and package not in sys.modules and importlib.util.find_spec(package) is None:
@@ -34,7 +34,7 @@ def _installed(target: str) -> str:
 Target = Annotated[
     str,
     typer.Argument(
-        callback=_installed,
+        callback=installed_target,
         help="path/to/file.py:factory or package.module:factory; transformers:SomeConfig or path/to/config.json",
         metavar="MODEL",
     ),

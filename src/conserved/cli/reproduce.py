@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,22 +16,31 @@ from conserved.cli.app import (
     AsJson,
     Output,
     Usage,
-    among,
     command,
     counted,
     deliver,
     in_a_folder,
     interrupted,
     on_device,
+    papers_installed,
     say,
 )
+from conserved.optional import require
 from conserved.output.terminal import Console
-from conserved.papers.lab import CODES
 
 if TYPE_CHECKING:
-    from conserved.papers.lab.places import Place
-    from conserved.papers.lab.reproduction import ExperimentSize, Reproduction
-    from conserved.papers.lab.sweep import Say
+    from conserved_papers.lab.places import Place
+    from conserved_papers.lab.reproduction import ExperimentSize, Reproduction
+    from conserved_papers.lab.sweep import Say
+
+
+def _codes(incomplete: str) -> list[str]:
+    """Complete names of figures."""
+    if not papers_installed():
+        return []
+    from conserved_papers.lab import CODES
+
+    return [code for code in CODES if code.startswith(incomplete)]
 
 
 @command(PAPERS)
@@ -40,7 +48,7 @@ def reproduce(
     figures: Annotated[
         list[str] | None,
         typer.Argument(
-            help="figure1 … figure5, ledger, …; all if none is named", metavar="FIGURE", autocompletion=among(CODES)
+            help="figure1 … figure5, ledger, …; all if none is named", metavar="FIGURE", autocompletion=_codes
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full/--small", help="the paper's sizes, or versions for two cores")] = False,
@@ -51,7 +59,7 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, help="seeds per experiment, instead of the recipe's")] = None,
     seconds: Annotated[float | None, typer.Option(min=1.0, help="stop each training run after so many seconds")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", callback=on_device)] = "cpu",
-    workers: Annotated[int | None, typer.Option(min=1, help="processes; as many as there are cores if on cpu")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="processes of this machine, by Ray")] = None,
     ray: Annotated[str | None, typer.Option(help="address of a Ray cluster, or local for two workers here")] = None,
     store: Annotated[Path, typer.Option(help="where results are kept, and looked for", callback=in_a_folder)] = Path(
         "store.db"
@@ -60,14 +68,16 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Re-run the papers' experiments and make their figures, with fitted exponents; what is stored is not run again."""
-    from conserved.papers.lab.reproduction import plan, reproduce
+    require("conserved_papers", "The command `reproduce`")
     from conserved.tracking import BrokenStore
+    from conserved_papers.lab import CODES
+    from conserved_papers.lab.reproduction import plan, reproduce
 
     try:
         scale: ExperimentSize = "full" if full else "small"
         tasks = plan(figures or CODES, scale=scale, seeds=seeds, data=data or (), device=device, seconds=seconds)
         with _shown(len(tasks)) as tell:
-            found = reproduce(tasks, store, _place(device, workers, ray), codes=figures or CODES, say=tell)
+            found = reproduce(tasks, store, _place(workers, ray), codes=figures or CODES, say=tell)
     except BrokenStore as problem:
         raise Usage(f"{problem} Name another with --store.") from None
     except KeyboardInterrupt:
@@ -79,13 +89,12 @@ def reproduce(
         raise typer.Exit(DOES_NOT_HOLD)
 
 
-def _place(device: str, workers: int | None, ray: str | None) -> Place:
-    from conserved.papers.lab.places import Here, Processes, Ray
+def _place(workers: int | None, ray: str | None) -> Place:
+    from conserved_papers.lab.places import LOCAL, Here, Ray
 
     if ray is not None:
         return Ray(ray)
-    count = workers or (os.cpu_count() or 1 if device == "cpu" else 1)
-    return Processes(count) if count > 1 else Here()
+    return Ray(LOCAL, workers=workers) if workers and workers > 1 else Here()
 
 
 @contextmanager

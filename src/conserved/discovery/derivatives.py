@@ -57,7 +57,7 @@ class Derivatives:
     def letter(self, place: int, directions: tuple[FieldRows, ...]) -> FieldRows:
         """L_i[d_1, …, d_m]; it does not depend on the order of the directions, so those known longest come first."""
         directions = tuple(sorted(directions, key=self._number))
-        return self.once(place, directions, lambda: self._slope(place, directions))
+        return self.once(place, directions, lambda: self._gradient_of(place, directions))
 
     def once(self, what: Hashable, directions: tuple[FieldRows, ...], compute: Callable[[], Tensor]) -> FieldRows:
         """A derivative along directions that was computed before, or is now."""
@@ -72,7 +72,7 @@ class Derivatives:
             self._kept.append(direction)
         return self._numbers[id(direction)]
 
-    def _slope(self, place: int, directions: tuple[FieldRows, ...]) -> FieldRows:
+    def _gradient_of(self, place: int, directions: tuple[FieldRows, ...]) -> FieldRows:
         point = self._points[place]
         with torch.enable_grad():
             if directions:
@@ -82,8 +82,8 @@ class Derivatives:
             if not total.requires_grad:
                 return torch.zeros_like(point)
             more = len(directions) < self._order
-            (slope,) = torch.autograd.grad(total, point, create_graph=more, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(point) if slope is None else slope
+            (gradient,) = torch.autograd.grad(total, point, create_graph=more, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(point) if gradient is None else gradient
 
 
 def outputs_at(function: ParameterFunction, points: FieldRows, x: Any) -> Float[Tensor, "count out"]:

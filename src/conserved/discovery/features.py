@@ -110,10 +110,10 @@ def _pairs(
         count = min(chunk, samples - start)
         points = torch.stack([function.generic_point(generator) for _ in range(count)])
         words = function.draw_many(points[0], count, generator)
-        slopes = gradient_rows(function, points, words, count)
-        length = torch.linalg.vector_norm(slopes, dim=1, keepdim=True)
-        slopes = slopes / torch.where(length > 0, length, 1)
-        yield _named(function, points), _named(function, slopes)
+        gradients = gradient_rows(function, points, words, count)
+        length = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+        gradients = gradients / torch.where(length > 0, length, 1)
+        yield _named(function, points), _named(function, gradients)
 
 
 def _named(function: ParameterFunction, rows: Float[Tensor, "count D"]) -> dict[str, Tensor]:

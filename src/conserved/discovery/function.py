@@ -100,8 +100,8 @@ class ParameterFunction:
         each = [tree_map(lambda part, i=i: part[i] if isinstance(part, Tensor) else part, x) for i in range(count)]
         with torch.no_grad(), written_out():
             z = torch.stack([self(theta, one) for one in each]).cpu()
-        slopes = [_slope(partial(_total, loss, y), one) for one, y in zip(z, noise, strict=True)]
-        return x, torch.stack(slopes).to(self.device)
+        gradients = [_gradient_of(partial(_total, loss, y), one) for one, y in zip(z, noise, strict=True)]
+        return x, torch.stack(gradients).to(self.device)
 
 
 def _total(loss: Callable[[Tensor, Tensor], Tensor], target: Tensor, output: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ _NO_HOOKS = (
 )
 
 
-def _slope(f: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+def _gradient_of(f: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
     """The gradient of a number at a point."""
     with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS):
         point = point.detach().requires_grad_()
@@ -407,14 +407,14 @@ def _checked(function: ParameterFunction, f: Any) -> int:
             )
         _refuse_batch_statistics(f)
         try:
-            slope = _slope(partial(_squares, function, x), theta)
-            for other in others if not bool(slope.any()) else ():
-                slope = slope + _slope(partial(_squares, function, other), theta)
+            gradient = _gradient_of(partial(_squares, function, x), theta)
+            for other in others if not bool(gradient.any()) else ():
+                gradient = gradient + _gradient_of(partial(_squares, function, other), theta)
         except Exception as problem:
             raise Unsuitable(f"The function is not differentiable: {type(problem).__name__}: {problem}") from problem
-    if not bool(torch.isfinite(slope).all()):
+    if not bool(torch.isfinite(gradient).all()):
         raise Unsuitable("The gradient is NaN or infinite at random parameters and a random input.")
-    if not bool(slope.any()):
+    if not bool(gradient.any()):
         raise Unsuitable("The output does not depend on the parameters: its gradient is zero.")
     return first.numel()
 

@@ -106,8 +106,8 @@ def _control(function: ParameterFunction) -> Callable[..., State]:
     def field(state: State, sample: Any) -> State:
         x, w = sample
         size = (len(state) - 1) // 2
-        slope = torch.func.grad(lambda theta: function(theta, x) @ w)(state[:size])
-        return torch.cat((torch.zeros_like(slope), slope, torch.zeros_like(state[:1])))
+        gradient = torch.func.grad(lambda theta: function(theta, x) @ w)(state[:size])
+        return torch.cat((torch.zeros_like(gradient), gradient, torch.zeros_like(state[:1])))
 
     return field
 

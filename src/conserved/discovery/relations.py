@@ -70,9 +70,9 @@ def _null_relations(
     if nearly < vanishing:
         # Vectors that nearly vanish are known up to how nearly: their coefficients are told apart no more finely.
         blur = float(values[nearly] / values[nearly - 1])
-        grain = _FINE if blur < _FINE.zero else _COARSE
-        wide = [row.cpu() for row in _reduced(right[nearly:] / scale, grain)]
-        rows = rows + _independent(_shortened(wide, trivial, grain), [*trivial, *rows], grain)
+        resolution = _FINE if blur < _FINE.zero else _COARSE
+        wide = [row.cpu() for row in _reduced(right[nearly:] / scale, resolution)]
+        rows = rows + _independent(_shortened(wide, trivial, resolution), [*trivial, *rows], resolution)
     found = [_relation(features, row, matrix * scale, sizes) for row in rows]
     # The worst of many samples: where what is normalised happens to be small, ε weighs more.
     return [relation for relation in found if relation.violation < 10 * NEARLY]
@@ -87,18 +87,18 @@ def _first_drop(values: Float[Tensor, " F"], limit: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grain:
+class _Resolution:
     """How finely coefficients are told apart: what counts as zero, and how many decimals of a ratio are compared."""
 
     zero: float
     decimals: int
 
 
-_FINE = _Grain(1e-5, 6)
-_COARSE = _Grain(1e-2, 1)
+_FINE = _Resolution(1e-5, 6)
+_COARSE = _Resolution(1e-2, 1)
 
 
-def _reduced(rows: Float[Tensor, "k F"], grain: _Grain) -> Float[Tensor, "k F"]:
+def _reduced(rows: Float[Tensor, "k F"], resolution: _Resolution) -> Float[Tensor, "k F"]:
     """Gauss–Jordan elimination with complete pivoting on scaled rows."""
     rows = rows.clone()
     for place in range(len(rows)):
@@ -111,7 +111,7 @@ def _reduced(rows: Float[Tensor, "k F"], grain: _Grain) -> Float[Tensor, "k F"]:
         rows[place] /= rows[place, column].clone()
         others = torch.arange(len(rows)) != place
         rows[others] -= rows[others, column : column + 1] * rows[place]
-    return torch.where(rows.abs() < 0.1 * grain.zero, 0, rows)
+    return torch.where(rows.abs() < 0.1 * resolution.zero, 0, rows)
 
 
 def _trivial(features: list[Feature]) -> list[Tensor]:
@@ -129,7 +129,7 @@ def _trivial(features: list[Feature]) -> list[Tensor]:
     return found
 
 
-def _shortened(rows: list[Tensor], trivial: list[Tensor], grain: _Grain) -> list[Tensor]:
+def _shortened(rows: list[Tensor], trivial: list[Tensor], resolution: _Resolution) -> list[Tensor]:
     """Subtract multiples of other rows and of trivial relations from each row while that leaves fewer terms.
 
     A relation can hide behind trivial ones (the last neuron's, as the sum over all neurons less the others), so each
@@ -143,7 +143,7 @@ def _shortened(rows: list[Tensor], trivial: list[Tensor], grain: _Grain) -> list
         improved = False
         table = np.stack(arrays) if arrays else np.zeros((0, 0))
         for place in range(len(arrays)):
-            best = _shortest(arrays[place], table, place, known, grain)
+            best = _shortest(arrays[place], table, place, known, resolution)
             if np.count_nonzero(best) < np.count_nonzero(arrays[place]):
                 arrays[place] = table[place] = best
                 improved = True
@@ -151,16 +151,18 @@ def _shortened(rows: list[Tensor], trivial: list[Tensor], grain: _Grain) -> list
     return [torch.from_numpy(row) for row in arrays]
 
 
-def _shortest(row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], grain: _Grain) -> np.ndarray:
+def _shortest(
+    row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], resolution: _Resolution
+) -> np.ndarray:
     """The shortest row within reach, over rows that may be as long or longer on the way."""
-    best = start = _descended(row, table, place, grain)
+    best = start = _descended(row, table, place, resolution)
     frontier, seen = [start], {_signature(start)}
     for _ in range(_EFFORT):
         if not frontier:
             break
         current = frontier.pop(0)
-        for neighbour in _neighbours(current, table, place, trivial, grain):
-            further = _descended(neighbour, table, place, grain)
+        for neighbour in _neighbours(current, table, place, trivial, resolution):
+            further = _descended(neighbour, table, place, resolution)
             if (signature := _signature(further)) not in seen:
                 seen.add(signature)
                 frontier.append(further)
@@ -169,19 +171,19 @@ def _shortest(row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.n
 
 
 def _neighbours(
-    row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], grain: _Grain
+    row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], resolution: _Resolution
 ) -> Iterator[np.ndarray]:
     """The row with a trivial relation taken out, or with all rows along one axis exchanged for those they equal."""
     for relation in trivial:
         if not _has_half(row, relation):
             continue
-        yield _less(row, relation, grain)
+        yield _less(row, relation, resolution)
         for side in (relation > 0, relation < 0):
             inside = (table[:, side & (row != 0)] != 0).any(1)
             inside[place] = False
             exchanged = row
             for k in np.flatnonzero(inside):
-                exchanged = _less(exchanged, table[k], grain)
+                exchanged = _less(exchanged, table[k], resolution)
             yield exchanged
 
 
@@ -202,7 +204,7 @@ _CAREFUL = 64
 """Up to so many candidates, each step takes the best of them; beyond, all that fit are taken in turn."""
 
 
-def _descended(row: np.ndarray, table: np.ndarray, place: int, grain: _Grain) -> np.ndarray:
+def _descended(row: np.ndarray, table: np.ndarray, place: int, resolution: _Resolution) -> np.ndarray:
     """Subtract multiples of other rows while that leaves fewer terms."""
     lengths = np.count_nonzero(table, axis=1)
     lengths[place] = 2 * table.shape[1] + 1
@@ -212,22 +214,22 @@ def _descended(row: np.ndarray, table: np.ndarray, place: int, grain: _Grain) ->
         best = row
         if len(candidates) > _CAREFUL:
             for k in np.flatnonzero(overlap == lengths):
-                best = _less(best, table[k], grain)
+                best = _less(best, table[k], resolution)
         elif len(candidates):
-            shorter = _each_less(row, table[candidates], grain)
+            shorter = _each_less(row, table[candidates], resolution)
             best = shorter[np.count_nonzero(shorter, axis=1).argmin()]
         if np.count_nonzero(best) >= np.count_nonzero(row):
             return row
         row = best
 
 
-def _less(row: np.ndarray, other: np.ndarray, grain: _Grain) -> np.ndarray:
+def _less(row: np.ndarray, other: np.ndarray, resolution: _Resolution) -> np.ndarray:
     """`row` less the multiple of `other` that cancels most of its entries."""
-    found: np.ndarray = _each_less(row, other[None], grain)[0]
+    found: np.ndarray = _each_less(row, other[None], resolution)[0]
     return found
 
 
-def _each_less(row: np.ndarray, others: np.ndarray, grain: _Grain) -> np.ndarray:
+def _each_less(row: np.ndarray, others: np.ndarray, resolution: _Resolution) -> np.ndarray:
     """`row` less a multiple of each of the others: the ratio of entries that occurs most often, the least of several.
 
     Where an entry is zero there is no ratio; what is not a number is sorted to the end, and is equal to nothing."""
@@ -236,7 +238,7 @@ def _each_less(row: np.ndarray, others: np.ndarray, grain: _Grain) -> np.ndarray
     if not known.size:
         return np.repeat(row[None], len(others), axis=0)
     with np.errstate(divide="ignore"):
-        ratios = np.where(known != 0, (row[places] / known).round(grain.decimals), np.nan)
+        ratios = np.where(known != 0, (row[places] / known).round(resolution.decimals), np.nan)
     ratios.sort(axis=1)
     order = np.arange(ratios.shape[1])
     first = np.ones(ratios.shape, dtype=bool)
@@ -244,10 +246,10 @@ def _each_less(row: np.ndarray, others: np.ndarray, grain: _Grain) -> np.ndarray
     begun = np.maximum.accumulate(np.where(first, order, 0), axis=1)
     most = ratios[np.arange(len(ratios)), (order - begun).argmax(1)]
     left = row - most[:, None] * others
-    return np.where(np.isnan(left), row, np.where(np.abs(left) < grain.zero, 0, left))
+    return np.where(np.isnan(left), row, np.where(np.abs(left) < resolution.zero, 0, left))
 
 
-def _independent(rows: list[Tensor], known: list[Tensor], grain: _Grain) -> list[Tensor]:
+def _independent(rows: list[Tensor], known: list[Tensor], resolution: _Resolution) -> list[Tensor]:
     """Shortest rows first, each only if it is independent of the known relations and of those before it."""
     basis: list[Tensor] = []
 
@@ -257,7 +259,7 @@ def _independent(rows: list[Tensor], known: list[Tensor], grain: _Grain) -> list
             for one in basis:
                 left = left - (left @ one) * one
         length = torch.linalg.vector_norm(left)
-        if length < 10 * grain.zero * torch.linalg.vector_norm(row):
+        if length < 10 * resolution.zero * torch.linalg.vector_norm(row):
             return False
         basis.append(left / length)
         return True

@@ -28,7 +28,7 @@ class AuditSection:
     worst: float | None
     precision: str
     coverage: float | None
-    """The share of trained parameters that tested identities span."""
+    """The share of trained parameters that identities tested to the stated size."""
     planted: str
     """The defect that was planted for it, in words."""
     identities: int

@@ -49,7 +49,7 @@ class Plot:
 
 
 def from_document(name: str, content: Mapping[str, Any]) -> Plot:
-    """A figure as `conserved.lab` stores it; ValueError if it holds a kind of trace that is not drawn."""
+    """Return the plot of a figure as a run store keeps it; ValueError if it holds a trace that is not drawn."""
     data = [dict(trace) for trace in content["data"]]
     strange = [str(trace.get("type", "scatter")) for trace in data if trace.get("type", "scatter") not in TRACES]
     if strange:

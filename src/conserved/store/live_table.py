@@ -85,11 +85,11 @@ class LiveTable(Sink):
 def _line(record: StepRecord) -> str:
     """One record on one line; a monitor of attention has readings and no laws."""
     worst = max(record.entries(), key=lambda entry: entry.excess, default=None)
-    told = f"{len(record.alarms)} alarms"
+    text = f"{len(record.alarms)} alarms"
     if worst is not None:
         errors = record.errors("law")
         mean = sum(errors.values()) / len(errors)
         law = f"{worst.law} ({worst.excess:.2g} of rounding)"
-        told = f"drift {mean:.2e}, largest residual {abs(worst.residual):.1e} in {law}, {told}"
+        text = f"drift {mean:.2e}, largest residual {abs(worst.residual):.1e} in {law}, {text}"
     alarms = "".join(f"\n  {alarm}" for alarm in record.alarms)
-    return f"step {record.step}: {told}{alarms}"
+    return f"step {record.step}: {text}{alarms}"

@@ -31,7 +31,7 @@ class TensorBoard(Sink):
             require("tensorboard", "The TensorBoard sink")
         self._folder, self._laws = folder, laws
         self._writer, self._own = writer, writer is None
-        self._told: set[tuple[str, str]] = set()
+        self._announced: set[tuple[str, str]] = set()
 
     def begin(self, run: Run) -> None:
         if self._own:
@@ -45,9 +45,9 @@ class TensorBoard(Sink):
         for name, value in record.scalars(laws=self._laws).items():
             self._writer.add_scalar(f"conserved/{name}", value, record.step)
         for alarm in record.alarms:
-            if (alarm.code, alarm.family) in self._told:
+            if (alarm.code, alarm.family) in self._announced:
                 continue
-            self._told.add((alarm.code, alarm.family))
+            self._announced.add((alarm.code, alarm.family))
             self._writer.add_text(f"conserved/alarm/{alarm.code}", str(alarm), alarm.step)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class Trackio(Sink):
         self._trackio = require("trackio", "The trackio sink") if run is None else None
         self._project, self._laws, self._options = project, laws, options
         self._run, self._given = run, run is not None
-        self._told: set[tuple[str, str]] = set()
+        self._announced: set[tuple[str, str]] = set()
 
     def begin(self, run: Run) -> None:
         if self._trackio is not None:
@@ -35,8 +35,8 @@ class Trackio(Sink):
         scalars = {f"conserved/{name}": value for name, value in record.scalars(laws=self._laws).items()}
         self._run.log(scalars, step=record.step)
         for alarm in record.alarms:
-            if (alarm.code, alarm.family) not in self._told and hasattr(self._run, "alert"):
-                self._told.add((alarm.code, alarm.family))
+            if (alarm.code, alarm.family) not in self._announced and hasattr(self._run, "alert"):
+                self._announced.add((alarm.code, alarm.family))
                 self._run.alert(title=f"conserved: {alarm.code} {alarm.family}", text=str(alarm))
 
     def close(self) -> None:

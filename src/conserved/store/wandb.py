@@ -25,7 +25,7 @@ class WeightsAndBiases(Sink):
         self._project, self._given, self._laws = project, run, laws
         self._options = {"mode": "offline"} | options
         self._run = run
-        self._told: set[tuple[str, str]] = set()
+        self._announced: set[tuple[str, str]] = set()
 
     def begin(self, run: Run) -> None:
         if self._given is None:
@@ -37,8 +37,8 @@ class WeightsAndBiases(Sink):
         scalars = {f"conserved/{name}": value for name, value in record.scalars(laws=self._laws).items()}
         self._run.log({"conserved/step": record.step} | scalars)
         for alarm in record.alarms:
-            if (alarm.code, alarm.family) not in self._told and hasattr(self._run, "alert"):
-                self._told.add((alarm.code, alarm.family))
+            if (alarm.code, alarm.family) not in self._announced and hasattr(self._run, "alert"):
+                self._announced.add((alarm.code, alarm.family))
                 self._run.alert(title=f"conserved: {alarm.code} {alarm.family}"[:63], text=str(alarm))
 
     def close(self) -> None:

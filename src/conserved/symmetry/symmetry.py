@@ -51,8 +51,8 @@ def moment_map(
     batch = torch.broadcast_shapes(*(one.shape[:-2] for one in (*a, *b)))
     legs = [[one.expand(*batch, *one.shape[-2:]) for one in side] for side in (a, b)]
     plan = evaluator().of_matrices(kind, degrees, [one.shape for one in legs[0]])
-    theta, slopes = (dict(zip(plan.needs, side, strict=True)) for side in legs)
-    found = torch.stack(plan.evaluate((Point(theta), Direction(slopes)), [(0, 1)]).values())
+    theta, gradients = (dict(zip(plan.needs, side, strict=True)) for side in legs)
+    found = torch.stack(plan.evaluate((Point(theta), Direction(gradients)), [(0, 1)]).values())
     return found.reshape(batch + found.shape[1:])
 
 
@@ -83,8 +83,8 @@ class Symmetry:
     legs: tuple[Leg, ...]
     epsilon: float = 0.0
     source: str = "typed"
-    """How it was found: "typed" (read off the program, a proof), "probed" (by moving inputs of a function that is not
-    known), "assumed" (it passes through a function whose backward is its author's own)."""
+    """How it was found: "typed" (read off the program by typing rules), "probed" (by moving inputs of a function that
+    is not known), "assumed" (it passes through a function whose backward is its author's own)."""
 
     def __post_init__(self) -> None:
         if not self.legs:

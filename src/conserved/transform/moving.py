@@ -241,18 +241,18 @@ class Weights:
         """Names in a dictionary that stand for one tensor: the same memory, or an unknown name with equal numbers."""
         memory: dict[object, str] = {}
         found: dict[str, list[str]] = defaultdict(list)
-        strangers = [name for name in self._tensors if known and name not in known]
-        alike = Counter((tuple(self._tensors[name].shape), self._tensors[name].dtype) for name in strangers)
-        for name in sorted(self._tensors, key=lambda name: name in strangers):
+        unmatched = [name for name in self._tensors if known and name not in known]
+        alike = Counter((tuple(self._tensors[name].shape), self._tensors[name].dtype) for name in unmatched)
+        for name in sorted(self._tensors, key=lambda name: name in unmatched):
             tensor = self._tensors[name]
             first = memory.setdefault(memory_of(tensor), name)
             if first != name:
                 found[first].append(name)
                 self._shared = {a: b for a, b in self._shared.items() if {a, b} != {first, name}}
-            elif name not in strangers and alike.get((tuple(tensor.shape), tensor.dtype)):
+            elif name not in unmatched and alike.get((tuple(tensor.shape), tensor.dtype)):
                 found[name] += [
                     other
-                    for other in strangers
+                    for other in unmatched
                     if self._tensors[other].shape == tensor.shape and torch.equal(self._tensors[other], tensor)
                 ]
         return {name: list(dict.fromkeys(others)) for name, others in found.items()}
