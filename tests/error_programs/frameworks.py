@@ -94,7 +94,7 @@ def trainer_eval(wrong: bool) -> Monitor:
             model.train()
             if wrong and self.state.global_step >= 2:
                 model.train = lambda mode=True: model
-                nn.Module.eval(model)
+                nn.Module.train(model, False)
             return super().training_step(model, *args, **kwargs)
 
     model = LossInside()

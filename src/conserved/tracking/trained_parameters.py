@@ -38,6 +38,9 @@ def orphan_alarm(model: nn.Module, optimizers: Sequence[Optimizer], before: Sign
     if not orphans:
         return None
     fresh = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if any(p.grad is not None and id(p) not in held for p in model.parameters()):
+        # The identity of parameter groups says it once the step has left them as they were.
+        return None
     trained = (
         f", while nothing trains {fresh[0]}" + (f" and {len(fresh) - 1} more" if fresh[1:] else "") if fresh else ""
     )
