@@ -179,15 +179,15 @@ class OwnGradients(StepIdentity):
     def _notice_discarded(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
         """Report a step that uses only the last of several backward passes, twice in a row.
 
-        Adversarial training clears gradients too, of passes whose inputs require one. Loops that combine gradients by
-        hand step with something else than the last one.
+        Adversarial training clears gradients too, of passes whose inputs require one, and some loops those of a first
+        pass over the same batch. Loops that combine gradients by hand step with something else than the last one.
         """
         came = [(one, p) for one, p in own if one.arrivals]
         last = came and all(
             one.cleared and p.grad is not None and is_plain(p.grad) and _is_parallel(one.arrived, _entries(p.grad))
             for one, p in came
         )
-        usual = last and not step.differentiable and step.passes >= came[0][0].arrivals
+        usual = last and not step.differentiable and step.passes >= came[0][0].arrivals and not step.repeats_batches
         for one, _ in own:
             one.discarding = one.discarding + 1 if usual else 0
         if usual and came[0][0].discarding == 2:

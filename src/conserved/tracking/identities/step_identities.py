@@ -76,9 +76,7 @@ class StepIdentities:
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not being_followed():
             if torch.is_grad_enabled():
-                self.step.passes += 1
-                self.step.inputs = tuple(tensors_in((args, kwargs)))
-                self.step.differentiable |= any(one.requires_grad for one in self.step.inputs)
+                self.step.note_inputs(tuple(tensors_in((args, kwargs))))
             self._ask("before_forward", module)
 
     def _after_forward(self, module: nn.Module, args: Any, outputs: Any) -> None:
@@ -120,7 +118,7 @@ class StepIdentities:
         self.step.receive()
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False
-        self.step.inputs, self.step.differentiable = (), False
+        self.step.inputs, self.step.differentiable, self.step.batches = (), False, []
         self._depth.clear()
 
     def restart(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -16,6 +17,12 @@ from conserved.tracking.identities.finding import StepFinding
 
 Decide = Callable[[Tensor], Iterable[StepFinding]]
 """Given numbers that have arrived on the host, yields findings about them."""
+
+
+_BATCHES = 8
+"""Passes of a step whose inputs are told apart."""
+
+_BATCH_ENTRIES = 64
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,6 +44,8 @@ class TrainingStep:
     """Forward passes with gradients since the last step."""
     inputs: tuple[Tensor, ...] = ()
     """The tensors that the last forward pass with gradients got, until the step ends."""
+    batches: list[Tensor] = field(default_factory=list)
+    """Some entries of the first input of every such pass of this step, of the first few."""
     differentiable: bool = False
     """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
@@ -63,6 +72,22 @@ class TrainingStep:
             number, copy, decide = self._awaited.pop(0)
             for finding in decide(copy.read()):
                 self.report(finding if finding.step is not None else replace(finding, step=number))
+
+    def note_inputs(self, inputs: tuple[Tensor, ...]) -> None:
+        """Note what a forward pass with gradients got."""
+        self.passes += 1
+        self.inputs = inputs
+        self.differentiable |= any(one.requires_grad for one in inputs)
+        first = next((one for one in inputs if one.numel() > 1 and one.layout == torch.strided), None)
+        if first is not None and len(self.batches) < _BATCHES:
+            values = first.detach().reshape(-1)
+            self.batches.append(values[:: max(1, values.numel() // _BATCH_ENTRIES)].clone())
+
+    @property
+    def repeats_batches(self) -> bool:
+        """Whether two passes of this step got the same input, or it is not known what they got."""
+        pairs = itertools.combinations(self.batches, 2)
+        return len(self.batches) < min(self.passes, _BATCHES) or any(torch.equal(a, b) for a, b in pairs)
 
     def holds_nothing_of_model(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer has no tensor that the model has and that is trained."""
