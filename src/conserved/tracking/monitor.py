@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from conserved.alarm import Alarm
 from conserved.auditing import GradientsDoNotConserve
@@ -149,6 +150,7 @@ class Monitor(RunResults):
         self._first: FirstCall | None = None
         self._restored: Mapping[str, Any] | None = None
         self._hooks: list[Any] = []
+        self._optimizer_hooks: list[RemovableHandle] = []
         name = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
         self._records = RunRecords(
             name, opened(sinks) if _writes() else (), config, self._boundary, self.records, every=every, logs=_writes()
@@ -223,9 +225,10 @@ class Monitor(RunResults):
     def _listen(self) -> None:
         """Put the hooks that need no laws on the optimizers and the model."""
         hook = self._boundary.hook
-        for one in self._optimizers:
-            self._hooks.append(one.register_step_pre_hook(hook(STEP, self._before_optimizer)))
-            self._hooks.append(one.register_step_post_hook(hook(STEP, self._after_optimizer)))
+        for optimizer in self._optimizers:
+            self._optimizer_hooks.append(optimizer.register_step_pre_hook(hook(STEP, self._before_optimizer)))
+            self._optimizer_hooks.append(optimizer.register_step_post_hook(hook(STEP, self._after_optimizer)))
+        self._hooks += self._optimizer_hooks
         self._hooks.append(self._called.register_forward_hook(hook("loss", self._objective.note_outputs)))
         self._hooks += self._steps.hooks()
 
@@ -528,6 +531,10 @@ class Monitor(RunResults):
         held, self._held = self._held, []
         if self._spoiled():
             self._steps.foreign = True
+        if self._identities is not None and not self._hears_optimizers():
+            self._boundary.turn_off(IDENTITIES, "hooks of the optimizer were removed")
+            self._boundary.attempt("closing", self._identities.close)
+            self._identities = None
         if self._identities is not None:
             self._identities.step.number = self.count
             self._identities.after_step()
@@ -546,6 +553,11 @@ class Monitor(RunResults):
         if accounted and (self._known is None or self._boundary.off(ACCOUNT)):
             self._records.send_readings(self.count, self._gauged(), skipped=not self._steps.stepped)
         self._records.receive(self._audits, wait=False)
+
+    def _hears_optimizers(self) -> bool:
+        """Whether the hooks that tell of steps are where they were put."""
+        dicts = [(handle.id, handle.hooks_dict_ref()) for handle in self._optimizer_hooks]
+        return all(hooks is not None and key in hooks for key, hooks in dicts)
 
     def _read_without_call(self) -> None:
         """Infer the laws from made-up inputs if no forward pass was seen; after some steps they must be known."""
