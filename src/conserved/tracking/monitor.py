@@ -141,7 +141,7 @@ class Monitor(RunResults):
         )
         self._agreement: RankAgreement | None = None
         """How processes that hold pieces of one parameter agree on what they compute together."""
-        self._boundary.on_failure = self._withdraw
+        self._boundary.when_failed(self._withdraw)
         self._announced = self._boundary.attempt(STEP, announce_monitor) if _several_processes() else None
         self._stop, self._every, self._audit_every = stop, every, audit
         self._budget = self._make_budget(budget)
