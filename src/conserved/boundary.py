@@ -65,7 +65,8 @@ class Boundary:
     """
 
     def __init__(self, *, strict: bool = False, passing: tuple[type[Exception], ...] = (), logs: bool = True) -> None:
-        self.strict, self.step, self.seconds = strict, 0, 0.0
+        self.strict, self.step, self.seconds, self.processor_seconds = strict, 0, 0.0, 0.0
+        """`processor_seconds` is time of the calling thread: other work on the machine does not count."""
         self._passing, self._logs = passing, logs
         self._on_failure: weakref.WeakMethod[Callable[[str], None]] | None = None
         self._conditions: dict[str, Condition] = {}
@@ -123,7 +124,7 @@ class Boundary:
         """
         if stage in self._off:
             return None
-        outermost, began = self._depth.entries == 0, time.perf_counter()
+        outermost, began, computed = self._depth.entries == 0, time.perf_counter(), time.thread_time()
         former, _ACTIVE.boundary = _ACTIVE.boundary, self
         self._depth.entries += 1
         try:
@@ -145,6 +146,7 @@ class Boundary:
             self._depth.entries -= 1
             if outermost:
                 self.seconds += time.perf_counter() - began
+                self.processor_seconds += time.thread_time() - computed
 
     def hook(self, stage: str, function: Callable[..., Any]) -> Hook:
         """Return the function as a hook that can be put on a module, a tensor or an optimizer."""
