@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+−]?\d+)?")
 
 
 def same(shown: str, found: str) -> bool:
-    """Whether every line and word agrees; see `close` for numbers. A line `…` stands for any lines, `…` in a line for any words."""
+    """Whether every line and word agrees; see `close` for numbers. `…` stands for any lines, or any words of a line."""
     wanted, given = _lines(shown), _lines(found)
     if "…" not in wanted:
         return _all_alike(wanted, given)

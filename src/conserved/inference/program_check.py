@@ -270,9 +270,7 @@ def _moves_outputs(symmetry: Symmetry, program: CapturedProgram, run: ProgramRun
     return not whole <= max(1e-9, COARSE * part)
 
 
-def _outputs(
-    run: ProgramRun, values: Mapping[str, Tensor], classes: int | None, epsilons: frozenset[float]
-) -> Tensor:
+def _outputs(run: ProgramRun, values: Mapping[str, Tensor], classes: int | None, epsilons: frozenset[float]) -> Tensor:
     """All outputs at given parameters as one vector, up to what a loss does not see."""
     removal = WithoutEpsilon(epsilons) if epsilons else nullcontext()
     with _unnoticed(0), in_double_precision([*run.parameters.values(), *run.buffers]), removal:
