@@ -113,9 +113,7 @@ def main() -> None:
     logging.getLogger("conserved").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     wanted = {f"error_programs.{name}" for name in given.modules}
-    chosen = [
-        one for one in CASES if given.only in one.name and (not wanted or one.program.__module__ in wanted)
-    ]
+    chosen = [one for one in CASES if given.only in one.name and (not wanted or one.program.__module__ in wanted)]
     began = time.perf_counter()
     rows = [run_alone(one) for one in chosen if one.processes == 1]
     together = [one for one in chosen if one.processes == 2]

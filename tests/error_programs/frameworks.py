@@ -72,7 +72,12 @@ def trainer_of_a_copy(wrong: bool) -> Monitor:
     return _trainer(LossInside(), base=Own)
 
 
-@case("Trainer: training_step clears gradients after every micro-batch", "loop", words="cleared|thrown away|only the last|gradient", at=1)
+@case(
+    "Trainer: training_step clears gradients after every micro-batch",
+    "loop",
+    words="cleared|thrown away|only the last|gradient",
+    at=1,
+)
 def trainer_clears(wrong: bool) -> Monitor:
     from transformers import Trainer
 

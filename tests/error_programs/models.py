@@ -53,7 +53,12 @@ class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
+            nn.Conv2d(1, 6, 3, padding=1),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
         )
         self.head = nn.Linear(8, 4)
 
@@ -66,7 +71,11 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.cell, self.head = nn.Embedding(23, 12), nn.LSTM(12, 16, batch_first=True), nn.Linear(16, 23)
+        self.embedding, self.cell, self.head = (
+            nn.Embedding(23, 12),
+            nn.LSTM(12, 16, batch_first=True),
+            nn.Linear(16, 23),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.cell(self.embedding(x))[0])

@@ -54,7 +54,14 @@ def different_starts(wrong: bool, rank: int) -> Monitor:
     return monitor
 
 
-@case("a layer is added after the model was wrapped", "replica", "loop", words="gradient|parameter|no optimizer", at=1, processes=2)
+@case(
+    "a layer is added after the model was wrapped",
+    "replica",
+    "loop",
+    words="gradient|parameter|no optimizer",
+    at=1,
+    processes=2,
+)
 def added_after_wrapping(wrong: bool, rank: int) -> Monitor:
     torch.manual_seed(0)
     inner = mlp()
@@ -135,5 +142,3 @@ def step_skipped(wrong: bool, rank: int) -> Monitor:
                 optimizer.step()
             monitor.step()
     return monitor
-
-

@@ -104,7 +104,12 @@ class HeldParameters(StepIdentity):
         self._open = [
             (name, p, _some(p).clone())
             for key, (name, p) in own.items()
-            if key not in held and p.is_leaf and p.grad is not None and is_plain(p) and is_plain(p.grad) and _is_nonzero(p.grad)
+            if key not in held
+            and p.is_leaf
+            and p.grad is not None
+            and is_plain(p)
+            and is_plain(p.grad)
+            and _is_nonzero(p.grad)
         ]
         if first:
             self._look_at_copies(step)
@@ -165,7 +170,9 @@ def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for key, value in vars(module).items():
             if key.startswith("_"):
                 continue
-            values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            values = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            )
             several = not isinstance(value, Tensor | nn.Module)
             for index, each in enumerate(values):
                 name = ".".join(part for part in (path, f"{key}[{index}]" if several else key) if part)

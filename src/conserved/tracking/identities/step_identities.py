@@ -27,7 +27,12 @@ from conserved.tracking.identities.outside_writes import OutsideWrites
 from conserved.tracking.identities.own_gradients import OwnGradients
 from conserved.tracking.identities.restored_state import RestoredState
 from conserved.tracking.identities.settings_in_effect import SettingsInEffect
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, tensors_in
+from conserved.tracking.identities.step_identity import (
+    StepIdentity,
+    TrainingStep,
+    is_outermost_step,
+    tensors_in,
+)
 from conserved.tracking.identities.update_rule import UpdateRule
 
 FORWARD = "passes of identities"
@@ -60,10 +65,8 @@ class StepIdentities:
         """Seconds that each identity took so far."""
         self.spoiled = False
         """Whether the gradients of the step under way do not belong to it, so that no law of theirs can hold."""
-        self._depth: dict[int, int] = {}
-        """By optimizer, how many `step` methods are under way: one that calls its base class's runs hooks twice."""
-        self._asked: set[int] = set()
-        """Optimizers under way whose gradients, computed by a closure, were looked at."""
+        self._under_way: dict[int, Optimizer] = {}
+        """Optimizers that are stepping with a closure and whose gradients were not looked at yet."""
         self._boundary, self._began = boundary, time.perf_counter()
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
@@ -89,27 +92,22 @@ class StepIdentities:
 
     def before_optimizer(self, optimizer: Optimizer, *, closure: bool) -> None:
         """An optimizer is about to step."""
-        self._depth[id(optimizer)] = self._depth.get(id(optimizer), 0) + 1
-        if self._depth[id(optimizer)] == 1:
+        if is_outermost_step(optimizer):
             self.step.closure, self.step.thorough = closure, self._within_budget()
-            self._asked.discard(id(optimizer))
             self._ask("before_optimizer", optimizer)
-            if not closure:
+            if closure:
+                self._under_way[id(optimizer)] = optimizer
+            else:
                 self._ask("with_gradients", optimizer)
 
     def gradients_ready(self) -> None:
         """Gradients were computed inside the step under way, by a closure that is called once."""
-        under_way = {id(one): one for one in self.step.optimizers if self._depth.get(id(one), 0) > 0}
-        if self.step.closure:
-            for key, optimizer in under_way.items():
-                if key not in self._asked:
-                    self._asked.add(key)
-                    self._ask("with_gradients", optimizer)
+        while self._under_way:
+            self._ask("with_gradients", self._under_way.popitem()[1])
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
-        self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
-        if self._depth[id(optimizer)] == 0:
+        if is_outermost_step(optimizer):
             self._ask("after_optimizer", optimizer)
 
     def after_step(self) -> None:
@@ -119,7 +117,7 @@ class StepIdentities:
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False
         self.step.inputs, self.step.differentiable, self.step.batches = (), False, []
-        self._depth.clear()
+        self._under_way.clear()
 
     def restart(self) -> None:
         """Weights were loaded: forget what was remembered of them."""
