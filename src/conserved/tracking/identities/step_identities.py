@@ -108,6 +108,7 @@ class StepIdentities:
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
         if is_outermost_step(optimizer):
+            self._under_way.pop(id(optimizer), None)
             self._ask("after_optimizer", optimizer)
 
     def after_step(self) -> None:
