@@ -1,4 +1,5 @@
-"""Errors of gradient flow: accumulation, closures, detached parts, layers nobody registered, losses of wrong outputs."""
+"""Errors of gradient flow: accumulation, closures, detached parts, layers nobody registered, losses "
+"of wrong outputs."""
 
 from __future__ import annotations
 

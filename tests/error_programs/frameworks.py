@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from conserved import Monitor
 from error_programs.case import case
-from error_programs.models import Decoder, tokens
+from error_programs.models import Decoder
 
 
 class Text(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -47,7 +47,8 @@ def _trainer(model: nn.Module, *, callbacks: tuple[Any, ...] = (), base: Any = N
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {
             "output_dir": folder, "max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-2,
-            "report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "lr_scheduler_type": "constant",
+            "report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True,
+            "lr_scheduler_type": "constant",
         } | options  # fmt: skip
         made = (base or Trainer)(
             model=model, args=TrainingArguments(**given), train_dataset=Text(), callbacks=[*callbacks, callback]
@@ -142,7 +143,8 @@ def _lightning(module: Any, **options: Any) -> Monitor:
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             max_steps=options.pop("max_steps", 6), accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, callbacks=[callback], **options,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+            callbacks=[callback], **options,
         )  # fmt: skip
         trainer.fit(module, torch.utils.data.DataLoader(Text(), batch_size=4))
     assert callback.monitor is not None

@@ -127,7 +127,8 @@ class DeclaredModes(StepIdentity):
             step.report(
                 StepFinding(
                     code="mode",
-                    message=f"The model was evaluated in eval mode before step {step.number}, and {text} dropped entries: "
+                    message=f"The model was evaluated in eval mode before step {step.number}, and "
+                    f"{text} dropped entries: "
                     "its outputs are random. Pass training=self.training, or dropout_p=0 in eval mode.",
                 )
             )

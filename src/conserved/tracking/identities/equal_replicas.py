@@ -220,7 +220,8 @@ class EqualReplicas(StepIdentity):
                 others=tuple(changed[1:]),
                 step=number,
                 ranks=ranks,
-                message=f"The buffer {name_tensors(changed)} differs between ranks {ranks[0]} and {ranks[1]} since step "
+                message=f"The buffer {name_tensors(changed)} differs between ranks {ranks[0]} and "
+                f"{ranks[1]} since step "
                 f"{number} and agreed before: it was written to on one process only.",
             )
 

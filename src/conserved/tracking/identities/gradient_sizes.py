@@ -103,7 +103,8 @@ class GradientSizes(StepIdentity):
                     code="zero gradient",
                     tensor=next(iter(norms)),
                     step=number - self._nothing + 1,
-                    message=f"Every gradient has been exactly zero since step {number - self._nothing + 1}: the loss does "
+                    message="Every gradient has been exactly zero since step "
+                    f"{number - self._nothing + 1}: the loss does "
                     "not depend on the weights. Are all labels ignored, or is the loss detached or multiplied by zero?",
                 )
             return

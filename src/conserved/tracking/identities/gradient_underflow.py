@@ -68,7 +68,8 @@ class GradientUnderflow(StepIdentity):
                 others=tuple(name for _, name in small if name != worst),
                 value=value,
                 limit=_SMALLEST,
-                message=f"Gradients underflow: passes run in float16, and half of the entries of the gradient of {worst} "
+                message="Gradients underflow: passes run in float16, and half of the entries of the "
+                f"gradient of {worst} "
                 f"are below {max(value, 1e-8):.1e}, where float16 has lost their bits. Use torch.amp.GradScaler, or "
                 "bfloat16.",
             )

@@ -87,7 +87,7 @@ class HeldParameters(StepIdentity):
         step.report(StepFinding(code="not held", tensor=lost[0], others=tuple(lost[1:]), message=message))
 
     def _look_at_groups(self, step: TrainingStep) -> None:
-        own = {id(p): (name, p) for name, p in step.model.named_parameters()}
+        own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.model.named_parameters()}
         registered = set(own)
         own |= {id(p): (name, p) for name, p in unregistered_tensors(step.model) if id(p) not in own}
         groups = [p for optimizer in step.optimizers for p in grouped_parameters(optimizer)]

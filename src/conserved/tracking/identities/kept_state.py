@@ -118,6 +118,7 @@ def _judge(numbers: Tensor, labels: Sequence[tuple[str, str]], optimizer: str) -
         yield StepFinding(
             code="bits changed",
             tensor=name,
-            message=f"One entry of {key} of {name}, the state of {optimizer}, changed between two steps: a bit flip, or a "
+            message=f"One entry of {key} of {name}, the state of {optimizer}, changed between two "
+            "steps: a bit flip, or a "
             "write from elsewhere.",
         )

@@ -60,7 +60,8 @@ class LearnableStarts(StepIdentity):
                 tensor=stuck[0],
                 others=tuple(stuck[1:]),
                 step=number - 1,
-                message=f"{name_tensors(stuck)} started at zero and its gradient is exactly zero as well: it will never "
+                message=f"{name_tensors(stuck)} started at zero and its gradient is exactly zero as "
+                "well: it will never "
                 "move. Of two factors, only one may start at zero.",
             )
         equal = [name for name in names if self._equal[name] == _STEPS]
@@ -70,7 +71,8 @@ class LearnableStarts(StepIdentity):
                 tensor=equal[0],
                 others=tuple(equal[1:]),
                 step=number - 1,
-                message=f"All units of {name_tensors(equal)} are equal and have equal gradients: they stay copies of each "
+                message=f"All units of {name_tensors(equal)} are equal and have equal gradients: they "
+                "stay copies of each "
                 "other. Start from random weights.",
             )
 

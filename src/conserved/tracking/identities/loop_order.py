@@ -91,7 +91,8 @@ class LoopOrder(StepIdentity):
                     code="rate",
                     step=step.number - _RATELESS + 1,
                     message=f"The learning rate of {type(optimizer).__name__} is zero since step "
-                    f"{step.number - _RATELESS + 1}: steps move nothing. Is the schedule shorter than the run, or never stepped?",
+                    f"{step.number - _RATELESS + 1}: steps move nothing. Is the schedule shorter than "
+                    "the run, or never stepped?",
                 )
             )
 
@@ -235,7 +236,8 @@ class LoopOrder(StepIdentity):
                     StepFinding(
                         code="rate",
                         step=step.number - _FAST + 1,
-                        message=f"{type(scheduler).__name__}.step() was called {count - before} times for one step of the "
+                        message=f"{type(scheduler).__name__}.step() was called {count - before} times "
+                        "for one step of the "
                         "optimizer, again and again: the learning rate runs ahead of the steps. Call it once, after "
                         "optimizer.step().",
                     )
@@ -276,7 +278,8 @@ class LoopOrder(StepIdentity):
                     StepFinding(
                         code="average",
                         step=step.number - 1,
-                        message=f"A copy of the model is written to in every step, as an average is, and does not follow "
+                        message="A copy of the model is written to in every step, as an average is, "
+                        "and does not follow "
                         f"the model: {cause}",
                     )
                 )

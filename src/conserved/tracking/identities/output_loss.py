@@ -62,7 +62,8 @@ class OutputLoss(StepIdentity):
             step.report(
                 StepFinding(
                     code="probabilities",
-                    message=f"The model gives probabilities, and the loss applies {found} to them again: its gradient at "
+                    message=f"The model gives probabilities, and the loss applies {found} to them "
+                    "again: its gradient at "
                     f"the outputs is that of {found} of a {found}. Give {loss} the numbers from before the {found}.",
                 )
             )

@@ -232,7 +232,8 @@ class OwnGradients(StepIdentity):
                 StepFinding(
                     code="stale gradient",
                     tensor=own[0].name,
-                    message=f"optimizer.zero_grad() was not called in the closure of {type(optimizer).__name__}: it was "
+                    message="optimizer.zero_grad() was not called in the closure of "
+                    f"{type(optimizer).__name__}: it was "
                     f"evaluated {total - before} times in step {step.number}, and the gradients were added up.",
                 )
             )

@@ -89,7 +89,8 @@ class RestoredState(StepIdentity):
                 step.report(
                     StepFinding(
                         code="not restored",
-                        message=f"{after[0]} is at {after[1]:g} and was at {before[1]:g} when the checkpoint was saved: "
+                        message=f"{after[0]} is at {after[1]:g} and was at {before[1]:g} when the "
+                        "checkpoint was saved: "
                         "it was not restored. Load its state_dict as well.",
                     )
                 )
@@ -103,7 +104,8 @@ class RestoredState(StepIdentity):
         cause = (
             f"{name_tensors(wrong)} has that of another tensor. Were parameters given to it in another order?"
             if wrong and prints[0] == prints[1]
-            else f"its step count was {before['count']:g} and is {after['count']:g}. Load the optimizer's state_dict as "
+            else f"its step count was {before['count']:g} and is {after['count']:g}. Load the "
+            "optimizer's state_dict as "
             "well."
         )
         step.report(

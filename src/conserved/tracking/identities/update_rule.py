@@ -162,7 +162,8 @@ class UpdateRule(StepIdentity):
             return
         made = sample.read() - before
         moved = largest_by_tensor(made, sample)
-        gradient = largest_by_tensor(sample.read([p.grad for p in sample.tensors if p.grad is not None]), sample)
+        slope = sample.read([p.grad for p in sample.tensors if p.grad is not None])
+        gradient = largest_by_tensor(slope, sample)
         spacing = largest_by_tensor(before, sample) * torch.finfo(torch.float32).eps
         rate = torch.tensor(rates, dtype=torch.float64, device=moved.device)
         # Steps are about the rate, or the rate times the gradient; far above the spacing, either would show.
@@ -180,7 +181,7 @@ class UpdateRule(StepIdentity):
 
         step.read((moved == 0) & visible, decide)
         if not step.closure and not any(group.get("maximize") for group in optimizer.param_groups):
-            along = [part.sum() for part in sample.per_tensor(made * sample.read([p.grad for p in sample.tensors]))]
+            along = [part.sum() for part in sample.per_tensor(made * slope)]
             uphill = torch.stack(along) > 0
             step.read(uphill.double(), lambda arrived: self._look_uphill(arrived, own_names, optimizer, step.number))
 
@@ -196,7 +197,8 @@ class UpdateRule(StepIdentity):
                 tensor=names[0],
                 others=tuple(names[1:]),
                 step=number - 1,
-                message=f"{type(optimizer).__name__} moves every tensor along its gradient, uphill: the loss grows. Is a "
+                message=f"{type(optimizer).__name__} moves every tensor along its gradient, uphill: "
+                "the loss grows. Is a "
                 "sign missing, or is maximize=True meant?",
             )
 
