@@ -196,7 +196,7 @@ def _judged(
         own = gradients if closed and accumulated == 1 and alone() else None
         comparison = compare_with_reference(replay, backward.points, used, gradients=own)
         if isinstance(replay, ClosureReplay) and not comparison.obstacle:
-            scale = loss_scale(replay, backward.points, gradients, comparison.noise)
+            scale = loss_scale(replay, backward.points, own, comparison)
         wrong = next((item.verdict for item in (comparison, scale) if item is not None and not item.ok), None)
         verdict = verdict if wrong is None or verdict == Status.REFUTED else wrong
     corrupted: tuple[CorruptedEntry, ...] = ()
