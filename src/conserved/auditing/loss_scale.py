@@ -144,8 +144,8 @@ def _ratio(
     """Return ⟨G, W⟩/⟨W, W⟩, and how far rounding may have moved it from what it should be."""
     square = _product(right, right)
     factor, repeated = _product(gradients, right) / square, _product(own, right) / square
-    # What the comparison calls rounding is known exactly; what it calls a defect is not rounding.
-    rounding = abs(repeated - 1) if comparison.ok else SIGMAS * comparison.noise
+    # What the comparison calls rounding is known exactly. Beside a defect it is at most that of all directions.
+    rounding = abs(repeated - 1) if comparison.ok else comparison.noise
     # Kernels that add in another order every time give other gradients when they are run again.
     scale = _product(gradients, own) / _product(own, own)
     apart = _product(gradients, gradients) / scale**2 - _product(own, own) if scale else math.inf

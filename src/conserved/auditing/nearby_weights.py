@@ -7,7 +7,9 @@ is the same in every pass, and linear in the output gradient, so that scaling do
 
 Moving every weight by about one unit of its rounding draws all of these errors anew, while the e of a defect is a
 smooth function of θ and stays: e(θ') − e(θ) is a sample of two roundings. The gradient itself changes by much more than
-its rounding; that cancels, because the reference is computed at θ' as well.
+its rounding; that cancels, because the reference is computed at θ' as well. What is left of a defect is its own change.
+A wrong factor f on a row, e = fW, changes by f(W' − W): this is subtracted, with f fitted to e. Of rounding, which lies
+along W by chance, the same takes away its size times the relative change of W, which is nothing.
 """
 
 from __future__ import annotations
@@ -54,34 +56,55 @@ def nearby_weights(parameters: Tensors, precision: torch.dtype, seed: int) -> It
 def sample_own_rounding(
     replay: Replay,
     parameters: Tensors,
-    wanted: Tensors,
     precision: torch.dtype,
     form: PassForm,
-    distance: Tensors,
+    own: Tensors,
+    right: Tensors,
     *,
     seed: int,
 ) -> dict[str, Tensor]:
-    """Return one sample of the rounding of gradients as they are run, from a pass at nearby weights.
+    """Return one sample of the rounding of some gradients as they are run, from a pass at nearby weights.
 
     Args:
         replay: the pass.
         parameters: the parameters that are moved.
-        wanted: those whose gradients are wanted.
         precision: the precision of the pass, whose spacing weights are moved by.
         form: the reference form.
-        distance: A − W at the weights as they are.
+        own: gradients as they are run, of those parameters that a sample is wanted of.
+        right: gradients in reference form, of the same parameters at least.
         seed: seed of the move.
     """
+    wanted = {name: parameters[name] for name in own}
     with torch.no_grad(), nearby_weights(parameters, precision, seed):
         # Other experts may be selected at other weights: the reference takes over those of this pass.
         log = CallLog()
-        own = replay.gradients(wanted, scale=SCALE, form=PassForm(log=log))
-        right = replay.gradients(wanted, form=replace(form, log=log))
+        own_there = replay.gradients(wanted, scale=SCALE, form=PassForm(log=log))
+        right_there = replay.gradients(wanted, form=replace(form, log=log))
     with torch.no_grad():
-        return {name: (difference(own[name], right[name]) - distance[name]) / math.sqrt(2) for name in wanted}
+        return {
+            name: _new_rounding(own[name], right[name], own_there[name], right_there[name]).reshape(own[name].shape)
+            for name in wanted
+        }
+
+
+def _new_rounding(own: Tensor, right: Tensor, own_there: Tensor, right_there: Tensor) -> Tensor:
+    """Return the change of A − W to other weights, less that of a wrong factor on every row, over √2."""
+    here, there = difference(own, right), difference(own_there, right_there)
+    reference = rows_of(right).to(here.dtype)
+    squares = reference.square().sum(1, keepdim=True)
+    factors = (rows_of(here) * reference).sum(1, keepdim=True) / torch.where(squares > 0, squares, 1.0)
+    change = rows_of(difference(right_there, right))
+    return (rows_of(there - here) - factors * change) / math.sqrt(2)
 
 
 def difference(a: Tensor, b: Tensor) -> Tensor:
     """Return a − b in single precision at least: differences of half-precision numbers round again."""
     kind = torch.promote_types(a.dtype, torch.float32)
     return a.to(kind) - b.to(kind)
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """Return a gradient as a matrix whose rows are what one operation writes: outputs, tokens, neurons of an expert."""
+    if tensor.ndim < 2:
+        return tensor.reshape(-1, 1)
+    return tensor.flatten(0, 1) if tensor.ndim == 3 else tensor.flatten(1)

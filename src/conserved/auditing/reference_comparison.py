@@ -51,7 +51,7 @@ from torch import Tensor
 
 from conserved.auditing.call_log import CallLog
 from conserved.auditing.diagnosis import KERNELS
-from conserved.auditing.nearby_weights import difference, sample_own_rounding
+from conserved.auditing.nearby_weights import difference, rows_of, sample_own_rounding
 from conserved.auditing.noise import ROOT_MEAN_SQUARE, SIGMAS
 from conserved.auditing.reference_form import PassForm
 from conserved.auditing.replay import Replay, ReplayError
@@ -212,11 +212,10 @@ def compare_with_reference(
             wanted = {name: parameters[name] for name, item in found.items() if item.excess > 1}
             if not wanted:
                 break
-            distance = {name: difference(own[name], right[name]) for name in wanted}
-            sample = sample_own_rounding(replay, parameters, wanted, narrow, form, distance, seed=seed)
+            some = {name: own[name] for name in wanted}
+            sample = sample_own_rounding(replay, parameters, narrow, form, some, right, seed=seed)
             for name, item in sample.items():
                 noises[name].append(item)
-            some = {name: own[name] for name in wanted}
             found |= {item.parameter: item for item in _differences(some, right, noises, floor)}
         wanted = {name: parameters[name] for name, item in found.items() if item.excess > 1}
         cause = _cause(replay, wanted, found, partial(_differences, right=right, noises=noises, floor=floor))
@@ -284,13 +283,6 @@ def _lack_of_memory(parameters: Tensors) -> str:
         if needed > free:
             return f"it needs about {needed / 2**30:.0f} GiB on {device}, and {free / 2**30:.0f} are free"
     return ""
-
-
-def rows_of(tensor: Tensor) -> Tensor:
-    """Return a gradient as a matrix whose rows are what one operation writes: outputs, tokens, neurons of an expert."""
-    if tensor.ndim < 2:
-        return tensor.reshape(-1, 1)
-    return tensor.flatten(0, 1) if tensor.ndim == 3 else tensor.flatten(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
