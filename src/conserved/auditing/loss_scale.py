@@ -138,9 +138,7 @@ def _slopes(replay: ClosureReplay, parameters: Tensors, along: Tensors, form: Pa
     return [(loss(h) - loss(-h)) / (2 * h) for h in (step / _RATIO, step, step * _RATIO)]
 
 
-def _ratio(
-    gradients: Tensors, own: Tensors, right: Tensors, comparison: ReferenceComparison
-) -> tuple[float, float]:
+def _ratio(gradients: Tensors, own: Tensors, right: Tensors, comparison: ReferenceComparison) -> tuple[float, float]:
     """Return ⟨G, W⟩/⟨W, W⟩, and how far rounding may have moved it from what it should be."""
     square = _product(right, right)
     factor, repeated = _product(gradients, right) / square, _product(own, right) / square
