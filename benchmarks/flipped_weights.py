@@ -15,11 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from identity_cost import decoder
-from measure import commit, machine, save
-
 from conserved.boundary import Boundary
 from conserved.tracking.identities import StepIdentities
+from identity_cost import decoder
+from measure import commit, machine, save
 
 INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 

@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from measure import commit, machine, save
-
 from conserved.boundary import Boundary
 from conserved.tracking.identities import StepIdentities
+from measure import commit, machine, save
 
 SIZES = {"0.3 M": (64, 2, 1_000), "6 M": (256, 4, 8_000), "40 M": (512, 6, 32_000)}
 """Width, layers and vocabulary."""
@@ -73,7 +72,7 @@ def measured(name: str, steps: int) -> dict[str, Any]:
     print(name, f"{parameters / 1e6:.1f} M, step {1e3 * step:.1f} ms, {alarms} alarms")
     for key, value in sorted(checks.items(), key=lambda item: -item[1]):
         print(f"  {key:24s} {value:8.3f} ms  {value / step / 10:6.2f} %   first {first[key]:.1f} ms")
-    return result
+    return result | {"alarms": alarms}
 
 
 def main() -> None:
