@@ -185,8 +185,10 @@ class Monitor(RunResults):
         """The parameters whose laws are watched."""
         self._clock, self._inside = time.perf_counter(), 0.0
         self._boundary.attempt(STEP, self._listen)
+        # Half of the budget: the other half is for laws.
+        limits = {"seconds": self._budget.least / 2, "share": self._budget.share / 2}
         self._identities = self._boundary.attempt(
-            IDENTITIES, StepIdentities, self.model, model, self._optimizers, self._boundary
+            IDENTITIES, partial(StepIdentities, **limits), self.model, model, self._optimizers, self._boundary
         )
         if laws is None:
             self._wait_for_call()

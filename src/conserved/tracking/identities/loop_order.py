@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conserved.symmetry.view import local
@@ -47,6 +47,8 @@ class LoopOrder(StepIdentity):
         self._advance: dict[int, int] = {}
         self._averaged: dict[int, tuple[int, float]] = {}
         self._gradients: tuple[int, ...] = ()
+        self._weights: Tensor | None = None
+        """Sums over some weights after a step that no optimizer made."""
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_state(step, optimizer)
@@ -83,7 +85,7 @@ class LoopOrder(StepIdentity):
     def _look_at_missing_steps(self, step: TrainingStep) -> None:
         """Report backward passes whose gradients are cleared without any step."""
         if self._stepped:
-            self._missed, self._gradients = 0, ()
+            self._missed, self._gradients, self._weights = 0, (), None
             return
         gradients = [p.grad for o in step.optimizers for p in grouped_parameters(o) if p.grad is not None]
         now = tuple(id(g) for g in gradients[:4])
@@ -92,8 +94,11 @@ class LoopOrder(StepIdentity):
         useful = bool(plain) and finite and any(bool(local(g).any()) for g in plain)
         # Gradients that are accumulated stay the same tensors; a scaler skips steps with infinities.
         renewed = not self._gradients or now != self._gradients
-        self._missed = self._missed + 1 if useful and step.passes and renewed else 0
-        self._gradients = now
+        # A loop may write to `p.data` itself, which leaves no version behind.
+        weights, before = _weight_sums(step), self._weights
+        moved = before is not None and not torch.equal(weights, before)
+        self._missed = self._missed + 1 if useful and step.passes and renewed and not moved else 0
+        self._gradients, self._weights = now, weights
         if self._missed == _SKIPPED:
             step.report(
                 StepFinding(
@@ -128,7 +133,9 @@ class LoopOrder(StepIdentity):
         gradients = [p.grad for p in grouped_parameters(optimizer) if p.grad is not None and is_plain(p.grad)]
         if not gradients or not on_host(gradients[0]) or getattr(optimizer, "grad_scale", None) is not None:
             return
-        norm = float(torch.stack([torch.linalg.vector_norm(local(g)).double() for g in gradients]).norm())
+        if not step.thorough and self._scaler() is None:
+            return
+        norm = float(nn.utils.get_total_norm([local(g) for g in gradients]))
         if not math.isfinite(norm) or norm == 0:
             return
         scaler = self._scaler()
@@ -214,6 +221,13 @@ class LoopOrder(StepIdentity):
                             "model did. Is its decay 1, or is it averaged with itself?",
                         )
                     )
+
+
+def _weight_sums(step: TrainingStep) -> Tensor:
+    """Return the sum and the norm of the first weights with a gradient: they change if a loop updates weights."""
+    trained = [p for o in step.optimizers for p in grouped_parameters(o) if p.grad is not None]
+    values = [local(p.detach()).double() for p in trained[:4] if is_plain(p) and on_host(p)]
+    return torch.stack([number for one in values for number in (one.sum(), one.norm())] or [torch.zeros(())])
 
 
 def _readable(rate: Any) -> bool:

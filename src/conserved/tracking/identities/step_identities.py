@@ -27,13 +27,13 @@ from conserved.tracking.identities.update_rule import UpdateRule
 FORWARD = "passes of identities"
 """The stage that tells identities of forward passes and loaded weights."""
 
-SECONDS = 0.002
+SECONDS = 0.001
 """Seconds a step that identities may take on a CPU, however short the step is."""
 
-SHARE = 0.01
+SHARE = 0.005
 """Share of the time of the run that they may take besides."""
 
-CREDIT = 0.5
+CREDIT = 0.1
 """Seconds that they may take at the start, so that the first steps are looked at in full."""
 
 
@@ -47,6 +47,9 @@ class StepIdentities:
         optimizers: Sequence[Optimizer],
         boundary: Boundary,
         identities: Sequence[StepIdentity] | None = None,
+        *,
+        seconds: float = SECONDS,
+        share: float = SHARE,
     ) -> None:
         self.step = TrainingStep(model=model, called=called, optimizers=list(optimizers))
         self.identities = list(standard_identities() if identities is None else identities)
@@ -56,6 +59,7 @@ class StepIdentities:
         """Whether the gradients of the step under way do not belong to it, so that no law of theirs can hold."""
         self._depth: dict[int, int] = {}
         """By optimizer, how many `step` methods are under way: one that calls its base class's runs hooks twice."""
+        self._seconds, self._share = seconds, share
         self._boundary, self._began = boundary, time.perf_counter()
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward)),
@@ -138,7 +142,7 @@ class StepIdentities:
     def _within_budget(self) -> bool:
         spent = sum(self.seconds[one.name] for one in self.identities if not one.free)
         run = time.perf_counter() - self._began
-        return spent <= CREDIT + max(SECONDS * self.step.number, SHARE * run)
+        return spent <= CREDIT + max(self._seconds * self.step.number, self._share * run)
 
 
 def stage(identity: StepIdentity) -> str:
