@@ -312,13 +312,23 @@ def transformers_mamba() -> Program:
 
 @program
 def transformers_mixtral() -> Program:
-    options = SMALL | {"vocab_size": 512, "num_key_value_heads": 2, "num_local_experts": 4, "output_router_logits": True}
+    options = SMALL | {
+        "vocab_size": 512,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "output_router_logits": True,
+    }
     return hugging("MixtralConfig", "MixtralForCausalLM", with_labels(512), own_loss, **options)
 
 
 @program
 def transformers_wav2vec2() -> Program:
-    options = SMALL | {"conv_dim": (32, 32), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    options = SMALL | {
+        "conv_dim": (32, 32),
+        "conv_stride": (5, 2),
+        "conv_kernel": (10, 3),
+        "num_feat_extract_layers": 2,
+    }
     options |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "num_labels": 4}
     options |= {"mask_time_prob": 0.0, "layerdrop": 0.0, "classifier_proj_size": 32}
     given = lambda: (torch.randn(2, 1600),)
@@ -522,7 +532,13 @@ def monai_unet() -> Program:
     from monai.networks.nets import UNet
 
     model = UNet(
-        spatial_dims=3, in_channels=1, out_channels=2, channels=(8, 16, 32), strides=(2, 2), num_res_units=1, dropout=0.1
+        spatial_dims=3,
+        in_channels=1,
+        out_channels=2,
+        channels=(8, 16, 32),
+        strides=(2, 2),
+        num_res_units=1,
+        dropout=0.1,
     )
     objective = DiceCELoss(to_onehot_y=True, softmax=True)
     given = lambda: (torch.randn(1, 1, 16, 16, 16),)
@@ -852,7 +868,9 @@ def sparse_mixture() -> Program:
 
 
 def other_optimizer(make: Callable[[Any], Any]) -> Program:
-    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+    model = nn.Sequential(
+        nn.Linear(16, 64), nn.ReLU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)
+    )
     return supervised(model, lambda: (torch.randn(32, 16),), classes, make(model.parameters()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,20 +21,17 @@ from conserved.tracking.identities.loop_order import LoopOrder
 from conserved.tracking.identities.outside_writes import OutsideWrites
 from conserved.tracking.identities.own_gradients import OwnGradients
 from conserved.tracking.identities.restored_state import RestoredState
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_outermost_step
 from conserved.tracking.identities.update_rule import UpdateRule
 
 FORWARD = "passes of identities"
 """The stage that tells identities of forward passes and loaded weights."""
 
-SECONDS = 0.001
-"""Seconds a step that identities may take on a CPU, however short the step is."""
-
-SHARE = 0.005
-"""Share of the time of the run that they may take besides."""
-
 CREDIT = 0.1
-"""Seconds that they may take at the start, so that the first steps are looked at in full."""
+"""Seconds that identities may take at the start, so that the first steps are looked at in full."""
+
+SECONDS = 0.001
+"""Seconds a step that they may take besides, where no budget is given."""
 
 
 class StepIdentities:
@@ -48,8 +45,7 @@ class StepIdentities:
         boundary: Boundary,
         identities: Sequence[StepIdentity] | None = None,
         *,
-        seconds: float = SECONDS,
-        share: float = SHARE,
+        allowance: Callable[[], float] = lambda: SECONDS,
     ) -> None:
         self.step = TrainingStep(model=model, called=called, optimizers=list(optimizers))
         self.identities = list(standard_identities() if identities is None else identities)
@@ -57,10 +53,7 @@ class StepIdentities:
         """Seconds that each identity took so far."""
         self.spoiled = False
         """Whether the gradients of the step under way do not belong to it, so that no law of theirs can hold."""
-        self._depth: dict[int, int] = {}
-        """By optimizer, how many `step` methods are under way: one that calls its base class's runs hooks twice."""
-        self._seconds, self._share = seconds, share
-        self._boundary, self._began = boundary, time.perf_counter()
+        self._boundary, self._allowance, self._earned = boundary, allowance, CREDIT
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward)),
             model.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._weights_loaded)),
@@ -77,24 +70,22 @@ class StepIdentities:
 
     def before_optimizer(self, optimizer: Optimizer, *, closure: bool) -> None:
         """An optimizer is about to step."""
-        self._depth[id(optimizer)] = self._depth.get(id(optimizer), 0) + 1
-        if self._depth[id(optimizer)] == 1:
+        if is_outermost_step(optimizer):
             self.step.closure, self.step.thorough = closure, self._within_budget()
             self._ask("before_optimizer", optimizer)
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
-        self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
-        if self._depth[id(optimizer)] == 0:
+        if is_outermost_step(optimizer):
             self._ask("after_optimizer", optimizer)
 
     def after_step(self) -> None:
         """The loop has told the monitor of its step."""
         self._ask("after_step")
         self.step.receive()
+        self._earned += self._allowance()
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False
-        self._depth.clear()
 
     def restart(self) -> None:
         """Weights were loaded: forget what was remembered of them."""
@@ -140,9 +131,7 @@ class StepIdentities:
             self.spoiled = self.spoiled or (identity.spoils and len(self.step.findings) > found)
 
     def _within_budget(self) -> bool:
-        spent = sum(self.seconds[one.name] for one in self.identities if not one.free)
-        run = time.perf_counter() - self._began
-        return spent <= CREDIT + max(self._seconds * self.step.number, self._share * run)
+        return sum(self.seconds[one.name] for one in self.identities if not one.free) <= self._earned
 
 
 def stage(identity: StepIdentity) -> str:
