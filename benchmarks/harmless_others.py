@@ -6,6 +6,8 @@ FOLDER holds the packages, installed with `pip install --no-deps --target FOLDER
 is listed as such. Every program runs twice in one process, with a monitor and without, step by step in turns, so that
 a noisy moment hits both. Each has random numbers of its own.
 """
+# ruff: noqa: D103, E731
+# Programs are named after what they run.
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ def timm_mixup_ema() -> Program:
     model = timm.create_model("resnet10t", num_classes=10)
     average = ModelEmaV2(model)
     mixup = Mixup(mixup_alpha=0.8, num_classes=10)
-    optimizer = timm.optim.create_optimizer_v2(model, "lamb", lr=1e-3, weight_decay=0.02)
+    from timm.optim import create_optimizer_v2
+
+    optimizer = create_optimizer_v2(model, "lamb", lr=1e-3, weight_decay=0.02)
     objective = SoftTargetCrossEntropy()
 
     def step() -> Tensor:
@@ -464,7 +468,7 @@ def vit_pytorch_masked_autoencoder() -> Program:
     from vit_pytorch import MAE, ViT
 
     encoder = ViT(image_size=32, patch_size=8, num_classes=10, dim=64, depth=2, heads=4, mlp_dim=128)
-    model = MAE(encoder=encoder, masking_ratio=0.75, decoder_dim=32, decoder_depth=1)
+    model = MAE(encoder=encoder, masking_ratio=0.75, decoder_dim=64, decoder_depth=1)
     return supervised(model, images(32), lambda loss: loss)
 
 
@@ -610,7 +614,7 @@ def open_clip_model() -> Program:
 def kornia_vit_augmented() -> Program:
     import kornia
 
-    model = kornia.models.VisionTransformer(image_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4)
+    model = kornia.contrib.VisionTransformer(image_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4)
     augment = kornia.augmentation.RandomHorizontalFlip(p=0.5)
     head = nn.Linear(64, 10)
     both = nn.Sequential(model, head)
@@ -1064,8 +1068,9 @@ def main() -> None:
         row = compare(name, given.steps)
         rows.append(row)
         detail = row.get("did not run") or row.get("ended") or (
-            f"laws={row['laws']} step={row['step, ms']:.2f}ms median x{row['median ratio']:.2f} mean x{row['mean ratio']:.2f}"
-            f" +{row['added, ms (mean)']:.2f}ms first {row['first watched step, s']:.2f}s | {row['state']} {row['alarms'] or ''}"
+            f"laws={row['laws']} step={row['step, ms']:.2f}ms median x{row['median ratio']:.2f}"
+            f" mean x{row['mean ratio']:.2f} +{row['added, ms (mean)']:.2f}ms"
+            f" first {row['first watched step, s']:.2f}s | {row['state']} {row['alarms'] or ''}"
         )  # fmt: skip
         print(f"{verdict(row):11} {name:30} {detail}", flush=True)
     counts = {kind: sum(verdict(row) == kind for row in rows) for kind in sorted({verdict(row) for row in rows})}

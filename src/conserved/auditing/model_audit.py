@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from conserved.auditing.audit_result import Audit, GradientFinding, Judgement, Row
 from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
 from conserved.auditing.causes import step_size, suggestions
-from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
+from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose, diagnose_up_to_epsilon
 from conserved.auditing.explanations import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
 from conserved.auditing.gradient_peaks import CorruptedEntry, PeakHistory, corruption_verdict
 from conserved.auditing.kernel_precision import explained_by_rounding
@@ -344,12 +344,16 @@ class _Case:
         self._verify([place for place in within if place not in self.factors])
 
     def _replay(self, replay: Replay, used: torch.dtype, accumulated: int, former: Mapping[str, Diagnosis]) -> None:
-        """Run the pass again for the identities that are exact; laws up to ε keep what the gauge said of them."""
-        exact = [place for place in self.broken if self.symmetries[place].exact]
-        self.diagnoses = {place: former[self.names[place]] for place in exact if self._decided(place, former)}
-        places = [place for place in exact if place not in self.diagnoses]
-        if places:
-            self._diagnose(places, replay, used, accumulated)
+        """Run the pass again for identities that are exact, and for laws up to ε that were made exact."""
+        replayed = [place for place in self.broken if self.symmetries[place].exact or place in self.left.leftovers]
+        self.diagnoses = {place: former[self.names[place]] for place in replayed if self._decided(place, former)}
+        places = [place for place in replayed if place not in self.diagnoses]
+        exact = [place for place in places if self.symmetries[place].exact]
+        if exact:
+            self._diagnose(exact, replay, used, accumulated)
+        nearly = [place for place in places if place not in exact]
+        if nearly:
+            self._diagnose_up_to_epsilon(nearly, replay, used, accumulated)
         for place, found in self.diagnoses.items():
             if found.origin is not Origin.UNKNOWN:
                 self.limits[place] = max(self.limits[place], found.limit)
@@ -377,6 +381,19 @@ class _Case:
             passes=accumulated,
         )
         self.diagnoses |= dict(zip(places, diagnose(suspects, replay), strict=True))
+
+    def _diagnose_up_to_epsilon(self, places: list[int], replay: Replay, used: torch.dtype, accumulated: int) -> None:
+        """What ε leaves is known of the audited pass alone: compare gradients with those of higher precision."""
+        found = diagnose_up_to_epsilon(
+            [self.symmetries[place] for place in places],
+            [self.left.leftovers[place] for place in places],
+            self.left.residuals[places],
+            self.backward.points,
+            replay,
+            precision=used,
+            passes=accumulated,
+        )
+        self.diagnoses |= dict(zip(places, found, strict=True))
 
     def _leave_noise_open(self, used: torch.dtype) -> None:
         """Without a replay, refute what rounding cannot look like and leave the rest open.
