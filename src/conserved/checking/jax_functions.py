@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 import torch.utils.dlpack
@@ -104,11 +104,10 @@ def _tensor(array: Any) -> Tensor:
     return torch.utils.dlpack.from_dlpack(array).clone()
 
 
-@contextmanager
-def _precision(wide: bool) -> Iterator[None]:
+def _precision(wide: bool) -> AbstractContextManager[Any]:
     """Let JAX compute in float64 where inputs are; by default it rounds everything to float32."""
-    jax: Any = sys.modules["jax"]
+    if not wide:
+        return nullcontext()
     # Older releases have it among their experiments.
-    enable = getattr(jax, "enable_x64", None) or importlib.import_module("jax.experimental").enable_x64
-    with enable(wide or bool(jax.config.jax_enable_x64)):
-        yield
+    enable = getattr(sys.modules["jax"], "enable_x64", None) or importlib.import_module("jax.experimental").enable_x64
+    return cast(AbstractContextManager[Any], enable(True))
