@@ -1120,7 +1120,7 @@ class Experts(nn.Module):
 
 
 def mechanics() -> Iterator[tuple[str, Case]]:
-    """How a program is written: functions of authors, hooks, detached parts, state, branches, parametrizations, ties."""
+    """How a program is written: authors' functions, hooks, detached parts, state, branches, parametrizations, ties."""
     a, b = draw(4, 5), draw(5, 3)
     relu: Callable[[Tensor], Tensor] = torch.relu
     yield from forms(
