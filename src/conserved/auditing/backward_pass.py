@@ -224,8 +224,6 @@ class Residuals:
     """What the rounding of stored gradients leaves; above it a residual is looked into."""
     nearly: NDArray[np.bool_]
     """Laws that still hold only up to ε."""
-    leftovers: Mapping[int, NDArray[np.float64]]
-    """By place, μ less its right-hand side, of laws up to ε that were made exact."""
 
 
 def residuals_of(
@@ -252,7 +250,6 @@ def residuals_of(
     nearly = plan.epsilons > 0
     terms, gradients = None if gauge is None else gauge.terms, backward.gradients
     sides = {} if terms is None or gradients is None or not nearly.any() else terms.sides(gradients)
-    leftovers: dict[int, NDArray[np.float64]] = {}
     if sides and gradients is not None:
         some, places = plan.up_to_epsilon
         # In the precision that the identities of all other laws are computed in.
@@ -263,12 +260,9 @@ def residuals_of(
             if side is None or not balance.tested[place]:
                 continue
             size = math.hypot(balance.scales[place], float(np.linalg.norm(side.value)), side.spread**0.5)
-            leftovers[place] = mu.flatten() - side.value
-            residuals[place] = float(np.linalg.norm(leftovers[place])) / size if size else 0.0
+            residuals[place] = float(np.linalg.norm(mu.flatten() - side.value)) / size if size else 0.0
             limits[place], nearly[place] = rounding_alone[place], False
-    return Residuals(
-        balance=balance, residuals=residuals, limits=limits, floors=floors, nearly=nearly, leftovers=leftovers
-    )
+    return Residuals(balance=balance, residuals=residuals, limits=limits, floors=floors, nearly=nearly)
 
 
 def precision_of(

@@ -26,7 +26,7 @@ from conserved.auditing.noise import SIGMAS, coherent, sample_noise, suspicious
 from conserved.auditing.reference_form import PLAIN, PassForm, wide_forms
 from conserved.auditing.replay import SCALE, Replay, ReplayError
 from conserved.laws.identities import HALF, balance_of, coarsest
-from conserved.moment import Direction, Plan, Point, to_host
+from conserved.moment import Plan
 from conserved.symmetry import Symmetry, Tensors
 
 LOGGER = logging.getLogger("conserved.audit")
@@ -148,63 +148,6 @@ Holds = Callable[[PassForm, NDArray[np.float64]], NDArray[np.bool_]]
 _SHRINKS = 8.0
 """Factor by which a residual of rounding shrinks in higher precision, at least: units differ by 2¹³ and more, and a
 defect does not shrink at all."""
-
-
-def diagnose_up_to_epsilon(
-    symmetries: Sequence[Symmetry],
-    leftovers: Sequence[NDArray[np.float64]],
-    residuals: NDArray[np.float64],
-    points: Tensors,
-    replay: Replay,
-    *,
-    precision: torch.dtype,
-    passes: int,
-) -> list[Diagnosis]:
-    """Decide laws up to ε whose right-hand sides were measured in the audited pass.
-
-    A replayed pass is not watched, so its own right-hand sides are unknown. Those of a pass in higher precision differ
-    by rounding of activations, which is rounding of a small number. So the residual in higher precision is what is
-    left here, less what the gradients of the two passes differ by.
-
-    Args:
-        symmetries: the laws.
-        leftovers: by law, μ(θ, G) less its right-hand side.
-        residuals: their norms, relative to the sizes of the identities.
-        points: the parameters.
-        replay: runs the audited pass again.
-        precision: the coarsest precision of the pass.
-        passes: backward passes accumulated in the gradients; only the last is replayed.
-    """
-    plan = Plan.of(symmetries, kernels=False)
-    theta = {name: points[name].detach() for name in plan.needs}
-    wanted = {name: points[name] for name in plan.needs}
-    sizes = [float(np.linalg.norm(leftover)) for leftover in leftovers]
-    explained = [0.0] * len(symmetries)
-    try:
-        first = replay.gradients(wanted)
-        for form in wide_forms(precision):
-            wide = replay.gradients(wanted, form=form)
-            difference = {name: first[name].double() - wide[name].double() for name in plan.needs}
-            with torch.no_grad():
-                moments = to_host(plan.evaluate((Point(theta), Direction(difference)), [(0, 1)]).values())
-            for place, moment in enumerate(moments):
-                error = moment.reshape(-1)
-                if passes > 1:
-                    # Errors of accumulated passes are independent, and only that of the last is known.
-                    explained[place] = max(explained[place], SIGMAS * math.sqrt(passes) * float(np.linalg.norm(error)))
-                elif float(np.linalg.norm(leftovers[place] - error)) <= sizes[place] / _SHRINKS:
-                    explained[place] = sizes[place]
-    except Exception as problem:
-        # The one boundary to the user's program: it may refuse to run a second time, or run out of memory.
-        LOGGER.info("replay failed: %s", problem)
-        text = MEANING[Origin.UNKNOWN].format(reason=str(problem)[:200])
-        return [Diagnosis(origin=Origin.UNKNOWN, limit=math.nan, message=text)] * len(symmetries)
-    found = []
-    for residual, size, limit in zip(residuals.tolist(), sizes, explained, strict=True):
-        origin = Origin.PRECISION if size <= limit else Origin.PROGRAM
-        text = MEANING[origin].format(precision=_name(precision))
-        found.append(Diagnosis(origin=origin, limit=residual * limit / size if size else 0.0, message=text))
-    return found
 
 
 def _holding(replay: Replay, plan: Plan, wanted: Tensors, floors: NDArray[np.float64]) -> Holds:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from conserved.auditing.audit_result import Audit, GradientFinding, Judgement, Row
 from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
 from conserved.auditing.causes import step_size, suggestions
-from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose, diagnose_up_to_epsilon
+from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
+from conserved.auditing.epsilon_replay import decide_up_to_epsilon
 from conserved.auditing.explanations import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
 from conserved.auditing.gradient_peaks import CorruptedEntry, PeakHistory, corruption_verdict
 from conserved.auditing.kernel_precision import explained_by_rounding
@@ -180,6 +181,8 @@ def _judged(
     finite = not any(item.trouble == "not finite" for item in findings)
     if finite and gradients is not None:
         case.suspect_factors()
+        if replay is not None and backward.together == ():
+            case.decide_up_to_epsilon(replay, used, former)
     if case.broken:
         case.set_aside(lost_since(backward, case.suspected), into=case.late)
         if case.broken and gradients is not None and finite:
@@ -196,7 +199,7 @@ def _judged(
         own = gradients if closed and accumulated == 1 and alone() else None
         comparison = compare_with_reference(replay, backward.points, used, gradients=own)
         if isinstance(replay, ClosureReplay) and not comparison.obstacle:
-            scale = loss_scale(replay, backward.points, gradients, comparison.noise)
+            scale = loss_scale(replay, backward.points, own, comparison)
         wrong = next((item.verdict for item in (comparison, scale) if item is not None and not item.ok), None)
         verdict = verdict if wrong is None or verdict == Status.REFUTED else wrong
     corrupted: tuple[CorruptedEntry, ...] = ()
@@ -300,6 +303,33 @@ class _Case:
         self.broken += more
         self.statuses |= dict.fromkeys(more, Status.REFUTED)
 
+    def decide_up_to_epsilon(self, replay: Replay, used: torch.dtype, former: Mapping[str, Diagnosis]) -> None:
+        """Measure by a replay what ε leaves of identities beyond √ε, and hold them to measured rounding.
+
+        Where hooks have measured what ε leaves, a residual above the floor may still be rounding: a gain whose scale
+        norms forget has a gradient that cancels.
+        """
+        left = self.left
+        measured = [place for place in self.broken if not self.symmetries[place].exact and not left.nearly[place]]
+        known = {place: former[self.names[place]] for place in measured if self._decided(place, former)}
+        places = [place for place in self.doubtful if left.nearly[place] and self.tested[place]]
+        places += [place for place in measured if place not in known]
+        if places:
+            roots = np.where(left.nearly[places], self.backward.laws.plan.epsilons[places] ** 0.5, 0.0)
+            floors, scales = self.limits[places] - roots, left.balance.scales[places]
+            for place, exact in decide_up_to_epsilon(self.backward, places, floors, scales, replay, used).items():
+                left.residuals[place], self.limits[place], left.nearly[place] = exact.residual, exact.limit, False
+                known[place] = exact.diagnosis
+        for place, diagnosis in known.items():
+            self.diagnoses[place] = diagnosis
+            if diagnosis.wrong:
+                self.statuses[place] = Status.REFUTED
+                self.broken = list(dict.fromkeys((*self.broken, place)))
+            elif diagnosis.origin is Origin.PRECISION:
+                self._mark_noisy([place])
+            else:
+                self._verify([place])
+
     def settle(
         self, used: torch.dtype, accumulated: int, replay: Replay | None, former: Mapping[str, Diagnosis]
     ) -> float | None:
@@ -344,16 +374,12 @@ class _Case:
         self._verify([place for place in within if place not in self.factors])
 
     def _replay(self, replay: Replay, used: torch.dtype, accumulated: int, former: Mapping[str, Diagnosis]) -> None:
-        """Run the pass again for identities that are exact, and for laws up to ε that were made exact."""
-        replayed = [place for place in self.broken if self.symmetries[place].exact or place in self.left.leftovers]
-        self.diagnoses = {place: former[self.names[place]] for place in replayed if self._decided(place, former)}
-        places = [place for place in replayed if place not in self.diagnoses]
-        exact = [place for place in places if self.symmetries[place].exact]
-        if exact:
-            self._diagnose(exact, replay, used, accumulated)
-        nearly = [place for place in places if place not in exact]
-        if nearly:
-            self._diagnose_up_to_epsilon(nearly, replay, used, accumulated)
+        """Run the pass again for the identities that are exact; laws up to ε keep what the gauge said of them."""
+        exact = [place for place in self.broken if self.symmetries[place].exact]
+        self.diagnoses |= {place: former[self.names[place]] for place in exact if self._decided(place, former)}
+        places = [place for place in exact if place not in self.diagnoses]
+        if places:
+            self._diagnose(places, replay, used, accumulated)
         for place, found in self.diagnoses.items():
             if found.origin is not Origin.UNKNOWN:
                 self.limits[place] = max(self.limits[place], found.limit)
@@ -381,19 +407,6 @@ class _Case:
             passes=accumulated,
         )
         self.diagnoses |= dict(zip(places, diagnose(suspects, replay), strict=True))
-
-    def _diagnose_up_to_epsilon(self, places: list[int], replay: Replay, used: torch.dtype, accumulated: int) -> None:
-        """What ε leaves is known of the audited pass alone: compare gradients with those of higher precision."""
-        found = diagnose_up_to_epsilon(
-            [self.symmetries[place] for place in places],
-            [self.left.leftovers[place] for place in places],
-            self.left.residuals[places],
-            self.backward.points,
-            replay,
-            precision=used,
-            passes=accumulated,
-        )
-        self.diagnoses |= dict(zip(places, found, strict=True))
 
     def _leave_noise_open(self, used: torch.dtype) -> None:
         """Without a replay, refute what rounding cannot look like and leave the rest open.
@@ -573,6 +586,10 @@ def _verdict(
     missing = [item for item in findings if item.trouble == "missing"]
     if infinite:
         message = f"{len(infinite)} gradients are not finite, that of {infinite[0].parameter} among them."
+        if used == torch.float16:
+            # The largest number is 65,504: scaled losses overflow now and then, and a scaler skips such a step.
+            message += " In float16 a scaled loss may overflow, and a scaler skips the step: nothing is said of it."
+            return _said(Status.INCONCLUSIVE, message)
         return _said(
             Status.REFUTED, message, Evidence(what="gradients that are not finite", value=len(infinite), limit=0)
         )
