@@ -21,7 +21,7 @@ _histc = torch.histc
 
 def _count(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
     """Count integers, which `torch.histc` refuses on a CPU: routers count tokens by it."""
-    return _histc(x.float(), bins, min, max) if not x.is_floating_point() else _histc(x, bins, min, max)
+    return _histc(x.float(), bins, min, max).to(x.dtype)
 
 
 setattr(torch, "histc", _count)  # noqa: B010
@@ -84,6 +84,10 @@ def _build(
     with torch.no_grad():
         model.init_weights(buffer_device=torch.device("cpu"))
     model.train()
+    for module in model.modules():
+        # DTensor has no rule for the flash attention of a processor.
+        if hasattr(module, "sdpa_backends"):
+            module.sdpa_backends = [torch.nn.attention.SDPBackend.MATH]
     optimizers = spec.build_optimizers_fn([model], config.optimizer, dims)
     data_rank = rank // (degrees["tp"] * degrees["cp"])
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from conserved.laws.identities import TOLERANCE
+from conserved.layout.replicas import projections
+from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.fingerprints import fingerprints
 from conserved.tracking.identities.rank_exchange import RankExchange
@@ -19,6 +23,9 @@ from conserved.tracking.identities.step_identity import StepIdentity, TrainingSt
 
 _EVERY_ON_DEVICE = 10
 """Steps from one comparison to the next on a GPU, where numbers have to come to the host."""
+
+_ROUNDING = TOLERANCE[torch.bfloat16]
+"""Relative difference of gradients that rounding explains in any precision a program may compute in."""
 
 _LAST = 2.0
 """Seconds to wait at the end for what other processes say of the last step."""
@@ -28,7 +35,9 @@ class EqualReplicas(StepIdentity):
     """Compares fingerprints of every tensor between processes, through the store that they met by.
 
     A model in `DistributedDataParallel` has to agree from its first step on. Plain tensors without a wrapper have to
-    once they were equal at the start: then either all of their gradients are reduced, or the loop forgot to.
+    once they were equal at the start: then either all of their gradients are reduced, or the loop forgot to. If some
+    tensors were equal at the start and others not, as in tensor or expert parallelism by hand, those that were equal
+    are replicas and have to stay equal. A tensor of equal entries, as a gain of ones, says nothing about that.
     Parameters that are sharded or placed by a mesh are left to `check_replicas`.
     """
 
@@ -39,9 +48,13 @@ class EqualReplicas(StepIdentity):
         self._exchange: RankExchange | None = None
         self._names: list[str] = []
         self._gradients: Tensor | None = None
+        self._sums: Tensor | None = None
+        """Norm of every gradient and two weighted sums, where some tensors only are replicas."""
         self._called = False
         """Whether the module that the monitor was given ran since the last step."""
         self._equal_start: bool | None = None
+        self._shared: dict[int, list[str]] = {}
+        """By process, tensors that it shared with this one at the start, if it did not share all."""
         self._agreed: set[int] = set()
         """Processes with which all tensors agreed after some step."""
         self._different: dict[int, StepFinding] = {}
@@ -60,7 +73,8 @@ class EqualReplicas(StepIdentity):
         self._exchange = RankExchange("replicas")
         self._digest = _digest([f"{name}{tuple(p.shape)}" for name, p in named])
         start = fingerprints([p for _, p in named]).tolist()
-        self._exchange.show(0, {"parameters": start, "names": self._digest})
+        varied = [_varies(p) for _, p in named]
+        self._exchange.show(0, {"parameters": start, "names": self._digest, "varied": varied})
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._called = True
@@ -76,6 +90,11 @@ class EqualReplicas(StepIdentity):
         ]
         prints = fingerprints(gradients)
         self._gradients = prints if self._gradients is None else torch.where(prints != 0, prints, self._gradients)
+        if self._exchange.behind(0):
+            self._compare(step)
+        if self._shared:
+            sums = _projections(gradients)
+            self._sums = sums if self._sums is None else torch.where(sums != 0, sums, self._sums)
 
     def after_step(self, step: TrainingStep) -> None:
         exchange = self._exchange
@@ -86,12 +105,14 @@ class EqualReplicas(StepIdentity):
             record: dict[str, Any] = {
                 "parameters": fingerprints(list(step.model.parameters())).tolist(),
                 "gradients": None if self._gradients is None else self._gradients.tolist(),
+                "sums": None if self._sums is None else self._sums.tolist(),
                 "names": self._digest,
                 "called": self._called,
+                "received": step.received,
                 "sync": None if wrapper is None else bool(wrapper.require_backward_grad_sync),
             }
             exchange.show(step.number, record)
-        self._gradients, self._called = None, False
+        self._gradients, self._sums, self._called = None, None, False
         self._compare(step)
 
     def close(self, step: TrainingStep) -> None:
@@ -106,7 +127,7 @@ class EqualReplicas(StepIdentity):
             self._compare(step)
 
     def restart(self) -> None:
-        self._gradients = None
+        self._gradients = self._sums = None
 
     def _due(self, step: TrainingStep) -> bool:
         first = next(iter(step.model.parameters()), None)
@@ -122,6 +143,10 @@ class EqualReplicas(StepIdentity):
             if number == 0:
                 equal = theirs["parameters"] == own["parameters"]
                 self._equal_start = equal if self._equal_start is None else self._equal_start and equal
+                if not equal:
+                    apart = {*_apart(theirs["parameters"], own["parameters"], self._names)}
+                    varied = [name for name, varies in zip(self._names, own["varied"], strict=True) if varies]
+                    self._shared[rank] = [name for name in varied if name not in apart]
                 if not equal and _wrapper(step.called) is not None:
                     # The wrapper sends the first process's parameters to all when it is made.
                     self._reported = True
@@ -137,6 +162,11 @@ class EqualReplicas(StepIdentity):
         self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
     ) -> Iterator[StepFinding]:
         wrapped = _wrapper(step.called) is not None
+        if not wrapped and (theirs["received"] or own["received"]):
+            # Stages of a pipeline: other parameters, even if names, shapes and seeds are the same.
+            return
+        if not wrapped and rank in self._shared:
+            yield from self._judge_shared(rank, number, theirs, own)
         if not wrapped and self._equal_start is not True:
             return
         parameters = _apart(theirs["parameters"], own["parameters"], self._names)
@@ -150,10 +180,32 @@ class EqualReplicas(StepIdentity):
             return
         what, names = ("gradients", gradients) if gradients else ("parameters", parameters)
         finding = self._finding(what, names, rank, number, own)
+        if not wrapped and not parameters:
+            # An optimizer that reduces gradients within its step leaves equal parameters.
+            return
         if wrapped or rank in self._agreed:
             yield finding
         elif gradients and len(gradients) == sum(map(bool, own["gradients"])):
             yield from self._forgotten(rank, finding)
+
+    def _judge_shared(
+        self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> Iterator[StepFinding]:
+        """Yield tensors that two processes shared at the start and whose gradients and values differ now.
+
+        The program that computes their gradients may differ by process, so that rounding does; an optimizer may reduce
+        gradients within its step, which leaves equal parameters.
+        """
+        moved = {*_apart(theirs["parameters"], own["parameters"], self._names)}.intersection(self._shared[rank])
+        if not moved or not theirs["sums"] or not own["sums"]:
+            return
+        differing = [
+            name
+            for name, one, other in zip(self._names, own["sums"], theirs["sums"], strict=True)
+            if name in moved and one[0] and other[0] and math.dist(one, other) > _ROUNDING * max(one[0], other[0])
+        ]
+        if differing:
+            yield self._finding("gradients", differing, rank, number, own)
 
     def _forgotten(self, rank: int, finding: StepFinding) -> Iterator[StepFinding]:
         """Yield what was found once no process agrees: then a loop without a wrapper has forgotten to reduce.
@@ -224,6 +276,21 @@ def _apart(theirs: list[int], own: list[int], names: list[str]) -> list[str]:
     if len(theirs) != len(own):
         return list(names)
     return [name for name, a, b in zip(names, theirs, own, strict=True) if a != b]
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Return whether a tensor has entries of different values."""
+    flat = local(tensor.detach()).flatten()
+    return bool((flat != flat[:1]).any())
+
+
+def _projections(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Return the norm of every tensor and two weighted sums of its entries; zeros for tensors that are not there."""
+    rows = [
+        torch.zeros(3, dtype=torch.float64) if tensor is None or not is_plain(tensor) else projections(local(tensor))
+        for tensor in tensors
+    ]
+    return torch.stack([row.cpu() for row in rows])
 
 
 def _digest(names: list[str]) -> int:

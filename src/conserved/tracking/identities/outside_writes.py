@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from conserved.symmetry.view import local
 from conserved.tracking.identities.entry_samples import EntrySample, largest_by_tensor
 from conserved.tracking.identities.finding import StepFinding, name_tensors
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, distributed, is_plain
 
 _SPACINGS = 16.0
 """Spacings of a tensor's largest weight that it may move without a step.
@@ -89,6 +89,10 @@ class OutsideWrites(StepIdentity):
 
     def _remember(self, step: TrainingStep) -> None:
         pairs = [(name, p) for name, p in step.model.named_parameters() if _comparable(p)]
+        if distributed():
+            # Where optimizer states are dealt out, each process sends the others the parameters that it steps.
+            held = step.held()
+            pairs = [(name, p) for name, p in pairs if id(p) in held or not p.requires_grad]
         if not pairs:
             return
         device = pairs[0][1].device

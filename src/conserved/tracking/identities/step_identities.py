@@ -64,6 +64,7 @@ class StepIdentities:
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if not being_followed():
             self.step.passes += torch.is_grad_enabled()
+            self.step.received |= any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
             self._ask("before_forward", module)
 
     def _weights_loaded(self, module: nn.Module, incompatible: Any) -> None:

@@ -39,6 +39,8 @@ class TrainingStep:
     """Whether checks that cost time are made in this step."""
     passes: int = 0
     """Forward passes with gradients since the last step."""
+    received: bool = False
+    """Whether the model was ever called on tensors that need a gradient, as a stage of a pipeline is."""
     findings: list[StepFinding] = field(default_factory=list)
     _awaited: list[tuple[int, HostCopy, Decide]] = field(default_factory=list)
 
