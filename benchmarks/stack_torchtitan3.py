@@ -37,7 +37,7 @@ def _build(
     name: str,
     *,
     backend: str = "partial_dtensor",
-    attention: str = "sdpa",
+    attention: str = "flex",
     compiled: bool = False,
     checkpointing: str = "",
     bf16: bool = False,
@@ -148,8 +148,8 @@ _register("llama3, TP, spmd_types", 2, name="llama3", tp=2, backend="spmd_types"
 _register("llama3, FSDP, full_dtensor", 2, name="llama3", dp_shard=2, backend="full_dtensor")
 _register("llama3, TP, full_dtensor", 2, name="llama3", tp=2, backend="full_dtensor")
 _register("llama3, CP", 2, name="llama3", cp=2)
-_register("llama3, FSDP, FlexAttention", 2, name="llama3", dp_shard=2, attention="flex")
-_register("gpt_oss, FSDP, FlexAttention", 2, name="gpt_oss", dp_shard=2, attention="flex")
+_register("llama3, FSDP", 2, name="llama3", dp_shard=2)
+_register("gpt_oss, FSDP", 2, name="gpt_oss", dp_shard=2)
 _register("llama3, FSDP, compile", 2, name="llama3", dp_shard=2, compiled=True)
 _register("llama3, FSDP, full checkpointing", 2, name="llama3", dp_shard=2, checkpointing="full")
 _register("llama3, FSDP, selective checkpointing", 2, name="llama3", dp_shard=2, checkpointing="selective")

@@ -37,6 +37,9 @@ def holdings(model: nn.Module) -> dict[str, Holding] | None:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return None
+    if dist.get_backend() == "fake":
+        # Of other processes there are only stand-ins, with no store between them.
+        return None
     named = dict(model.named_parameters())
     if any(type(p.data) is not Tensor or p.is_meta for p in named.values()):
         return None
