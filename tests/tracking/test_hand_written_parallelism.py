@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from two_processes import Scene, assert_played
 
 import conserved
+from two_processes import Scene, assert_played
 
 WIDTH, HIDDEN, CLASSES = 12, 16, 7
 
