@@ -110,6 +110,9 @@ def prepare() -> None:
         for owner in vars(importlib.import_module(CORE + name)).values():
             if isinstance(owner, type) and owner.__module__ == CORE + name:
                 _accept_processor(owner)
+    with contextlib.suppress(ImportError):
+        # Routers ask whether Transformer Engine has it, in a module that does not define it without.
+        vars(importlib.import_module(CORE + "transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
     tracker: Any = importlib.import_module("megatron.core.tensor_parallel.random").CudaRNGStatesTracker
     tracker.fork = lambda self, name=None: contextlib.nullcontext()
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
