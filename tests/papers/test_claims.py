@@ -311,6 +311,10 @@ class TestPages:
         ("e^{az} of Q^(j)", "e<sup>az</sup> of Q<sup>(j)</sup>"),
         ("‖θ − θ*‖_F with `a_b*c`", "‖θ − θ\\*‖<sub>F</sub> with `a_b*c`"),
         ("the set {1, 2}", "the set \\{1, 2\\}"),
+        ("V_iO_iᵀ, ½‖A‖_F² and a_jI", "V<sub>i</sub>O<sub>i</sub>ᵀ, ½‖A‖<sub>F</sub>² and a<sub>j</sub>I"),
+        ("‖W_QK‖², a_1L and α_iβ_i", "‖W<sub>QK</sub>‖², a<sub>1L</sub> and α<sub>i</sub>β<sub>i</sub>"),
+        ("laws of query_key", "laws of query\\_key"),
+        ("Σ_{i<k} τ²", "Σ<sub>i&lt;k</sub> τ²"),
     ],
 )
 def test_formulas_are_typeset_and_nothing_in_them_is_markup(text: str, expected: str) -> None:
