@@ -6,7 +6,7 @@ import re
 
 _SCRIPT = re.compile(
     r"(?<![a-z]{2})([_^])(\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|:,[a-z0-9]+|[a-z0-9]+,:"
-    r"|:,[α-ω]|[0-9]+L?|[a-zℓ]+|[α-ω]|[A-Z]+|⊥|\*|−1|⁺)"
+    r"|:,[α-ω]|[0-9]+L?|[a-zℓ]+|[α-ω]|[A-Z]+|⊥|∞|\*|−1|⁺)"
 )
 """An index or a power: in braces or brackets, a row or a column (A_:,i and C_i,:), a number, letters, or a sign.
 
