@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.output.result import PrintableResult
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.symmetry.view import whole
 from conserved.transform.coupling import exchanges as equal_units
-from conserved.transform.elements import inverse, is_registered, settled
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import symmetries_of
 from conserved.transform.moving import ABOUT_GRADIENTS, ABOUT_LOSS, STORED, Weights, act_on, is_plain
@@ -51,7 +50,7 @@ def canonical(
         The moved weights in float64; names that no symmetry moves are passed on.
 
     Raises:
-        Unmovable: a tensor is missing, of another shape or quantised.
+        UnmovableError: a tensor is missing, of another shape or quantised.
         ValueError: the target is a dictionary and no laws are given.
     """
     exact, swaps = found_symmetries(target, args, kwargs, laws, exchanges)
@@ -60,10 +59,10 @@ def canonical(
     for symmetry in (*exact, *swaps):
         for name in symmetry.parameters:
             weights.movable(name, symmetry)
-    for title in dict.fromkeys(s.kind.title for s in (*exact, *swaps) if not is_registered(settled, s.kind)):
+    for title in dict.fromkeys(s.kind.title for s in (*exact, *swaps) if not s.kind.defines(Kind.canonical_element)):
         warnings.warn(
-            f"Which point of an orbit of {title} stands for all of it is not known, so that the result depends on "
-            "where on it the weights were. conserved.transform.elements.settled is told by its register().",
+            f"{title} defines no representative of an orbit, so the result depends on where on it the weights were. "
+            "Define Kind.canonical_element.",
             stacklevel=2,
         )
     state, _ = representative({n: whole(t.detach()).double() for n, t in tensors.items() if _counts(t)}, exact, swaps)
@@ -98,13 +97,16 @@ def representative(
 ) -> tuple[dict[str, Tensor], list[tuple[Symmetry, Tensor]]]:
     """Weights in float64 at the point of their orbit that does not depend on where they were, and the way there."""
     balanced = equalize(state, laws=exact).moved
-    steps = [(s, inverse(s.kind, element)) for s, element in reversed(list(balanced.inverse.items()))]
+    steps = [(s, s.kind.inverse(element)) for s, element in reversed(list(balanced.inverse.items()))]
     weights = Weights(balanced.state)
     work = {name: weights.read(name).cpu() for symmetry in (*exact, *swaps) for name in symmetry.parameters}
     with torch.no_grad():
         # Exchanging units inside a head undoes the order of its eigenvectors, so what is exact comes again after that.
         for symmetry in (*exact, *swaps, *exact):
-            element = settled(symmetry.kind, symmetry, work) if is_registered(settled, symmetry.kind) else None
+            kind = symmetry.kind
+            if not kind.defines(Kind.canonical_element):
+                continue
+            element = kind.canonical_element(symmetry.matrices(work), symmetry.degrees)
             if element is not None:
                 act_on(symmetry, element, work)
                 steps.append((symmetry, element))
@@ -169,7 +171,7 @@ def fingerprint(
         Three norms of every parameter; `.digest` is a short text, `.difference(other)` compares two.
 
     Raises:
-        Unmovable: a tensor is missing, of another shape or quantised.
+        UnmovableError: a tensor is missing, of another shape or quantised.
         ValueError: the target is a dictionary and no laws are given.
     """
     found = {}

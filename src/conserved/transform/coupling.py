@@ -22,9 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from conserved.inference.parameter_types import first_use
 from conserved.laws import LawSet
-from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.symmetry import Kind, Leg, Symmetry, Tensors
 from conserved.transform.activations import Call, call_with
-from conserved.transform.elements import acted, is_registered, turning_element
 from conserved.transform.finding import as_a_function, example_call
 from conserved.transform.lawless_kinds import Exchange, Orthogonal
 from conserved.transform.moving import ABOUT_GRADIENTS, STORED, act_on, is_plain, write
@@ -169,7 +168,7 @@ def holds(
         work = _after(model, first, symmetry.parameters)
         for element in elements:
             legs = symmetry.matrices(work)
-            moved = [acted(symmetry.kind, element, leg, 1) for leg in legs]
+            moved = [symmetry.kind.act(element.to(leg.device), leg, 1) for leg in legs]
             sizes = [float((there - here).norm()) for there, here in zip(moved, legs, strict=True)]
             place = sizes.index(max(sizes))
             largest = symmetry.legs[place].view
@@ -316,7 +315,7 @@ def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry
     "rotation_about_ones". Without any such space nothing is folded.
     """
     folds = foldable(laws, dict(model.named_parameters()))
-    known = [{leg.view for leg in s.legs} for s in laws.symmetries if is_registered(turning_element, s.kind)]
+    known = [{leg.view for leg in s.legs} for s in laws.symmetries if s.kind.defines(Kind.rotation_element)]
     found = []
     for space in candidates(model, call, [symmetry.legs[0].view.parameter for symmetry in folds]):
         views = {leg.view for leg in space.legs}
