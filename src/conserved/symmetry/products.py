@@ -138,6 +138,16 @@ class RowProducts(Products):
     lifted: bool = False
     """Whether A counts as all ones where it is a point, and as zero where it is a direction, as for translations."""
 
+    def __post_init__(self) -> None:
+        for number in range(self.width):
+            terms = {(term.first, term.second, term.sign) for term in self.into(number)}
+            squares = all(first == second for first, second, _ in terms)
+            if not squares and terms != {(second, first, -sign) for first, second, sign in terms}:
+                raise ValueError(
+                    f"Expected terms of number {number} to be squares of rows or antisymmetric; got {sorted(terms)}. "
+                    "Other generators give identities that are neither laws nor angular momenta."
+                )
+
     @property
     def width(self) -> int:
         """Numbers of a unit."""
