@@ -429,10 +429,10 @@ def applied(ring: Any, name: str, a: Jet) -> Jet:
     bit = 1 << top.bit_length() - 1
     low = {key: part for key, part in a.items() if not key & bit}
     value = applied(ring, name, low)
-    return plus(value, times_direction(product(slope(ring, name, low, value), along(a, bit)), bit))
+    return plus(value, times_direction(product(derivative(ring, name, low, value), along(a, bit)), bit))
 
 
-def slope(ring: Any, name: str, a: Jet, value: Jet) -> Jet:
+def derivative(ring: Any, name: str, a: Jet, value: Jet) -> Jet:
     """φ'(a), given φ(a)."""
     if name == "exp":
         return value
@@ -632,7 +632,7 @@ def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any
     if op == "multiply":
         return [product(g, inputs[1]), product(g, inputs[0])]
     if op in FUNCTIONS:
-        return [product(g, slope(ring, op, inputs[0], values[place]))]
+        return [product(g, derivative(ring, op, inputs[0], values[place]))]
     if op == "sum":
         n = program.nodes[node.inputs[0]].shape[-1]
         return [mapped(g, lambda part: [e for e in part for _ in range(n)])]
@@ -1004,7 +1004,7 @@ def rank_proved(contents: Contents) -> bool:
     return not contents.words or bool(with_bits(contents.bits, attempt))
 
 
-def slope_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
+def gradient_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
     found = [Fraction(0)] * len(theta)
     for i, j, a in law[0]:
         found[i] += Fraction(a) * Fraction(theta[j])
@@ -1014,9 +1014,9 @@ def slope_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
 
 
 def laws_independent(contents: Contents) -> bool:
-    slopes = [slope_of(law, contents.theta) for group in contents.laws for law in group]
+    gradients = [gradient_of(law, contents.theta) for group in contents.laws for law in group]
     return bool(
-        with_bits(contents.bits, lambda: independent([[Balls().number(e) for e in row] for row in slopes]) or None)
+        with_bits(contents.bits, lambda: independent([[Balls().number(e) for e in row] for row in gradients]) or None)
     )
 
 
@@ -1064,9 +1064,9 @@ def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
         except Open:
             return False
         for law in laws:
-            slopes = [ring.number(e) for e in slope_of(law, theta)]
-            moved = total([a * b for a, b in zip(slopes, field, strict=True)])
-            size = total([abs(a) for a in slopes]).abs_upper() * max(abs(b).abs_upper() for b in field)
+            gradients = [ring.number(e) for e in gradient_of(law, theta)]
+            moved = total([a * b for a, b in zip(gradients, field, strict=True)])
+            size = total([abs(a) for a in gradients]).abs_upper() * max(abs(b).abs_upper() for b in field)
             if not moved.contains(0) or not moved.abs_upper() <= size * flint.arb(2) ** -100:
                 return False
     return True

@@ -95,7 +95,7 @@ def assert_backward(
         fn: any callable on tensors.
         *tensors: its arguments, as for `conserved.check`.
         inconclusive: accept a check in which a wrong factor of some gradient would not have been seen.
-        seconds: time after which no further test is begun.
+        seconds: time after which no further test is started.
         **options: further options of `conserved.check` and keyword arguments of `fn`.
 
     Returns:

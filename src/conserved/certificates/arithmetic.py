@@ -40,7 +40,7 @@ class Elementary(ABC):
 
     @abstractmethod
     def two_over_root_pi(self, shape: tuple[int, ...]) -> Any:
-        """2/√π, the slope of erf at 0, likewise."""
+        """2/√π, the derivative of erf at 0, likewise."""
 
 
 class Numbers(Elementary):
@@ -154,7 +154,7 @@ class Balls(Numbers):
             found[place] = np.argsort(-middle, kind="stable")
             for first, second in zip(found[place][:-1], found[place][1:], strict=True):
                 if not row[first] > row[second] and (moving or not row[first] == row[second]):
-                    raise Undecided(f"Entries {first} and {second} cannot be told apart, so their order is open.")
+                    raise Undecided(f"Entries {first} and {second} cannot be separated, so their order is undecided.")
         return found.reshape(a.shape)
 
     def two_over_root_pi(self, shape: tuple[int, ...]) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 
 from conserved.certificates.arithmetic import Array, Elementary, Floats, Undecided
 from conserved.certificates.intervals import Interval
-from conserved.certificates.jets import Jet, apply, slope
+from conserved.certificates.jets import Jet, apply, derivative
 from conserved.certificates.program import UNARY, Node, Program
 
 SampleArray = Any
@@ -276,7 +276,7 @@ class SampleBatch:
             length = inputs[0].value.shape[-1]
             return [self._moved(lambda p: np.repeat(p[..., None], length, -1), g)]
         if op in UNARY:
-            return [g * slope(self.arrays, op, inputs[0], value)]
+            return [g * derivative(self.arrays, op, inputs[0], value)]
         if op == "multiply":
             return [g * inputs[1], g * inputs[0]]
         if op == "matmul":
@@ -378,7 +378,7 @@ def _ordered(low: Array, high: Array, moving: bool) -> Array:
     apart = sorted_low[..., :-1] > sorted_high[..., 1:]
     equal = (sorted_low[..., :-1] == sorted_high[..., 1:]) & (sorted_high[..., :-1] == sorted_low[..., 1:])
     if not (apart | (equal & ~np.bool_(moving))).all():
-        raise Undecided("Entries cannot be told apart, so their order is open.")
+        raise Undecided("Entries cannot be separated, so their order is undecided.")
     return order
 
 

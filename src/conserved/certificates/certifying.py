@@ -258,7 +258,7 @@ def _faithful(
         v = torch.randn(function.outputs, generator=generator, dtype=torch.float64)
         with written_out():
             value = function(where, x).detach().numpy()
-            slope = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(where).numpy()
+            expected = torch.func.grad(lambda t, x=x, v=v: (function(t, x) * v).sum())(where).numpy()
         point = Jet({0: where.numpy()})
         output = run(program, numbers, point, _arrays(x))[program.output]
         assert isinstance(output, Jet)
@@ -269,7 +269,7 @@ def _faithful(
                 "torch.where and tensors of fixed shape."
             )
         mine = gradient(program, numbers, point, Sample(_arrays(x), v.numpy())).value
-        if not _close(mine, slope, 1e-7):
+        if not _close(mine, expected, 1e-7):
             raise Unsuitable(
                 "Backpropagation does not give the gradient of the function: something in it replaces gradients (a "
                 "custom autograd function, a hook). Training it follows no function that could be certified."

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conserved.certificates.arithmetic import Array, Numbers
-from conserved.certificates.jets import Jet, apply, slope
+from conserved.certificates.jets import Jet, apply, derivative
 from conserved.certificates.program import UNARY, Malformed, Node, Program
 
 ProgramValue = Any
@@ -204,7 +204,7 @@ def _backward(numbers: Numbers, node: Node, g: Jet, values: list[ProgramValue], 
     if op == "stop":
         return [None]
     if op in UNARY:
-        return [g * slope(numbers, op, inputs[0], values[place])]
+        return [g * derivative(numbers, op, inputs[0], values[place])]
     if op == "multiply":
         return [g * inputs[1], g * inputs[0]]
     if op == "matmul":

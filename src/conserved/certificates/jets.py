@@ -92,15 +92,15 @@ def apply(numbers: Elementary, function: str, a: Jet) -> Jet:
         return Jet({0: numbers.apply(function, a.value)})
     low = a.without(bit)
     value = apply(numbers, function, low)
-    return value + (slope(numbers, function, low, value) * a.along(bit)).times_direction(bit)
+    return value + (derivative(numbers, function, low, value) * a.along(bit)).times_direction(bit)
 
 
-def slope(numbers: Elementary, function: str, a: Jet, value: Jet) -> Jet:
+def derivative(numbers: Elementary, function: str, a: Jet, value: Jet) -> Jet:
     """φ'(a), given φ(a)."""
-    return _SLOPES[function](numbers, a, value)
+    return _DERIVATIVES[function](numbers, a, value)
 
 
-_SLOPES: dict[str, Callable[[Elementary, Jet, Jet], Jet]] = {
+_DERIVATIVES: dict[str, Callable[[Elementary, Jet, Jet], Jet]] = {
     "exp": lambda numbers, a, value: value,
     "log": lambda numbers, a, value: apply(numbers, "reciprocal", a),
     "sqrt": lambda numbers, a, value: apply(numbers, "reciprocal", value + value),

@@ -369,9 +369,9 @@ def _moved(form: Form, sampled: RandomFields) -> list[tuple[flint.arb, float]]:
     found = []
     with precision(ENCLOSURE_BITS):
         for point, field in zip(sampled.points, sampled.fields, strict=True):
-            slope = Balls().array(form.gradient(point), (len(point),))
-            size = float(np.abs(slope).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
-            found.append(((slope * field).sum(), size))
+            gradient = Balls().array(form.gradient(point), (len(point),))
+            size = float(np.abs(gradient).sum().abs_upper()) * max(float(abs(entry).abs_upper()) for entry in field)
+            found.append(((gradient * field).sum(), size))
     return found
 
 

@@ -262,10 +262,10 @@ class Symbols(Numbers):
         if moves is None and node.op in _KEEPING:
             return parts
         flat = value.ravel().tolist()
-        slopes = [None] * len(flat) if moves is None else moves.ravel().tolist()
-        settled, rates = [], []
+        given_rates = [None] * len(flat) if moves is None else moves.ravel().tolist()
+        reduced, rates = [], []
         zero = self._number(0)
-        for v, rate in zip(flat, slopes, strict=True):
+        for v, rate in zip(flat, given_rates, strict=True):
             still = rate is None or not rate.above or self.is_zero(rate)
             if not v.plain:
                 if still:
@@ -273,13 +273,13 @@ class Symbols(Numbers):
                 elif (factor := _ratio(rate, v)) is not None:
                     v = self.fresh()
                     rate = factor * v
-            settled.append(v)
+            reduced.append(v)
             rates.append(zero if still else rate)
-        found = {0: _objects(settled, value.shape)}
+        found = {0: _objects(reduced, value.shape)}
         if any(rate.above for rate in rates):
             found[1] = _objects(rates, value.shape)
         # Values of all nodes stay until the argument ends.
-        self.budget.keep((*settled, *rates))
+        self.budget.keep((*reduced, *rates))
         return found
 
     def is_zero(self, symbol: Symbol) -> bool:

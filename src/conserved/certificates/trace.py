@@ -179,7 +179,7 @@ def _agreed(builder: Builder, target: Any, found: Any, seen: Any) -> Any:
 
 
 def _move(builder: Builder, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operator that moves data on positions, counted from 1 so that a zero it fills in can be told."""
+    """Run an operator that moves data on positions, counted from 1 so that a zero it fills in can be recognised."""
     several = isinstance(args[0], list | tuple)
     items, counted = _counted(builder, args[0] if several else [args[0]])
     if any(isinstance(item, NodeRef) for item in tree_flatten((args[1:], kwargs))[0]):

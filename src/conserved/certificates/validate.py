@@ -2,7 +2,7 @@
 
 Both makers and checkers of certificates use it. What passes has exactly one `parameters` node, shapes and kinds that
 fit operator by operator, and places and constants within their limits; `docs/programs.md` lists the rules. Indices
-that are computed can only be judged when the program runs; there `differentiate` refuses those outside 0 … n − 1.
+that are computed are only known when the program runs; there `differentiate` refuses those outside 0 … n − 1.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Derivatives:
         self._points: list[Tensor] = []
         self._sums: list[Tensor] = []
         self._known: dict[tuple[Any, ...], Tensor] = {}
-        # Directions are told apart by identity, so none may be freed and its place taken by another.
+        # Directions are compared by identity, so none may be freed and its address reused.
         self._numbers: dict[int, int] = {}
         self._kept: list[Tensor] = []
         with torch.enable_grad():

@@ -244,7 +244,9 @@ def _heavy_ball(
         Evidence(what="kept over dropped singular values", value=min(first.gap, second.gap), limit=LEAST_GAP),
         Evidence(what="part of known momenta in the span", value=max(first.overlap, second.overlap), limit=_ORTHOGONAL),
     )
-    sound = first.rank == second.rank and min(first.gap, second.gap) >= LEAST_GAP and first.settled and second.settled
+    sound = (
+        first.rank == second.rank and min(first.gap, second.gap) >= LEAST_GAP and first.converged and second.converged
+    )
     fits = max(first.overlap, second.overlap) <= _ORTHOGONAL and first.momenta <= count
     message = f"{count} independent laws of time, {function.size} parameters and their velocities"
     message += f", {first.momenta} of them momenta." if first.momenta else "."
@@ -334,7 +336,7 @@ def _verdict(
             f"The gradients of {small} parameters are a million times smaller than those of others, or smaller still: "
             "their brackets are lost in rounding. Bring parameters and outputs to comparable sizes."
         )
-    elif not first.settled:
+    elif not first.converged:
         problem = "The rank was still growing at the deepest brackets; pass a larger depth."
     elif error > _TRUSTED:
         problem = "Higher derivatives disagree with finite differences: some operator's derivative formula is wrong."

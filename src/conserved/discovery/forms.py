@@ -2,7 +2,7 @@
 
 Two rows that have a law each belong to one general linear group if the mixed entries ⟨W_i, G_j⟩ cancel in the same way;
 two rows that only have a law together are a plane that can be turned if the antisymmetric parts cancel. So heads,
-rotary planes and neurons are found and not told.
+rotary planes and neurons are found, not given.
 """
 
 from __future__ import annotations

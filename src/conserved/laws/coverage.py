@@ -11,7 +11,7 @@ from torch import Tensor
 from conserved.symmetry import Symmetry, View
 
 LARGEST = 4_000_000
-"""Entries of the largest parameter of which each entry is looked at; of larger ones overlaps of legs are not seen."""
+"""Largest parameter whose entries are looked at one by one; in larger ones overlaps of legs are not seen."""
 
 
 class Coverage(float):

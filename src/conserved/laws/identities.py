@@ -74,7 +74,7 @@ def coarsest(*precisions: torch.dtype) -> torch.dtype:
 
 
 def status(residual: float, limit: float, *, tested: bool, nearly: bool) -> Status:
-    """What one identity's residual says, wherever it is judged; nothing, if it was not put to the test.
+    """Return the evidence of one identity's residual; nothing if it was not tested.
 
     Of a law that holds `nearly`, up to a norm's ε, a residual over the limit refutes nothing: what is left of it is
     Σ_t ε/(s_t + ε) ⟨y_t, ∂L/∂y_t⟩, and parameters and gradients do not say how small the s_t were. Fresh models
@@ -399,7 +399,7 @@ def _agreed(numbers: list[float], meshes: Sequence[Any]) -> list[float]:
 
     confirm_together("residuals")
     for mesh in meshes:
-        # A process that found something that is not a number must be heard over those that did not.
+        # A process with a value that is not a number must win over those without: infinity is the largest.
         values = torch.tensor(numbers, dtype=torch.float64, device=mesh.device_type).nan_to_num(nan=float("inf"))
         for group in mesh.get_all_groups():
             dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
@@ -419,9 +419,9 @@ def _worst(
     import torch.distributed as dist
 
     own = np.full(len(residuals), dist.get_rank()) if ranks is None else ranks
-    # A process that found something that is not a number must be heard over those that did not.
-    heard = np.where(tested, np.nan_to_num(residuals, nan=np.inf), -1.0)
-    numbers = np.concatenate(([float(precision)], heard, own.astype(float)))
+    # A process with a value that is not a number must win over those without: infinity is the largest.
+    reported = np.where(tested, np.nan_to_num(residuals, nan=np.inf), -1.0)
+    numbers = np.concatenate(([float(precision)], reported, own.astype(float)))
     every = group.gather(torch.tensor(numbers, dtype=torch.float64, device=device)).cpu().numpy()
     found, holders = np.split(every[:, 1:], 2, axis=1)
     first = found.argmax(0)
@@ -432,7 +432,7 @@ def _worst(
 
 
 def observed_precision(samples: Sequence[NDArray[np.floating]]) -> torch.dtype | None:
-    """The half precision that at least half of these float32 gradients were computed in, judged by samples of entries.
+    """Estimate from samples of entries in which half precision at least half of these float32 gradients were computed.
 
     Under autocast a weight's gradient is computed in half precision and stored in single. Such entries end in zero
     bits: 16 of 23 for bfloat16, 13 for float16, and still many after a few have been added up. Clipping multiplies all
@@ -476,7 +476,7 @@ def _grains(table: NDArray[np.float32]) -> list[torch.dtype | None]:
     ordered = np.sort(np.where(first, significands, -1), axis=1)
     repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).sum(1)
     # In single precision expect n²/2²⁴ repetitions; ten times that and three more do not happen by chance. Which half
-    # precision it was cannot be told, because sums in single precision are mixed in: the coarser one is assumed.
+    # precision it was cannot be seen, because sums in single precision are mixed in: the coarser one is assumed.
     often = repeated > 3 + 10 * counts.astype(np.float64) ** 2 / 2 ** (_FRACTION_BITS + 1)
     # Sums of a few bfloat16 numbers often end in as many zeros as float16 does, but not nearly all of them do.
     mostly = ending_in(16) > 0.5

@@ -146,10 +146,10 @@ def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: i
         assert isinstance(evidence.limit, float)
         return evidence.value / evidence.limit if evidence.value == evidence.value else float("inf")
 
-    judged = sorted((verdict for verdict in parts.values() if verdict.evidence), key=excess, reverse=True)
-    broken = [verdict for verdict in judged if verdict == Verdict.REFUTED]
-    unsure = [verdict for verdict in judged if verdict == Verdict.INCONCLUSIVE]
-    evidence = tuple(verdict.evidence[0] for verdict in broken or unsure or judged[:1])
+    tested = sorted((verdict for verdict in parts.values() if verdict.evidence), key=excess, reverse=True)
+    broken = [verdict for verdict in tested if verdict == Verdict.REFUTED]
+    unsure = [verdict for verdict in tested if verdict == Verdict.INCONCLUSIVE]
+    evidence = tuple(verdict.evidence[0] for verdict in broken or unsure or tested[:1])
     if unsure and not broken:
         message = (
             f"{len(unsure)} of {len(parts)} identities are further off than the √ε of the norms they hold up to: "
@@ -164,9 +164,9 @@ def _together(parts: Mapping[str, Verdict], precision: torch.dtype, *, nearly: i
         )
         return Verdict(status=Verdict.REFUTED, message=message, evidence=evidence, parts=parts)
     rounding = f"the rounding of {str(precision).removeprefix('torch.')}"
-    message = f"All {len(judged)} gradient identities hold to {rounding}" + (f", {nearly} up to ε." if nearly else ".")
-    if len(judged) < len(parts):
-        message += f" No gradient reached the parameters of {len(parts) - len(judged)} more."
+    message = f"All {len(tested)} gradient identities hold to {rounding}" + (f", {nearly} up to ε." if nearly else ".")
+    if len(tested) < len(parts):
+        message += f" No gradient reached the parameters of {len(parts) - len(tested)} more."
     return Verdict(status=Verdict.VERIFIED, message=message, evidence=evidence, parts=parts)
 
 

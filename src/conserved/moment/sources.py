@@ -50,7 +50,7 @@ class Paired:
     key: int = 0
     """Legs of one law are added up where this is equal."""
     bounded: tuple[int, ...] = ()
-    """Sources of which linear laws also need bounds of the sums of absolute values."""
+    """Request bounds of sums of absolute values too, which linear laws need."""
 
 
 @runtime_checkable

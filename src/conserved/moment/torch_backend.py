@@ -135,7 +135,7 @@ def _slices(legs: Sequence[Tensor], along: int, pairs: Sequence[Pair], dtype: to
 
 
 def _in_slices(legs: Sequence[Tensor], pairs: Sequence[Pair], dtype: torch.dtype, along: int) -> Found:
-    """Row products and their squares, of which none is ever formed whole."""
+    """Return row products and their squares, slice by slice, without forming a whole product."""
     sums: list[list[Tensor]] = [[] for _ in pairs]
     squares: list[list[Tensor]] = [[] for _ in pairs]
     for here in _slices(legs, along, pairs, dtype):

@@ -63,7 +63,7 @@ class Table:
 class Figure:
     """Traces and layout with plotly's names for things, a caption, a text for those who cannot see it, and findings.
 
-    Colours of the background and of text are left to whoever shows it, so that light and dark pages both can.
+    Colours of the background and of text are left to the page, so that light and dark pages can show it.
     """
 
     code: str

@@ -58,7 +58,7 @@ DETAIL = 250
 """Steps whose rows are kept one by one, in every doubling of the number of steps."""
 
 _FORESEEN = (1_000, 10_000, 100_000)
-"""Lengths of runs for which the size of the store is told in advance."""
+"""Lengths of runs for which the size of the store is stated in advance."""
 
 _LARGE = 1e9
 """Bytes from which on that is a warning."""

@@ -128,7 +128,7 @@ class FileMark:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who writes a run: a process, told apart from a later one of the same number, and one writer of it."""
+    """The writer of a run: a process, distinguished from a later one of the same number, and one writer in it."""
 
     machine: str = field(default_factory=lambda: _machine())
     process: int = field(default_factory=os.getpid)
