@@ -20,6 +20,9 @@ from conserved.tracking.identities.step_identity import StepIdentity, TrainingSt
 _EVERY_ON_DEVICE = 10
 """Steps from one comparison to the next on a GPU, where numbers have to come to the host."""
 
+_BUFFER = 1 << 16
+"""Entries of a buffer up to which it is compared."""
+
 _LAST = 2.0
 """Seconds to wait at the end for what other processes say of the last step."""
 
@@ -48,6 +51,14 @@ class EqualReplicas(StepIdentity):
         """By process, a step in which none of the gradients agreed."""
         self._reported = False
         self._digest = 0
+        self._inputs: list[int] = []
+        """Fingerprints of the inputs of this step's pass."""
+        self._shared: dict[int, list[list[int]]] = {}
+        """By process, inputs of steps in a row that were the same there and here."""
+        self._buffers: dict[int, set[str]] = {}
+        """By process, buffers that agreed in all steps so far."""
+        self._buffer_names: list[str] = []
+        self._said_inputs = False
 
     def begin(self, step: TrainingStep) -> None:
         if not distributed():
@@ -65,8 +76,10 @@ class EqualReplicas(StepIdentity):
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._called = True
 
-    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Take fingerprints of the gradients that are about to be used."""
+        if self._exchange is not None and self._due(step) and not self._inputs:
+            self._inputs = fingerprints([one for one in step.inputs if one.numel() > 1]).tolist()
         if self._exchange is None or not self._due(step):
             return
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -86,12 +99,14 @@ class EqualReplicas(StepIdentity):
             record: dict[str, Any] = {
                 "parameters": fingerprints(list(step.model.parameters())).tolist(),
                 "gradients": None if self._gradients is None else self._gradients.tolist(),
+                "buffers": self._fingerprints_of_buffers(step),
+                "inputs": self._inputs,
                 "names": self._digest,
                 "called": self._called,
                 "sync": None if wrapper is None else bool(wrapper.require_backward_grad_sync),
             }
             exchange.show(step.number, record)
-        self._gradients, self._called = None, False
+        self._gradients, self._called, self._inputs = None, False, []
         self._compare(step)
 
     def close(self, step: TrainingStep) -> None:
@@ -128,6 +143,7 @@ class EqualReplicas(StepIdentity):
                     names = _apart(theirs["parameters"], own["parameters"], self._names)
                     step.report(self._finding("parameters", names, rank, 1, own))
                 continue
+            self._look_at_inputs(step, rank, number, theirs, own)
             for finding in self._judge(step, rank, number, theirs, own):
                 if not self._reported:
                     self._reported = True
@@ -138,7 +154,9 @@ class EqualReplicas(StepIdentity):
     ) -> Iterator[StepFinding]:
         wrapped = _wrapper(step.called) is not None
         if not wrapped and self._equal_start is not True:
+            yield from self._different_starts(rank, number, theirs, own)
             return
+        yield from self._look_at_buffers(rank, number, theirs, own)
         parameters = _apart(theirs["parameters"], own["parameters"], self._names)
         gradients = (
             _apart(theirs["gradients"], own["gradients"], self._names)
@@ -154,6 +172,79 @@ class EqualReplicas(StepIdentity):
             yield finding
         elif gradients and len(gradients) == sum(map(bool, own["gradients"])):
             yield from self._forgotten(rank, finding)
+
+    def _different_starts(
+        self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> Iterator[StepFinding]:
+        """Yield a finding if all gradients are equal to the bit and all parameters with one are not.
+
+        Only a reduction makes gradients of different weights equal, and what is reduced is meant to be replicated.
+        """
+        gradients = [(a, b) for a, b in zip(theirs["gradients"] or (), own["gradients"] or (), strict=False) if a or b]
+        apart = _apart(theirs["parameters"], own["parameters"], self._names)
+        if len(gradients) > 1 and all(a == b for a, b in gradients) and 2 * len(apart) > len(self._names):
+            assert self._exchange is not None
+            ranks = tuple(sorted((self._exchange.rank, rank)))
+            yield StepFinding(
+                code="replicas",
+                tensor=apart[0],
+                others=tuple(apart[1:]),
+                step=number,
+                ranks=ranks,
+                message=f"The parameter {name_tensors(apart)} differs between ranks {ranks[0]} and {ranks[1]}, and the "
+                "gradients are reduced over them: replicas did not start from the same weights. Broadcast them first.",
+            )
+
+    def _fingerprints_of_buffers(self, step: TrainingStep) -> list[int]:
+        named = [(n, b) for n, b in step.model.named_buffers() if is_plain(b) and 0 < b.numel() <= _BUFFER]
+        self._buffer_names = [name for name, _ in named]
+        return fingerprints([b for _, b in named]).tolist()
+
+    def _look_at_buffers(
+        self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> Iterator[StepFinding]:
+        """Yield buffers that agreed up to now and differ; running statistics differ from the first step on."""
+        names = self._buffer_names
+        if len(theirs["buffers"]) != len(names) or len(own["buffers"]) != len(names):
+            return
+        apart = set(_apart(theirs["buffers"], own["buffers"], names))
+        agreed = self._buffers.get(rank)
+        self._buffers[rank] = set(names) - apart if agreed is None else agreed - apart
+        changed = [name for name in names if agreed and name in agreed and name in apart]
+        if changed:
+            assert self._exchange is not None
+            ranks = tuple(sorted((self._exchange.rank, rank)))
+            yield StepFinding(
+                code="replicas",
+                tensor=changed[0],
+                others=tuple(changed[1:]),
+                step=number,
+                ranks=ranks,
+                message=f"The buffer {name_tensors(changed)} differs between ranks {ranks[0]} and "
+                f"{ranks[1]} since step "
+                f"{number} and agreed before: it was written to on one process only.",
+            )
+
+    def _look_at_inputs(
+        self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> None:
+        """Report data-parallel processes that run the same batches, two different ones in a row."""
+        same = bool(own["inputs"]) and theirs["inputs"] == own["inputs"]
+        row = self._shared[rank] = [*self._shared.get(rank, []), own["inputs"]][-2:] if same else []
+        if _wrapper(step.called) is None or self._said_inputs or len(row) < 2 or row[0] == row[1]:
+            return
+        self._said_inputs = True
+        assert self._exchange is not None
+        ranks = tuple(sorted((self._exchange.rank, rank)))
+        step.report(
+            StepFinding(
+                code="same data",
+                step=number - 1,
+                ranks=ranks,
+                message=f"Ranks {ranks[0]} and {ranks[1]} run the same batches: more processes bring no more data. Is "
+                "DistributedSampler missing, or is every process seeded alike?",
+            )
+        )
 
     def _forgotten(self, rank: int, finding: StepFinding) -> Iterator[StepFinding]:
         """Yield what was found once no process agrees: then a loop without a wrapper has forgotten to reduce.
