@@ -221,7 +221,7 @@ def read_node(record: Any, before: Sequence[Node], size: int) -> Node:
 def fit(
     op: str, shape: tuple[int, ...], kinds: list[bool], shapes: list[tuple[int, ...]], discrete: bool, size: int
 ) -> tuple[bool, bool]:
-    """Whether shapes and kinds are those of the specification, and whether the result is discrete."""
+    """Return whether shapes and kinds are those of the specification, and whether the result is discrete."""
     if op in ("constant", "input"):
         return True, discrete
     if op == "parameters":
@@ -366,7 +366,7 @@ def product(a: Jet, b: Jet, times: Callable[[list[Any], list[Any]], list[Any]] |
 
 
 def along(a: Jet, bit: int) -> Jet:
-    """The coefficient of one direction."""
+    """Return the coefficient of one direction."""
     return {key ^ bit: part for key, part in a.items() if key & bit}
 
 
@@ -453,7 +453,7 @@ def derivative(ring: Any, name: str, a: Jet, value: Jet) -> Jet:
 
 
 def forward(program: Program, ring: Any, theta: Jet, x: Input, *, stopped: bool = False) -> list[Any]:
-    """The value of every node: jets of reals, lists of whole numbers.
+    """Return the value of every node: jets of reals, lists of whole numbers.
 
     With `stopped`, directions end at `stop` as backpropagation does.
     """
@@ -544,7 +544,7 @@ def batched(ring: Any, a: list[Any], b: list[Any], batch: int, rows: int, inner:
 
 
 def flipped(part: list[Any], batch: int, rows: int, columns: int) -> list[Any]:
-    """The transposes of a batch of rows × columns matrices."""
+    """Return the transposes of a batch of rows × columns matrices."""
     n = rows * columns
     return [part[k * n + i * columns + j] for k in range(batch) for j in range(columns) for i in range(rows)]
 
@@ -620,7 +620,7 @@ def gradient(program: Program, theta: Jet, x: Input, v: list[int]) -> Jet:
 
 
 def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any]) -> list[Jet | None]:
-    """What each input of a node receives of its adjoint g."""
+    """Return what each input of a node receives of its adjoint g."""
     node = program.nodes[place]
     inputs = [values[i] for i in node.inputs]
     counts = [prod(program.nodes[i].shape) for i in node.inputs]
@@ -900,7 +900,7 @@ class Algebra:
         return None
 
     def vanishes(self, term: Term) -> bool:
-        """Whether a term is zero once squares of roots are replaced by what they are roots of."""
+        """Return whether a term is zero once squares of roots are replaced by what they are roots of."""
         if term.top is None:
             return False
         top = term.top
@@ -1021,7 +1021,7 @@ def laws_independent(contents: Contents) -> bool:
 
 
 def patterns(contents: Contents) -> list[tuple[Input, dict[Any, list[int]]]]:
-    """An input for every pattern of tokens and decisions that occurs among the samples of the words."""
+    """Return an input for every pattern of tokens and decisions that occurs among the samples of the words."""
     program = contents.program
     found: dict[str, tuple[Input, dict[Any, list[int]]]] = {}
     for which in sorted({which for word in contents.words for which, _ in word}):
@@ -1046,7 +1046,7 @@ def decisions(program: Program, theta: Sequence[float], x: Input) -> dict[Any, l
 
 
 def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
-    """Whether ⟨∇h, X⟩ is pinned around zero at random points near θ, in 512 bits; evidence, not proof."""
+    """Return whether ⟨∇h, X⟩ is pinned around zero at random points near θ, in 512 bits; evidence, not proof."""
     if not contents.inputs:
         return False
     flint.ctx.prec = 512

@@ -49,7 +49,7 @@ def setups(
     lengths: Sequence[int] = (1, 63, 64, 65, 128, 200),
     device: str | None = None,
 ) -> Iterator[Setup]:
-    """Every precision with every length.
+    """Yield every precision with every length.
 
     Args:
         dtypes: the precisions the kernel is meant for.
@@ -70,7 +70,7 @@ def over_dtypes_and_lengths(
     lengths: Sequence[int] = (1, 63, 64, 65, 128, 200),
     device: str | None = None,
 ) -> pytest.MarkDecorator:
-    """A pytest parametrisation that gives a test a `setup` for every precision and length.
+    """Return a pytest parametrisation that gives a test a `setup` for every precision and length.
 
     Args:
         dtypes: the precisions the kernel is meant for.

@@ -191,7 +191,7 @@ def _leave(listener: _Listener) -> Callable[[nn.Module, Any, Any], None]:
 
 
 def _through_block(listener: _Listener, path: str, block: nn.Module) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    """A hook on the module that the keys of a block pass through."""
+    """Return a hook on the module that the keys of a block pass through."""
 
     def hook(module: nn.Module, args: Any, keys: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or _WITHIN.calls:

@@ -99,7 +99,7 @@ def truncation_errors(values: Float[Tensor, "*heads n"]) -> Float[Tensor, "*head
 
 
 def directions_needed(values: Float[Tensor, "*heads n"], tolerance: float = TOLERANCE) -> Tensor:
-    """How many directions bring the relative error down to `tolerance`; none for a field of zeros."""
+    """Return how many directions bring the relative error down to `tolerance`; none for a field of zeros."""
     enough = truncation_errors(values) <= tolerance
     return enough.double().argmax(-1)
 
@@ -113,7 +113,7 @@ def low_rank(
     layer: str = "",
     lengths: Sequence[int] | None = None,
 ) -> list[LowRank]:
-    """How few directions the energy field of each head needs, for the field over all keys.
+    """Return how few directions the energy field of each head needs, for the field over all keys.
 
     Args:
         q: queries, (heads, queries, d), or (queries, d) of one head.

@@ -75,7 +75,7 @@ class AttentionProbe(PrintableResult):
         return f"<AttentionProbe: {len(self.rows)} heads of {layers} layers; {self.verdict.status.value}>"
 
     def _repr_html_(self) -> str:
-        """The verdict and a row for every head, for notebooks."""
+        """Return the verdict and a row for every head, for notebooks."""
         heads = ("layer", *(head for head, _ in _COLUMNS))
         rows = [(row.layer, *(show(row) for _, show in _COLUMNS)) for row in self.rows]
         return html.panel(html.badge(self.verdict), html.table(heads, rows, numbers=range(1, len(heads))))
@@ -253,7 +253,7 @@ def measure(
     entropy: bool,
     generator: torch.Generator,
 ) -> list[dict[str, Any]]:
-    """The numbers of every head for one sequence."""
+    """Return the numbers of every head for one sequence."""
     field = energy_field(q, k, scale=capture.scale, **options)
     whole = field if field.bound is not None else energy_field(q, k, scale=capture.scale)
     # The largest a row of this energy could sum to.
@@ -303,7 +303,7 @@ def gaussian_keys(k: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shuffled_keys(k: Tensor, generator: torch.Generator) -> Tensor:
-    """Every entry keeps its values, on other positions, independently of the other entries."""
+    """Return every entry keeps its values, on other positions, independently of the other entries."""
     order = torch.rand(k.shape, generator=generator, dtype=torch.float64).argsort(-2).to(k.device)
     return k.gather(-2, order)
 
@@ -335,7 +335,7 @@ def _row(layer: str, head: int, parts: list[dict[str, Any]]) -> HeadRow:
 
 
 def _judge(rows: tuple[HeadRow, ...], limit: float) -> Verdict:
-    """The two statements that hold for every softmax attention, on the observed calls."""
+    """Return the two statements that hold for every softmax attention, on the observed calls."""
     if not rows:
         return Verdict(status=Verdict.INCONCLUSIVE, message="No attention of this model could be described.")
     error = max(row.zero_sum_error for row in rows)

@@ -77,7 +77,7 @@ def captured(call: AttentionCall) -> Capture:
 
 
 def _called(path: str, q: Tensor, k: Tensor, *, scale: float | None, mask: Any = None, **more: Any) -> Capture:
-    """A call in (batch, heads, length, width), with its mask read."""
+    """Return a call in (batch, heads, length, width), with its mask read."""
     while q.ndim < 4:
         q, k = q[None], k[None]
     q, k = q.detach().flatten(0, -4), k.detach().flatten(0, -4)
@@ -94,7 +94,7 @@ def _called(path: str, q: Tensor, k: Tensor, *, scale: float | None, mask: Any =
 
 
 def _allowed(mask: Any) -> tuple[Tensor | None, str]:
-    """A mask as booleans with four axes; a bias that is not one cannot be described."""
+    """Return a mask as booleans with four axes; a bias that is not one cannot be described."""
     if mask is None:
         return None, ""
     if not isinstance(mask, Tensor):

@@ -190,7 +190,7 @@ SEARCHED = "; others were searched for in gradients"
 
 
 def read_off(function: ParameterFunction, x: Any) -> tuple[LawSet, str]:
-    """The laws that inference reads off the function, and in words how well they are known.
+    """Return the laws that inference reads off the function, and in words how well they are known.
 
     That saves the search for laws and nothing else: each of them stands in the certificate as a polynomial and is
     proved there without trust in the inference.
@@ -231,7 +231,7 @@ def _one(function: ParameterFunction, generator: torch.Generator) -> Any:
 
 
 def _inputs(program: Program) -> int:
-    """How many inputs to draw: a few that many v share, or many where each may lie in a region of its own."""
+    """Return how many inputs to draw: a few that many v share, or many where each may lie in a region of its own."""
     if not program.analytic:
         return max(8, program.size)
     return max(6, math.ceil(2 * program.size / program.outputs))

@@ -54,7 +54,7 @@ _TERM = 32
 
 
 def words_of(polynomial: Polynomial) -> int:
-    """The memory of a polynomial, in words: terms, letters, and digits of coefficients."""
+    """Return the memory of a polynomial, in words: terms, letters, and digits of coefficients."""
     return sum(_TERM + len(key) + value.height_bits() // 32 for key, value in polynomial.items())
 
 
@@ -68,7 +68,7 @@ class Budget:
     """Words of products made since the last node was finished."""
 
     def product(self, a: Polynomial, b: Polynomial) -> Polynomial:
-        """The product of two polynomials; stops when there is nothing left."""
+        """Return the product of two polynomials; stops when there is nothing left."""
         if a is _ONE or b is _ONE:
             return b if a is _ONE else a
         self.left -= len(a) * len(b)
@@ -191,12 +191,12 @@ class Symbols(Numbers):
     """Numbers that were met: a constant of a program has few different entries."""
 
     def fresh(self) -> Symbol:
-        """A new letter."""
+        """Return a new letter."""
         self.letters += 1
         return self.spell(self.letters - 1)
 
     def spell(self, letter: int) -> Symbol:
-        """A letter as a symbol."""
+        """Return a letter as a symbol."""
         return Symbol({(letter,): _UNIT}, _ONE, self.budget)
 
     def fresh_array(self, shape: tuple[int, ...]) -> Array:
@@ -283,7 +283,7 @@ class Symbols(Numbers):
         return found
 
     def is_zero(self, symbol: Symbol) -> bool:
-        """Whether it is zero, squares of roots replaced by what they are roots of."""
+        """Return whether it is zero, squares of roots replaced by what they are roots of."""
         above = symbol.above
         while above:
             twice = (letter for key in above for letter in key if letter in self.roots and key.count(letter) > 1)
@@ -311,7 +311,7 @@ class Symbols(Numbers):
 
 
 def _is_minus_infinity(u: Symbol) -> bool:
-    """Whether u is −∞ times a positive number, plus what is finite."""
+    """Return whether u is −∞ times a positive number, plus what is finite."""
     masked = [key for key in u.above if key[:1] == (_MINUS_INFINITY,)]
     return masked == [(_MINUS_INFINITY,)] and u.below is _ONE and u.above[masked[0]] > 0
 

@@ -60,7 +60,7 @@ class Derivatives:
         return self.once(place, directions, lambda: self._gradient_of(place, directions))
 
     def once(self, what: Hashable, directions: tuple[FieldRows, ...], compute: Callable[[], Tensor]) -> FieldRows:
-        """A derivative along directions that was computed before, or is now."""
+        """Return a derivative along directions that was computed before, or is now."""
         key = (what, *map(self._number, directions))
         if key not in self._known:
             self._known[key] = compute()
@@ -107,7 +107,7 @@ FieldDerivatives = Callable[[Derivatives, tuple[FieldRows, ...]], FieldRows]
 
 
 def letter(place: int) -> FieldDerivatives:
-    """The gradient field of one letter of each word."""
+    """Return the gradient field of one letter of each word."""
     return lambda at, directions: at.letter(place, directions)
 
 

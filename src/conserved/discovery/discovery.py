@@ -83,20 +83,20 @@ class Discovery:
         return self.summary()
 
     def summary(self) -> str:
-        """The laws as a table, and the verdict on their number."""
+        """Return the laws as a table, and the verdict on their number."""
         if not len(self.laws):
             return str(self.verdict)
         return "\n".join([self.laws.summary(), f"Formulas: {self.origin}.", "", str(self.verdict)])
 
     def _repr_html_(self) -> str:
-        """The verdict, the ranks it rests on and the laws, for notebooks."""
+        """Return the verdict, the ranks it rests on and the laws, for notebooks."""
         ranks = ", ".join(map(str, self.ranks))
         known = f"rank by depth of brackets: {ranks}; kept over dropped singular values: {self.gap:.1g}"
         parts = [html.badge(self.verdict), html.paragraph(known, quiet=True)]
         return html.panel(*parts, self.laws._repr_html_() if len(self.laws) else "")
 
     def latex(self) -> str:
-        """A table that can be pasted into a paper."""
+        """Return a table that can be pasted into a paper."""
         rows = [rf"  ${symmetry.latex}$ & {symmetry.numbers} \\" for symmetry in self.laws if symmetry.exact]
         head = [r"\begin{tabular}{lr}", r"  conserved quantity & numbers \\ \hline"]
         foot = [rf"  independent laws (of {self.parameters} parameters) & {self.count} \\", r"\end{tabular}"]
@@ -278,7 +278,7 @@ def find_laws(
     progress: Progress | None = None,
     class_axis: int = -1,
 ) -> LawSet:
-    """The laws of a function as formulas, without counting how many there are: `discover(…, count=False)`.
+    """Return the laws of a function as formulas, without counting how many there are: `discover(…, count=False)`.
 
     The count needs memory for a square matrix of the size of the parameters; the formulas need a few gradients, so they
     are found for layers of real width too.

@@ -101,7 +101,7 @@ def _drift(state: State) -> State:
 
 
 def _control(function: ParameterFunction) -> Callable[..., State]:
-    """The field of one sample, which moves velocities by the gradient."""
+    """Return the field of one sample, which moves velocities by the gradient."""
 
     def field(state: State, sample: Any) -> State:
         x, w = sample
@@ -168,7 +168,7 @@ def _unit(rows: Float[Tensor, "count S"]) -> Float[Tensor, "count S"]:
 
 
 def momentum_rows(function: ParameterFunction, laws: LawSet | None, state: State) -> Float[Tensor, "laws S"]:
-    """The gradients of the momenta that the symmetries of gradient flow leave, as rows of length one."""
+    """Return the gradients of the momenta that the symmetries of gradient flow leave, as rows of length one."""
 
     def momenta(where: State) -> Tensor:
         size = (len(where) - 1) // 2

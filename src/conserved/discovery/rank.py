@@ -132,7 +132,7 @@ parameters, with brackets of depth 2 at two points."""
 
 
 def announcement(size: int, device: torch.device) -> str:
-    """How much memory and time a large count will take; nothing for a small one."""
+    """Return how much memory and time a large count will take; nothing for a small one."""
     if size < _LARGE:
         return ""
     sample = torch.ones(512, 512, dtype=torch.float64, device=device)

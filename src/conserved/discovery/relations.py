@@ -38,7 +38,7 @@ class Relation:
 
 
 def relations(rates: Rates, *, exact: bool = True) -> list[Relation]:
-    """A sparse basis of all linear relations between the features that move, modulo the trivial ones.
+    """Return a sparse basis of all linear relations between the features that move, modulo the trivial ones.
 
     Without `exact` only those that hold up to something small, where there are any.
     """
@@ -154,7 +154,7 @@ def _shortened(rows: list[Tensor], trivial: list[Tensor], resolution: _Resolutio
 def _shortest(
     row: np.ndarray, table: np.ndarray, place: int, trivial: list[np.ndarray], resolution: _Resolution
 ) -> np.ndarray:
-    """The shortest row within reach, over rows that may be as long or longer on the way."""
+    """Return the shortest row within reach, over rows that may be as long or longer on the way."""
     best = start = _descended(row, table, place, resolution)
     frontier, seen = [start], {_signature(start)}
     for _ in range(_EFFORT):

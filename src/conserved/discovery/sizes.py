@@ -81,7 +81,7 @@ def sizes_of(
 
 
 def _precision(function: ParameterFunction, theta: Tensor, x: Any, v: Tensor) -> float:
-    """The rounding of the coarsest type that gradients pass through, as the graph of one output shows it."""
+    """Return the rounding of the coarsest type that gradients pass through, as the graph of one output shows it."""
     from conserved.discovery.fields import one_of
 
     with torch.enable_grad(), written_out():

@@ -62,13 +62,13 @@ def rounding(precision: torch.dtype, entries: int) -> float: ...
 @overload
 def rounding(precision: torch.dtype, entries: NDArray[np.int64]) -> NDArray[np.float64]: ...
 def rounding(precision: torch.dtype, entries: int | NDArray[np.int64]) -> float | NDArray[np.float64]:
-    """The relative residual that rounding explains in an identity whose legs have so many entries."""
+    """Return the relative residual that rounding explains in an identity whose legs have so many entries."""
     least = max(entries, 1) if isinstance(entries, int) else np.maximum(entries, 1)
     return TOLERANCE[precision] * (1 + _FEW / least**0.5)
 
 
 def coarsest(*precisions: torch.dtype) -> torch.dtype:
-    """The least precise of some floating-point types; others are passed over."""
+    """Return the least precise of some floating-point types; others are passed over."""
     known = [precision for precision in precisions if precision in _FINEST_FIRST]
     return max(known, key=_FINEST_FIRST.index, default=torch.float64)
 
@@ -88,7 +88,7 @@ def status(residual: float, limit: float, *, tested: bool, nearly: bool) -> Stat
 
 
 def residual_evidence(name: str, residual: float, limit: float) -> Evidence:
-    """The residual of the identity of that name against what rounding explains of it."""
+    """Return the residual of the identity of that name against what rounding explains of it."""
     return Evidence(what=f"relative residual of {name}", value=residual, limit=limit)
 
 
@@ -129,7 +129,7 @@ class Together(Protocol):
 
 
 def balance_of(plan: Plan, theta: Tensors, gradients: Tensors, *, dtype: torch.dtype | None = None) -> Balance:
-    """Every identity of a plan at parameters θ with gradients, which may be of further parameters too."""
+    """Return every identity of a plan at parameters θ with gradients, which may be of further parameters too."""
     return PendingBalance.start(plan, theta, gradients, dtype=dtype).balance(theta, gradients)
 
 
@@ -302,7 +302,7 @@ def _suspects(
 
 
 def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], gradients: Tensors) -> NDArray[np.float64]:
-    """The norms, with those computed anew that are zero or infinite because squares are."""
+    """Return the norms, with those computed anew that are zero or infinite because squares are."""
     odd = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
     if not len(odd):
         return lengths
@@ -312,7 +312,7 @@ def _norms_again(names: Sequence[str], lengths: NDArray[np.float64], gradients: 
 
 
 def _least(parameter: str | None, gradients: Tensors) -> float:
-    """The share of the norm of all gradients that a linear law of a parameter is held against at least."""
+    """Return the share of the norm of all gradients that a linear law of a parameter is held against at least."""
     if parameter is None:
         return 1.0
     stored = gradients[parameter].dtype
@@ -382,7 +382,7 @@ def _samples(gradients: Tensors, device: torch.device) -> list[Tensor]:
 
 
 def _meshes(tensors: Tensors) -> list[Any]:
-    """The meshes of processes over which parameters are sharded, each once."""
+    """Return the meshes of processes over which parameters are sharded, each once."""
     found: dict[Any, Any] = {}
     if {*map(type, tensors.values())} <= {Tensor, nn.Parameter}:
         return []

@@ -416,5 +416,5 @@ def _portions(entries: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 def reads_together(device: torch.device) -> bool:
-    """Whether layers that are alike are read together on a device: where there are kernels for it."""
+    """Return whether layers that are alike are read together on a device: where there are kernels for it."""
     return triton_backend.available(device)
