@@ -193,6 +193,9 @@ def _judged(
     clipped: float | None = None
     gradients = backward.gradients
     finite = not any(item.trouble == "not finite" for item in findings)
+    if not finite and used == torch.float16:
+        # A scaled loss overflows now and then, and the step is skipped: no identity is refuted by that.
+        case.leave_open(case.broken)
     if finite and gradients is not None:
         case.suspect_factors()
         if replay is not None and backward.together == ():
@@ -509,6 +512,8 @@ class _Case:
             return self.no_laws[self.names[place]]
         if place in self.diagnoses:
             return (self.diagnoses[place].message,)
+        if not np.isfinite(self.left.residuals[place]):
+            return ("gradients are not finite",)
         if place in self.factors:
             return (_MAY_BE_FACTOR.format(factor=self.factors[place]),)
         return (_MAY_ROUND,) if place in self.noisy else ()
