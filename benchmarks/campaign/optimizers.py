@@ -161,7 +161,14 @@ def targets() -> Iterator[OptimizerTarget]:
             # LBFGS searches along a line and Muon takes matrices alone.
             if name not in ("LBFGS", "SparseAdam", "Muon"):
                 yield OptimizerTarget("torch", name, kind, {"lr": 1e-2})
-    for package in ("pytorch_optimizer", "torch_optimizer", "schedulefree", "lion_pytorch", "prodigyopt", "dadaptation"):
+    for package in (
+        "pytorch_optimizer",
+        "torch_optimizer",
+        "schedulefree",
+        "lion_pytorch",
+        "prodigyopt",
+        "dadaptation",
+    ):
         try:
             module = __import__(package)
         except Exception:
