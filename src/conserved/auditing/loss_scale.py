@@ -34,7 +34,7 @@ from conserved.verdict import Evidence, Status, Verdict
 
 _MOVE = 1e-6
 """The change of the loss that the middle step along the gradient should make, relative to the loss. Differences of
-losses in float64 then have ten digits, and saturated networks, whose gradient changes fast, stay nearly linear."""
+losses in float64 then have ten digits, and saturated networks, whose gradient changes fast, stay linear."""
 
 _RATIO = 4.0
 """Ratio of one step size to the next."""
