@@ -12,7 +12,7 @@ rounding alone if the comparison with reference form has found nothing else.
 
 Forward passes are made in float64; parameters are replaced in flight, and not written to. D is taken at three step
 sizes, each four times the last: their differences show truncation, where the loss is curved, and rounding, where a part
-of the program computes in less than float64. Three times the largest is the error of D; beyond 10 % there is no verdict.
+of the program computes in less than float64. Three times the largest is the error of D. Beyond 10 % it says nothing.
 """
 
 from __future__ import annotations
