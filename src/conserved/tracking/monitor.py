@@ -430,7 +430,8 @@ class Monitor(RunResults):
             return
         began = self._now()
         try:
-            with self._together():
+            # A replayed pass is not an evaluation of the loop.
+            with self._together(), nullcontext() if self._identities is None else self._identities.paused():
                 found = self._audits.before_step(step)
         finally:
             self._auditing += self._now() - began
