@@ -30,6 +30,9 @@ LIMIT = 1e-9
 
 SHAPES = ((4, 6), (6,), (3, 4))
 
+PACKAGES = ("pytorch_optimizer", "torch_optimizer", "schedulefree", "lion_pytorch", "prodigyopt", "dadaptation")
+"""Packages whose optimizers are asked where they are installed."""
+
 
 @dataclass(frozen=True)
 class OptimizerTarget:
@@ -156,19 +159,12 @@ def _distance(first: list[Tensor], second: list[Tensor]) -> float:
 
 def targets() -> Iterator[OptimizerTarget]:
     """Yield the optimizers of PyTorch and of the packages that are installed."""
+    # LBFGS searches along a line, and Muon takes matrices alone.
+    special = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
     for name, kind in vars(torch.optim).items():
-        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer:
-            # LBFGS searches along a line and Muon takes matrices alone.
-            if name not in ("LBFGS", "SparseAdam", "Muon"):
-                yield OptimizerTarget("torch", name, kind, {"lr": 1e-2})
-    for package in (
-        "pytorch_optimizer",
-        "torch_optimizer",
-        "schedulefree",
-        "lion_pytorch",
-        "prodigyopt",
-        "dadaptation",
-    ):
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and name not in special:
+            yield OptimizerTarget("torch", name, kind, {"lr": 1e-2})
+    for package in PACKAGES:
         try:
             module = __import__(package)
         except Exception:
