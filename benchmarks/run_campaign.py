@@ -28,7 +28,7 @@ from campaign import compositions, operators
 from campaign.compositions import Program, shrunk
 from campaign.confirming import confirm, script
 from campaign.target import Target
-from conserved.checking import Uncheckable, check
+from conserved.checking import UncheckableError, check
 from measure import RESULTS, commit, machine, save
 
 HERE = Path(__file__).resolve().parent
@@ -56,7 +56,7 @@ def check_target(target: Target, device: str, seconds: float) -> dict[str, Any]:
         # One graph for each shape: beyond dynamo's limit a function runs eagerly, and that is not what is checked.
         torch._dynamo.config.recompile_limit = 256
         result = check(function, *tensors, seconds=seconds)
-    except Uncheckable as problem:
+    except UncheckableError as problem:
         return row | {"status": "uncheckable", "why": str(problem)[:200]}
     except Exception as problem:
         return row | {"status": "error", "why": f"{type(problem).__name__}: {str(problem)[:200]}"}

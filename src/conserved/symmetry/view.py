@@ -20,6 +20,7 @@ A bias that rides along with a weight is a leg of one column: the moment map of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -191,6 +192,10 @@ class View:
         """Return the rows this view keeps of the rows it faces, (…, faced, m); leading axes are batched over."""
         if self.rows is None:
             return matrices
+        stride = _stride(self.rows)
+        if stride is not None:
+            # A view: laws of convolutions before a flattening read the same weight at hundreds of offsets.
+            return matrices[..., self.rows[0] : self.rows[-1] + 1 : stride, :]
         return matrices.index_select(-2, torch.tensor(self.rows, device=matrices.device))
 
     def written(self, tensor: Float[Tensor, "..."], matrix: Float[Tensor, "n m"]) -> Float[Tensor, "..."]:
@@ -314,6 +319,15 @@ class Reading:
         view = self.view
         found = view.chosen(self.of(tensor).reshape(-1, view.faced, view.m))
         return found + constant * view.offset if constant * view.offset else found
+
+
+@lru_cache(maxsize=4096)
+def _stride(rows: tuple[int, ...]) -> int | None:
+    """Return the distance between rows that are equally far apart; None if they are not, or descend."""
+    if len(rows) < 2:
+        return 1 if rows else None
+    stride = rows[1] - rows[0]
+    return stride if stride > 0 and rows == tuple(range(rows[0], rows[-1] + 1, stride)) else None
 
 
 def _typewriter(name: str) -> str:
