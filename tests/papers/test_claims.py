@@ -180,10 +180,6 @@ class TestTheLedger:
         names = [claim.code for claim in claims(pattern)]
         assert [name for name in names if not name.startswith("note.L13")] == codes
 
-    @pytest.mark.parametrize("old", registry.RENAMED)
-    def test_a_code_of_the_first_version_leads_to_what_took_its_place(self, old: str) -> None:
-        assert [claim.code for claim in claims(old)] == [registry.RENAMED[old]]
-
     def test_a_pattern_that_matches_nothing_says_what_there_is(self) -> None:
         with pytest.raises(NoSuchClaim, match=r"note\.L10"):
             claims("nothing")
