@@ -43,15 +43,15 @@ ARITY = {
 }
 
 
-class Refused(ValueError):
+class RefusedError(ValueError):
     """The file is not a certificate that means something; the message says why."""
 
 
-class Open(ArithmeticError):
+class OpenError(ArithmeticError):
     """Balls leave a comparison open: more bits may decide it."""
 
 
-class NoArgument(ArithmeticError):
+class NoArgumentError(ArithmeticError):
     """The symbolic argument does not go through."""
 
 
@@ -60,7 +60,7 @@ class NoArgument(ArithmeticError):
 
 def need(condition: object, message: str) -> None:
     if not condition:
-        raise Refused(message)
+        raise RefusedError(message)
 
 
 def integer(value: Any, least: int, most: int, what: str) -> int:
@@ -72,7 +72,7 @@ def real(value: Any, what: str, *, mask: bool = False) -> float:
     try:
         found = float.fromhex(value)
     except (TypeError, ValueError, OverflowError):
-        raise Refused(f"{what} is not a hexadecimal floating-point number") from None
+        raise RefusedError(f"{what} is not a hexadecimal floating-point number") from None
     need(math.isfinite(found) or (mask and found == -math.inf), f"{what} is not finite")
     return found
 
@@ -136,9 +136,9 @@ def parsed(data: bytes) -> Any:
         found = json.loads(data.decode(), object_pairs_hook=once, parse_constant=no_constant)
         json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
-        raise Refused("it is nested too deeply") from None
+        raise RefusedError("it is nested too deeply") from None
     except ValueError as problem:
-        raise Refused(f"it is not JSON: {ascii(str(problem))[1:-1][:120]}") from None
+        raise RefusedError(f"it is not JSON: {ascii(str(problem))[1:-1][:120]}") from None
     return found
 
 
@@ -221,7 +221,7 @@ def read_node(record: Any, before: Sequence[Node], size: int) -> Node:
 def fit(
     op: str, shape: tuple[int, ...], kinds: list[bool], shapes: list[tuple[int, ...]], discrete: bool, size: int
 ) -> tuple[bool, bool]:
-    """Whether shapes and kinds are those of the specification, and whether the result is discrete."""
+    """Return whether shapes and kinds are those of the specification, and whether the result is discrete."""
     if op in ("constant", "input"):
         return True, discrete
     if op == "parameters":
@@ -366,7 +366,7 @@ def product(a: Jet, b: Jet, times: Callable[[list[Any], list[Any]], list[Any]] |
 
 
 def along(a: Jet, bit: int) -> Jet:
-    """The coefficient of one direction."""
+    """Return the coefficient of one direction."""
     return {key ^ bit: part for key, part in a.items() if key & bit}
 
 
@@ -402,13 +402,13 @@ class Balls:
             return 1
         if x < y or (not moving and x <= y):
             return 0
-        raise Open("a kink lies inside the balls")
+        raise OpenError("a kink lies inside the balls")
 
     def order(self, place: int, a: list[Any], moving: bool) -> list[int]:
         found = sorted(range(len(a)), key=lambda i: -float(a[i].mid()))
         for i, j in pairwise(found):
             if not a[i] > a[j] and (moving or not a[i] == a[j]):
-                raise Open("a tie lies inside the balls")
+                raise OpenError("a tie lies inside the balls")
         return found
 
     def two_over_root_pi(self) -> flint.arb:
@@ -429,10 +429,10 @@ def applied(ring: Any, name: str, a: Jet) -> Jet:
     bit = 1 << top.bit_length() - 1
     low = {key: part for key, part in a.items() if not key & bit}
     value = applied(ring, name, low)
-    return plus(value, times_direction(product(slope(ring, name, low, value), along(a, bit)), bit))
+    return plus(value, times_direction(product(derivative(ring, name, low, value), along(a, bit)), bit))
 
 
-def slope(ring: Any, name: str, a: Jet, value: Jet) -> Jet:
+def derivative(ring: Any, name: str, a: Jet, value: Jet) -> Jet:
     """φ'(a), given φ(a)."""
     if name == "exp":
         return value
@@ -453,7 +453,7 @@ def slope(ring: Any, name: str, a: Jet, value: Jet) -> Jet:
 
 
 def forward(program: Program, ring: Any, theta: Jet, x: Input, *, stopped: bool = False) -> list[Any]:
-    """The value of every node: jets of reals, lists of whole numbers.
+    """Return the value of every node: jets of reals, lists of whole numbers.
 
     With `stopped`, directions end at `stop` as backpropagation does.
     """
@@ -544,7 +544,7 @@ def batched(ring: Any, a: list[Any], b: list[Any], batch: int, rows: int, inner:
 
 
 def flipped(part: list[Any], batch: int, rows: int, columns: int) -> list[Any]:
-    """The transposes of a batch of rows × columns matrices."""
+    """Return the transposes of a batch of rows × columns matrices."""
     n = rows * columns
     return [part[k * n + i * columns + j] for k in range(batch) for j in range(columns) for i in range(rows)]
 
@@ -620,7 +620,7 @@ def gradient(program: Program, theta: Jet, x: Input, v: list[int]) -> Jet:
 
 
 def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any]) -> list[Jet | None]:
-    """What each input of a node receives of its adjoint g."""
+    """Return what each input of a node receives of its adjoint g."""
     node = program.nodes[place]
     inputs = [values[i] for i in node.inputs]
     counts = [prod(program.nodes[i].shape) for i in node.inputs]
@@ -632,7 +632,7 @@ def backward(program: Program, ring: Balls, place: int, g: Jet, values: list[Any
     if op == "multiply":
         return [product(g, inputs[1]), product(g, inputs[0])]
     if op in FUNCTIONS:
-        return [product(g, slope(ring, op, inputs[0], values[place]))]
+        return [product(g, derivative(ring, op, inputs[0], values[place]))]
     if op == "sum":
         n = program.nodes[node.inputs[0]].shape[-1]
         return [mapped(g, lambda part: [e for e in part for _ in range(n)])]
@@ -769,7 +769,7 @@ class Term:
         if self.top is None or other.top is None:
             number = other.number if self.top is None else self.number
             if number is None or number <= 0:
-                raise NoArgument("−∞ is multiplied")
+                raise NoArgumentError("−∞ is multiplied")
             return self if self.top is None else other
         if not self.top or not other.top:
             return Term(self.algebra, {})
@@ -802,10 +802,10 @@ class Algebra:
             return b if a is ONE else a
         self.left -= len(a) * len(b)
         if self.left < 0:
-            raise NoArgument("too many terms")
+            raise NoArgumentError("too many terms")
         longest = sum(max(map(digits, factor.values()), default=0) for factor in (a, b))
         if longest > MOST_DIGITS:
-            raise NoArgument("too many digits")
+            raise NoArgumentError("too many digits")
         self.room(len(a) * len(b) * (32 + longest))
         found: Polynomial = {}
         for x, p in a.items():
@@ -818,7 +818,7 @@ class Algebra:
     def room(self, words: int) -> None:
         """No argument if so much more memory would be needed now."""
         if self.pending + words > self.words:
-            raise NoArgument("too much memory")
+            raise NoArgumentError("too much memory")
 
     def keep(self, terms: Iterable[Term]) -> None:
         """Count the entries of a node, which stay to the end; products made on the way to them are gone."""
@@ -900,7 +900,7 @@ class Algebra:
         return None
 
     def vanishes(self, term: Term) -> bool:
-        """Whether a term is zero once squares of roots are replaced by what they are roots of."""
+        """Return whether a term is zero once squares of roots are replaced by what they are roots of."""
         if term.top is None:
             return False
         top = term.top
@@ -941,7 +941,7 @@ def argued(contents: Contents, laws: Sequence[Law], x: Input, decided: Mapping[A
                 moves[i] = moves[i] + algebra.number(b) * weight
         ring = Lettered(algebra)
         return 1 not in forward(program, ring, {0: theta, 1: moves}, letters, stopped=True)[program.output]
-    except NoArgument:
+    except NoArgumentError:
         return False
 
 
@@ -984,7 +984,7 @@ def with_bits(bits: int, attempt: Callable[[], Any]) -> Any:
         try:
             if (found := attempt()) is not None:
                 return found
-        except Open:
+        except OpenError:
             pass
         if 2 * bits > MOST_BITS:
             return None
@@ -1004,7 +1004,7 @@ def rank_proved(contents: Contents) -> bool:
     return not contents.words or bool(with_bits(contents.bits, attempt))
 
 
-def slope_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
+def gradient_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
     found = [Fraction(0)] * len(theta)
     for i, j, a in law[0]:
         found[i] += Fraction(a) * Fraction(theta[j])
@@ -1014,14 +1014,14 @@ def slope_of(law: Law, theta: Sequence[float | Fraction]) -> list[Fraction]:
 
 
 def laws_independent(contents: Contents) -> bool:
-    slopes = [slope_of(law, contents.theta) for group in contents.laws for law in group]
+    gradients = [gradient_of(law, contents.theta) for group in contents.laws for law in group]
     return bool(
-        with_bits(contents.bits, lambda: independent([[Balls().number(e) for e in row] for row in slopes]) or None)
+        with_bits(contents.bits, lambda: independent([[Balls().number(e) for e in row] for row in gradients]) or None)
     )
 
 
 def patterns(contents: Contents) -> list[tuple[Input, dict[Any, list[int]]]]:
-    """An input for every pattern of tokens and decisions that occurs among the samples of the words."""
+    """Return an input for every pattern of tokens and decisions that occurs among the samples of the words."""
     program = contents.program
     found: dict[str, tuple[Input, dict[Any, list[int]]]] = {}
     for which in sorted({which for word in contents.words for which, _ in word}):
@@ -1046,7 +1046,7 @@ def decisions(program: Program, theta: Sequence[float], x: Input) -> dict[Any, l
 
 
 def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
-    """Whether ⟨∇h, X⟩ is pinned around zero at random points near θ, in 512 bits; evidence, not proof."""
+    """Return whether ⟨∇h, X⟩ is pinned around zero at random points near θ, in 512 bits; evidence, not proof."""
     if not contents.inputs:
         return False
     flint.ctx.prec = 512
@@ -1061,19 +1061,19 @@ def enclosed(contents: Contents, laws: Sequence[Law]) -> bool:
         v = [rng.randint(-3, 3) for _ in range(program.nodes[program.output].shape[0])]
         try:
             field = gradient(program, point(theta), x, v)[0]
-        except Open:
+        except OpenError:
             return False
         for law in laws:
-            slopes = [ring.number(e) for e in slope_of(law, theta)]
-            moved = total([a * b for a, b in zip(slopes, field, strict=True)])
-            size = total([abs(a) for a in slopes]).abs_upper() * max(abs(b).abs_upper() for b in field)
+            gradients = [ring.number(e) for e in gradient_of(law, theta)]
+            moved = total([a * b for a, b in zip(gradients, field, strict=True)])
+            size = total([abs(a) for a in gradients]).abs_upper() * max(abs(b).abs_upper() for b in field)
             if not moved.contains(0) or not moved.abs_upper() <= size * flint.arb(2) ** -100:
                 return False
     return True
 
 
 def verify(record: Any) -> Result:
-    """Check a certificate given as plain data; `Refused` if it is none."""
+    """Check a certificate given as plain data; `RefusedError` if it is none."""
     need(isinstance(record, dict) and record.get("format") == FORMAT, "it is not a certificate")
     version = record.get("version")
     need(
@@ -1146,7 +1146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path)
         try:
             found = verify(parsed(Path(path).read_bytes()))
-        except (Refused, OSError) as problem:
+        except (RefusedError, OSError) as problem:
             reason = problem.strerror if isinstance(problem, OSError) else problem
             sys.stderr.write(f"{shown}: cannot be used: {reason}\n")
             worst = 2

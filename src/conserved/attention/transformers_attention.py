@@ -37,7 +37,7 @@ def register_with_transformers(name: str = "centered", *, base: str = "sdpa", co
 
     Raises:
         ValueError: transformers has no implementation called `base`.
-        Missing: transformers is not installed.
+        MissingPackageError: transformers is not installed.
     """
     modeling = require("transformers.modeling_utils", "Registering an attention implementation")
     masking = require("transformers.masking_utils", "Registering an attention implementation")
@@ -60,7 +60,7 @@ class _Implementation:
         self.base = base
         self.constants: ConstantName = constants
         self.calls_product = base == "sdpa"
-        """Whether listeners hear this attention where it calls PyTorch's function."""
+        """Whether listeners observe this attention where it calls PyTorch's function."""
         self._shared = self._new()
         self._by_module: weakref.WeakKeyDictionary[nn.Module, CenteredAttention] = weakref.WeakKeyDictionary()
 

@@ -1,7 +1,7 @@
 """Numbers a program can be run with: float64, to choose what to prove, and Arb's balls, to prove it.
 
 A ball is a midpoint and a radius; every operation returns a ball that contains the exact result for all numbers in the
-balls it was given. A comparison that balls leave open raises `Undecided`, and the caller asks again with more bits.
+balls it was given. A comparison that balls leave open raises `UndecidedError`; the caller tries again with more bits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conserved.certificates.program import Node
+from conserved.errors import ConservedError
 
 Array = NDArray[Any]
 """Entries are floats, balls or symbols; discrete values are int64."""
 
 
-class Undecided(ArithmeticError):
+class UndecidedError(ConservedError, ArithmeticError):
     """A comparison cannot be decided: a kink or a tie lies inside the balls."""
 
 
@@ -32,7 +33,7 @@ class Elementary(ABC):
 
     @abstractmethod
     def apply(self, function: str, a: Any) -> Any:
-        """An elementary function, entry by entry."""
+        """Return an elementary function, entry by entry."""
 
     @abstractmethod
     def full(self, shape: tuple[int, ...], value: int) -> Any:
@@ -40,7 +41,7 @@ class Elementary(ABC):
 
     @abstractmethod
     def two_over_root_pi(self, shape: tuple[int, ...]) -> Any:
-        """2/√π, the slope of erf at 0, likewise."""
+        """2/√π, the derivative of erf at 0, likewise."""
 
 
 class Numbers(Elementary):
@@ -52,7 +53,7 @@ class Numbers(Elementary):
 
     @abstractmethod
     def matmul(self, a: Array, b: Array) -> Array:
-        """A batch of matrix products."""
+        """Return a batch of matrix products."""
 
     @abstractmethod
     def greater(self, node: Node, a: Array, b: Array, moving: bool) -> Array:
@@ -63,20 +64,20 @@ class Numbers(Elementary):
         """Positions along the last axis, largest first; ties are undecided if they move with θ."""
 
     def shortcut(self, node: Node, inputs: Sequence[dict[int, Array]]) -> dict[int, Array] | None:
-        """The value of a node, where it can be had without computing it."""
+        """Return the value of a node, where it can be had without computing it."""
         return None
 
     def settle(self, parts: dict[int, Array], node: Node) -> dict[int, Array]:
-        """A chance to simplify the value of a node."""
+        """Return a chance to simplify the value of a node."""
         return parts
 
     def full(self, shape: tuple[int, ...], value: int) -> Array:
-        """The same number everywhere, since numbers of no kind change in place."""
+        """Return the same number everywhere, since numbers of no kind change in place."""
         one = self.array([value], ())
         return np.full(shape, one[()], dtype=one.dtype)
 
     def zeros(self, shape: tuple[int, ...]) -> Array:
-        """An array of exact zeros."""
+        """Return an array of exact zeros."""
         return self.full(shape, 0)
 
     def real(self, a: Array) -> Array:
@@ -154,7 +155,9 @@ class Balls(Numbers):
             found[place] = np.argsort(-middle, kind="stable")
             for first, second in zip(found[place][:-1], found[place][1:], strict=True):
                 if not row[first] > row[second] and (moving or not row[first] == row[second]):
-                    raise Undecided(f"Entries {first} and {second} cannot be told apart, so their order is open.")
+                    raise UndecidedError(
+                        f"Entries {first} and {second} cannot be separated, so their order is undecided."
+                    )
         return found.reshape(a.shape)
 
     def two_over_root_pi(self, shape: tuple[int, ...]) -> Array:
@@ -166,11 +169,11 @@ def _above(x: flint.arb, y: flint.arb, moving: bool) -> int:
         return 1
     if x < y or (not moving and x <= y):
         return 0
-    raise Undecided(f"Whether {x.str(8)} is greater than {y.str(8)} is open: a kink lies inside the ball.")
+    raise UndecidedError(f"Whether {x.str(8)} is greater than {y.str(8)} is open: a kink lies inside the ball.")
 
 
 def ball(value: float | int | Fraction) -> flint.arb:
-    """A number as a ball; exact unless it is a fraction that has no finite binary expansion."""
+    """Return a number as a ball; exact unless it is a fraction that has no finite binary expansion."""
     if isinstance(value, Fraction):
         return flint.arb(flint.fmpq(value.numerator, value.denominator))
     return flint.arb(value)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from conserved.certificates.program import Node
 from conserved.certificates.validate import WHOLE, fitting
-from conserved.discovery.function import Unsuitable
+from conserved.discovery.function import UnsuitableError
 
 
-class NoRule(Unsuitable):
+class NoRuleError(UnsuitableError):
     """An operator has no rule in ball arithmetic; the message names it."""
 
 
@@ -52,18 +52,18 @@ class Builder:
         """Numbers known while tracing."""
         tensor = torch.as_tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
         if tensor.is_complex():
-            raise NoRule("Complex numbers have no rule in ball arithmetic; write them as pairs of reals.")
+            raise NoRuleError("Complex numbers have no rule in ball arithmetic; write them as pairs of reals.")
         real = tensor.is_floating_point()
         values = tensor.to(torch.float64 if real else torch.int64).flatten()
         if real and bool((values.isnan() | (values == torch.inf)).any()):
-            raise NoRule("A constant is NaN or +∞, which have no rule in ball arithmetic; masks are made with −∞.")
+            raise NoRuleError("A constant is NaN or +∞, which have no rule in ball arithmetic; masks are made with −∞.")
         if not real and bool((values.abs() > WHOLE).any()):
-            raise NoRule("A constant is a whole number beyond 2⁵³, which programs do not have.")
+            raise NoRuleError("A constant is a whole number beyond 2⁵³, which programs do not have.")
         found = self.node("constant", shape=tensor.shape, values=tuple(values.tolist()), discrete=not real)
         return replace(found, boolean=tensor.dtype == torch.bool)
 
     def ref(self, item: NodeRef | Tensor | float | int | bool) -> NodeRef:
-        """A node, made of a constant if need be."""
+        """Return a node, made of a constant if need be."""
         return item if isinstance(item, NodeRef) else self.constant(item)
 
     def full(self, shape: Sequence[int], value: float | int, discrete: bool) -> NodeRef:
@@ -74,7 +74,7 @@ class Builder:
         """1 where a number is not zero."""
         found = self.ref(item)
         if not found.discrete:
-            raise NoRule("Whether a real is zero has no rule in ball arithmetic.")
+            raise NoRuleError("Whether a real is zero has no rule in ball arithmetic.")
         if found.boolean:
             return found
         return self.opposite(self.node("equal", found, self.full(found.shape, 0, True), shape=found.shape))
@@ -103,7 +103,7 @@ class Builder:
         return [self.expand(ref, shape) for ref in refs]
 
     def binary(self, op: str, a: Any, b: Any) -> NodeRef:
-        """An operator of two operands, broadcast."""
+        """Return an operator of two operands, broadcast."""
         left, right = self.together(a, b)
         return self.node(op, left, right, shape=left.shape)
 
@@ -117,7 +117,7 @@ class Builder:
         return self.multiply(self.real(self.ref(a)), self.unary("reciprocal", self.ref(b)))
 
     def unary(self, op: str, a: NodeRef) -> NodeRef:
-        """An elementary function."""
+        """Return an elementary function."""
         a = self.real(a)
         return self.node(op, a, shape=a.shape)
 
@@ -153,7 +153,7 @@ class Builder:
         return self.reshape(total, [1 if i in over else a.shape[i] for i in range(n)]) if keepdim else total
 
     def mean(self, a: NodeRef, axes: Sequence[int] | None, keepdim: bool = False) -> NodeRef:
-        """The sum over the number of terms: an exact division, so that what is centred sums to exactly zero."""
+        """Return the sum over the number of terms: an exact division, so that what is centred sums to exactly zero."""
         total = self.sum(a, axes, keepdim)
         return self.divide(total, self.constant(int(np.prod(a.shape)) // max(1, int(np.prod(total.shape)))))
 

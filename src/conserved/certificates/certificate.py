@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conserved.certificates.arithmetic import Undecided
+from conserved.certificates.arithmetic import UndecidedError
 from conserved.certificates.contents import FORMAT, READ, VERSION, CertificateContents, digest, parse, read
 from conserved.certificates.cost import refuse_costly
 from conserved.certificates.form import Form, formula
-from conserved.certificates.program import Malformed
+from conserved.certificates.program import MalformedError
 from conserved.certificates.proof import (
     ENCLOSURE_BITS,
     Independence,
@@ -58,7 +58,7 @@ def examine(contents: CertificateContents, progress: Progress | None = None) -> 
     laws = prove_independent_laws(forms, contents.theta, contents.bits) if forms else None
     try:
         patterns = pieces(contents)
-    except Undecided:
+    except UndecidedError:
         patterns = []
     tiers, enclosed = [], 0.0
     for place, group in enumerate(contents.laws):
@@ -143,14 +143,14 @@ class Certificate:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        """The verdict and the laws with their tier of evidence, for notebooks."""
+        """Return the verdict and the laws with their tier of evidence, for notebooks."""
         cells = zip(self.contents.laws, self.formulas, self.tiers, strict=True)
         rows = [(tier.value, f"{len(group):,}", text) for group, text, tier in cells]
         table = html.table(("evidence", "numbers", "conserved"), rows, numbers=(1,), wraps=2) if rows else ""
         return html.panel(html.badge(self.verdict), table)
 
     def summary(self) -> str:
-        """The laws with their tier of evidence, and the verdict."""
+        """Return the laws with their tier of evidence, and the verdict."""
         lines = [
             f"{tier.value.upper():12s} {len(group):4d}  {text}"
             for group, text, tier in zip(self.contents.laws, self.formulas, self.tiers, strict=True)
@@ -158,7 +158,7 @@ class Certificate:
         return "\n".join([*lines, *([""] if lines else []), str(self.verdict)])
 
     def record(self) -> dict[str, Any]:
-        """The file as plain data."""
+        """Return the file as plain data."""
         body = {
             "format": FORMAT,
             "version": VERSION,
@@ -186,16 +186,16 @@ class Certificate:
             The certificate. Its verdict is INCONCLUSIVE, or REFUTED if the file was changed after it was made.
 
         Raises:
-            Malformed: the file is no certificate; the message says what is wrong with it.
+            MalformedError: the file is no certificate; the message says what is wrong with it.
         """
         try:
             return Certificate.of(parse(Path(path).read_bytes()))
-        except Malformed as problem:
-            raise Malformed(f"{printable(str(path))} cannot be used: {problem}") from None
+        except MalformedError as problem:
+            raise MalformedError(f"{printable(str(path))} cannot be used: {problem}") from None
 
     @staticmethod
     def of(record: Any) -> Certificate:
-        """A certificate from plain data, as `load` reads it.
+        """Return a certificate from plain data, as `load` reads it.
 
         Args:
             record: the contents of a file, parsed as JSON.
@@ -204,14 +204,14 @@ class Certificate:
             The certificate, not checked.
 
         Raises:
-            Malformed: the data is no certificate.
+            MalformedError: the data is no certificate.
         """
         if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise Malformed(f"This is not a certificate: its format is not {FORMAT!r}.")
+            raise MalformedError(f"This is not a certificate: its format is not {FORMAT!r}.")
         version = record.get("version")
         if type(version) is not int or version not in READ:
             known = " and ".join(map(str, READ))
-            raise Malformed(f"The certificate has version {shown(version)}; this program reads versions {known}.")
+            raise MalformedError(f"The certificate has version {shown(version)}; this program reads versions {known}.")
         only(record, {*_FIELDS, "format", "version", "claim", "digest"}, "The certificate")
         contents = read(record)
         refuse_costly(contents)
@@ -222,7 +222,7 @@ class Certificate:
             or len(named) != len(contents.laws)
             or not all(isinstance(name, str) and name in _TIERS for name in named)
         ):
-            raise Malformed("The claim does not name a tier of evidence for each symmetry.")
+            raise MalformedError("The claim does not name a tier of evidence for each symmetry.")
         tiers = tuple(Status(name) for name in named)
         verdict = Verdict(status=Verdict.INCONCLUSIVE, message="Not checked yet; call check().")
         problem = ""
@@ -235,7 +235,7 @@ class Certificate:
         return Certificate(contents=contents, tiers=tiers, verdict=verdict, digest=printable(str(record.get("digest"))))
 
     def checked(self, progress: Progress | None = None) -> Certificate:
-        """The same certificate with the verdict of `check()`.
+        """Return the same certificate with the verdict of `check()`.
 
         Args:
             progress: called with one line for every stage of the proof.
@@ -293,7 +293,7 @@ _FIELDS = ("about", "parameters", "program", "theta", "inputs", "samples", "word
 
 
 def claim(contents: CertificateContents, tiers: tuple[Status, ...]) -> dict[str, Any]:
-    """What a certificate states, in numbers."""
+    """Return what a certificate states, in numbers."""
     size, rank = contents.program.size, len(contents.words)
     return {
         "parameters": size,
@@ -307,7 +307,7 @@ def claim(contents: CertificateContents, tiers: tuple[Status, ...]) -> dict[str,
 
 
 def verdict_of(contents: CertificateContents, findings: Findings) -> Verdict:
-    """The verdict on a claim, with its evidence; proofs and enclosures are never counted together."""
+    """Return the verdict on a claim, with its evidence; proofs and enclosures are never counted together."""
     size, rank = contents.program.size, len(contents.words)
     at_most, found = size - rank, contents.found
     known = list(zip(contents.laws, findings.tiers, strict=True))

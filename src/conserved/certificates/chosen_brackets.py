@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conserved.certificates.arithmetic import Array, Floats
-from conserved.certificates.batches import FloatArrays, NotBatched, SampleBatch, chunk_size, stacked
+from conserved.certificates.batches import FloatArrays, NotBatchedError, SampleBatch, chunk_size, stacked
 from conserved.certificates.differentiate import Sample, bracket, gradient
 from conserved.certificates.jets import Jet
 from conserved.certificates.program import Program
@@ -45,7 +45,7 @@ class Choice:
         return self._room[: self.rank]
 
     def pick(self, rows: Vectors, most: int) -> list[int]:
-        """Which rows to add, largest remainder first, until nothing or enough is left."""
+        """Return which rows to add, largest remainder first, until nothing or enough is left."""
         left = self._rest(rows)
         chosen: list[int] = []
         while len(chosen) < most and len(left):
@@ -126,7 +126,7 @@ def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Brack
         try:
             step = chunk_size(program, len(words[0]) - 1)
             terms = [_batch_terms(program, theta, words[i : i + step]) for i in range(0, len(words), step)]
-        except NotBatched:
+        except NotBatchedError:
             terms = [_single_terms(program, theta, word) for word in words]
         first, second = (np.concatenate(part) for part in zip(*terms, strict=True))
         found = first - second
@@ -136,7 +136,7 @@ def bracket_rows(program: Program, theta: Sequence[float], words: Sequence[Brack
 
 
 def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[BracketWord]) -> tuple[Vectors, Vectors]:
-    """The two terms that brackets are differences of, for many words at once; the second is zero for fields."""
+    """Return the two terms that brackets are differences of, for many words at once; the second is zero for fields."""
     batch = SampleBatch(program, FloatArrays())
     point = batch.point(theta)
     *inner, last = (stacked([word[k] for word in words]) for k in range(len(words[0])))
@@ -147,7 +147,7 @@ def _batch_terms(program: Program, theta: Sequence[float], words: Sequence[Brack
 
 
 def _single_terms(program: Program, theta: Sequence[float], word: BracketWord) -> tuple[Vectors, Vectors]:
-    """The same for one word, by the rules that know every operator."""
+    """Return the same for one word, by the rules that know every operator."""
     numbers, point = Floats(), Jet({0: np.array(theta)})
     *inner, last = (Sample(x, np.array(v, dtype=np.float64)) for x, v in word)
     none = np.zeros(program.size)

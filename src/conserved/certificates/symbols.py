@@ -26,6 +26,7 @@ import numpy as np
 
 from conserved.certificates.arithmetic import Array, Numbers
 from conserved.certificates.program import Node
+from conserved.errors import ConservedError
 
 Polynomial = dict[tuple[int, ...], flint.fmpq]
 """Coefficients by monomial; a monomial is the sorted tuple of its letters, each as often as its power."""
@@ -39,7 +40,7 @@ _KEEPING = ("take", "gather", "scatter", "choose", "constant", "parameters", "in
 """Operators that make no new values, or whose value may be a number though their input is a letter."""
 
 
-class TooLarge(ArithmeticError):
+class TooLargeError(ConservedError, ArithmeticError):
     """The argument would take more terms than it is allowed."""
 
 
@@ -54,7 +55,7 @@ _TERM = 32
 
 
 def words_of(polynomial: Polynomial) -> int:
-    """The memory of a polynomial, in words: terms, letters, and digits of coefficients."""
+    """Return the memory of a polynomial, in words: terms, letters, and digits of coefficients."""
     return sum(_TERM + len(key) + value.height_bits() // 32 for key, value in polynomial.items())
 
 
@@ -68,16 +69,16 @@ class Budget:
     """Words of products made since the last node was finished."""
 
     def product(self, a: Polynomial, b: Polynomial) -> Polynomial:
-        """The product of two polynomials; stops when there is nothing left."""
+        """Return the product of two polynomials; stops when there is nothing left."""
         if a is _ONE or b is _ONE:
             return b if a is _ONE else a
         self.left -= len(a) * len(b)
         if self.left < 0:
-            raise TooLarge("The symbolic argument needs too many terms.")
+            raise TooLargeError("The symbolic argument needs too many terms.")
         # What the product takes at most, before it is made.
         digits = _longest(a) + _longest(b)
         if digits > MOST_DIGITS:
-            raise TooLarge("The symbolic argument needs too many digits.")
+            raise TooLargeError("The symbolic argument needs too many digits.")
         self._room(len(a) * len(b) * (_TERM + digits))
         product = _product(a, b)
         self.pending += len(product) * _TERM
@@ -93,7 +94,7 @@ class Budget:
 
     def _room(self, words: int) -> None:
         if self.pending + words > self.words:
-            raise TooLarge("The symbolic argument needs too much memory.")
+            raise TooLargeError("The symbolic argument needs too much memory.")
 
 
 def _longest(polynomial: Polynomial) -> int:
@@ -191,12 +192,12 @@ class Symbols(Numbers):
     """Numbers that were met: a constant of a program has few different entries."""
 
     def fresh(self) -> Symbol:
-        """A new letter."""
+        """Return a new letter."""
         self.letters += 1
         return self.spell(self.letters - 1)
 
     def spell(self, letter: int) -> Symbol:
-        """A letter as a symbol."""
+        """Return a letter as a symbol."""
         return Symbol({(letter,): _UNIT}, _ONE, self.budget)
 
     def fresh_array(self, shape: tuple[int, ...]) -> Array:
@@ -262,10 +263,10 @@ class Symbols(Numbers):
         if moves is None and node.op in _KEEPING:
             return parts
         flat = value.ravel().tolist()
-        slopes = [None] * len(flat) if moves is None else moves.ravel().tolist()
-        settled, rates = [], []
+        given_rates = [None] * len(flat) if moves is None else moves.ravel().tolist()
+        reduced, rates = [], []
         zero = self._number(0)
-        for v, rate in zip(flat, slopes, strict=True):
+        for v, rate in zip(flat, given_rates, strict=True):
             still = rate is None or not rate.above or self.is_zero(rate)
             if not v.plain:
                 if still:
@@ -273,17 +274,17 @@ class Symbols(Numbers):
                 elif (factor := _ratio(rate, v)) is not None:
                     v = self.fresh()
                     rate = factor * v
-            settled.append(v)
+            reduced.append(v)
             rates.append(zero if still else rate)
-        found = {0: _objects(settled, value.shape)}
+        found = {0: _objects(reduced, value.shape)}
         if any(rate.above for rate in rates):
             found[1] = _objects(rates, value.shape)
         # Values of all nodes stay until the argument ends.
-        self.budget.keep((*settled, *rates))
+        self.budget.keep((*reduced, *rates))
         return found
 
     def is_zero(self, symbol: Symbol) -> bool:
-        """Whether it is zero, squares of roots replaced by what they are roots of."""
+        """Return whether it is zero, squares of roots replaced by what they are roots of."""
         above = symbol.above
         while above:
             twice = (letter for key in above for letter in key if letter in self.roots and key.count(letter) > 1)
@@ -311,7 +312,7 @@ class Symbols(Numbers):
 
 
 def _is_minus_infinity(u: Symbol) -> bool:
-    """Whether u is −∞ times a positive number, plus what is finite."""
+    """Return whether u is −∞ times a positive number, plus what is finite."""
     masked = [key for key in u.above if key[:1] == (_MINUS_INFINITY,)]
     return masked == [(_MINUS_INFINITY,)] and u.below is _ONE and u.above[masked[0]] > 0
 

@@ -19,6 +19,7 @@ from conserved.checking.gradient_test import ROUNDING, Method, Tested
 from conserved.checking.identity_tests import identity_tests
 from conserved.checking.inner_precision import in_inner_precision
 from conserved.checking.input_regimes import regime_tests
+from conserved.checking.jax_functions import as_tensors, takes_jax_arrays, torch_form
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.reference_form import FunctionForm, reference_setting
 from conserved.checking.relations import relation_tests
@@ -28,7 +29,7 @@ from conserved.inference.probing.noise import measure_noise, rms, wide
 from conserved.inference.probing.numerical_function import (
     UNIT,
     NumericalFunction,
-    Uncheckable,
+    UncheckableError,
     device_of,
     function_of,
     repeatable,
@@ -63,7 +64,8 @@ def check(
 
     Args:
         fn: any callable on tensors; of a module, the parameters are inputs too.
-        *tensors: its arguments in the precision and on the device it is meant for; integers are held fixed.
+        *tensors: its arguments in the precision and on the device it is meant for; integers are held fixed. Arrays of
+            JAX make `fn` a function of JAX, whose `jax.vjp` is checked.
         names: names of the floating-point inputs, where the signature has none.
         seed: the seed of all random numbers, including those the function draws: it is set before every call.
         seconds: time after which no further test is begun.
@@ -79,9 +81,11 @@ def check(
         verdict.
 
     Raises:
-        Uncheckable: the function has no gradient to check, or cannot be run twice with the same result.
+        UncheckableError: the function has no gradient to check, or cannot be run twice with the same result.
     """
     start = time.monotonic()
+    if takes_jax_arrays(tensors, keywords):
+        fn, tensors, keywords, grad = torch_form(fn), as_tensors(tensors), as_tensors(keywords), as_tensors(grad)
     with repeatable(device_of(tensors, keywords)):
         function = function_of(fn, tensors, {**keywords, **(arguments or {})}, names=names, seed=seed)
         compiler = "inductor" if compiled is True else compiled or ""
@@ -96,12 +100,12 @@ def _repeats(function: NumericalFunction) -> NumericalFunction:
     first, second = (function.outputs(function.values) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         if one.shape != other.shape:
-            raise Uncheckable(
+            raise UncheckableError(
                 f"{function.title} returns {tuple(one.shape)} and then {tuple(other.shape)} on the same inputs."
             )
         size = rms(one) or 1.0
         if rms(wide(one) - wide(other)) > max(_RANDOM[0], _RANDOM[1] * UNIT[one.dtype]) * size:
-            raise Uncheckable(
+            raise UncheckableError(
                 f"{function.title} is random: two calls on the same inputs from the same seed differ by "
                 f"{rms(wide(one) - wide(other)) / size:.0%}. Fix its random numbers, or pass them in."
             )
@@ -282,13 +286,13 @@ def _as_given(function: NumericalFunction, grad: Sequence[Tensor]) -> tuple[Tens
     """The output gradients that the caller gave."""
     outs = function.outputs(function.values)
     if len(grad) != len(outs):
-        raise Uncheckable(f"Expected {len(outs)} output gradients, got {len(grad)}. Pass one for each output.")
+        raise UncheckableError(f"Expected {len(outs)} output gradients, got {len(grad)}. Pass one for each output.")
     for name, gradient, out in zip(function.out_names, grad, outs, strict=True):
         if not isinstance(gradient, Tensor) or gradient.shape != out.shape:
             shape = tuple(gradient.shape) if isinstance(gradient, Tensor) else type(gradient).__name__
-            raise Uncheckable(f"Expected the gradient of {name} to have shape {tuple(out.shape)}, got {shape}.")
+            raise UncheckableError(f"Expected the gradient of {name} to have shape {tuple(out.shape)}, got {shape}.")
         if not bool(torch.isfinite(gradient).all()):
-            raise Uncheckable(f"Expected the gradient of {name} to be finite, got infinities or NaN.")
+            raise UncheckableError(f"Expected the gradient of {name} to be finite, got infinities or NaN.")
     return tuple(gradient.detach().to(out.device, out.dtype) for gradient, out in zip(grad, outs, strict=True))
 
 

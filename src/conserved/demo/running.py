@@ -29,7 +29,7 @@ from conserved.verdict import Status
 from conserved.version import __version__
 
 
-class Occupied(InvalidInputError, ValueError):
+class OccupiedError(InvalidInputError, ValueError):
     """The folder holds something that the demonstration must not replace."""
 
 
@@ -82,7 +82,7 @@ def run(folder: str | Path, settings: Settings | None = None, *, console: Consol
     """Fill `folder/store.db` and write `folder/report.html`, beside the model and the kernel that it is about.
 
     A store of an interrupted run with the same settings is filled up; that of a finished one, or of other settings or
-    another version, is begun anew. Anything else of that name is left alone and refused.
+    another version, is started again. Anything else of that name is left alone and refused.
     """
     began = time.monotonic()
     chosen = settings or Settings()
@@ -140,7 +140,9 @@ def _prepare(store: Path, settings: Settings) -> set[str]:
             kept = opened.documents("demo")
             empty = not opened.select("select 1 from sqlite_master")
         if not kept and not empty:
-            raise Occupied(f"{store} is a run store of something else, which is not overwritten. Name another folder.")
+            raise OccupiedError(
+                f"{store} is a run store of something else, which is not overwritten. Name another folder."
+            )
         if "summary" in kept or kept.get("settings") != json.loads(json.dumps(asked)):
             for suffix in ("", "-wal", "-shm"):
                 store.with_name(store.name + suffix).unlink(missing_ok=True)

@@ -24,11 +24,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from conserved.boundary import LAWS, guarded
 from conserved.inference.capture import Recorder
-from conserved.inference.examples import ModelCall, NoExample
+from conserved.inference.examples import ModelCall, NoExampleError
 from conserved.inference.infer import recognize
 from conserved.inference.local_laws import laws_of_one_process
 from conserved.inference.program_check import CHECKING
 from conserved.inference.program_state import undisturbed
+from conserved.inference.shared_values import Holding
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename
 
@@ -63,7 +64,7 @@ class FirstCall:
         self._hook = guarded(self, stage=LAWS)
         self._handle = called.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
         self._undo: list[Callable[[], None]] = []
-        self._elsewhere = False
+        self._elsewhere = self._searched = False
         self._called = weakref.ref(called)
         kept_with(wanted).waiting = self
         self.listen_to_compiled(called)
@@ -116,12 +117,15 @@ class FirstCall:
         """Listen to a compiled form of the module that was made after this: its calls do not run the hook.
 
         `model.compile()` keeps that form in the module, `torch.compile(model)` returns a module around it. The latter
-        is looked for among all objects, which takes a tenth of a second: call it once, if no call was seen.
+        is looked for among all objects, once, as that takes a tenth of a second.
         """
         called = self._called()
         if called is None or self.call is not None or "torch._dynamo" not in sys.modules:
             return
         self.listen_to_compiled(called)
+        if self._searched:
+            return
+        self._searched = True
         for wrapper in gc.get_objects():
             if type(wrapper).__name__ == "OptimizedModule" and wrapper._modules.get("_orig_mod") is called:
                 self._undo.append(wrapper.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True).remove)
@@ -225,6 +229,8 @@ class Kept:
         """The laws it was last audited with, as `auditing` keeps them."""
         self.layout: Any = None
         """Where the pieces of its parameters are, and how its laws are put together from them."""
+        self.held: Mapping[str, Holding] = {}
+        """How processes hold its parameters, where only their values say so."""
         self.wrapper: weakref.ref[nn.Module] | None = None
         """The module around it that is called in training."""
 
@@ -282,7 +288,7 @@ def laws_of_model(
         The laws, the same object as long as the model stays the same.
 
     Raises:
-        NoExample: there are no inputs, and the model does not say how it is called.
+        NoExampleError: there are no inputs, and the model does not say how it is called.
     """
     word = "any" if loss == "regression" else loss
     state = (parts or parts_of(model)).state
@@ -295,9 +301,9 @@ def laws_of_model(
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
         with saved_tensors_hooks(Tensor.detach, _same), _as_written(), undisturbed(model):
-            found = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
-    except NoExample as problem:
-        raise NoExample(
+            found, kept_with(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
+    except NoExampleError as problem:
+        raise NoExampleError(
             f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "
             "pass laws=conserved.recognize(model, x) with an example input x."
         ) from problem

@@ -10,19 +10,19 @@ from conserved.store.live_table import LiveTable
 from conserved.store.run_store import RunStore, SQLite, store_document
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import Entry, StepRecord
-from conserved.store.store_file import BrokenStore, RunTaken
+from conserved.store.store_file import BrokenStoreError, RunTakenError
 from conserved.store.tensorboard import TensorBoard
 from conserved.store.trackio import Trackio
 from conserved.store.wandb import WeightsAndBiases
 
 __all__ = [
-    "BrokenStore",
+    "BrokenStoreError",
     "Entry",
     "JsonLines",
     "LiveTable",
     "Run",
     "RunStore",
-    "RunTaken",
+    "RunTakenError",
     "SQLite",
     "Sink",
     "StepRecord",
@@ -35,14 +35,14 @@ __all__ = [
 
 
 def opened(sinks: Iterable[Sink | str | Path] | Sink | str | Path) -> tuple[Sink, ...]:
-    """Sinks from the argument `sinks` of a monitor.
+    """Open the sinks of the argument `sinks` of a monitor.
 
     Args:
         sinks: one sink or several; a path stands for the sink its ending names: .jsonl is JSON lines, .db, .sqlite and
             .sqlite3 a run store.
 
     Returns:
-        The sinks, none of which has begun a run yet.
+        The sinks, before `begin` of any of them.
 
     Raises:
         ValueError: a path has another ending.

@@ -19,9 +19,9 @@ from conserved.alarm import Alarm
 from conserved.store.sink import Run, Sink
 from conserved.store.step_record import FIELDS, Entry, StepRecord
 from conserved.store.store_file import (
-    BrokenStore,
+    BrokenStoreError,
     FileMark,
-    RunTaken,
+    RunTakenError,
     Writer,
     connected,
     connected_to_write,
@@ -58,7 +58,7 @@ DETAIL = 250
 """Steps whose rows are kept one by one, in every doubling of the number of steps."""
 
 _FORESEEN = (1_000, 10_000, 100_000)
-"""Lengths of runs for which the size of the store is told in advance."""
+"""Lengths of runs for which the size of the store is stated in advance."""
 
 _LARGE = 1e9
 """Bytes from which on that is a warning."""
@@ -75,7 +75,7 @@ _STEPWISE = ("step", "entry", "cause", "reading", "alarm")
 
 
 class RunStore:
-    """Reads a run store, also while others write to it; a damaged store raises a `BrokenStore` that names the file.
+    """Reads a run store, also while others write to it. A damaged store raises `BrokenStoreError` with the file.
 
     Args:
         path: the file of the store.
@@ -101,7 +101,7 @@ class RunStore:
         self.close()
 
     def check(self) -> bool:
-        """Whether SQLite finds the file sound."""
+        """Return whether SQLite finds the file sound."""
         return self.select("pragma integrity_check") == [("ok",)]
 
     @contextmanager
@@ -133,17 +133,17 @@ class RunStore:
         return [self._text(name, "the name of a run") for (name,) in self.select("select name from run order by id")]
 
     def config(self, run: str) -> dict[str, Any]:
-        """The settings that the run of this name was started with."""
+        """Return the settings that the run of this name was started with."""
         number = self._id(run)
         with undamaged(self.path):
             return dict(json.loads(self.select("select config from run where id = ?", number)[0][0]))
 
     def steps(self, run: str) -> list[int]:
-        """The steps that were written of the run of this name, in order."""
+        """Return the steps that were written of the run of this name, in order."""
         return [step for (step,) in self.select("select step from step where run = ? order by step", self._id(run))]
 
     def entries(self, run: str, *, law: str | None = None, step: int | None = None) -> list[Entry]:
-        """The ledger of a run.
+        """Return the ledger of a run.
 
         Args:
             run: the name of the run.
@@ -207,7 +207,7 @@ class RunStore:
         return self._by_step(self.select(query, self._id(run)))
 
     def readings(self, run: str) -> dict[int, dict[str, float]]:
-        """The readings of gauges and audits of the run of this name, by step."""
+        """Return the readings of gauges and audits of the run of this name, by step."""
         query = "select step, name, value from reading where run = ? and name not like 'total/%'"
         return self._by_step(self.select(query, self._id(run)))
 
@@ -217,7 +217,7 @@ class RunStore:
         return self._by_step(self.select(query, self._id(run)))
 
     def alarms(self, run: str, *, most: int = -1) -> list[Alarm]:
-        """The alarms of a run, by step.
+        """Return the alarms of a run, by step.
 
         Args:
             run: the name of the run.
@@ -238,11 +238,11 @@ class RunStore:
             ]
 
     def state(self, run: str) -> str:
-        """What the monitor of the run of this name was last doing, in words; empty if it never said."""
+        """Return what the monitor of the run of this name was last doing, in words; empty if it never said."""
         return str(self.documents("state").get(run, {}).get("state", ""))
 
     def reference(self, run: str) -> dict[str, Tensor]:
-        """The laws of the run of this name when watching began, by name of the law."""
+        """Return the laws of the run of this name when watching began, by name of the law."""
         rows = self.select(
             "select name, shape, value from reference join law using (run, number) where run = ?", self._id(run)
         )
@@ -250,12 +250,12 @@ class RunStore:
             return {name: _tensor(value, json.loads(shape)) for name, shape, value in rows}
 
     def documents(self, kind: str) -> dict[str, dict[str, Any]]:
-        """The documents that `store_document` put under a kind, by name, oldest first."""
+        """Return the documents that `store_document` put under a kind, by name, oldest first."""
         with undamaged(self.path):
             return {name: json.loads(content) for name, content in self.documents_as_text(kind).items()}
 
     def documents_as_text(self, kind: str) -> dict[str, str]:
-        """The documents of a kind as they lie in the file, not yet read as JSON."""
+        """Return the documents of a kind as they lie in the file, not yet read as JSON."""
         if not self.select("select 1 from sqlite_master where name = 'document'"):
             return {}
         rows = self.select("select name, content from document where kind = ? order by written, rowid", kind)
@@ -271,7 +271,7 @@ class RunStore:
 
     def _text(self, value: Any, what: str) -> str:
         if not isinstance(value, str):
-            raise BrokenStore(f"{self.path} is damaged: {what} is {type(value).__name__}, not text.")
+            raise BrokenStoreError(f"{self.path} is damaged: {what} is {type(value).__name__}, not text.")
         return value
 
     def _id(self, run: str) -> int:
@@ -313,7 +313,7 @@ class SQLite(Sink):
     """Writes a run store: one transaction per step, so that a killed process leaves whole steps only.
 
     A run has one writer. A second process that begins a run of the same name while the first still runs is refused. A
-    sink that loses its run in another way, as to a second monitor of one process, raises RunTaken at its next step.
+    sink that loses its run to a second monitor of the same process raises RunTakenError at its next step.
     """
 
     slow = True
@@ -413,7 +413,7 @@ class SQLite(Sink):
             return
         if self._late is not None:
             # The last step is what a run came to: it has all its rows.
-            with suppress(OSError, RunTaken), transaction(self._db, self.path) as db:
+            with suppress(OSError, RunTakenError), transaction(self._db, self.path) as db:
                 self._check_own(db)
                 self._write_rows(db, self._late)
         # A row that stays behind, as on a full disk, is recognised by its process having ended.
@@ -429,7 +429,7 @@ class SQLite(Sink):
         if found is None or not (other := Writer(*found)).elsewhere():
             return
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(other.since))
-        raise RunTaken(
+        raise RunTakenError(
             f"The run {self._name!r} in {self.path} is being written by process {other.process} since {since}. "
             "Close it, or give this run a name of its own with run=."
         )
@@ -438,7 +438,7 @@ class SQLite(Sink):
         found = db.execute("select process, token from writer where run = ?", (self._run,)).fetchone()
         if found is None or found[1] != self._writer.token:
             who = "by another writer, which has finished" if found is None else f"by a writer in process {found[0]}"
-            raise RunTaken(
+            raise RunTakenError(
                 f"The run {self._name!r} in {self.path} was taken over {who}; this step is not written, so that the "
                 "two are not mixed. Give every run a name of its own with run=."
             )

@@ -56,7 +56,7 @@ class MonitorConfig:
     strict: bool = False
 
     def under(self, precision: torch.dtype | None) -> MonitorConfig:
-        """The same settings for backward passes in another precision.
+        """Return the same settings for backward passes in another precision.
 
         Args:
             precision: the precision of autocast, if there is one.
