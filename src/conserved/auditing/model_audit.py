@@ -182,7 +182,7 @@ def _judged(
     if finite and gradients is not None:
         case.suspect_factors()
         if replay is not None and backward.together == ():
-            case.decide_up_to_epsilon(replay, used)
+            case.decide_up_to_epsilon(replay, used, former)
     if case.broken:
         case.set_aside(lost_since(backward, case.suspected), into=case.late)
         if case.broken and gradients is not None and finite:
@@ -303,21 +303,29 @@ class _Case:
         self.broken += more
         self.statuses |= dict.fromkeys(more, Status.REFUTED)
 
-    def decide_up_to_epsilon(self, replay: Replay, used: torch.dtype) -> None:
-        """Measure by a replay what ε leaves of identities beyond √ε, and hold them to rounding."""
+    def decide_up_to_epsilon(self, replay: Replay, used: torch.dtype, former: Mapping[str, Diagnosis]) -> None:
+        """Measure by a replay what ε leaves of identities beyond √ε, and hold them to measured rounding.
+
+        Where hooks have measured what ε leaves, a residual above the floor may still be rounding: a gain whose scale
+        norms forget has a gradient that cancels.
+        """
         left = self.left
+        measured = [place for place in self.broken if not self.symmetries[place].exact and not left.nearly[place]]
+        known = {place: former[self.names[place]] for place in measured if self._decided(place, former)}
         places = [place for place in self.doubtful if left.nearly[place] and self.tested[place]]
-        if not places:
-            return
-        floors = self.limits[places] - self.backward.laws.plan.epsilons[places] ** 0.5
-        scales = left.balance.scales[places]
-        for place, exact in decide_up_to_epsilon(self.backward, places, floors, scales, replay, used).items():
-            left.residuals[place], self.limits[place], left.nearly[place] = exact.residual, exact.limit, False
-            self.diagnoses[place] = exact.diagnosis
-            if exact.diagnosis.wrong:
+        places += [place for place in measured if place not in known]
+        if places:
+            roots = np.where(left.nearly[places], self.backward.laws.plan.epsilons[places] ** 0.5, 0.0)
+            floors, scales = self.limits[places] - roots, left.balance.scales[places]
+            for place, exact in decide_up_to_epsilon(self.backward, places, floors, scales, replay, used).items():
+                left.residuals[place], self.limits[place], left.nearly[place] = exact.residual, exact.limit, False
+                known[place] = exact.diagnosis
+        for place, diagnosis in known.items():
+            self.diagnoses[place] = diagnosis
+            if diagnosis.wrong:
                 self.statuses[place] = Status.REFUTED
-                self.broken.append(place)
-            elif exact.diagnosis.origin is Origin.PRECISION:
+                self.broken = list(dict.fromkeys((*self.broken, place)))
+            elif diagnosis.origin is Origin.PRECISION:
                 self._mark_noisy([place])
             else:
                 self._verify([place])

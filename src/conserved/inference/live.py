@@ -29,6 +29,7 @@ from conserved.inference.infer import recognize
 from conserved.inference.local_laws import laws_of_one_process
 from conserved.inference.program_check import CHECKING
 from conserved.inference.program_state import undisturbed
+from conserved.inference.shared_values import Holding
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename
 
@@ -63,7 +64,7 @@ class FirstCall:
         self._hook = guarded(self, stage=LAWS)
         self._handle = called.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True)
         self._undo: list[Callable[[], None]] = []
-        self._elsewhere = False
+        self._elsewhere = self._searched = False
         self._called = weakref.ref(called)
         kept_with(wanted).waiting = self
         self.listen_to_compiled(called)
@@ -116,12 +117,15 @@ class FirstCall:
         """Listen to a compiled form of the module that was made after this: its calls do not run the hook.
 
         `model.compile()` keeps that form in the module, `torch.compile(model)` returns a module around it. The latter
-        is looked for among all objects, which takes a tenth of a second: call it once, if no call was seen.
+        is looked for among all objects, once, as that takes a tenth of a second.
         """
         called = self._called()
         if called is None or self.call is not None or "torch._dynamo" not in sys.modules:
             return
         self.listen_to_compiled(called)
+        if self._searched:
+            return
+        self._searched = True
         for wrapper in gc.get_objects():
             if type(wrapper).__name__ == "OptimizedModule" and wrapper._modules.get("_orig_mod") is called:
                 self._undo.append(wrapper.register_forward_pre_hook(self._hook, with_kwargs=True, prepend=True).remove)
@@ -225,6 +229,8 @@ class Kept:
         """The laws it was last audited with, as `auditing` keeps them."""
         self.layout: Any = None
         """Where the pieces of its parameters are, and how its laws are put together from them."""
+        self.held: Mapping[str, Holding] = {}
+        """How processes hold its parameters, where only their values say so."""
         self.wrapper: weakref.ref[nn.Module] | None = None
         """The module around it that is called in training."""
 
@@ -295,7 +301,7 @@ def laws_of_model(
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
         with saved_tensors_hooks(Tensor.detach, _same), _as_written(), undisturbed(model):
-            found = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
+            found, kept_with(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
     except NoExample as problem:
         raise NoExample(
             f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from conserved.laws.identities import TOLERANCE
+from conserved.layout.replicas import projections
+from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.fingerprints import fingerprints
 from conserved.tracking.identities.rank_exchange import RankExchange
@@ -19,6 +23,9 @@ from conserved.tracking.identities.step_identity import StepIdentity, TrainingSt
 
 _EVERY_ON_DEVICE = 10
 """Steps from one comparison to the next on a GPU, where numbers have to come to the host."""
+
+_ROUNDING = TOLERANCE[torch.bfloat16]
+"""Relative difference of gradients that rounding explains in any precision a program may compute in."""
 
 _BUFFER = 1 << 16
 """Entries of a buffer up to which it is compared."""
@@ -31,7 +38,9 @@ class EqualReplicas(StepIdentity):
     """Compares fingerprints of every tensor between processes, through the store that they met by.
 
     A model in `DistributedDataParallel` has to agree from its first step on. Plain tensors without a wrapper have to
-    once they were equal at the start: then either all of their gradients are reduced, or the loop forgot to.
+    once they were equal at the start: then either all of their gradients are reduced, or the loop forgot to. If some
+    tensors were equal at the start and others not, as in tensor or expert parallelism by hand, those that were equal
+    are replicas and have to stay equal. A tensor of equal entries, as a gain of ones, says nothing about that.
     Parameters that are sharded or placed by a mesh are left to `check_replicas`.
     """
 
@@ -42,15 +51,21 @@ class EqualReplicas(StepIdentity):
         self._exchange: RankExchange | None = None
         self._names: list[str] = []
         self._gradients: Tensor | None = None
+        self._sums: Tensor | None = None
+        """Norm of every gradient and two weighted sums, where some tensors only are replicas."""
         self._called = False
         """Whether the module that the monitor was given ran since the last step."""
         self._equal_start: bool | None = None
+        self._common: dict[int, list[str]] = {}
+        """By process, tensors that it shared with this one at the start, if it did not share all."""
         self._agreed: set[int] = set()
         """Processes with which all tensors agreed after some step."""
         self._different: dict[int, StepFinding] = {}
         """By process, a step in which none of the gradients agreed."""
         self._reported = False
         self._digest = 0
+        self._received = False
+        """Whether the model was ever called on tensors that need a gradient, as a stage of a pipeline is."""
         self._inputs: list[int] = []
         """Fingerprints of the inputs of this step's pass."""
         self._shared: dict[int, list[list[int]]] = {}
@@ -71,13 +86,15 @@ class EqualReplicas(StepIdentity):
         self._exchange = RankExchange("replicas")
         self._digest = _digest([f"{name}{tuple(p.shape)}" for name, p in named])
         start = fingerprints([p for _, p in named]).tolist()
-        self._exchange.show(0, {"parameters": start, "names": self._digest})
+        varied = [_varies(p) for _, p in named]
+        self._exchange.show(0, {"parameters": start, "names": self._digest, "varied": varied})
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._called = True
 
     def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Take fingerprints of the gradients that are about to be used."""
+        self._received |= step.differentiable
         if self._exchange is not None and self._due(step) and not self._inputs:
             self._inputs = fingerprints([one for one in step.inputs if one.numel() > 1]).tolist()
         if self._exchange is None or not self._due(step):
@@ -89,6 +106,11 @@ class EqualReplicas(StepIdentity):
         ]
         prints = fingerprints(gradients)
         self._gradients = prints if self._gradients is None else torch.where(prints != 0, prints, self._gradients)
+        if self._exchange.behind(0):
+            self._compare(step)
+        if self._common:
+            sums = _projections(gradients)
+            self._sums = sums if self._sums is None else torch.where(sums != 0, sums, self._sums)
 
     def after_step(self, step: TrainingStep) -> None:
         exchange = self._exchange
@@ -99,14 +121,16 @@ class EqualReplicas(StepIdentity):
             record: dict[str, Any] = {
                 "parameters": fingerprints(list(step.model.parameters())).tolist(),
                 "gradients": None if self._gradients is None else self._gradients.tolist(),
+                "sums": None if self._sums is None else self._sums.tolist(),
                 "buffers": self._fingerprints_of_buffers(step),
                 "inputs": self._inputs,
                 "names": self._digest,
                 "called": self._called,
+                "received": self._received,
                 "sync": None if wrapper is None else bool(wrapper.require_backward_grad_sync),
             }
             exchange.show(step.number, record)
-        self._gradients, self._called, self._inputs = None, False, []
+        self._gradients, self._sums, self._called, self._inputs = None, None, False, []
         self._compare(step)
 
     def close(self, step: TrainingStep) -> None:
@@ -121,7 +145,7 @@ class EqualReplicas(StepIdentity):
             self._compare(step)
 
     def restart(self) -> None:
-        self._gradients = None
+        self._gradients = self._sums = None
 
     def _due(self, step: TrainingStep) -> bool:
         first = next(iter(step.model.parameters()), None)
@@ -137,6 +161,10 @@ class EqualReplicas(StepIdentity):
             if number == 0:
                 equal = theirs["parameters"] == own["parameters"]
                 self._equal_start = equal if self._equal_start is None else self._equal_start and equal
+                if not equal:
+                    apart = {*_apart(theirs["parameters"], own["parameters"], self._names)}
+                    varied = [name for name, varies in zip(self._names, own["varied"], strict=True) if varies]
+                    self._common[rank] = [name for name in varied if name not in apart]
                 if not equal and _wrapper(step.called) is not None:
                     # The wrapper sends the first process's parameters to all when it is made.
                     self._reported = True
@@ -153,6 +181,11 @@ class EqualReplicas(StepIdentity):
         self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
     ) -> Iterator[StepFinding]:
         wrapped = _wrapper(step.called) is not None
+        if not wrapped and (theirs["received"] or own["received"]):
+            # Stages of a pipeline: other parameters, even if names, shapes and seeds are the same.
+            return
+        if not wrapped and rank in self._common:
+            yield from self._judge_common(rank, number, theirs, own)
         if not wrapped and self._equal_start is not True:
             yield from self._different_starts(rank, number, theirs, own)
             return
@@ -168,10 +201,32 @@ class EqualReplicas(StepIdentity):
             return
         what, names = ("gradients", gradients) if gradients else ("parameters", parameters)
         finding = self._finding(what, names, rank, number, own)
+        if not wrapped and not parameters:
+            # An optimizer that reduces gradients within its step leaves equal parameters.
+            return
         if wrapped or rank in self._agreed:
             yield finding
         elif gradients and len(gradients) == sum(map(bool, own["gradients"])):
             yield from self._forgotten(rank, finding)
+
+    def _judge_common(
+        self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> Iterator[StepFinding]:
+        """Yield tensors that two processes shared at the start and whose gradients and values differ now.
+
+        The program that computes their gradients may differ by process, so that rounding does; an optimizer may reduce
+        gradients within its step, which leaves equal parameters.
+        """
+        moved = {*_apart(theirs["parameters"], own["parameters"], self._names)}.intersection(self._common[rank])
+        if not moved or not theirs["sums"] or not own["sums"]:
+            return
+        differing = [
+            name
+            for name, one, other in zip(self._names, own["sums"], theirs["sums"], strict=True)
+            if name in moved and one[0] and other[0] and math.dist(one, other) > _ROUNDING * max(one[0], other[0])
+        ]
+        if differing:
+            yield self._finding("gradients", differing, rank, number, own)
 
     def _different_starts(
         self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
@@ -315,6 +370,21 @@ def _apart(theirs: list[int], own: list[int], names: list[str]) -> list[str]:
     if len(theirs) != len(own):
         return list(names)
     return [name for name, a, b in zip(names, theirs, own, strict=True) if a != b]
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Return whether a tensor has entries of different values."""
+    flat = local(tensor.detach()).flatten()
+    return bool((flat != flat[:1]).any())
+
+
+def _projections(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Return the norm of every tensor and two weighted sums of its entries; zeros for tensors that are not there."""
+    rows = [
+        torch.zeros(3, dtype=torch.float64) if tensor is None or not is_plain(tensor) else projections(local(tensor))
+        for tensor in tensors
+    ]
+    return torch.stack([row.cpu() for row in rows])
 
 
 def _digest(names: list[str]) -> int:

@@ -141,6 +141,9 @@ class HeldParameters(StepIdentity):
                 continue
             if not (on_host(a) and is_plain(a) and is_plain(b)) or not torch.equal(_some(a), _some(b)):
                 continue
+            if not local(a).numel():
+                # Another process has all of it.
+                continue
             shared = local(a).data_ptr() == local(b).data_ptr()
             step.report(
                 StepFinding(
