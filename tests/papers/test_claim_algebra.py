@@ -148,13 +148,13 @@ class TestWords:
         numbers = {name: rng.integers(-3, 4, (3, 3)) for name in "ABM"}
 
         def value(words: Words) -> Any:
-            found = np.zeros((3, 3))
+            result = np.zeros((3, 3))
             for word, factor in words.terms.items():
                 product = np.eye(3)
                 for letter in word:
                     product = product @ (numbers[letter[0]].T if letter.endswith("'") else numbers[letter])
-                found = found + float(factor) * product
-            return found
+                result = result + float(factor) * product
+            return result
 
         a, b, m = matrices("ABM")
         x, y, z = (numbers[name] for name in "ABM")

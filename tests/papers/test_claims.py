@@ -17,7 +17,7 @@ import pytest
 import conserved
 from claim_mutations import MUTATIONS
 from conserved import Evidence, Verdict
-from conserved.claims import Claim, NoSuchClaim, Outcome, claims
+from conserved.claims import Claim, NoSuchClaimError, Outcome, claims
 from conserved.verdict import Status
 from conserved_papers.claims import errata, judging, passages, registry
 from conserved_papers.claims.appendix import appendix_pages, line_parts
@@ -185,7 +185,7 @@ class TestTheLedger:
         assert [claim.code for claim in claims(old)] == [registry.RENAMED[old]]
 
     def test_a_pattern_that_matches_nothing_says_what_there_is(self) -> None:
-        with pytest.raises(NoSuchClaim, match=r"note\.L10"):
+        with pytest.raises(NoSuchClaimError, match=r"note\.L10"):
             claims("nothing")
 
     def test_run_is_public(self) -> None:

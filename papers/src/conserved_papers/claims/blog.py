@@ -33,7 +33,7 @@ def norm_difference(theta: Parameters, *, sign: float = -1.0) -> Tensor:
 
 
 def euler(relu: Callable[[Fraction], Fraction] = lambda z: max(z, Fraction(0))) -> list[tuple[str, bool]]:
-    """The two lines that prove the law for every size, width and loss."""
+    """Return the two lines that prove the law for every size, width and loss."""
     points = [Fraction(n, 3) for n in range(-6, 7)]
     scales = all(relu(s * z) == s * relu(z) for z in points for s in (Fraction(1, 2), Fraction(2), Fraction(7)))
     s, r, v = Letters(s=(), r=(), v=())
@@ -111,8 +111,8 @@ def _loss(error: Matrix) -> Any:
 
 def pattern_gradient(x: Matrix, v: Matrix, error: Matrix, mask: Matrix) -> Matrix:
     """Xᵀ diag(δ) relu(sign S) diag(X W_V) X."""
-    found: Matrix = x.T @ (error * mask * (x @ v).T) @ x
-    return found
+    matrix: Matrix = x.T @ (error * mask * (x @ v).T) @ x
+    return matrix
 
 
 PATTERNS = "at two tokens and d = 2, all 16 patterns of active scores"
@@ -143,7 +143,7 @@ ValueFormula = Callable[[Matrix, Matrix, Matrix], Matrix]
 
 
 def value_gradient(formula: ValueFormula, witness: Witness | None = None) -> Verdict:
-    """Whether a formula of X, relu(S) and δ is the gradient in W_V."""
+    """Return whether a formula of X, relu(S) and δ is the gradient in W_V."""
     same = all(
         identical(letters.gradient(_loss(error), "V"), formula(letters["X"], active, error))
         for letters, _, active, error in activations()

@@ -125,8 +125,8 @@ def _step(step: JudgedStep) -> Evidence:
     return Evidence(what=text, value=None if good else "fails", proof=good)
 
 
-def answered(answer: str, found: Verdict) -> Verdict:
-    """The verdict on a question.
+def answered(answer: str, verdict: Verdict) -> Verdict:
+    """Return the verdict on a question.
 
     Args:
         answer: the answer in a sentence.
@@ -135,16 +135,16 @@ def answered(answer: str, found: Verdict) -> Verdict:
     Returns:
         ANSWERED with the evidence and its strength; if the support does not hold, its own verdict with a note.
     """
-    if not found.holds:
-        return replace(found, message=f"The answer is not supported. {found.message}")
+    if not verdict.holds:
+        return replace(verdict, message=f"The answer is not supported. {verdict.message}")
     # The scope keeps its case: "at L = 2, 4, 8" is a formula.
-    strength = f"{found.status.value} ({found.scope})" if found.scope else found.status.value
-    strength = f"{strength}: {found.message}" if found.message else strength
-    return Verdict(status=Verdict.ANSWERED, message=f"{answer} ({strength})", evidence=found.evidence)
+    strength = f"{verdict.status.value} ({verdict.scope})" if verdict.scope else verdict.status.value
+    strength = f"{strength}: {verdict.message}" if verdict.message else strength
+    return Verdict(status=Verdict.ANSWERED, message=f"{answer} ({strength})", evidence=verdict.evidence)
 
 
 def together(*verdicts: Verdict, says: str = "", otherwise: str = "") -> Verdict:
-    """A verdict on several parts that are all needed: as strong as the weakest.
+    """Return a verdict on several parts that are all needed: as strong as the weakest.
 
     Args:
         *verdicts: the verdicts on the parts.

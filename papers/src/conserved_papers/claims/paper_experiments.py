@@ -77,7 +77,7 @@ for tau in (0.01, 1.0, 100.0):
 
 
 def gating_drift(*, watch: Watch = router_sum, stochastic: bool = True) -> Verdict:
-    """How a quantity of a softmax mixture drifts after 60 steps of three sizes."""
+    """Return how a quantity of a softmax mixture drifts after 60 steps of three sizes."""
     found = [drifts(block.mixture, (5, 3), watch, constant(s), (60,), stochastic=stochastic)[0] for s in SIZES]
     if max(found) < 1e-13:
         return refuted(
@@ -178,7 +178,7 @@ def learning_rates(*, sigmoid: Sequence[str] = ("0.01", "0.02", "0.05")) -> Verd
 
 
 def not_conserved(build: Build, shape: tuple[int, ...], quantities: Quantities, size: str) -> Verdict:
-    """Whether every single quantity is changed by some field, which balls that exclude zero prove."""
+    """Return whether every single quantity is changed by some field, which balls that exclude zero prove."""
     contents = certificate(build, shape).contents
     forms = forms_of(quantities, contents.parameters)
     sampled = random_fields(contents.program, contents.theta, contents.inputs, seed=1)

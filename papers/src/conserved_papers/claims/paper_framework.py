@@ -195,7 +195,7 @@ def singular(*, root: int = 2) -> Verdict:
 
 
 def recognised(build: Build) -> Quantities:
-    """The exact laws that the recognisers read off a module, as one list of numbers."""
+    """Return the exact laws that the recognisers read off a module, as one list of numbers."""
     laws = recognize(build().double()).select(lambda symmetry: symmetry.exact)
 
     def quantities(theta: Parameters) -> Tensor:

@@ -101,10 +101,12 @@ Steps = Callable[[], list[tuple[str, bool]]]
 
 def conserved_for_all_sizes(*cases: Case, why: Steps | None = None, witness: Witness | None = None) -> Verdict:
     """Whether the quantities are laws: at these sizes by certificate, and for all by the argument, if there is one."""
-    found = together(*(laws_hold(c.build, c.shape, c.quantities or _none, size=c.size, witness=witness) for c in cases))
-    if why is None or not found.holds:
-        return found
-    return by_steps("The listed quantities are laws.", "The argument fails.", *why(), beside=found.evidence)
+    result = together(
+        *(laws_hold(c.build, c.shape, c.quantities or _none, size=c.size, witness=witness) for c in cases)
+    )
+    if why is None or not result.holds:
+        return result
+    return by_steps("The listed quantities are laws.", "The argument fails.", *why(), beside=result.evidence)
 
 
 def _none(theta: Parameters) -> Tensor:
@@ -112,12 +114,12 @@ def _none(theta: Parameters) -> Tensor:
 
 
 def complete(*cases: Case) -> Verdict:
-    """Whether the quantities are all laws there are, at each of the sizes."""
+    """Return whether the quantities are all laws there are, at each of the sizes."""
     return together(*(all_laws(c.build, c.shape, c.quantities, size=c.size) for c in cases))
 
 
 def equations(*cases: Case, witness: Witness | None = None) -> Verdict:
-    """Whether the PDE has the gradients of laws as its solutions, at each of the sizes."""
+    """Return whether the PDE has the gradients of laws as its solutions, at each of the sizes."""
     assert all(c.constraints for c in cases)
     found = (constraints_characterise(c.build, c.shape, c.constraints or _no, size=c.size) for c in cases)
     verdict = together(*found)
@@ -129,7 +131,7 @@ def _no(theta: Parameters, gradient: Parameters) -> Tensor:
 
 
 def through_a_product() -> list[tuple[str, bool]]:
-    """A model that sees A and B through ABᵀ alone: with M the gradient in ABᵀ, ∇A = MB and ∇B = MᵀA."""
+    """Return a model that sees A and B through ABᵀ alone: with M the gradient in ABᵀ, ∇A = MB and ∇B = MᵀA."""
     a, b, m = matrices("ABM")
     ga, gb = m @ b, m.T @ a
     rate = ga.T @ a + a.T @ ga - gb.T @ b - b.T @ gb
@@ -167,7 +169,7 @@ def mixture_argument() -> list[tuple[str, bool]]:
 
 
 def laws_of(*cases: Case, why: Steps | None = None, witness: Witness | None = None) -> Callable[..., Verdict]:
-    """A check whose subject is the cases."""
+    """Return a check whose subject is the cases."""
     return lambda *, cases=cases: conserved_for_all_sizes(*cases, why=why, witness=witness)
 
 

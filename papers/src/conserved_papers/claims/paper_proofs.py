@@ -87,7 +87,7 @@ PROOFS: dict[str, tuple[ProofStep, ...]] = {
 
 
 def proof_is_right(steps: Sequence[ProofStep]) -> Callable[..., Verdict]:
-    """A check that judges a proof by its steps; slips are told and do not break it."""
+    """Return a check that judges a proof by its steps; slips are told and do not break it."""
 
     def check(*, chosen: Sequence[ProofStep] = tuple(steps)) -> Verdict:
         evidence, broken, slips = [], [], 0

@@ -128,7 +128,7 @@ PANELS = {
 
 
 def bound_of(panel: FigurePanel) -> Callable[..., Verdict]:
-    """A check that the laws of a panel stay within the bound (9), at a small size and in the stored run."""
+    """Return a check that the laws of a panel stay within the bound (9), at a small size and in the stored run."""
 
     def check(*, laws_of: Callable[[nn.Module], LawSet] = recognize) -> Verdict:
         worst, count = 0.0, 0
@@ -149,7 +149,7 @@ def bound_of(panel: FigurePanel) -> Callable[..., Verdict]:
 
 
 def rate_of(panel: FigurePanel) -> Callable[..., Verdict]:
-    """A check that the drift of a panel's laws grows as Σ τ_i² through the stored run at full size."""
+    """Return a check that the drift of a panel's laws grows as Σ τ_i² through the stored run at full size."""
 
     def check(*, exponents: Callable[[str, str], Sequence[float]] = full_size.in_squares) -> Verdict:
         found = {law: list(exponents(panel.recipe, law)) for law in panel.laws}

@@ -100,7 +100,7 @@ def fingerprint(text: Sequence[str], lines: Spans) -> str:
 
 
 def read(folder: Path, document: str) -> list[str]:
-    """The lines of a source in a folder, found by its name or by its contents."""
+    """Return the lines of a source in a folder, found by its name or by its contents."""
     wanted = DOCUMENTS[document]
     named = folder / wanted.file
     for path in [named] if named.is_file() else sorted(folder.glob("*.txt")):
@@ -112,14 +112,14 @@ def read(folder: Path, document: str) -> list[str]:
 
 @cache
 def fingerprints() -> dict[str, str]:
-    """The fingerprints of all passages, by document and lines."""
+    """Return the fingerprints of all passages, by document and lines."""
     path = files("conserved_papers.claims").joinpath("fingerprints.json")
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    result: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return result
 
 
 def key(document: str, lines: Spans) -> str:
-    """How a passage is called among the fingerprints."""
+    """Return how a passage is called among the fingerprints."""
     return f"{document} {shown(lines)}"
 
 

@@ -48,7 +48,7 @@ RENAMED = {
 """Codes of the first version whose statements were corrected, and those that took their place."""
 
 
-class NoSuchClaim(InvalidInputError, ValueError):
+class NoSuchClaimError(InvalidInputError, ValueError):
     """A pattern matches no claim; the message says what there is."""
 
 
@@ -100,12 +100,12 @@ def claim(code: str, title: str = "", **fields: Any) -> Callable[[ClaimCheck], C
 
 def readings() -> dict[str, dict[str, Any]]:
     """Return what the claims of this package say, by code: the fields of `Claim` in readings.yaml."""
-    found: dict[str, dict[str, Any]] = read_text("readings")
-    return found
+    result: dict[str, dict[str, Any]] = read_text("readings")
+    return result
 
 
 def claims(pattern: str | None = None) -> list[Claim]:
-    """The claims that a pattern names, source by source.
+    """Return the claims that a pattern names, source by source.
 
     Args:
         pattern: a code (note.L10), the beginning of codes (note, paper.T4), or a pattern with wildcards (*.corrected).
@@ -115,7 +115,7 @@ def claims(pattern: str | None = None) -> list[Claim]:
         The claims, by source and line.
 
     Raises:
-        NoSuchClaim: nothing matches.
+        NoSuchClaimError: nothing matches.
     """
     _load()
     everything = sorted(_registered.values(), key=_order)
@@ -124,15 +124,15 @@ def claims(pattern: str | None = None) -> list[Claim]:
     renamed = {old.lower(): new for old, new in RENAMED.items()}
     wanted = renamed.get(pattern.lower(), pattern).lower()
     exact = [claim for claim in everything if claim.code.lower() == wanted]
-    found = exact or [
+    result = exact or [
         claim
         for claim in everything
         if claim.code.lower().startswith(wanted) or fnmatch.fnmatchcase(claim.code.lower(), wanted)
     ]
-    if not found:
+    if not result:
         there = ", ".join(claim.code for claim in everything)
-        raise NoSuchClaim(f"No claim matches {pattern!r}. There are: {there}.")
-    return found
+        raise NoSuchClaimError(f"No claim matches {pattern!r}. There are: {there}.")
+    return result
 
 
 def _order(claim: Claim) -> tuple[int, int, str]:
@@ -158,7 +158,7 @@ def run(pattern: str | None = None, *, progress: ClaimProgress | None = None) ->
         One outcome per claim. A check that fails is reported as such and does not stop the rest.
 
     Raises:
-        NoSuchClaim: nothing matches the pattern.
+        NoSuchClaimError: nothing matches the pattern.
     """
     return list(outcomes(claims(pattern), progress=progress))
 
@@ -209,7 +209,7 @@ class Record:
 
 @cache
 def records() -> dict[str, Record]:
-    """The outcomes of the last recorded run, by code."""
+    """Return the outcomes of the last recorded run, by code."""
     content = files("conserved_papers.claims").joinpath("recorded.json").read_text(encoding="utf-8")
     return {
         code: Record(**{**given, "standing": Standing(given["standing"]), "evidence": tuple(given["evidence"])})
@@ -219,7 +219,7 @@ def records() -> dict[str, Record]:
 
 @cache
 def recorded() -> dict[str, str]:
-    """The statuses of the last recorded run; only `changed` asks for them, never a check."""
+    """Return the statuses of the last recorded run; only `changed` asks for them, never a check."""
     return {code: record.status for code, record in records().items()}
 
 

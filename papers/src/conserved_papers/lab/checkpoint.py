@@ -11,8 +11,10 @@ from zipfile import BadZipFile
 
 import torch
 
+from conserved.errors import ConservedError
 
-class Foreign(ValueError):
+
+class ForeignError(ConservedError, ValueError):
     """A checkpoint that is damaged or was made by another run."""
 
 
@@ -32,10 +34,12 @@ def restored(path: Path, *, like: Mapping[str, object], keys: Sequence[str]) -> 
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, BadZipFile, pickle.UnpicklingError) as problem:
-        raise Foreign(f"The checkpoint {path} is damaged ({problem}). Delete it to begin that run anew.") from problem
+        raise ForeignError(
+            f"The checkpoint {path} is damaged ({problem}). Delete it to begin that run anew."
+        ) from problem
     for key in keys:
         if state.get(key) != like[key]:
-            raise Foreign(
+            raise ForeignError(
                 f"The checkpoint {path} belongs to another run: its {key} is {state.get(key)}, and {like[key]} was "
                 "expected. Delete it, or name another store."
             )
