@@ -199,7 +199,10 @@ def _judged(
     if finite and gradients is not None:
         case.suspect_factors()
         if replay is not None and backward.together == ():
-            case.decide_up_to_epsilon(replay, used, former)
+            if accumulated <= 1:
+                case.decide_up_to_epsilon(replay, used, former)
+            else:
+                case.leave_sums_open()
     if case.broken:
         case.set_aside(lost_since(backward, case.suspected), into=case.late)
         if case.broken and gradients is not None and finite:
@@ -346,6 +349,15 @@ class _Case:
                 self._mark_noisy([place])
             else:
                 self._verify([place])
+
+    def leave_sums_open(self) -> None:
+        """Leave laws up to ε open where gradients are sums over passes: only the last pass can be replayed.
+
+        Residuals that are gross in any precision stay refuted.
+        """
+        measured = [p for p in self.broken if not self.symmetries[p].exact and not self.left.nearly[p]]
+        residuals, symmetries = self.left.residuals, self.symmetries
+        self._mark_noisy([p for p in measured if residuals[p] <= unmistakable(torch.float16, symmetries[p])])
 
     def settle(
         self, used: torch.dtype, accumulated: int, replay: Replay | None, former: Mapping[str, Diagnosis]
