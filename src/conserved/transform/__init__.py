@@ -4,7 +4,7 @@ from conserved.transform.activations import Call, activation_sizes
 from conserved.transform.aligning import Aligned, align
 from conserved.transform.canonical_form import Fingerprint, canonical, fingerprint
 from conserved.transform.checkpoint import Checkpoint
-from conserved.transform.coupling import exchanges
+from conserved.transform.coupling import coupled_spaces, exchanges
 from conserved.transform.elements import Unmovable
 from conserved.transform.equalizing import OBJECTIVES, Equalized, equalize
 from conserved.transform.finding import symmetries_of
@@ -30,6 +30,7 @@ __all__ = [
     "activation_sizes",
     "align",
     "canonical",
+    "coupled_spaces",
     "equalize",
     "exchanges",
     "fingerprint",

@@ -266,15 +266,30 @@ settled.register(Scaling | OneScale | Translation, lambda *_: None)
 def _principal_axes(kind: Kind, symmetry: Symmetry, work: Tensors) -> Tensor:
     """Rows become eigenvectors of their Gram matrix, largest first, with positive sums of cubes.
 
-    Plain sums may be zero, as where a norm centres.
+    Plain sums may be zero, as where a norm centres. Rotations that keep (1, …, 1) do the same across it.
     """
     legs = symmetry.matrices(work)
-    gram = torch.zeros(symmetry.n, symmetry.n, dtype=torch.float64)
+    basis = torch.eye(symmetry.n, dtype=torch.float64)
+    if symmetry.family == "rotation_about_ones":
+        basis = across_ones(symmetry.n)[1:]
+        legs = [basis @ matrix for matrix in legs]
+    gram = torch.zeros(len(basis), len(basis), dtype=torch.float64)
     for leg, matrix in zip(symmetry.legs, legs, strict=True):
         if leg.degree > 0:
             gram += matrix @ matrix.mT
     axes = torch.linalg.eigh(gram).eigenvectors.flip(1).mT
-    return torch.where((axes @ legs[0]).pow(3).sum(1) < 0, -1.0, 1.0).double()[:, None] * axes
+    axes = torch.where((axes @ legs[0]).pow(3).sum(1) < 0, -1.0, 1.0).double()[:, None] * axes
+    if len(basis) == symmetry.n:
+        return axes
+    ones = torch.full((symmetry.n, symmetry.n), 1 / symmetry.n, dtype=torch.float64)
+    return basis.mT @ axes @ basis + ones
+
+
+def across_ones(n: int) -> Float[Tensor, "n n"]:
+    """Return an orthogonal, symmetric matrix whose first row is parallel to (1, …, 1)."""
+    v = torch.full((n,), n**-0.5, dtype=torch.float64)
+    v[0] += 1
+    return torch.eye(n, dtype=torch.float64) - 2 * torch.outer(v, v) / v.dot(v)
 
 
 @settled.register(ComplexScaling)
