@@ -11,11 +11,13 @@ from conserved.transform.finding import symmetries_of
 from conserved.transform.lawless_kinds import Exchange, Orthogonal
 from conserved.transform.mapping import FORMATS, LayerMapping, mappings
 from conserved.transform.moving import MovedWeights, move
+from conserved.transform.schemes import SCHEMES, Fitted, fit_to_scheme
 from conserved.transform.training import EqualizeEvery
 
 __all__ = [
     "FORMATS",
     "OBJECTIVES",
+    "SCHEMES",
     "Aligned",
     "Call",
     "Checkpoint",
@@ -23,6 +25,7 @@ __all__ = [
     "Equalized",
     "Exchange",
     "Fingerprint",
+    "Fitted",
     "LayerMapping",
     "MovedWeights",
     "Orthogonal",
@@ -34,6 +37,7 @@ __all__ = [
     "equalize",
     "exchanges",
     "fingerprint",
+    "fit_to_scheme",
     "mappings",
     "move",
     "symmetries_of",
