@@ -49,6 +49,8 @@ class Scheme:
     """Bits of what the weights are multiplied with, one step for each token; 0 if it is not rounded."""
 
 
+OUTPUTS = "relative change of outputs"
+
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 SCHEMES = {
@@ -149,6 +151,8 @@ class Fitted(PrintableResult):
         """Return what was chosen, and what each layer gained, as text."""
         listed = ", ".join(f"{name} {value:.3g}" for name, value in self.tried.items())
         lines = [f"{self.scheme}: {self.chosen} ({self.measure}: {listed})"]
+        if self.measure != OUTPUTS:
+            lines.append("  measured on weights alone; batches of inputs would measure the change of outputs")
         if self.chosen == "left alone":
             lines.append("No objective makes rounding better here, so nothing is moved.")
         else:
@@ -228,7 +232,7 @@ def fit_to_scheme(
     return Fitted(
         scheme=scheme,
         chosen=chosen,
-        measure="relative change of outputs" if calls else "mean relative error of weights",
+        measure=OUTPUTS if calls else "mean relative error of weights",
         tried=tried,
         layers={name: (before[name], after[name]) for name in before},
         elements=moves[chosen],
