@@ -3,8 +3,11 @@
 Positions of three coordinates can be written into queries and keys by multiplying from the right with unit quaternions,
 as rotary positions multiply with phases. What commutes with that is multiplying from the left: Q ← c·Q, K ← c/|c|²·K
 leaves every score ⟨q·p, k·p'⟩ alone. A kind says how elements act and which rows the pairing ⟨ξ·A, B⟩ is made of; laws,
-identities, drift, audits and the ledger of a run follow. `moving_along_my_kind.py` moves weights along it.
+identities, drift, audits and the ledger of a run follow. Its optional methods invert, multiply and choose elements;
+`moving_along_my_kind.py` uses them to move weights.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +32,11 @@ def times(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack((*parts, w * v + x * u - y * t + z * s), -2)
 
 
+def conjugate(q: Tensor) -> Tensor:
+    """The quaternions with their imaginary parts negated."""
+    return q * (2 * ONE - 1)
+
+
 class QuaternionScaling(Kind):
     """(H*)^{n/4}: rows 4j … 4j + 3 of a leg are one quaternion row, multiplied from the left."""
 
@@ -49,6 +57,23 @@ class QuaternionScaling(Kind):
     def group(self, n: int, m: int) -> str:
         """The group's name."""
         return f"(H*)^{n // 4}"
+
+    def inverse(self, g: Tensor) -> Tensor:
+        """1/c, which is the conjugate over the squared length."""
+        return conjugate(g) / g.square().sum(-1, keepdim=True)
+
+    def compose(self, later: Tensor, earlier: Tensor) -> Tensor:
+        """The product of quaternions."""
+        return times(later[..., None], earlier[..., None])[..., 0]
+
+    def scaling_element(self, factors: Tensor) -> Tensor:
+        """Real quaternions."""
+        return factors[:, None] * ONE
+
+    def canonical_element(self, legs: Sequence[Tensor], degrees: Sequence[float]) -> Tensor:
+        """Unit quaternions that make the sums of c|c|² over the columns of the first leg real and positive."""
+        rows = legs[0].unflatten(0, (-1, 4))
+        return torch.nn.functional.normalize(conjugate((rows * rows.square().sum(1, keepdim=True)).sum(-1)), dim=1)
 
 
 torch.manual_seed(0)

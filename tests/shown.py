@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+−]?\d+)?")
 
 
 def same(shown: str, found: str) -> bool:
-    """Whether every line and word agrees; see `close` for numbers. A line `…` stands for any lines."""
+    """Whether every line and word agrees; see `close` for numbers. `…` stands for any lines, or any words of a line."""
     wanted, given = _lines(shown), _lines(found)
     if "…" not in wanted:
         return _all_alike(wanted, given)
@@ -27,6 +27,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _alike(shown: str, found: str) -> bool:
+    if "…" in shown:
+        return re.fullmatch(".*".join(re.escape(part.strip()) for part in shown.split("…")), found) is not None
     words = [_NUMBER.sub("#", line) for line in (shown, found)]
     numbers = [_NUMBER.findall(line) for line in (shown, found)]
     return words[0] == words[1] and all(close(a, b) for a, b in zip(*numbers, strict=True))

@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -64,10 +65,10 @@ class Boundary:
     """
 
     def __init__(self, *, strict: bool = False, passing: tuple[type[Exception], ...] = (), logs: bool = True) -> None:
-        self.strict, self.step, self.seconds = strict, 0, 0.0
+        self.strict, self.step, self.seconds, self.processor_seconds = strict, 0, 0.0, 0.0
+        """`processor_seconds` is time of the calling thread: other work on the machine does not count."""
         self._passing, self._logs = passing, logs
-        self.on_failure: Callable[[str], None] | None = None
-        """Called with the name of a stage that an exception turned off."""
+        self._on_failure: weakref.WeakMethod[Callable[[str], None]] | None = None
         self._conditions: dict[str, Condition] = {}
         self._off: set[str] = set()
         self._depth = _Depth()
@@ -76,6 +77,13 @@ class Boundary:
     def conditions(self) -> tuple[Condition, ...]:
         """The parts that are off or left something out, in the order in which that happened."""
         return tuple(self._conditions.values())
+
+    def when_failed(self, method: Callable[[str], None]) -> None:
+        """Call a bound method with the name of every stage that an exception turns off.
+
+        Weak reference: hooks of tensors hold this boundary, and Python does not see the cycle through the model.
+        """
+        self._on_failure = weakref.WeakMethod(method)
 
     def off(self, stage: str) -> Condition | None:
         """Return the condition of a stage that is off, None while it runs."""
@@ -116,7 +124,7 @@ class Boundary:
         """
         if stage in self._off:
             return None
-        outermost, began = self._depth.entries == 0, time.perf_counter()
+        outermost, began, computed = self._depth.entries == 0, time.perf_counter(), time.thread_time()
         former, _ACTIVE.boundary = _ACTIVE.boundary, self
         self._depth.entries += 1
         try:
@@ -127,8 +135,9 @@ class Boundary:
             # User programs may raise anything; this is where it becomes a stated condition.
             LOGGER.debug("conserved: %s failed in step %d.", stage, self.step, exc_info=True)
             self.turn_off(stage, described(problem))
-            if self.on_failure is not None:
-                self.on_failure(stage)
+            failed = None if self._on_failure is None else self._on_failure()
+            if failed is not None:
+                failed(stage)
             if self.strict:
                 raise
             return None
@@ -137,6 +146,7 @@ class Boundary:
             self._depth.entries -= 1
             if outermost:
                 self.seconds += time.perf_counter() - began
+                self.processor_seconds += time.thread_time() - computed
 
     def hook(self, stage: str, function: Callable[..., Any]) -> Hook:
         """Return the function as a hook that can be put on a module, a tensor or an optimizer."""

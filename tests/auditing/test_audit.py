@@ -49,7 +49,7 @@ def test_a_right_backward_pass_is_verified_and_says_what_it_cannot_see() -> None
     assert len(found.rows) == len(recognize(decoder(), loss="cross_entropy"))
     assert found.worst == max(row.residual for row in found.rows) < 1e-4
     assert found.failures == ()
-    assert "An audit does not see" in found.summary()
+    assert "Identities do not see" in found.summary()
     assert found.record()["ok"] is True
 
 

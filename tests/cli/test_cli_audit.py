@@ -55,7 +55,7 @@ def test_a_right_model_exits_with_zero(
     shown = capsys.readouterr().out
     assert "VERIFIED: All 4 gradient identities hold" in shown
     assert "softmax gauge: VERIFIED" in shown
-    assert "An audit does not see" in shown
+    assert "Identities do not see" in shown
 
 
 def test_a_broken_model_exits_with_one_and_says_where(

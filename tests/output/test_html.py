@@ -85,7 +85,7 @@ def test_names_are_escaped() -> None:
 def test_an_audit_shows_the_verdict_and_the_worst_identity_first() -> None:
     clean, broken = audited(), audited(spoil=0.3)
     assert Reader(clean._repr_html_()).text.startswith("VERIFIED")
-    assert "An audit does not see" in Reader(clean._repr_html_()).text
+    assert "Identities do not see" in Reader(clean._repr_html_()).text
     shown = Reader(broken._repr_html_())
     assert shown.text.startswith("REFUTED")
     assert shown.rows[1][:2] == [broken.failures[0].name, f"{broken.worst:.2g}"]

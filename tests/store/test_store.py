@@ -89,6 +89,7 @@ def test_values_that_are_not_finite_are_kept(tmp_path: Path) -> None:
         with Monitor(model, optimizer, sinks=path, run="one", where="*query_key*") as monitor:
             with torch.no_grad():
                 model.get_parameter("layers.0.attention.q.weight").fill_(math.nan)
+            optimizer.step()
             monitor.step()
     with RunStore(tmp_path / "runs.db") as store:
         assert math.isnan(store.entries("one")[0].observed)
@@ -262,6 +263,7 @@ def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
     monitor = Monitor(model, optimizer, sinks=SQLite(path), where="*query_key*", config=MonitorConfig(strict=True))
 
     def write() -> None:
+        optimizer.step()
         monitor.step()
         monitor.flush()
 

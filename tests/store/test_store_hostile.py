@@ -39,6 +39,7 @@ class Watched:
             sinks=self.sink or path,
             run=run,
             where="*query_key*",
+            every=1,
             config=MonitorConfig(strict=strict),
         )
 

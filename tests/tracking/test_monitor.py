@@ -111,7 +111,9 @@ def test_rounding_explains_the_residual_in_low_precision(
     monitor = Monitor(model, optimizers, loss="cross_entropy")
     train(model, optimizers, text_loss, steps, after=lambda _: monitor.step())
     assert max(entry.excess for entry in monitor.ledger()) <= 1
-    assert not monitor.alarms
+    # A small rate in bfloat16 moves few entries, which is a finding of its own.
+    assert {alarm.code for alarm in monitor.alarms} <= {"swallowed"}
+    assert not monitor.alarms or dtype == torch.bfloat16
 
 
 def test_errors_of_every_step_are_those_of_the_law_set() -> None:
@@ -525,7 +527,7 @@ class TestConversionsInMidRun:
         assert re.search(r"was float32 and is .* AdamW keeps its averages.*load_state_dict", monitor.state)
         optimizer.load_state_dict(optimizer.state_dict())
         self.steps(model, optimizer, monitor, 3)
-        assert not monitor.alarms
+        assert [alarm.code for alarm in monitor.alarms] == (["converted"] if kind == torch.bfloat16 else [])
 
     @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
     def test_a_rule_says_which_tensors_are_averages(self, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:

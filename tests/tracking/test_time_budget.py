@@ -34,7 +34,7 @@ def test_what_is_taken_after_any_number_of_steps_is_the_allowance_and_one_look(
     allowance, total = max(0.05 * step, 0.002), 0.0
     for number, seconds in enumerate(spent, 1):
         total += seconds
-        looks_forced = (number // MOST) * look
+        looks_forced = (number // MOST + number.bit_length()) * (look + base)
         assert total <= (number + 1) * allowance + 6 * look + base + looks_forced
 
 
@@ -58,8 +58,15 @@ def test_a_pause_does_not_buy_a_row_of_expensive_steps() -> None:
 
 def test_a_monitor_that_cannot_afford_anything_still_looks_now_and_then() -> None:
     budget = TimeBudget(share=0.01)
-    looks = sum(seconds > 1 for seconds in simulate(budget, step=0.001, look=2.0, base=0.01, steps=3 * MOST))
-    assert looks == 3
+    spent = simulate(budget, step=0.001, look=2.0, base=0.01, steps=3 * MOST)
+    looks = [number for number, seconds in enumerate(spent, 1) if seconds > 1]
+    assert looks == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2024, 2048]
+
+
+def test_the_first_look_does_not_leave_the_steps_after_it_unseen() -> None:
+    spent = simulate(TimeBudget(share=0.05, least=0.002), step=0.0005, look=0.002, base=0.0005, first=0.08, steps=100)
+    assert sum(seconds > 0.002 for seconds in spent[1:20]) >= 10
+    assert sum(spent) <= 100 * 0.002 + 0.08 + 0.004
 
 
 def test_processes_that_look_together_follow_the_number_they_agreed_on() -> None:
@@ -70,7 +77,7 @@ def test_processes_that_look_together_follow_the_number_they_agreed_on() -> None
         if budget.due(step):
             looks.append(step)
             budget.note(step, spent=9.0, run=1.0, looked=True)
-    assert looks == [1, 8, 15, 22, 29]
+    assert looks == [1, 2, 4, 8, 15, 16, 23]
     assert [step for step in range(1, 200) if budget.revises(step)] == [2, 4, 8, 16, 32, 64, 128, 192]
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from catalogue import named
 from conserved import LawSet, Symmetry
 from conserved.transform import align, canonical, equalize, exchanges, fingerprint, move, symmetries_of
-from conserved.transform.aligning import assignment, nearest
+from conserved.transform.aligning import nearest
 from conserved.transform.coupling import keeping_ones
+from conserved.transform.lawless_kinds import assignment
 from test_transform_move import difference, outputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import float64
-from conserved.transform import Checkpoint, Unmovable, equalize, symmetries_of
+from conserved.transform import Checkpoint, UnmovableError, equalize, symmetries_of
 from test_cli import run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -207,19 +207,19 @@ def test_an_index_says_which_files_count(tmp_path: Path) -> None:
     assert (tmp_path / "out" / stray.name).is_file()
     assert len(found) == len(json.loads(index.read_text())["weight_map"])
     (tmp_path / "in" / "model.safetensors").write_bytes(some.read_bytes())
-    with pytest.raises(Unmovable, match="does not list it"):
+    with pytest.raises(UnmovableError, match="does not list it"):
         Checkpoint(tmp_path / "in")
     (tmp_path / "in" / "model.safetensors").unlink()
     held = index.read_text()
     index.write_text("[]")
-    with pytest.raises(Unmovable, match="not an index"):
+    with pytest.raises(UnmovableError, match="not an index"):
         Checkpoint(tmp_path / "in")
     index.unlink()
-    with pytest.raises(Unmovable, match=f"is in {stray.name} and {some.name}"):
+    with pytest.raises(UnmovableError, match=f"is in {stray.name} and {some.name}"):
         Checkpoint(tmp_path / "in")
     index.write_text(held)
     some.unlink()
-    with pytest.raises(Unmovable, match=f"lists {some.name}, which is not in"):
+    with pytest.raises(UnmovableError, match=f"lists {some.name}, which is not in"):
         Checkpoint(tmp_path / "in")
 
 
@@ -281,9 +281,9 @@ class TestRefused:
 
     def test_files_that_are_damaged(self, tmp_path: Path) -> None:
         (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
-        with pytest.raises(Unmovable, match="not a safetensors file"):
+        with pytest.raises(UnmovableError, match="not a safetensors file"):
             Checkpoint(tmp_path)
         header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 99]}}).encode()
         (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
-        with pytest.raises(Unmovable, match="a does not lie within the file"):
+        with pytest.raises(UnmovableError, match="a does not lie within the file"):
             Checkpoint(tmp_path)

@@ -19,7 +19,7 @@ from conserved.symmetry.view import View
 from conserved.transform import (
     Checkpoint,
     Exchange,
-    Unmovable,
+    UnmovableError,
     align,
     canonical,
     equalize,
@@ -150,7 +150,7 @@ class TestWeightsOutOfRange:
         for name in ("q.weight", "k.weight"):
             torch.testing.assert_close(model.state_dict()[name], held[name], rtol=0, atol=0, equal_nan=True)
         (pair, *_) = (s for s in laws if s.family == "query_key")
-        with pytest.raises(Unmovable, match=r"q\.weight has entries that are not finite"):
+        with pytest.raises(UnmovableError, match=r"q\.weight has entries that are not finite"):
             move(model, {pair: pair.element()})
 
     def test_too_large_for_half_precision(self) -> None:
@@ -173,7 +173,7 @@ class TestWeightsOutOfRange:
             model[0].bias[3] *= 1e-3
         scales = torch.ones(8)
         scales[3] = 2.0**-14
-        with pytest.raises(Unmovable, match=r"0\.weight .* too small for torch\.float16"):
+        with pytest.raises(UnmovableError, match=r"0\.weight .* too small for torch\.float16"):
             move(model, {neurons: scales})
         scales[3] = 2.0**-2
         move(model, {neurons: scales})
@@ -209,7 +209,7 @@ def test_orders_are_whole_numbers() -> None:
     model, x = relu_net()
     (units,) = exchanges(model, x)
     assert isinstance(units.kind, Exchange)
-    with pytest.raises(Unmovable, match="lists each of 0 … 7 once"):
+    with pytest.raises(UnmovableError, match="lists each of 0 … 7 once"):
         move(model, {units: torch.arange(8) + 0.5})
     move(model, {units: torch.arange(8.0).flip(0)})
 
@@ -221,9 +221,9 @@ def test_dictionaries_may_hold_more_than_weights_and_not_other_shapes() -> None:
     done = equalize(state, laws=laws)
     assert done.state["0._extra_state"] == "anything"
     assert set(canonical(state, laws=laws)) == set(state)
-    with pytest.raises(Unmovable, match=r"0\.weight has shape \(7, 6\), and \(8, 6\) in the model"):
+    with pytest.raises(UnmovableError, match=r"0\.weight has shape \(7, 6\), and \(8, 6\) in the model"):
         move(relu_net(7)[0], {s: s.element() for s in laws})
-    with pytest.raises(Unmovable, match=r"has shape \(7, 6\), and \(8, 6\)"):
+    with pytest.raises(UnmovableError, match=r"has shape \(7, 6\), and \(8, 6\)"):
         align(relu_net(7)[0], model, x)
 
 
@@ -235,9 +235,9 @@ def test_codes_of_a_quantiser_are_refused_by_name_in_every_way() -> None:
     laws = symmetries_of(model, x)
     model.v.weight = Codes(model.v.weight.data)
     for go in (lambda: canonical(model, laws=laws), lambda: fingerprint(model, laws=laws)):
-        with pytest.raises(Unmovable, match=r"v\.weight is stored as Codes"):
+        with pytest.raises(UnmovableError, match=r"v\.weight is stored as Codes"):
             go()
-    with pytest.raises(Unmovable, match=r"v\.weight is stored as Codes"):
+    with pytest.raises(UnmovableError, match=r"v\.weight is stored as Codes"):
         align(model, copy.deepcopy(model), laws=laws)
     assert not any("v.weight" in unit.parameters for unit in exchanges(model, x, laws=laws))
 
@@ -339,7 +339,7 @@ class TestFoldersThatAreNotComplete:
         laws = symmetries_of(saved(tmp_path / "in"), IDS)
         weights = Checkpoint(tmp_path / "in", tmp_path / "out", laws.parameters)
         equalize(weights, laws=laws)
-        with pytest.raises(Unmovable, match="open it as a checkpoint of its own"):
+        with pytest.raises(UnmovableError, match="open it as a checkpoint of its own"):
             move(weights, {s: s.element() for s in laws if s.exact})
 
     def test_parts_that_a_model_is_loaded_from_go_along(self, tmp_path: Path) -> None:
@@ -372,12 +372,12 @@ class TestFoldersThatAreNotComplete:
         save_file({"layers.0.norm.weight": torch.ones(4)}, tmp_path / "in" / "model.safetensors")
         weights = Checkpoint(tmp_path / "in", known=["norm.weight", "layers.0.norm.weight"])
         gain = Symmetry(block="", family="gain", kind=Scaling(), legs=(Leg(View.of("norm.weight", (4,))),))
-        with pytest.raises(Unmovable, match=r"moves norm\.weight, which no file"):
+        with pytest.raises(UnmovableError, match=r"moves norm\.weight, which no file"):
             weights.movable("norm.weight", gain)
 
     def test_pickled_weights_are_not_read(self, tmp_path: Path) -> None:
         torch.save({}, tmp_path / "pytorch_model.bin")
-        with pytest.raises(Unmovable, match=r"pytorch_model\.bin is not read"):
+        with pytest.raises(UnmovableError, match=r"pytorch_model\.bin is not read"):
             Checkpoint(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Kinds of group of one's own: what they register is used, and without it they are left alone with a sentence."""
+"""Kinds of group of one's own: optional methods are used, and without them a kind is skipped with a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conserved.transform import (
     EqualizeEvery,
     Exchange,
     Orthogonal,
-    Unmovable,
+    UnmovableError,
     align,
     canonical,
     equalize,
@@ -28,20 +28,11 @@ from conserved.transform import (
     move,
     symmetries_of,
 )
-from conserved.transform.elements import (
-    checked,
-    composed,
-    identity,
-    inverse,
-    is_known,
-    is_registered,
-    scaling_element,
-    settled,
-)
+from conserved.transform.elements import validate_element
 
 
 class Threes(Kind):
-    """Rows in threes, scaled together: a kind that nothing is registered of."""
+    """Rows in threes, scaled together: a kind without optional methods."""
 
     __slots__ = ()
     code = "threes"
@@ -59,7 +50,7 @@ class Threes(Kind):
 
 
 class Factors(Kind):
-    """Every row by a number other than zero, and its registrations: what moves as positive scalings do."""
+    """Every row by a number other than zero, with the methods of positive scalings."""
 
     __slots__ = ()
     code = "factors"
@@ -75,10 +66,14 @@ class Factors(Kind):
     def group(self, n: int, m: int) -> str:
         return f"(R*)^{n}"
 
+    def inverse(self, g: Tensor) -> Tensor:
+        return 1 / g
 
-inverse.register(Factors, lambda kind, element: 1 / element)
-composed.register(Factors, lambda kind, later, earlier: later * earlier)
-scaling_element.register(Factors, lambda kind, factors: factors)
+    def compose(self, later: Tensor, earlier: Tensor) -> Tensor:
+        return later * earlier
+
+    def scaling_element(self, factors: Tensor) -> Tensor:
+        return factors
 
 
 EVERY = [*KINDS.values(), Exchange(), Orthogonal()]
@@ -94,7 +89,7 @@ def pair(kind: Kind, minus: int = -1) -> tuple[Symmetry, dict[str, Tensor]]:
 
 @pytest.fixture
 def quaternions(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The example of a kind in one file, with what another registers of it."""
+    """The example of a kind in one file, and of moving along it."""
     examples = Path(__file__).parents[2] / "examples"
     monkeypatch.syspath_prepend(examples)
     monkeypatch.delitem(sys.modules, "custom_kind", raising=False)
@@ -111,18 +106,18 @@ def moved_at_random(law: Symmetry, weights: dict[str, Tensor]) -> dict[str, Tens
 def test_elements_of_every_kind_of_the_package_form_a_group(kind: Kind) -> None:
     law, weights = pair(kind)
     first, second = (law.element(generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
-    one = identity(kind, law.n, law.m)
-    assert is_known(kind)
-    torch.testing.assert_close(composed(kind, first, inverse(kind, first)), one)
-    torch.testing.assert_close(checked(law, first), first)
-    torch.testing.assert_close(law.act(weights, one), weights)
+    identity = kind.identity(law.n, law.m)
+    assert kind.movable
+    torch.testing.assert_close(kind.compose(first, kind.inverse(first)), identity)
+    torch.testing.assert_close(validate_element(law, first), first)
+    torch.testing.assert_close(law.act(weights, identity), weights)
     both = law.act(law.act(weights, first), second)
-    torch.testing.assert_close(law.act(weights, composed(kind, second, first)), both)
+    torch.testing.assert_close(law.act(weights, kind.compose(second, first)), both)
 
 
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.code)
 def test_every_kind_of_the_package_has_one_point_that_stands_for_an_orbit(kind: Kind) -> None:
-    assert is_registered(settled, kind)
+    assert kind.defines(Kind.canonical_element)
     law, weights = pair(kind, minus=1 if isinstance(kind, Exchange | Orthogonal) else -1)
     there, elsewhere = (
         canonical(one, laws=LawSet(symmetries=(law,))) for one in (weights, moved_at_random(law, weights))
@@ -134,16 +129,16 @@ def test_every_kind_of_the_package_has_one_point_that_stands_for_an_orbit(kind: 
 def test_a_kind_that_does_not_say_how_it_is_undone_moves_nothing() -> None:
     law, weights = pair(Threes())
     element = law.element(generator=torch.Generator().manual_seed(0))
-    sentence = r"scaling in threes are multiplied and undone is not known: .* Symmetry.act"
-    with pytest.raises(Unmovable, match=sentence):
+    sentence = r"scaling in threes defines no inverse .* Symmetry.act"
+    with pytest.raises(UnmovableError, match=sentence):
         move(weights, {law: element})
     done = equalize(weights, laws=[law])
     assert "scaling in threes" in done.skipped[law.name]
     near = align(weights, moved_at_random(law, weights), laws=[law])
     assert "scaling in threes" in near.skipped[law.name]
-    assert f"{law.name} was left alone: How elements of scaling in threes" in str(near)
+    assert f"{law.name} was left alone: scaling in threes defines no inverse" in str(near)
     assert near.steps == ()
-    with pytest.warns(UserWarning, match="an orbit of scaling in threes stands for all of it is not known"):
+    with pytest.warns(UserWarning, match="scaling in threes defines no representative of an orbit"):
         found = canonical(weights, laws=LawSet(symmetries=(law,)))
     assert all(torch.equal(weights[name], state[name]) for state in (done.state, found) for name in weights)
     moved = law.act(weights, element)
@@ -153,7 +148,7 @@ def test_a_kind_that_does_not_say_how_it_is_undone_moves_nothing() -> None:
 
 @pytest.mark.parametrize("kind", [Exchange(), Orthogonal()], ids=lambda kind: kind.code)
 @pytest.mark.parametrize(
-    ("objective", "why"), [("balanced", "not known to scale anything"), ("range", "nothing to say about it")]
+    ("objective", "why"), [("balanced", "defines no scaling of units"), ("range", "nothing to say about it")]
 )
 def test_groups_without_scales_are_left_alone_by_what_scales(kind: Kind, objective: str, why: str) -> None:
     law, weights = pair(kind, minus=1)
@@ -173,7 +168,7 @@ def test_a_kind_of_ones_own_is_moved_and_moved_back(quaternions: dict[str, Any])
     torch.testing.assert_close(dict(model.named_parameters()), before)
 
 
-def test_a_kind_of_ones_own_is_balanced_by_the_scales_it_registers(quaternions: dict[str, Any]) -> None:
+def test_a_kind_of_ones_own_is_balanced_by_the_scales_it_defines(quaternions: dict[str, Any]) -> None:
     model, law, scores = quaternions["model"], quaternions["law"], quaternions["scores"]
     move(model, {law: law.element(spread=0.5, generator=torch.Generator().manual_seed(0))})
     before, expected = dict(model.named_parameters()), scores().item()

@@ -13,7 +13,7 @@ import float64
 from catalogue import named
 from conserved import LawSet, Leg, Symmetry, View, recognize
 from conserved.discovery.function import tensors_in
-from conserved.transform import Exchange, Unmovable, move, symmetries_of
+from conserved.transform import Exchange, UnmovableError, move, symmetries_of
 from law_checks import residuals
 from tolerances import IDENTITY
 
@@ -178,43 +178,43 @@ class TestRefused:
     )
     def test_no_element_of_the_group(self, element: Tensor, words: str) -> None:
         model, x = mlp()
-        with pytest.raises(Unmovable, match=f"neurons.*{words}|{words}.*neurons"):
+        with pytest.raises(UnmovableError, match=f"neurons.*{words}|{words}.*neurons"):
             move(model, {"neurons": element}, laws=symmetries_of(model, x))
 
     def test_a_singular_matrix(self) -> None:
         model: Any = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
         laws = symmetries_of(model, torch.randn(2, 5))
-        with pytest.raises(Unmovable, match=r"linear_pair.*condition"):
+        with pytest.raises(UnmovableError, match=r"linear_pair.*condition"):
             move(model, {"linear_pair": torch.ones(4, 4)}, laws=laws)
 
     def test_a_name_that_is_not_there(self) -> None:
         model, x = mlp()
-        with pytest.raises(Unmovable, match=r"no symmetry 'heads' among the 1"):
+        with pytest.raises(UnmovableError, match=r"no symmetry 'heads' among the 1"):
             move(model, {"heads": torch.ones(7)}, laws=symmetries_of(model, x))
-        with pytest.raises(Unmovable, match=r"Pass laws="):
+        with pytest.raises(UnmovableError, match=r"Pass laws="):
             move(model, {"neurons": torch.ones(7)})
 
     @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
     def test_codes_of_a_quantiser(self, dtype: torch.dtype) -> None:
         model, x = mlp()
         state = model.state_dict() | {"2.weight": model[2].weight.detach().to(dtype)}
-        with pytest.raises(Unmovable, match=rf"2\.weight is stored as {dtype}"):
+        with pytest.raises(UnmovableError, match=rf"2\.weight is stored as {dtype}"):
             move(state, {"neurons": torch.ones(7)}, laws=symmetries_of(model, x))
 
     def test_weights_without_values_or_missing(self) -> None:
         model, x = mlp()
         laws = symmetries_of(model, x)
         state: dict[str, Tensor] = dict(model.state_dict())
-        with pytest.raises(Unmovable, match=r"2\.weight is on the meta device"):
+        with pytest.raises(UnmovableError, match=r"2\.weight is on the meta device"):
             move(state | {"2.weight": state["2.weight"].to("meta")}, {"neurons": torch.ones(7)}, laws=laws)
-        with pytest.raises(Unmovable, match=r"moves 0\.weight.*There is module\.0\.weight"):
+        with pytest.raises(UnmovableError, match=r"moves 0\.weight.*There is module\.0\.weight"):
             move({f"module.{n}": t for n, t in state.items()}, {"neurons": torch.ones(7)}, laws=laws)
 
     def test_memory_that_is_shared_in_part(self) -> None:
         model, x = mlp()
         laws = symmetries_of(model, x)
         model[2].bias.data = model[0].bias.data[:3]
-        with pytest.raises(Unmovable, match=r"0\.bias shares part of its memory with 2\.bias"):
+        with pytest.raises(UnmovableError, match=r"0\.bias shares part of its memory with 2\.bias"):
             move(model, {"neurons": torch.ones(7)}, laws=laws)
 
     def test_a_weight_that_would_overflow_and_nothing_of_its_group_is_written(self) -> None:
@@ -222,7 +222,7 @@ class TestRefused:
         laws = symmetries_of(model, x)
         model = model.half()
         start = copy.deepcopy(model.state_dict())
-        with pytest.raises(Unmovable, match=r"0\.weight leaves the range of torch\.float16"):
+        with pytest.raises(UnmovableError, match=r"0\.weight leaves the range of torch\.float16"):
             move(model, {"neurons": torch.full((7,), 1e6)}, laws=laws)
         assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
 

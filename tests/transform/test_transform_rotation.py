@@ -1,4 +1,4 @@
-"""One fingerprint and no distance for checkpoints that differ by every gauge at once, rotations of the stream included."""
+"""One fingerprint and no distance for checkpoints that differ by every gauge at once, the stream rotated too."""
 
 from __future__ import annotations
 

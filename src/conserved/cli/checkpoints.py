@@ -202,5 +202,9 @@ def _save(model: nn.Module, folder: Path, out: Path | None) -> None:
     library: Any = model
     library.save_pretrained(out)
     for file in folder.iterdir():
-        if file.is_file() and not (out / file.name).exists() and not file.name.endswith((".safetensors", ".index.json")):
+        if (
+            file.is_file()
+            and not (out / file.name).exists()
+            and not file.name.endswith((".safetensors", ".index.json"))
+        ):
             shutil.copyfile(file, out / file.name)

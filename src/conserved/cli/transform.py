@@ -168,7 +168,7 @@ def _laws(folder: Path, out: Path | None, model: str | None, *, dry: bool) -> La
 def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | None, options: dict[str, Any]) -> Any:
     """Load the whole model, move it, and write the tensors that moved; or all of them, if files have other tensors."""
     from conserved.integrations.configured_models import pretrained, tokenized
-    from conserved.transform import Unmovable
+    from conserved.transform import UnmovableError
     from conserved.transform import equalize as equalized
 
     batches = tokenized(str(folder), _lines(texts)) if texts is not None else None
@@ -178,7 +178,7 @@ def _in_memory(folder: Path, laws: LawSet, weights: Checkpoint, texts: Path | No
     try:
         for name in moved:
             weights.movable(name, next(s for s in laws.symmetries if name in s.parameters))
-    except Unmovable:
+    except UnmovableError:
         weights.written += moved
         with weights.complete():
             if weights.staging is not None:
@@ -207,7 +207,7 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
     """NAME=NUMBER as elements: a scale, or for a translation the number that is added."""
     import torch
 
-    from conserved.transform.elements import element_shape, scaling_element
+    from conserved.transform.elements import element_shape
 
     name, separator, number = text.rpartition("=")
     try:
@@ -226,7 +226,7 @@ def _scaled(text: str, symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
             result[s.name] = torch.full(element_shape(s), value, dtype=torch.float64)
         else:
             units = element_shape(s)[0] if element_shape(s) else 1
-            result[s.name] = scaling_element(s.kind, torch.full((units,), value, dtype=torch.float64))
+            result[s.name] = s.kind.scaling_element(torch.full((units,), value, dtype=torch.float64))
     return result
 
 

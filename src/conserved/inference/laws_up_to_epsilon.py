@@ -18,7 +18,7 @@ from conserved.inference.found_symmetry import LegPart
 from conserved.inference.rules import base_name
 from conserved.inference.system import Solution
 from conserved.inference.typing import Typing
-from conserved.symmetry import OneScale, Scaling, Symmetry
+from conserved.symmetry import Symmetry
 
 FUNCTIONS = ("native_layer_norm", "fused_rms_norm", "rms_norm", "native_group_norm", "native_batch_norm")
 """Operations that normalise and have ε as an argument; a name may be longer."""
@@ -69,7 +69,7 @@ class Forgets:
             Unsolved: if the law's motion cannot be told from the typing.
 
         """
-        if symmetry.name not in self._parts or not isinstance(symmetry.kind, OneScale | Scaling):
+        if symmetry.name not in self._parts or not symmetry.kind.positive:
             raise Unsolved(symmetry.name)
         motions = np.stack(list(self._motions(symmetry)))
         found = []
@@ -85,7 +85,7 @@ class Forgets:
         """For every row of a law the charges of all atoms while it moves."""
         parts = self._parts[symmetry.name]
         mine = {id(part.region) for part in parts}
-        for row in range(symmetry.n if isinstance(symmetry.kind, Scaling) else 1):
+        for row in range(symmetry.n if symmetry.kind.shared == "rows" else 1):
             yield self._motion([self._moved(part, row, symmetry) for part in parts], mine, symmetry.name)
 
     @staticmethod
@@ -95,7 +95,7 @@ class Forgets:
         if part.factor < 0:
             return float(part.degree), [(float(one.weight), one.atoms.reshape(-1)) for one in factors]
         one = factors[part.factor]
-        places = part.places[row] if isinstance(symmetry.kind, Scaling) else part.places
+        places = part.places[row] if symmetry.kind.shared == "rows" else part.places
         return float(part.degree), [(float(one.weight), one.atoms.reshape(-1)[np.asarray(places).reshape(-1)])]
 
     def _motion(

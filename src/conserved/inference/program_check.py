@@ -88,13 +88,14 @@ def checked_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, 
     if not reached.points:
         return laws.with_check(ProgramCheck(points=0, reason=reached.problem))
     refuted = {name: worst for name, worst in first.worst.items() if worst > first.limit}
-    if refuted and (program.hooked or program.hooked_values or any(op.custom for op in program.operations)):
-        # A backward or a hook of the author's may be wrong, which is what laws are there to see: the function decides.
-        refuted = {name: worst for name, worst in refuted.items() if _moves_outputs(laws[name], program, run, classes)}
     # An ε that is not an argument of an operation stays: residuals of its size say nothing about the law.
     # In lower precision, rounding is divided by norms that no ε keeps away from zero.
     sizes = {law.name: max(COARSE, 10 * second.limit, 100 * law.epsilon) for law in softened}
     refuted |= {name: worst for name, worst in second.worst.items() if worst > sizes[name]}
+    if refuted and (program.hooked or program.hooked_values or any(op.custom for op in program.operations)):
+        # A backward or a hook of the author's may be wrong, which is what laws are there to see: the function decides.
+        moved = {name: _moves_outputs(laws[name], program, run, classes) for name in refuted}
+        refuted = {name: worst for name, worst in refuted.items() if moved[name]}
     residuals = {**first.worst, **{name: worst for name, worst in second.worst.items() if worst <= second.limit}}
     check = ProgramCheck(
         points=reached.points, limit=reached.limit, reason=reached.problem, refuted=refuted, residuals=residuals
@@ -256,11 +257,12 @@ def _moves_outputs(symmetry: Symmetry, program: CapturedProgram, run: ProgramRun
         kind=symmetry.kind,
         legs=tuple(leg for leg in symmetry.legs if leg.view.parameter == symmetry.parameters[0]),
     )
+    epsilons = frozenset() if symmetry.exact else frozenset((float(symmetry.epsilon),))
     try:
         element = symmetry.element(spread=STEP, generator=generator)
-        before = _outputs(run, start, classes)
-        whole = _distance(before, _outputs(run, symmetry.act(start, element), classes))
-        part = _distance(before, _outputs(run, half.act(start, element), classes))
+        before = _outputs(run, start, classes, epsilons)
+        whole = _distance(before, _outputs(run, symmetry.act(start, element), classes, epsilons))
+        part = _distance(before, _outputs(run, half.act(start, element), classes, epsilons))
     except Exception:
         # User code may raise anything on values it was not written for.
         return True
@@ -268,9 +270,10 @@ def _moves_outputs(symmetry: Symmetry, program: CapturedProgram, run: ProgramRun
     return not whole <= max(1e-9, COARSE * part)
 
 
-def _outputs(run: ProgramRun, values: Mapping[str, Tensor], classes: int | None) -> Tensor:
+def _outputs(run: ProgramRun, values: Mapping[str, Tensor], classes: int | None, epsilons: frozenset[float]) -> Tensor:
     """All outputs at given parameters as one vector, up to what a loss does not see."""
-    with _unnoticed(0), in_double_precision([*run.parameters.values(), *run.buffers]):
+    removal = WithoutEpsilon(epsilons) if epsilons else nullcontext()
+    with _unnoticed(0), in_double_precision([*run.parameters.values(), *run.buffers]), removal:
         for name, value in values.items():
             run.parameters[name].data = value
         found = [output.detach() for output in judged(run.call(widened_tree(run.inputs)))]

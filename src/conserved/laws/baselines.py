@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from conserved.symmetry import ComplexScaling, GeneralLinear, Leg, OneScale, Scaling, Symmetry, Translation
+from conserved.symmetry import Leg, OuterProduct, Scaling, Symmetry
 
 
 def spoiled(symmetries: Iterable[Symmetry]) -> tuple[Symmetry, ...]:
@@ -18,28 +18,34 @@ def spoiled(symmetries: Iterable[Symmetry]) -> tuple[Symmetry, ...]:
 
 
 def _spoiled(symmetry: Symmetry) -> Iterator[Symmetry]:
+    """Spoil the sign or the pairing that the products of the kind depend on."""
     legs: tuple[Leg, ...] = ()
-    kind = symmetry.kind
+    kind, products = symmetry.kind, symmetry.kind.products
+    unit, faces = getattr(products, "unit", 1), getattr(products, "faces", "rows")
     plus = [leg for leg in symmetry.legs if leg.degree > 0]
     minus = [leg for leg in symmetry.legs if leg.degree < 0]
-    if isinstance(kind, GeneralLinear | OneScale) and plus and minus:
-        legs = tuple(replace(leg, degree=abs(leg.degree)) for leg in symmetry.legs)
-    elif isinstance(kind, ComplexScaling):
+    if kind.linear:
+        # A single row is not conserved where the sum of all rows is.
+        if len(symmetry.legs) == 1 and symmetry.n > 1:
+            legs = (_first_row(symmetry.legs[0]),)
+    elif unit > 1:
+        # Only the sum over the rows of a unit is conserved, not the difference of two of them.
         kind = Scaling()
-        legs = tuple(leg for one in symmetry.legs for leg in _plane_difference(one))
-    elif isinstance(kind, Scaling) and plus and minus and plus[0].view.m == minus[0].view.m:
+        legs = tuple(row for leg in symmetry.legs for row in _row_difference(leg, unit))
+    elif isinstance(products, OuterProduct) or faces == "entries":
+        if plus and minus:
+            legs = tuple(replace(leg, degree=abs(leg.degree)) for leg in symmetry.legs)
+    elif plus and minus and plus[0].view.m == minus[0].view.m:
         legs = tuple(_entrywise(leg) for leg in (plus[0], minus[0]))
-    elif isinstance(kind, Translation) and len(symmetry.legs) == 1 and symmetry.n > 1:
-        legs = (_first_row(symmetry.legs[0]),)
     if legs:
         yield replace(symmetry, kind=kind, legs=legs, family=f"not_{symmetry.family}", epsilon=0.0)
 
 
-def _plane_difference(leg: Leg) -> Iterator[Leg]:
-    """‖first row of each rotary plane‖² − ‖second row‖²."""
+def _row_difference(leg: Leg, unit: int) -> Iterator[Leg]:
+    """‖first row of each unit‖² − ‖second row‖²."""
     rows = tuple(range(leg.view.faced)) if leg.view.rows is None else leg.view.rows
     for which, degree in ((0, 1), (1, -1)):
-        yield Leg(replace(leg.view, rows=rows[which::2]), degree)
+        yield Leg(replace(leg.view, rows=rows[which::unit]), degree)
 
 
 def _entrywise(leg: Leg) -> Leg:

@@ -1,6 +1,6 @@
 """What a symmetry is: kinds of group, views of parameters, legs, the symmetry itself, and its law as a formula."""
 
-from conserved.symmetry.kind import Degree, Kind
+from conserved.symmetry.kind import Degree, Kind, NoBestPointError, UnmovableError
 from conserved.symmetry.kinds import KINDS, ComplexScaling, GeneralLinear, OneScale, Scaling, Translation
 from conserved.symmetry.pairs import Direction, LawPairs, Pair, Point, Tensors
 from conserved.symmetry.products import OuterProduct, Products, RowProducts, Term
@@ -16,6 +16,7 @@ __all__ = [
     "Kind",
     "LawPairs",
     "Leg",
+    "NoBestPointError",
     "OneScale",
     "OuterProduct",
     "Pair",
@@ -29,6 +30,7 @@ __all__ = [
     "Tensors",
     "Term",
     "Translation",
+    "UnmovableError",
     "View",
     "moment_map",
     "whole",

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from conserved.alarm import Alarm
 from conserved.auditing import GradientsDoNotConserve
@@ -140,7 +141,7 @@ class Monitor(RunResults):
         )
         self._agreement: RankAgreement | None = None
         """How processes that hold pieces of one parameter agree on what they compute together."""
-        self._boundary.on_failure = self._withdraw
+        self._boundary.when_failed(self._withdraw)
         self._announced = self._boundary.attempt(STEP, announce_monitor) if _several_processes() else None
         self._stop, self._every, self._audit_every = stop, every, audit
         self._budget = self._make_budget(budget)
@@ -149,6 +150,7 @@ class Monitor(RunResults):
         self._first: FirstCall | None = None
         self._restored: Mapping[str, Any] | None = None
         self._hooks: list[Any] = []
+        self._optimizer_hooks: list[RemovableHandle] = []
         name = run or time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + f" {id(self):x}"
         self._records = RunRecords(
             name, opened(sinks) if _writes() else (), config, self._boundary, self.records, every=every, logs=_writes()
@@ -183,7 +185,7 @@ class Monitor(RunResults):
         self._unseen, self._read_again = 0, 0
         self._signature: Signature | None = None
         """The parameters whose laws are watched."""
-        self._clock, self._inside = time.perf_counter(), 0.0
+        self._clock, self._inside, self._computed = time.perf_counter(), 0.0, 0.0
         self._boundary.attempt(STEP, self._listen)
         self._identities = self._boundary.attempt(
             IDENTITIES, StepIdentities, self.model, model, self._optimizers, self._boundary
@@ -204,6 +206,7 @@ class Monitor(RunResults):
             share=share or (SHARE_ON_CPU if on_host else SHARE_ON_GPU),
             least=LEAST if on_host and share is None else 0.0,
             first=1 if on_host else FIRST,
+            on_processor=on_host and not _several_processes(),
         )
 
     def _given_laws(self, laws: LawSet | str | Path) -> LawSet:
@@ -223,9 +226,10 @@ class Monitor(RunResults):
     def _listen(self) -> None:
         """Put the hooks that need no laws on the optimizers and the model."""
         hook = self._boundary.hook
-        for one in self._optimizers:
-            self._hooks.append(one.register_step_pre_hook(hook(STEP, self._before_optimizer)))
-            self._hooks.append(one.register_step_post_hook(hook(STEP, self._after_optimizer)))
+        for optimizer in self._optimizers:
+            self._optimizer_hooks.append(optimizer.register_step_pre_hook(hook(STEP, self._before_optimizer)))
+            self._optimizer_hooks.append(optimizer.register_step_post_hook(hook(STEP, self._after_optimizer)))
+        self._hooks += self._optimizer_hooks
         self._hooks.append(self._called.register_forward_hook(hook("loss", self._objective.note_outputs)))
         self._hooks += self._steps.hooks()
 
@@ -240,7 +244,7 @@ class Monitor(RunResults):
         """Watch the laws of the model as it is called; `running`: in a forward pass that has just started."""
         if self._first is None:
             return
-        began, call = time.perf_counter(), self._first.call
+        began, call = self._now(), self._first.call
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
         # Reading laws runs the model: its random numbers are those of the run.
         with announced("reading the laws of the model"), torch.random.fork_rng(devices=devices):
@@ -250,7 +254,7 @@ class Monitor(RunResults):
             self._audits.passes += running
             if running and call is not None:
                 self._audits.begin_pass(*call)
-        self._reading += time.perf_counter() - began
+        self._reading += self._now() - began
 
     def _watch_laws(self, found: LawSet) -> None:
         """Bind the laws to the optimizers, and take the reference."""
@@ -421,12 +425,12 @@ class Monitor(RunResults):
     def _audit(self, step: int) -> None:
         if self._audits is None:
             return
-        began = time.perf_counter()
+        began = self._now()
         try:
             with self._together():
                 found = self._audits.before_step(step)
         finally:
-            self._auditing += time.perf_counter() - began
+            self._auditing += self._now() - began
         if found is None:
             return
         self._readings |= self._audits.series[-1].readings()
@@ -528,6 +532,10 @@ class Monitor(RunResults):
         held, self._held = self._held, []
         if self._spoiled():
             self._steps.foreign = True
+        if self._identities is not None and not self._hears_optimizers():
+            self._boundary.turn_off(IDENTITIES, "hooks of the optimizer were removed")
+            self._boundary.attempt("closing", self._identities.close)
+            self._identities = None
         if self._identities is not None:
             self._identities.step.number = self.count
             self._identities.after_step()
@@ -540,12 +548,17 @@ class Monitor(RunResults):
             self._boundary.attempt(AUDIT, self._audits.forget)
         accounted = self._accounts_for(self.count) and not self._skip
         if self._known is not None:
-            began = time.perf_counter()
+            began = self._now()
             self._boundary.attempt(ACCOUNT, self._settle, accounted)
-            self._accounting += time.perf_counter() - began
+            self._accounting += self._now() - began
         if accounted and (self._known is None or self._boundary.off(ACCOUNT)):
             self._records.send_readings(self.count, self._gauged(), skipped=not self._steps.stepped)
         self._records.receive(self._audits, wait=False)
+
+    def _hears_optimizers(self) -> bool:
+        """Whether the hooks that tell of steps are where they were put."""
+        dicts = [(handle.id, handle.hooks_dict_ref()) for handle in self._optimizer_hooks]
+        return all(hooks is not None and key in hooks for key, hooks in dicts)
 
     def _read_without_call(self) -> None:
         """Infer the laws from made-up inputs if no forward pass was seen; after some steps they must be known."""
@@ -604,16 +617,17 @@ class Monitor(RunResults):
 
     def _take_times(self) -> None:
         """Take the times of the step, and put hooks on the next one if it is looked at."""
-        now, inside = time.perf_counter(), self._boundary.seconds
+        now, inside, computed = time.perf_counter(), self._boundary.seconds, self._boundary.processor_seconds
         elapsed, spent = now - self._clock, inside - self._inside
-        self._clock, self._inside = now, inside
+        own = computed - self._computed if self._budget.on_processor else spent
+        self._clock, self._inside, self._computed = now, inside, computed
         looked = self._budget.due(self.count)
         asked = (self._every != "auto") * self._accounting + (self._audit_every != "auto") * self._auditing
         waited = 0.0
         if self._audits is not None:
             waited, self._audits.waited = self._audits.waited, 0.0
             looked = looked or (self._audit_every == "auto" and self._audits.last_step == self.count)
-        own = max(spent - self._reading - waited - asked, 0.0)
+        own = max(own - self._reading - waited - asked, 0.0)
         if looked and self._audits is not None and self._budget.first > 1:
             own += self._audits.watching.seconds()
         self._budget.note(self.count, spent=own, run=max(elapsed - spent + waited, 0.0), looked=looked)
@@ -621,6 +635,10 @@ class Monitor(RunResults):
             self._budget.interval = self._agreed(self._budget.wanted())
         if self._audits is not None:
             self._boundary.attempt(AUDIT, self._audits.after_step, self.count)
+
+    def _now(self) -> float:
+        """The clock by which the monitor's own work is paid for."""
+        return time.thread_time() if self._budget.on_processor else time.perf_counter()
 
     def _agreed(self, wanted: int) -> int:
         """The largest number of steps between looks that any process wants."""

@@ -6,6 +6,10 @@ gradients and accounts for the update, whenever it owes nothing. After n steps i
 beyond that what one look costs. With looks of c seconds and b seconds in every step, looks are about c/(a − b) steps
 apart.
 
+The first look builds what all later ones use and takes tens of times as long. It is paid off over the next 256 steps:
+paid at once, it would leave the steps after it unseen, in which errors of a new program show. For the same reason
+steps 1, 2, 4, 8, … are looked at whatever that costs; ten looks of a thousand steps are paid for like any other.
+
 Nothing is saved up beyond one step: the pause of an evaluation does not buy a row of expensive steps. p is a median,
 because a checkpoint or a garbage collection falls into some steps.
 
@@ -35,6 +39,9 @@ MOST = 1000
 _KEPT = 9
 """Times of a kind that a median is taken of."""
 
+_PAID_OFF = 256
+"""Steps over which the first look is paid for."""
+
 _REVISED = 64
 """Steps after which processes agree anew, once the powers of two below are past."""
 
@@ -53,16 +60,29 @@ class TimeBudget:
         least: seconds a step that it may always take.
         first: steps that are looked at whatever they cost; on a device they show what watching costs.
         together: whether several processes have to look at the same steps.
+        on_processor: whether the monitor's work is timed by the processor: nothing waits for a device or a process,
+            and a busy machine does not make looks dearer.
     """
 
-    def __init__(self, *, share: float, least: float = 0.0, first: int = 1, together: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        share: float,
+        least: float = 0.0,
+        first: int = 1,
+        together: bool = False,
+        on_processor: bool = False,
+    ) -> None:
         check_budget(share)
+        self.on_processor = on_processor
         self.share, self.least, self.together = share, least, together
         self.interval = 1
         """Steps from the last look but one to the last; where processes look together, the number they agreed on."""
         self.spent, self.run = 0.0, 0.0
         """Seconds that the monitor took, and that the run took without it."""
         self.first, self._last, self._balance = first, 0, 0.0
+        self._set_up, self._rate = 0.0, 0.0
+        """Seconds of the first look that are still to be paid for, and the part of them that a step pays."""
         self._looks: deque[float] = deque(maxlen=_KEPT)
         self._others: deque[float] = deque(maxlen=_KEPT)
         self._runs: deque[float] = deque(maxlen=_KEPT)
@@ -74,7 +94,7 @@ class TimeBudget:
 
     def due(self, step: int) -> bool:
         """Return whether step number `step` is looked at."""
-        if step <= self.first or self.share == 1 or step >= self._last + MOST:
+        if step <= self.first or self.share == 1 or step >= self._last + MOST or _is_power_of_two(step):
             return True
         return step >= self._last + self.interval if self.together else self._balance >= 0
 
@@ -89,9 +109,12 @@ class TimeBudget:
         """
         self.spent, self.run = self.spent + spent, self.run + run
         self._runs.append(run)
-        if step > 1:
-            # The first look warms caches and says nothing about the next; it is paid for all the same.
+        if self._rate == 0.0 and looked:
+            self._set_up, self._rate, spent = spent, spent / _PAID_OFF, 0.0
+        else:
             (self._looks if looked else self._others).append(spent)
+            paid = min(self._set_up, self._rate)
+            self._set_up, spent = self._set_up - paid, spent + paid
         if looked:
             if self._last and not self.together:
                 self.interval = step - self._last
@@ -102,7 +125,7 @@ class TimeBudget:
         """Return whether processes agree anew after this step: at powers of two, then every 64 steps."""
         if not self.together or step < 2:
             return False
-        return step % _REVISED == 0 or (step < _REVISED and step & (step - 1) == 0)
+        return step % _REVISED == 0 or (step < _REVISED and _is_power_of_two(step))
 
     def wanted(self) -> int:
         """Return the steps between looks that the times of this process ask for."""
@@ -113,3 +136,7 @@ class TimeBudget:
         if surplus <= 0:
             return MOST
         return min(max(math.ceil((median(self._looks) - base) / surplus), 1), MOST)
+
+
+def _is_power_of_two(step: int) -> bool:
+    return step & (step - 1) == 0

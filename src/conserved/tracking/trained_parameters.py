@@ -30,19 +30,16 @@ def orphan_alarm(model: nn.Module, optimizers: Sequence[Optimizer], before: Sign
         step: the number of the step that is about to be made.
 
     Returns:
-        The alarm; None if the optimizers hold parameters of the model only.
+        The alarm; None if the optimizers hold parameters of the model only, or do not hold all of them.
     """
     had, has = {key for key, *_ in before}, {id(p) for p in model.parameters()}
     held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     orphans = (had - has) & held
-    if not orphans:
+    # Parameters that nobody trains are reported by `HeldParameters`, once for one defect.
+    if not orphans or any(p.requires_grad and id(p) not in held for p in model.parameters()):
         return None
-    fresh = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    trained = (
-        f", while nothing trains {fresh[0]}" + (f" and {len(fresh) - 1} more" if fresh[1:] else "") if fresh else ""
-    )
     message = (
         f"The optimizer steps {len(orphans)} tensor{'s' if len(orphans) > 1 else ''} that the model does not have "
-        f"any more{trained}. Parameters were replaced or tied after the optimizer was made; make it again."
+        f"any more. Parameters were replaced or tied after the optimizer was made; make it again."
     )
     return Alarm(step=step, code="replaced", law="", value=1.0, limit=0.0, message=message, family="replaced")

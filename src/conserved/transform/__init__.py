@@ -1,11 +1,11 @@
 """Moving along symmetries: other weights, the same function."""
 
+from conserved.symmetry import UnmovableError
 from conserved.transform.activations import Call, activation_sizes
 from conserved.transform.aligning import Aligned, align
 from conserved.transform.canonical_form import Fingerprint, canonical, fingerprint
 from conserved.transform.checkpoint import Checkpoint
 from conserved.transform.coupling import coupled_spaces, exchanges
-from conserved.transform.elements import Unmovable
 from conserved.transform.equalizing import OBJECTIVES, Equalized, equalize
 from conserved.transform.finding import symmetries_of
 from conserved.transform.lawless_kinds import Exchange, Orthogonal
@@ -29,7 +29,7 @@ __all__ = [
     "LayerMapping",
     "MovedWeights",
     "Orthogonal",
-    "Unmovable",
+    "UnmovableError",
     "activation_sizes",
     "align",
     "canonical",

@@ -9,31 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.output.result import PrintableResult
-from conserved.symmetry import Degree, GeneralLinear, Kind, Symmetry, Tensors, Translation
+from conserved.symmetry import Symmetry, Tensors, UnmovableError
 from conserved.transform.canonical_form import Gauge, find_gauge, representative
-from conserved.transform.elements import (
-    NOT_SAID,
-    Unmovable,
-    across_ones,
-    by_unit,
-    composed,
-    inverse,
-    is_known,
-    is_registered,
-    scaling_element,
-)
 from conserved.transform.gauge_fixing import fix_scales, is_gain
-from conserved.transform.lawless_kinds import Exchange, Orthogonal
 from conserved.transform.moving import Weights, act_on
 
 ROUNDS = 50
@@ -50,7 +35,7 @@ class Aligned(PrintableResult):
     """By parameter, the remaining difference: the distance over the size of the reference."""
     rounds: int
     steps: tuple[tuple[Symmetry, Tensor], ...]
-    """The elements, in the order they were applied; `conserved.transform.elements.inverse` undoes each."""
+    """The elements, in the order they were applied; the inverse of their kind undoes each."""
     parameters: tuple[str, ...]
     """Names of the tensors that were written."""
     state: dict[str, Tensor]
@@ -94,11 +79,11 @@ def align(
         An `Aligned`: the distance before and after, the move, and the difference that remains in each parameter.
 
     Raises:
-        Unmovable: a tensor is missing, of another shape, quantised or not finite.
+        UnmovableError: a tensor is missing, of another shape, quantised or not finite.
         ValueError: the target is a dictionary and no laws are given.
     """
     gauge = find_gauge(target, args, kwargs, laws, exchanges)
-    skipped = {s.name: NOT_SAID.format(s.kind.title) for s in gauge.all if not is_known(s.kind)}
+    skipped = {s.name: s.kind.undefined() for s in gauge.all if not s.kind.movable}
     gauge = Gauge(
         exact=[s for s in gauge.exact if s.name not in skipped],
         exchanges=[s for s in gauge.exchanges if s.name not in skipped],
@@ -116,7 +101,7 @@ def align(
     for weights in (goal, start):
         for name, tensor in weights.items():
             if not bool(torch.isfinite(tensor).all()):
-                raise Unmovable(f"{name} has entries that are not finite: there is no distance to make small.")
+                raise UnmovableError(f"{name} has entries that are not finite: there is no distance to make small.")
     before = distance(goal, start)
     with torch.no_grad():
         ways = [_gone_round(goal, start, every, [])]
@@ -181,7 +166,7 @@ def _returned(
     every: Sequence[Symmetry],
 ) -> _Way:
     """Undo the steps that led the goal to where weights now are, and go round once more."""
-    back = [(s, inverse(s.kind, element)) for s, element in reversed(there)]
+    back = [(s, s.kind.inverse(element)) for s, element in reversed(there)]
     for symmetry, element in back:
         act_on(symmetry, element, work)
     return _gone_round(goal, work, every, [*steps, *back])
@@ -215,7 +200,7 @@ def _merged(steps: Sequence[tuple[Symmetry, Tensor]]) -> list[tuple[Symmetry, Te
     merged: list[tuple[Symmetry, Tensor]] = []
     for symmetry, element in steps:
         if merged and merged[-1][0] == symmetry:
-            merged[-1] = (symmetry, composed(symmetry.kind, element, merged[-1][1]))
+            merged[-1] = (symmetry, symmetry.kind.compose(element, merged[-1][1]))
         else:
             merged.append((symmetry, element))
     return merged
@@ -228,120 +213,4 @@ def distance(a: Tensors, b: Tensors) -> float:
 
 def nearest(symmetry: Symmetry, goal: Tensors, work: Tensors) -> Tensor | None:
     """The element that brings one symmetry's legs nearest to the goal; None if its kind has none to offer."""
-    if symmetry.family == "rotation_about_ones":
-        basis = across_ones(symmetry.n)[1:]
-        wanted, mine = ([basis @ leg for leg in symmetry.matrices(weights)] for weights in (goal, work))
-        inner = _nearest_rotation(symmetry.kind, symmetry.degrees, wanted, mine)
-        return basis.mT @ inner @ basis + torch.full((symmetry.n, symmetry.n), 1 / symmetry.n).double()
-    return nearest_element(symmetry.kind, symmetry.degrees, symmetry.matrices(goal), symmetry.matrices(work))
-
-
-@singledispatch
-def nearest_element(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor | None:
-    """The element that brings legs nearest to those wanted; of a kind that is not registered, scales of its units."""
-    if not is_registered(scaling_element, kind):
-        return None
-    squares = torch.stack([by_unit(kind, b.square().sum(1), "sum") for b in mine])
-    products = torch.stack([by_unit(kind, (a * b).sum(1), "sum") for a, b in zip(wanted, mine, strict=True)])
-    powers = torch.tensor(degrees, dtype=torch.float64)[:, None]
-    return scaling_element(kind, _nearest_scale(squares, products, powers))
-
-
-@nearest_element.register(Exchange)
-def _nearest_order(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor:
-    return assignment(_overlap(wanted, mine))
-
-
-@nearest_element.register(Orthogonal)
-def _nearest_rotation(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor:
-    u, _, v = torch.linalg.svd(_overlap(wanted, mine))
-    return u @ v
-
-
-@nearest_element.register(Translation)
-def _nearest_shift(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor:
-    total = torch.stack([d * (a - b).sum(0) for d, a, b in zip(degrees, wanted, mine, strict=True)]).sum(0)
-    return total / sum(d**2 * len(a) for d, a in zip(degrees, wanted, strict=True))
-
-
-def _overlap(wanted: list[Tensor], mine: list[Tensor]) -> Float[Tensor, "n n"]:
-    """Inner products of every row that is wanted with every row there is, over all legs."""
-    return sum((a @ b.mT for a, b in zip(wanted, mine, strict=True)), torch.zeros(1, dtype=torch.float64))
-
-
-def assignment(score: Float[Tensor, "n n"]) -> Tensor:
-    """For every unit of the goal the unit that is put in its place, so that the total score is largest."""
-    from scipy.optimize import linear_sum_assignment
-
-    _, columns = linear_sum_assignment(-score.cpu().numpy())
-    return torch.from_numpy(np.asarray(columns, dtype=np.int64))
-
-
-def _nearest_scale(
-    squares: Float[Tensor, "legs units"], products: Float[Tensor, "legs units"], degrees: Float[Tensor, "legs 1"]
-) -> Float[Tensor, " units"]:
-    """s that minimises Σ_ℓ s^{2d}·squares − 2 s^d·products: Newton's method in log s, never going uphill."""
-
-    def cost(t: Tensor) -> Tensor:
-        return ((2 * degrees * t).exp() * squares - 2 * (degrees * t).exp() * products).sum(0)
-
-    t = torch.zeros(squares.shape[1], dtype=torch.float64)
-    for _ in range(60):
-        twice, once = (2 * degrees * t).exp() * squares, (degrees * t).exp() * products
-        slope = (2 * degrees * (twice - once)).sum(0)
-        curve = (2 * degrees**2 * (2 * twice - once)).sum(0)
-        step = (slope / torch.where(curve > 0, curve, curve.abs() + squares.sum(0) + 1e-300)).clamp(-1, 1)
-        while bool((worse := cost(t - step) > cost(t) + 1e-15 * squares.sum(0)).any()):
-            step = torch.where(worse, step / 2, step)
-            if float(step.abs().max()) < 1e-14:
-                break
-        t = t - step
-        if float(step.abs().max()) < 1e-12:
-            break
-    return t.exp()
-
-
-@nearest_element.register(GeneralLinear)
-def _nearest_linear(kind: Kind, degrees: Sequence[Degree], wanted: list[Tensor], mine: list[Tensor]) -> Tensor:
-    """g that brings g·(+ legs) and g^{-T}·(− legs) near: first the best rotation, then Gauss–Newton in the Lie algebra.
-
-    With g = exp(X) to first order, + legs move by X·A and − legs by −Xᵀ·B, and the best X solves linear equations
-    X P + Q X = R with P = Σ₊AAᵀ, Q = Σ₋BBᵀ, both of which eigenvectors make diagonal.
-    """
-    n = mine[0].shape[0]
-    start = _nearest_rotation(kind, degrees, wanted, mine)
-    eye = torch.eye(n, dtype=torch.float64)
-
-    def cost(g: Tensor) -> float:
-        inverse_of, failed = torch.linalg.inv_ex(g)
-        if int(failed):
-            return float("inf")
-        inverted = inverse_of.mT
-        return sum(
-            float((a - (g if d > 0 else inverted) @ b).square().sum())
-            for a, b, d in zip(wanted, mine, degrees, strict=True)
-        )
-
-    g = min((eye, start), key=cost)
-    for _ in range(30):
-        inverted = torch.linalg.inv(g).mT
-        now = [(g if d > 0 else inverted) @ b for b, d in zip(mine, degrees, strict=True)]
-        p, q, r = torch.zeros(n, n).double(), torch.zeros(n, n).double(), torch.zeros(n, n).double()
-        for a, b, d in zip(wanted, now, degrees, strict=True):
-            if d > 0:
-                p += b @ b.mT
-                r += (a - b) @ b.mT
-            else:
-                q += b @ b.mT
-                r -= b @ (a - b).mT
-        values_p, vectors_p = torch.linalg.eigh(p)
-        values_q, vectors_q = torch.linalg.eigh(q)
-        sums = values_q[:, None] + values_p[None, :]
-        step = vectors_q @ ((vectors_q.mT @ r @ vectors_p) / (sums + 1e-12 * sums.max() + 1e-300)) @ vectors_p.mT
-        size, here = 1.0, cost(g)
-        while size > 1e-6 and not cost(torch.linalg.matrix_exp(size * step) @ g) < here:
-            size /= 2
-        if size <= 1e-6 or float(step.abs().max()) < 1e-12:
-            break
-        g = torch.linalg.matrix_exp(size * step) @ g
-    return g
+    return symmetry.kind.nearest_element(symmetry.matrices(goal), symmetry.matrices(work), symmetry.degrees)

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.output.result import PrintableResult
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.symmetry.view import whole
 from conserved.transform.coupling import coupled_spaces, rotatable
 from conserved.transform.coupling import exchanges as equal_units
-from conserved.transform.elements import is_registered, settled
 from conserved.transform.finding import example_call, symmetries_of
 from conserved.transform.gauge_fixing import fix_scales
 from conserved.transform.invariants import orthogonal_invariants, rotating_spaces
@@ -61,7 +60,7 @@ def canonical(
         The moved weights in float64; names that no symmetry moves are passed on.
 
     Raises:
-        Unmovable: a tensor is missing, of another shape or quantised.
+        UnmovableError: a tensor is missing, of another shape or quantised.
         ValueError: the target is a dictionary and no laws are given.
     """
     gauge = find_gauge(target, args, kwargs, laws, exchanges)
@@ -70,10 +69,10 @@ def canonical(
     for symmetry in gauge.all:
         for name in symmetry.parameters:
             weights.movable(name, symmetry)
-    for title in dict.fromkeys(s.kind.title for s in gauge.all if not is_registered(settled, s.kind)):
+    for title in dict.fromkeys(s.kind.title for s in gauge.all if not s.kind.defines(Kind.canonical_element)):
         warnings.warn(
-            f"Which point of an orbit of {title} stands for all of it is not known, so that the result depends on "
-            "where on it the weights were. conserved.transform.elements.settled is told by its register().",
+            f"{title} defines no representative of an orbit, so the result depends on where on it the weights were. "
+            "Define Kind.canonical_element.",
             stacklevel=2,
         )
     state, _ = representative({n: whole(t.detach()).double() for n, t in tensors.items() if _counts(t)}, gauge)
@@ -139,7 +138,10 @@ def representative(state: Tensors, gauge: Gauge) -> tuple[dict[str, Tensor], lis
     order = (*gauge.rotations, *gauge.exact, *gauge.still_exchanged, *gauge.exact)
     with torch.no_grad():
         for symmetry in order:
-            element = settled(symmetry.kind, symmetry, work) if is_registered(settled, symmetry.kind) else None
+            kind = symmetry.kind
+            if not kind.defines(Kind.canonical_element):
+                continue
+            element = kind.canonical_element(symmetry.matrices(work), symmetry.degrees)
             if element is not None:
                 act_on(symmetry, element, work)
                 steps.append((symmetry, element))
@@ -208,7 +210,8 @@ def fingerprint(
     """Numbers that identify a checkpoint wherever on its orbit it is: no symmetry changes them.
 
     Scales, rotations of heads and of residual streams, phases, shifts and exchanges of equal units leave them as they
-    are. Different checkpoints may have equal numbers, as other singular vectors with the same overlaps; `align` decides.
+    are. Different checkpoints may have equal numbers, as other singular vectors with the same overlaps;
+    `align` decides.
 
     Args:
         target: a module, a dictionary of weights or a `Checkpoint`, which stays as it is.
@@ -222,7 +225,7 @@ def fingerprint(
         Sizes of every parameter and overlaps of pairs; `.digest` is a short text, `.difference(other)` compares two.
 
     Raises:
-        Unmovable: a tensor is missing, of another shape or quantised.
+        UnmovableError: a tensor is missing, of another shape or quantised.
         ValueError: the target is a dictionary and no laws are given.
     """
     if laws is None:

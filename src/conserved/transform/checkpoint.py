@@ -23,8 +23,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from conserved.symmetry import Symmetry
-from conserved.transform.elements import Unmovable
+from conserved.symmetry import Symmetry, UnmovableError
 from conserved.transform.moving import Weights
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -53,7 +52,7 @@ class Checkpoint(Weights):
         known: names of the model's parameters; a further tensor with the same numbers is a tied copy.
 
     Raises:
-        Unmovable: the files cannot be read, hold a tensor twice, or `into` cannot be made.
+        UnmovableError: the files cannot be read, hold a tensor twice, or `into` cannot be made.
     """
 
     def __init__(self, folder: str | Path, into: str | Path | None = None, known: Iterable[str] = ()) -> None:
@@ -64,7 +63,9 @@ class Checkpoint(Weights):
             twice = next((name for name in places if name in self._places), None)
             if twice is not None:
                 both = f"{self._places[twice].file.name} and {file.name}"
-                raise Unmovable(f"{twice} is in {both}, and it is not said which is loaded. Remove one of the files.")
+                raise UnmovableError(
+                    f"{twice} is in {both}, and it is not said which is loaded. Remove one of the files."
+                )
             self._places |= places
         self._known = frozenset(known)
         self._names = {name: found for name in self._known if (found := self._found(name)) is not None}
@@ -103,11 +104,11 @@ class Checkpoint(Weights):
             symmetry: the symmetry that would move it, for the message.
 
         Raises:
-            Unmovable: no file holds it, its shape differs from the model's, or it is stored as codes of a quantiser.
+            UnmovableError: no file holds it, its shape differs from the model's, or a quantiser stores it as codes.
         """
         found = self._names.get(name) or self._found(name)
         if found is None:
-            raise Unmovable(
+            raise UnmovableError(
                 f"{symmetry.name} moves {name}, which no file in {self.folder} holds: the library renames or joins "
                 "tensors when it loads them. Load the model and equalise it in memory (on the command line: --load)."
             )
@@ -115,9 +116,9 @@ class Checkpoint(Weights):
         place = self._places[found]
         views = [leg.view for leg in symmetry.legs if leg.view.parameter == name]
         if any(view.shape != place.shape for view in views):
-            raise Unmovable(f"{found} has shape {place.shape} in the files and {views[0].shape} in the model.")
+            raise UnmovableError(f"{found} has shape {place.shape} in the files and {views[0].shape} in the model.")
         if place.code not in TYPES:
-            raise Unmovable(
+            raise UnmovableError(
                 f"{found} is stored as {place.code}, codes of a quantiser and not numbers that can be scaled. "
                 f"Move the model first and quantise it then, or leave {symmetry.name} out."
             )
@@ -158,11 +159,13 @@ class Checkpoint(Weights):
             work: the moved tensors, by parameter name.
 
         Raises:
-            Unmovable: a number leaves the range of the stored precision, in which case none is written; or `into` is
+            UnmovableError: a number leaves the range of the stored precision, and none is written; or `into` is
                 complete.
         """
         if self.into is not None and self.staging is None:
-            raise Unmovable(f"{self.into} has been written; open it as a checkpoint of its own to move it further.")
+            raise UnmovableError(
+                f"{self.into} has been written; open it as a checkpoint of its own to move it further."
+            )
         rounded = {name: self.rounded(name, tensor, TYPES[self._place(name).code]) for name, tensor in work.items()}
         for name, tensor in rounded.items():
             targets = [self._names.get(name, name), *self._tied_copies(name)]
@@ -187,7 +190,7 @@ class Checkpoint(Weights):
                 self.into.rmdir()
             self.staging.rename(self.into)
         except OSError as problem:
-            raise Unmovable(f"{self.into} cannot be written to: {problem}.") from problem
+            raise UnmovableError(f"{self.into} cannot be written to: {problem}.") from problem
         finally:
             self._tidy()
             self.staging = None
@@ -208,22 +211,26 @@ def _files(folder: Path) -> list[Path]:
     if not files:
         pickled = next(iter(sorted(folder.glob("*.bin"))), None)
         hint = "" if pickled is None else f" {pickled.name} is not read: load the model and save it as safetensors."
-        raise Unmovable(f"There are no safetensors files in {folder}.{hint}")
+        raise UnmovableError(f"There are no safetensors files in {folder}.{hint}")
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if not indices:
         return files
     if len(indices) > 1:
-        raise Unmovable(f"{folder} holds several indices: {', '.join(index.name for index in indices)}. Keep one.")
+        raise UnmovableError(f"{folder} holds several indices: {', '.join(index.name for index in indices)}. Keep one.")
     try:
         listed = {str(name) for name in json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise Unmovable(f"{indices[0]} is not an index of safetensors files: {problem!r}.") from problem
+        raise UnmovableError(f"{indices[0]} is not an index of safetensors files: {problem!r}.") from problem
     lost = sorted(listed - {file.name for file in files})
     if lost:
-        raise Unmovable(f"{indices[0].name} lists {lost[0]}, which is not in {folder} ({len(lost)} files are missing).")
+        raise UnmovableError(
+            f"{indices[0].name} lists {lost[0]}, which is not in {folder} ({len(lost)} files are missing)."
+        )
     alone = "model.safetensors"
     if alone not in listed and (folder / alone).is_file():
-        raise Unmovable(f"{folder} holds {alone} and {indices[0].name}, which does not list it. Remove one of them.")
+        raise UnmovableError(
+            f"{folder} holds {alone} and {indices[0].name}, which does not list it. Remove one of them."
+        )
     return [file for file in files if file.name in listed]
 
 
@@ -233,11 +240,11 @@ def _header(file: Path) -> dict[str, _Place]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if not 2 <= length <= min(_HEADER, size - 8):
-            raise Unmovable(f"{file} is not a safetensors file.")
+            raise UnmovableError(f"{file} is not a safetensors file.")
         try:
             listed: dict[str, Any] = json.loads(opened.read(length))
         except (ValueError, RecursionError) as problem:
-            raise Unmovable(f"{file} is not a safetensors file: {problem}.") from problem
+            raise UnmovableError(f"{file} is not a safetensors file: {problem}.") from problem
     found = {}
     for name, entry in listed.items():
         if name == "__metadata__":
@@ -246,10 +253,10 @@ def _header(file: Path) -> dict[str, _Place]:
             (first, last), code = map(int, entry["data_offsets"]), str(entry["dtype"])
             shape = tuple(int(extent) for extent in entry["shape"])
         except (KeyError, TypeError, ValueError) as problem:
-            raise Unmovable(f"{file}: the entry of {name} is damaged.") from problem
+            raise UnmovableError(f"{file}: the entry of {name} is damaged.") from problem
         bad = code in TYPES and last - first != prod(shape) * TYPES[code].itemsize
         if not 0 <= first <= last <= size - 8 - length or bad:
-            raise Unmovable(f"{file}: {name} does not lie within the file.")
+            raise UnmovableError(f"{file}: {name} does not lie within the file.")
         found[name] = _Place(file, 8 + length + first, last - first, shape, code)
     return found
 
@@ -257,11 +264,11 @@ def _header(file: Path) -> dict[str, _Place]:
 def _copied(folder: Path, into: Path) -> Path:
     """A hidden copy of a folder's files beside the folder that is to be made."""
     if into.resolve() == folder.resolve():
-        raise Unmovable(f"{into} is the checkpoint itself; name another folder to write to.")
+        raise UnmovableError(f"{into} is the checkpoint itself; name another folder to write to.")
     if into.exists() and not into.is_dir():
-        raise Unmovable(f"{into} is a file; name a folder to write to.")
+        raise UnmovableError(f"{into} is a file; name a folder to write to.")
     if into.exists() and any(into.iterdir()):
-        raise Unmovable(f"{into} is not empty; name a folder that is.")
+        raise UnmovableError(f"{into} is not empty; name a folder that is.")
     staging = into.resolve().parent / f".{into.resolve().name}.{token_hex(4)}.partial"
     try:
         staging.mkdir(parents=True)
@@ -275,7 +282,7 @@ def _copied(folder: Path, into: Path) -> Path:
             shutil.rmtree(staging, ignore_errors=True)
             raise
     except OSError as problem:
-        raise Unmovable(f"{into} cannot be written to: {problem}.") from problem
+        raise UnmovableError(f"{into} cannot be written to: {problem}.") from problem
     return staging
 
 

@@ -22,11 +22,10 @@ from torch.utils._pytree import tree_leaves
 
 from conserved.inference.parameter_types import first_use
 from conserved.laws import LawSet
-from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.symmetry import Kind, Leg, Symmetry, Tensors
 from conserved.transform.activations import Call, call_with
-from conserved.transform.elements import across_ones, acted, is_registered, turning_element
 from conserved.transform.finding import as_a_function, example_call
-from conserved.transform.lawless_kinds import Exchange, Orthogonal
+from conserved.transform.lawless_kinds import Exchange, Orthogonal, RotationAboutOnes, across_ones
 from conserved.transform.moving import ABOUT_GRADIENTS, STORED, act_on, is_plain, write
 from conserved.transform.objectives import is_matrix
 
@@ -169,7 +168,7 @@ def holds(
         work = _after(model, first, symmetry.parameters)
         for element in elements:
             legs = symmetry.matrices(work)
-            moved = [acted(symmetry.kind, element, leg, 1) for leg in legs]
+            moved = [symmetry.kind.act(element.to(leg.device), leg, 1) for leg in legs]
             sizes = [float((there - here).norm()) for there, here in zip(moved, legs, strict=True)]
             place = sizes.index(max(sizes))
             largest = symmetry.legs[place].view
@@ -336,7 +335,7 @@ def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry
     "rotation_about_ones". Without any such space nothing is folded.
     """
     folds = foldable(laws, dict(model.named_parameters()))
-    known = [{leg.view for leg in s.legs} for s in laws.symmetries if is_registered(turning_element, s.kind)]
+    known = [{leg.view for leg in s.legs} for s in laws.symmetries if s.kind.defines(Kind.rotation_element)]
     found = []
     for space in candidates(model, call, [symmetry.legs[0].view.parameter for symmetry in folds]):
         views = {leg.view for leg in space.legs}
@@ -348,7 +347,7 @@ def rotatable(model: nn.Module, call: Call, laws: LawSet) -> tuple[list[Symmetry
         if holds(model, call, one, _turns(space.n), first):
             found.append(one)
         elif space.n > 2 and holds(model, call, one, [keeping_ones(g) for g in _turns(space.n - 1)], first):
-            found.append(replace(one, family="rotation_about_ones"))
+            found.append(replace(one, kind=RotationAboutOnes(), family="rotation_about_ones"))
     return _numbered(found), folds if found else {}
 
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.output.result import PrintableResult
-from conserved.symmetry import Symmetry
+from conserved.symmetry import NoBestPointError, Symmetry, UnmovableError
 from conserved.transform.activations import Call, ModelInput, channel_sizes
 from conserved.transform.coupling import rotatable
-from conserved.transform.elements import NOT_SAID, Unmovable, composed, identity, inverse, is_known
 from conserved.transform.finding import as_a_function, symmetries_of
 from conserved.transform.incoherent import Incoherent
 from conserved.transform.moving import (
@@ -26,7 +25,7 @@ from conserved.transform.moving import (
     notes,
     sharing_tensors,
 )
-from conserved.transform.objectives import Balanced, Impossible, Objective, Range
+from conserved.transform.objectives import Balanced, Objective, Range
 from conserved.transform.smoothing import Activation, check_smoothing
 
 OBJECTIVES = ("balanced", "range", "activation", "incoherent")
@@ -111,7 +110,7 @@ def equalize(
 
     Raises:
         ValueError: an option is another word, the target is no module and has no laws, or "activation" has no batches.
-        Unmovable: a moved number leaves the range of its precision.
+        UnmovableError: a moved number leaves the range of its precision.
     """
     known = _symmetries(target, laws, args, kwargs)
     name, chooser = _objective(
@@ -137,7 +136,7 @@ def equalize(
     totals = {symmetry: element for group in groups for symmetry, element in group.elements.items()}
     moved = MovedWeights(
         moved=tuple(symmetry.name for symmetry in totals),
-        inverse={symmetry: inverse(symmetry.kind, element) for symmetry, element in reversed(totals.items())},
+        inverse={symmetry: symmetry.kind.inverse(element) for symmetry, element in reversed(totals.items())},
         before={name: law for group in groups for name, law in group.laws[0].items()},
         after={name: law for group in groups for name, law in group.laws[1].items()},
         parameters=tuple(weights.written),
@@ -198,7 +197,7 @@ def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights,
         for symmetry in members:
             for parameter in symmetry.parameters:
                 weights.movable(parameter, symmetry)
-    except Unmovable as problem:
+    except UnmovableError as problem:
         return _refused(members, problem, skipped)
     with torch.no_grad():
         names = dict.fromkeys(p for s in members for p in s.parameters)
@@ -214,7 +213,7 @@ def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights,
         after = {s.name: s.law(work) for s in elements}
     try:
         weights.write(work)
-    except Unmovable as problem:
+    except UnmovableError as problem:
         return _refused(members, problem, skipped)
     return _Group(
         elements=elements,
@@ -224,15 +223,15 @@ def _together(members: Sequence[Symmetry], chooser: Objective, weights: Weights,
     )
 
 
-def _refused(members: Sequence[Symmetry], problem: Unmovable, skipped: dict[str, str]) -> _Group:
+def _refused(members: Sequence[Symmetry], problem: UnmovableError, skipped: dict[str, str]) -> _Group:
     """A group that stays as it is, and why."""
     skipped |= {symmetry.name: str(problem) for symmetry in members}
     return _Group(elements={}, values=({}, {}), laws=({}, {}), sweeps=0)
 
 
 def _left_alone(symmetry: Symmetry, chooser: Objective, *, approximate: bool) -> str:
-    if not is_known(symmetry.kind):
-        return NOT_SAID.format(symmetry.kind.title)
+    if not symmetry.kind.movable:
+        return symmetry.kind.undefined()
     if symmetry.family in ABOUT_GRADIENTS:
         return "it says that a gradient is zero, not that the function does not see these entries"
     if symmetry.family in ABOUT_LOSS:
@@ -254,7 +253,7 @@ def _go_round(
         for symmetry in list(active):
             try:
                 element = chooser.element(symmetry, work)
-            except Impossible as problem:
+            except NoBestPointError as problem:
                 element = None
                 skipped[symmetry.name] = str(problem)
             if element is None:
@@ -262,12 +261,12 @@ def _go_round(
                 skipped.setdefault(symmetry.name, "the objective has nothing to say about it")
                 continue
             element = element.cpu()
-            one = identity(symmetry.kind, symmetry.n, symmetry.m)
+            identity = symmetry.kind.identity(symmetry.n, symmetry.m)
             size = (1 + element.abs().max()) if symmetry.kind.linear else torch.tensor(1.0)
-            furthest = max(furthest, float((element - one).abs().max() / size))
+            furthest = max(furthest, float((element - identity).abs().max() / size))
             act_on(symmetry, element, work)
             chooser.applied(symmetry, element)
-            totals[symmetry] = composed(symmetry.kind, element, totals.get(symmetry, one))
+            totals[symmetry] = symmetry.kind.compose(element, totals.get(symmetry, identity))
     for symmetry in totals:
         skipped.pop(symmetry.name, None)
     return totals, rounds

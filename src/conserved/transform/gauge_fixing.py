@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from conserved.symmetry import Scaling, Symmetry
-from conserved.transform.elements import acted, inverse
 from conserved.transform.equalizing import equalize
 from conserved.transform.moving import Weights, write
 from conserved.transform.objectives import is_matrix
@@ -56,7 +55,7 @@ class FixedGauge(Weights):
         for symmetry, element in self._moves[name]:
             for leg in symmetry.legs:
                 if leg.view.parameter == name:
-                    write(leg.view, tensor, acted(symmetry.kind, element, leg.view.of_point(tensor), leg.degree))
+                    write(leg.view, tensor, symmetry.kind.act(element, leg.view.of_point(tensor), leg.degree))
         return tensor
 
     def write(self, work: Mapping[str, Tensor]) -> None:
@@ -81,5 +80,5 @@ def fix_scales(source: Weights, exact: Sequence[Symmetry]) -> FixedGauge:
             fixed.move(symmetry, folding(symmetry, fixed.read(symmetry.legs[0].view.parameter)))
         balanced = equalize(fixed, laws=[s for s in exact if s not in gains]).moved
     for symmetry, element in reversed(list(balanced.inverse.items())):
-        fixed.move(symmetry, inverse(symmetry.kind, element))
+        fixed.move(symmetry, symmetry.kind.inverse(element))
     return fixed

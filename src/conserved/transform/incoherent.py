@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.symmetry import Symmetry, Tensors
+from conserved.symmetry import Kind, Symmetry, Tensors
 from conserved.transform.coupling import keeping_ones
-from conserved.transform.elements import is_registered, turning_element
 from conserved.transform.objectives import Objective, is_matrix, row_ranges
 
 
@@ -45,7 +44,7 @@ class Incoherent(Objective):
     sweeps: int = 1
 
     def applies(self, symmetry: Symmetry) -> bool:
-        turns = is_registered(turning_element, symmetry.kind) and symmetry.n > 1
+        turns = symmetry.kind.defines(Kind.rotation_element) and symmetry.n > 1
         return turns or symmetry in self.folds
 
     def element(self, symmetry: Symmetry, work: Tensors) -> Tensor | None:
@@ -57,7 +56,7 @@ class Incoherent(Objective):
             matrix = keeping_ones(torch.randn(n - 1, n - 1, generator=generator, dtype=torch.float64))
         else:
             matrix = hadamard(n, generator)
-        return turning_element(symmetry.kind, matrix)
+        return symmetry.kind.rotation_element(matrix)
 
     def value(self, symmetry: Symmetry, work: Tensors) -> float:
         """The largest coherence of a matrix: its largest entry over its root mean square."""

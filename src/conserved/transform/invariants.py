@@ -7,9 +7,10 @@ A rotation or an exchange of the space turns the rows of both alike, so these do
 |---|---|
 | ‖W‖ | the size of a parameter |
 | ‖W Wᵀ‖^½ | its singular values, to fourth order |
-| Σ L·M / (‖W_L‖‖W_M‖), if the columns of L and M belong to the same spaces | how two parameters stand to each other, with their sign |
+| Σ L·M / (‖W_L‖‖W_M‖) | how two parameters stand to each other, with their sign |
 
-None of them needs a frame, which rounding would turn wherever two eigenvalues are close.
+The last is taken where the columns of L and M belong to the same spaces, entry by entry. None needs a frame,
+which rounding would turn wherever two eigenvalues are close.
 """
 
 from __future__ import annotations

@@ -7,15 +7,13 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 from torch import nn
 
 from conserved.laws import LawSet
-from conserved.symmetry import GeneralLinear, Kind, Leg, Symmetry
+from conserved.symmetry import Leg, Symmetry
 from conserved.transform.activations import activation_sizes
-from conserved.transform.elements import scales_rows
 from conserved.transform.finding import as_a_function, example_call, symmetries_of
 from conserved.transform.objectives import is_matrix
 from conserved.transform.smoothing import makers, readers, reading_side
@@ -71,7 +69,7 @@ def mappings(
     found = symmetries_of(model, *args, **kwargs) if laws is None else laws
     with as_a_function(model):
         sizes = activation_sizes(model, [example_call(model, args, kwargs)])
-    scalable = [(s, readers(s, sizes)) for s in found.symmetries if s.exact and scales_rows(s.kind)]
+    scalable = [(s, readers(s, sizes)) for s in found.symmetries if s.exact and s.kind.scales_rows]
     plain = _merged([_of_one(symmetry, reading) for symmetry, reading in scalable if reading])
     return plain if format == "plain" else in_format(model, plain, format)
 
@@ -100,15 +98,6 @@ def missing_form(mapping: LayerMapping) -> str:
     return ""
 
 
-@singledispatch
-def between(kind: Kind) -> str:
-    """Why two maps, with whatever is between them, do not see scales of the channels between them."""
-    return "what stands between the maps passes a positive scale of every channel on"
-
-
-between.register(GeneralLinear, lambda _: "two linear maps in a row: any invertible matrix may stand between them")
-
-
 def _of_one(symmetry: Symmetry, seen: Sequence[Leg]) -> LayerMapping:
     reading, making = reading_side(symmetry, seen), makers(symmetry, seen)
     smooth, balance = _modules(making), _modules(reading)
@@ -120,7 +109,7 @@ def _of_one(symmetry: Symmetry, seen: Sequence[Leg]) -> LayerMapping:
     elif not any(map(is_matrix, making)):
         reason = "a gain is multiplied in, channel by channel, and only these maps read it"
     else:
-        reason = between(symmetry.kind)
+        reason = symmetry.kind.separates
     if copies > 1:
         reason += f"; each channel is read {copies} times"
     return LayerMapping(

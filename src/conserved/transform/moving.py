@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from conserved.laws import LawSet
 from conserved.laws.shared_memory import memory_of, overlapping
 from conserved.output.result import PrintableResult
-from conserved.symmetry import Symmetry, View, whole
-from conserved.transform.elements import Unmovable, acted, checked, inverse, row_scales
+from conserved.symmetry import Symmetry, UnmovableError, View, whole
+from conserved.transform.elements import validate_element
 
 STORED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Precisions in which weights are numbers and not codes."""
@@ -86,13 +86,13 @@ def move(
         A `MovedWeights`: the laws before and after, the elements that undo the move, and notes of caution.
 
     Raises:
-        Unmovable: a name is unknown, an element is none of its group, a tensor is missing or quantised, or a moved
+        UnmovableError: a name is unknown, an element is none of its group, a tensor is missing or quantised, or a moved
             number leaves the range of its precision.
     """
     steps = _steps(elements, laws)
     named = laws.parameters if isinstance(laws, LawSet) else ()
     tensors = target if isinstance(target, Weights) else Weights(target, named)
-    undo = {symmetry: inverse(symmetry.kind, element) for symmetry, element in reversed(steps)}
+    undo = {symmetry: symmetry.kind.inverse(element) for symmetry, element in reversed(steps)}
     before: dict[str, Tensor] = {}
     after: dict[str, Tensor] = {}
     with tensors.complete():
@@ -119,15 +119,15 @@ def _steps(elements: Elements, laws: LawSet | Iterable[Symmetry]) -> list[tuple[
     found = []
     for key, element in elements.items():
         if not isinstance(key, str | Symmetry):
-            raise Unmovable(f"Elements are given by symmetries or their names; got {key!r}.")
+            raise UnmovableError(f"Elements are given by symmetries or their names; got {key!r}.")
         if isinstance(key, str) and key not in known:
             listed = ", ".join(list(known)[:3]) + (", …" if len(known) > 3 else "")
-            raise Unmovable(
+            raise UnmovableError(
                 f"There is no symmetry {key!r} among the {len(known)} given"
                 + (f" ({listed})." if known else ". Pass laws=conserved.recognize(model, *inputs).")
             )
         symmetry = known[key] if isinstance(key, str) else key
-        found.append((symmetry, checked(symmetry, element)))
+        found.append((symmetry, validate_element(symmetry, element)))
     return found
 
 
@@ -172,7 +172,7 @@ def _move_together(
 
 def act_on(symmetry: Symmetry, element: Tensor, work: Mapping[str, Tensor]) -> None:
     """Move contiguous tensors in place by one element."""
-    scales = row_scales(symmetry.kind, element)
+    scales = symmetry.kind.row_scales(element)
     for leg in symmetry.legs:
         tensor = work[leg.view.parameter]
         if scales is not None and leg.view.rows is None and not leg.view.offset:
@@ -180,7 +180,7 @@ def act_on(symmetry: Symmetry, element: Tensor, work: Mapping[str, Tensor]) -> N
             lengths = [*faced.shape[: len(leg.view.axes)], *[1] * len(leg.view.rest)] if scales.ndim else []
             faced.mul_((scales**leg.degree).reshape(lengths).to(tensor))
             continue
-        write(leg.view, tensor, acted(symmetry.kind, element, leg.view.of_point(tensor), leg.degree))
+        write(leg.view, tensor, symmetry.kind.act(element.to(tensor.device), leg.view.of_point(tensor), leg.degree))
 
 
 def write(view: View, tensor: Tensor, matrix: Tensor) -> None:
@@ -263,22 +263,24 @@ class Weights:
         if tensor is None:
             near = [other for other in self._tensors if other.endswith(name) or name.endswith(other)]
             hint = f" There is {near[0]}: are the names from a wrapped model?" if near else ""
-            raise Unmovable(f"{symmetry.name} moves {name}, which is not among the {len(self._tensors)} tensors.{hint}")
+            raise UnmovableError(
+                f"{symmetry.name} moves {name}, which is not among the {len(self._tensors)} tensors.{hint}"
+            )
         shapes = {leg.view.shape for leg in symmetry.legs if leg.view.parameter == name} - {tuple(tensor.shape)}
         if is_plain(tensor) and shapes:
-            raise Unmovable(
+            raise UnmovableError(
                 f"{name} has shape {tuple(tensor.shape)}, and {shapes.pop()} in the model that {symmetry.name} is of."
             )
         if tensor.dtype not in STORED or not is_plain(tensor):
             how = str(tensor.dtype) if is_plain(tensor) else type(tensor).__name__
-            raise Unmovable(
+            raise UnmovableError(
                 f"{name} is stored as {how}, codes of a quantiser and not numbers that can be scaled. "
                 f"Move the model first and quantise it then, or leave {symmetry.name} out."
             )
         if tensor.is_meta:
-            raise Unmovable(f"{name} is on the meta device and has no values. Load the weights first.")
+            raise UnmovableError(f"{name} is on the meta device and has no values. Load the weights first.")
         if name in self._shared:
-            raise Unmovable(
+            raise UnmovableError(
                 f"{name} shares part of its memory with {self._shared[name]}, so that moving one moves the other. "
                 "Give them memory of their own, or make them one parameter."
             )
@@ -299,8 +301,8 @@ class Weights:
         found = moved.to(dtype)
         if not bool(torch.isfinite(found).all()):
             if not bool(torch.isfinite(self.read(name)).all()):
-                raise Unmovable(f"{name} has entries that are not finite; nothing of its group was written.")
-            raise Unmovable(f"Moving {name} leaves the range of {dtype}; nothing of its group was written.")
+                raise UnmovableError(f"{name} has entries that are not finite; nothing of its group was written.")
+            raise UnmovableError(f"Moving {name} leaves the range of {dtype}; nothing of its group was written.")
         limits = torch.finfo(dtype)
         if torch.count_nonzero(found) < torch.count_nonzero(moved):
             former = self.read(name).abs()
@@ -308,7 +310,7 @@ class Weights:
                 others = [d for d in range(found.ndim) if d != axis]
                 now, before = (t.abs().amax(others) if others else t.abs() for t in (moved, former))
                 if bool(((now > 0) & (16 * now < before) & (now < 4 * limits.tiny * limits.eps)).any()):
-                    raise Unmovable(
+                    raise UnmovableError(
                         f"Moving {name} makes some of it too small for {dtype}, which would round it to nearly "
                         "nothing; nothing of its group was written."
                     )

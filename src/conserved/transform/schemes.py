@@ -22,7 +22,6 @@ from conserved.output.result import PrintableResult
 from conserved.symmetry import Symmetry
 from conserved.transform.activations import Call, ModelInput, as_call, channel_sizes
 from conserved.transform.coupling import rotatable
-from conserved.transform.elements import inverse
 from conserved.transform.equalizing import equalize
 from conserved.transform.finding import as_a_function, example_call, symmetries_of
 from conserved.transform.gauge_fixing import FixedGauge
@@ -226,7 +225,7 @@ def fit_to_scheme(
     moves["incoherent"] = _elements(source, symmetries, Incoherent(seed, folds), skipped)
     report("measuring")
     tried = {name: judge.total(elements) for name, elements in moves.items()}
-    chosen = min(tried, key=lambda name: (tried[name] * (1 if name == "left alone" else 1 + 1e-3)))
+    chosen = min(tried, key=lambda name: tried[name] * (1 if name == "left alone" else 1 + 1e-3))
     before, after = judge.errors([]), judge.errors(moves[chosen])
     done = move(target, dict(moves[chosen]), values=False) if apply and moves[chosen] else None
     return Fitted(
@@ -245,7 +244,7 @@ def _elements(source: Weights, symmetries: Sequence[Symmetry], objective: str | 
     """The elements an objective chooses, in order; nothing is written."""
     found = equalize(FixedGauge(source), laws=list(symmetries), objective=objective)
     skipped |= found.skipped
-    return [(s, inverse(s.kind, element)) for s, element in reversed(list(found.moved.inverse.items()))]
+    return [(s, s.kind.inverse(element)) for s, element in reversed(list(found.moved.inverse.items()))]
 
 
 def _best_of_groups(moves: dict[str, Move], judge: _Judge) -> Move:

@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from conserved.symmetry import Leg, Symmetry, Tensors
+from conserved.symmetry import Leg, NoBestPointError, Symmetry, Tensors
 from conserved.transform.activations import ChannelSizes, check_statistic
-from conserved.transform.elements import acted, scales_rows, scaling_element
 from conserved.transform.moving import act_on, write
-from conserved.transform.objectives import Impossible, Objective, is_matrix, ranges
+from conserved.transform.objectives import Objective, is_matrix, ranges
 from conserved.transform.rounding import Noise, maker_noise, reader_noise
 
 SPACES = ("predicted", "gains", "all")
@@ -59,17 +58,17 @@ class Activation(Objective):
         s = self._asked(symmetry, reading, work)
         matrices = [leg for leg in makers(symmetry, reading) if is_matrix(leg)]
         if not matrices or self.spaces == "all":
-            return scaling_element(symmetry.kind, s)
+            return symmetry.kind.scaling_element(s)
         now = self._noise(symmetry, reading, matrices, work, self.sizes)
         for step in STEPS:
-            element = scaling_element(symmetry.kind, s**step)
+            element = symmetry.kind.scaling_element(s**step)
             trial = {name: work[name].clone() for name in symmetry.parameters}
             act_on(symmetry, element, trial)
             if self._noise(symmetry, reading, matrices, trial, self._moved(symmetry, element)).improves(
                 now, self.rounded
             ):
                 return element
-        raise Impossible("rounding is predicted to get noisier however far it is moved")
+        raise NoBestPointError("rounding is predicted to get noisier however far it is moved")
 
     def applied(self, symmetry: Symmetry, element: Tensor) -> None:
         self.sizes = self._moved(symmetry, element)
@@ -114,7 +113,7 @@ class Activation(Objective):
     def _moved(self, symmetry: Symmetry, element: Tensor) -> ChannelSizes:
         """The sizes of channels after an element has been applied."""
         found: dict[str, dict[str, Tensor]] = {key: dict(getattr(self.sizes, key)) for key in _MOVING}
-        s = acted(symmetry.kind, element, torch.ones(symmetry.n, 1, dtype=torch.float64), 1)[:, 0]
+        s = symmetry.kind.act(element, torch.ones(symmetry.n, 1, dtype=torch.float64), 1)[:, 0]
         for leg in self._reading(symmetry):
             name = leg.view.parameter
             for key, power in _MOVING.items():
@@ -143,7 +142,7 @@ def check_smoothing(alpha: int | float, statistic: str, spaces: str, rounded: st
 
 def _has_channels(symmetry: Symmetry, reading: Sequence[Leg]) -> bool:
     """Whether scaling a space scales channels that are read in one direction only."""
-    return scales_rows(symmetry.kind) and len({leg.degree for leg in reading}) == 1
+    return symmetry.kind.scales_rows and len({leg.degree for leg in reading}) == 1
 
 
 def readers(symmetry: Symmetry, sizes: Mapping[str, Tensor]) -> list[Leg]:

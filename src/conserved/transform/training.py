@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from conserved.laws import LawSet
 from conserved.symmetry import Degree, Kind, Symmetry
-from conserved.transform.elements import acted, inverse
 from conserved.transform.equalizing import Equalized, equalize
 from conserved.transform.moving import write
 from conserved.transform.objectives import Objective
@@ -79,7 +78,7 @@ class EqualizeEvery:
         if self.optimizer is not None:
             undone = list(self.last.moved.inverse.items())
             for symmetry, element in reversed(undone):
-                carry(symmetry, inverse(symmetry.kind, element), self.optimizer, dict(self.model.named_parameters()))
+                carry(symmetry, symmetry.kind.inverse(element), self.optimizer, dict(self.model.named_parameters()))
         return self.last
 
 
@@ -98,7 +97,7 @@ def carry(
                 continue
             matrix = leg.view.matrix(value).double()
             if key in FIRST:
-                moved = acted(symmetry.kind, element, matrix, -leg.degree)
+                moved = symmetry.kind.act(element.to(matrix.device), matrix, -leg.degree)
             else:
                 moved = _squares(symmetry.kind, element, leg.view.n, -leg.degree).to(matrix.device) @ matrix
             whole = value.detach().double().contiguous()
@@ -108,7 +107,7 @@ def carry(
 
 def _squares(kind: Kind, element: Tensor, n: int, degree: Degree) -> Float[Tensor, "n n"]:
     """The squared entries of the matrix that a leg of n rows is moved by."""
-    return acted(kind, element, torch.eye(n, dtype=torch.float64), degree).square()
+    return kind.act(element, torch.eye(n, dtype=torch.float64), degree).square()
 
 
 def write_direction(view: Any, tensor: Tensor, matrix: Tensor) -> None:

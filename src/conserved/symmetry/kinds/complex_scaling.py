@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -35,3 +37,25 @@ class ComplexScaling(Kind):
 
     def group(self, n: int, m: int) -> str:
         return f"(C*)^{n // 2}"
+
+    def inverse(self, g: Element) -> Element:
+        return 1 / g
+
+    def compose(self, later: Element, earlier: Element) -> Element:
+        return later * earlier
+
+    def element_problem(self, g: Element, name: str) -> str:
+        return "" if bool((g != 0).all()) else f"{name} scales by complex numbers other than zero; got zero."
+
+    def scaling_element(self, factors: Float[Tensor, " units"]) -> Element:
+        return factors.to(torch.complex128)
+
+    def row_scales(self, g: Element) -> Float[Tensor, "*n"] | None:
+        return g.real.repeat_interleave(2) if bool((g.imag == 0).all()) else None
+
+    def canonical_element(self, legs: Sequence[Tensor], degrees: Sequence[Degree]) -> Element | None:
+        """Return the phases at which sums of z|z|² over the first leg are real and positive."""
+        pairs = legs[0].unflatten(0, (-1, 2))
+        numbers = torch.complex(pairs[:, 0], pairs[:, 1])
+        total = (numbers * numbers.abs().square()).sum(1)
+        return torch.where(total.abs() > 0, total.conj() / total.abs().clamp_min(1e-300), torch.ones_like(total))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -19,6 +21,7 @@ class OneScale(Kind):
     products = RowProducts(faces="entries")
     weighted = True
     shared = "nothing"
+    positive = True
 
     def act(self, g: Element, a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g**degree * a
@@ -28,3 +31,21 @@ class OneScale(Kind):
 
     def group(self, n: int, m: int) -> str:
         return "R₊"
+
+    def inverse(self, g: Element) -> Element:
+        return 1 / g
+
+    def compose(self, later: Element, earlier: Element) -> Element:
+        return later * earlier
+
+    def element_problem(self, g: Element, name: str) -> str:
+        return "" if bool((g > 0).all()) else f"{name} scales by positive numbers; got {float(g.min()):g}."
+
+    def scaling_element(self, factors: Float[Tensor, " units"]) -> Element:
+        return factors.reshape(())
+
+    def row_scales(self, g: Element) -> Float[Tensor, "*n"] | None:
+        return g
+
+    def canonical_element(self, legs: Sequence[Tensor], degrees: Sequence[Degree]) -> Element | None:
+        return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -18,6 +20,7 @@ class Scaling(Kind):
     title = "positive scaling"
     products = RowProducts()
     weighted = True
+    positive = True
 
     def act(self, g: Element, a: Float[Tensor, "n m"], degree: Degree) -> Shaped[Tensor, "n m"]:
         return g[:, None] ** degree * a
@@ -27,3 +30,21 @@ class Scaling(Kind):
 
     def group(self, n: int, m: int) -> str:
         return f"(R₊)^{n}"
+
+    def inverse(self, g: Element) -> Element:
+        return 1 / g
+
+    def compose(self, later: Element, earlier: Element) -> Element:
+        return later * earlier
+
+    def element_problem(self, g: Element, name: str) -> str:
+        return "" if bool((g > 0).all()) else f"{name} scales by positive numbers; got {float(g.min()):g}."
+
+    def scaling_element(self, factors: Float[Tensor, " units"]) -> Element:
+        return factors
+
+    def row_scales(self, g: Element) -> Float[Tensor, "*n"] | None:
+        return g
+
+    def canonical_element(self, legs: Sequence[Tensor], degrees: Sequence[Degree]) -> Element | None:
+        return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -35,3 +37,23 @@ class Translation(Kind):
 
     def group(self, n: int, m: int) -> str:
         return f"(R^{m}, +)"
+
+    def inverse(self, g: Element) -> Element:
+        return -g
+
+    def compose(self, later: Element, earlier: Element) -> Element:
+        return later + earlier
+
+    def canonical_element(self, legs: Sequence[Tensor], degrees: Sequence[Degree]) -> Element | None:
+        return None
+
+    def least_norm_element(self, legs: Sequence[Tensor], degrees: Sequence[Degree]) -> Element:
+        """Return minus the weighted mean of the rows: the law p·Σ rows is zero there."""
+        total = torch.stack([degree * leg.sum(0) for leg, degree in zip(legs, degrees, strict=True)]).sum(0)
+        return -total / sum(degree**2 * len(leg) for leg, degree in zip(legs, degrees, strict=True))
+
+    def nearest_element(
+        self, wanted: Sequence[Tensor], legs: Sequence[Tensor], degrees: Sequence[Degree]
+    ) -> Element | None:
+        total = torch.stack([d * (a - b).sum(0) for d, a, b in zip(degrees, wanted, legs, strict=True)]).sum(0)
+        return total / sum(d**2 * len(a) for d, a in zip(degrees, wanted, strict=True))

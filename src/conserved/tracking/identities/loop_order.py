@@ -26,6 +26,9 @@ _SCALED = 100.0
 _SKIPPED = 2
 """Steps in a row without an optimizer step, gradients cleared in between, after which it is said."""
 
+_ENTRIES = 16
+"""Entries of each weight that say whether it moved."""
+
 _RATELESS = 2
 """Steps in a row at a rate of exactly zero, after steps at another, after which it is said."""
 
@@ -47,6 +50,11 @@ class LoopOrder(StepIdentity):
         self._advance: dict[int, int] = {}
         self._averaged: dict[int, tuple[int, float]] = {}
         self._gradients: tuple[int, ...] = ()
+        self._weights: Tensor | None = None
+        """Some entries of the weights at the last step that no optimizer made."""
+
+    def begin(self, step: TrainingStep) -> None:
+        self._weights = _some_weights(step)
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_state(step, optimizer)
@@ -83,8 +91,11 @@ class LoopOrder(StepIdentity):
     def _look_at_missing_steps(self, step: TrainingStep) -> None:
         """Report backward passes whose gradients are cleared without any step."""
         if self._stepped:
-            self._missed, self._gradients = 0, ()
+            self._missed, self._gradients, self._weights = 0, (), None
             return
+        before, self._weights = self._weights, _some_weights(step)
+        # Compiled steps run no hooks, and a loop may write its updates itself.
+        stayed = before is None or torch.equal(before, self._weights)
         gradients = [p.grad for o in step.optimizers for p in grouped_parameters(o) if p.grad is not None]
         now = tuple(id(g) for g in gradients[:4])
         plain = [g for g in gradients[:4] if is_plain(g) and on_host(g)]
@@ -92,7 +103,7 @@ class LoopOrder(StepIdentity):
         useful = bool(plain) and finite and any(bool(local(g).any()) for g in plain)
         # Gradients that are accumulated stay the same tensors; a scaler skips steps with infinities.
         renewed = not self._gradients or now != self._gradients
-        self._missed = self._missed + 1 if useful and step.passes and renewed else 0
+        self._missed = self._missed + 1 if useful and step.passes and renewed and stayed else 0
         self._gradients = now
         if self._missed == _SKIPPED:
             step.report(
@@ -214,6 +225,13 @@ class LoopOrder(StepIdentity):
                             "model did. Is its decay 1, or is it averaged with itself?",
                         )
                     )
+
+
+def _some_weights(step: TrainingStep) -> Tensor:
+    """Return a few entries of each weight that optimizers hold and the host can read."""
+    weights = [p.detach() for o in step.optimizers for p in grouped_parameters(o) if is_plain(p) and on_host(p)]
+    samples = [local(p).flatten()[:_ENTRIES].double() for p in weights]
+    return torch.cat(samples) if samples else torch.zeros(0, dtype=torch.float64)
 
 
 def _readable(rate: Any) -> bool:

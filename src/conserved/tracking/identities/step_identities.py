@@ -21,7 +21,7 @@ from conserved.tracking.identities.loop_order import LoopOrder
 from conserved.tracking.identities.outside_writes import OutsideWrites
 from conserved.tracking.identities.own_gradients import OwnGradients
 from conserved.tracking.identities.restored_state import RestoredState
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_outermost_step
 from conserved.tracking.identities.update_rule import UpdateRule
 
 FORWARD = "passes of identities"
@@ -54,8 +54,6 @@ class StepIdentities:
         """Seconds that each identity took so far."""
         self.spoiled = False
         """Whether the gradients of the step under way do not belong to it, so that no law of theirs can hold."""
-        self._depth: dict[int, int] = {}
-        """By optimizer, how many `step` methods are under way: one that calls its base class's runs hooks twice."""
         self._boundary, self._began = boundary, time.perf_counter()
         self._handles = [
             called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward)),
@@ -73,15 +71,13 @@ class StepIdentities:
 
     def before_optimizer(self, optimizer: Optimizer, *, closure: bool) -> None:
         """An optimizer is about to step."""
-        self._depth[id(optimizer)] = self._depth.get(id(optimizer), 0) + 1
-        if self._depth[id(optimizer)] == 1:
+        if is_outermost_step(optimizer):
             self.step.closure, self.step.thorough = closure, self._within_budget()
             self._ask("before_optimizer", optimizer)
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
-        self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
-        if self._depth[id(optimizer)] == 0:
+        if is_outermost_step(optimizer):
             self._ask("after_optimizer", optimizer)
 
     def after_step(self) -> None:
@@ -90,7 +86,6 @@ class StepIdentities:
         self.step.receive()
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False
-        self._depth.clear()
 
     def restart(self) -> None:
         """Weights were loaded: forget what was remembered of them."""

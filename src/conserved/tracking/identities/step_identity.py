@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -13,6 +14,9 @@ from torch.optim import Optimizer
 
 from conserved.moment import HostCopy
 from conserved.tracking.identities.finding import StepFinding
+
+_OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
+"""The file that defines the wrapper of `step`."""
 
 Decide = Callable[[Tensor], Iterable[StepFinding]]
 """Given numbers that have arrived on the host, yields findings about them."""
@@ -111,6 +115,21 @@ def distributed() -> bool:
 def grouped_parameters(optimizer: Optimizer) -> list[Tensor]:
     """Return the tensors of all groups of an optimizer."""
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def is_outermost_step(optimizer: Optimizer) -> bool:
+    """Return whether one `step` method of the optimizer is under way, and not one that another one of it calls.
+
+    PyTorch wraps the `step` of every class, so that one that calls its base class's runs hooks twice. A counter of
+    hooks would be off for ever after a step that raises, as no hook runs then.
+    """
+    frame, calls = sys._getframe(), 0
+    while frame is not None and calls < 2:
+        if frame.f_code.co_filename == _OPTIMIZER_FILE and frame.f_code.co_name == "wrapper":
+            args = frame.f_locals.get("args", ())
+            calls += bool(args) and args[0] is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return calls < 2
 
 
 def named_tensors(model: nn.Module, optimizers: Iterable[Optimizer] = ()) -> dict[int, str]:
