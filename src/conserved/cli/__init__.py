@@ -17,13 +17,28 @@ from conserved.cli import (
     report,
     reproduce,
     transform,
+    watch,
 )
 from conserved.cli.app import BAD_USAGE, INTERNAL, app, say
 from conserved.errors import InvalidInputError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = (laws, discover, certify, check, audit, checkpoints, transform, attention, claims, reproduce, report, demo)
+COMMANDS = (
+    laws,
+    discover,
+    certify,
+    check,
+    audit,
+    checkpoints,
+    transform,
+    attention,
+    claims,
+    reproduce,
+    report,
+    watch,
+    demo,
+)
 """Importing a command registers it. What a command computes with it imports when it runs, so that `--help`, `--version`
 and completion answer at once."""
 
