@@ -1,4 +1,4 @@
-"""Models of three makers at the sizes people train: transformers, litgpt and one file written by hand."""
+"""Models of several makers at the sizes people train: transformers, litgpt and one file written by hand."""
 
 from __future__ import annotations
 
@@ -132,6 +132,23 @@ def _mixtral(size: str, vocabulary: int) -> nn.Module:
     return MixtralForCausalLM(config)
 
 
+def _gpt2(size: str, vocabulary: int) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    width, _, layers, heads, _ = WIDTHS[size]
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        n_positions=1024,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    return GPT2LMHeadModel(config)
+
+
 def _litgpt(size: str, vocabulary: int) -> nn.Module:
     config_class = importlib.import_module("litgpt.config").Config
     model_class = importlib.import_module("litgpt.model").GPT
@@ -195,6 +212,14 @@ def _mixtral_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]
     return _rows(model, size) | {"router, one expert": (router, slice(1, 2))}
 
 
+def _gpt2_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
+    return {
+        "gain": (_named(model, "ln_1.weight"), slice(None)),
+        "output projection": (_named(model, "attn.c_proj.weight"), slice(None)),
+        "embedding rows": (_named(model, "wte.weight"), slice(0, 200)),
+    }
+
+
 def _litgpt_targets(model: nn.Module, size: str) -> dict[str, tuple[str, slice]]:
     width, _, _, heads, groups = WIDTHS[size]
     head = width // heads
@@ -238,6 +263,7 @@ def _plain_logits(model: nn.Module, tokens: Tensor) -> Tensor:
 MAKERS = {
     "llama": Maker(build=_llama, logits=_library_logits, targets=_llama_targets),
     "mixtral": Maker(build=_mixtral, logits=_library_logits, targets=_mixtral_targets),
+    "gpt2": Maker(build=_gpt2, logits=_library_logits, targets=_gpt2_targets),
     "litgpt": Maker(build=_litgpt, logits=_plain_logits, targets=_litgpt_targets),
     "hand": Maker(build=_hand, logits=_plain_logits, targets=_hand_targets),
 }

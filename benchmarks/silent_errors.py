@@ -27,10 +27,10 @@ from measure import commit, machine, save
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from conserved import Monitor
-from error_programs import loops, replicas, updates
+from error_programs import flows, frameworks, loops, processes, replicas, settings, states, updates
 from error_programs.case import CASES, Case
 
-PROGRAMS = (loops, updates, replicas)
+PROGRAMS = (loops, updates, flows, settings, states, frameworks, replicas, processes)
 """The modules that fill the table."""
 
 
@@ -105,13 +105,15 @@ def run_together(cases: list[Case]) -> list[dict[str, Any]]:
 def main() -> None:
     """Run the table, print what is not as it should be, save all."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="a part of the names of errors")
+    parser.add_argument("--modules", nargs="*", default=[], help="the modules of tests/error_programs to run")
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("conserved").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    chosen = [one for one in CASES if given.only in one.name]
+    wanted = {f"error_programs.{name}" for name in given.modules}
+    chosen = [one for one in CASES if given.only in one.name and (not wanted or one.program.__module__ in wanted)]
     began = time.perf_counter()
     rows = [run_alone(one) for one in chosen if one.processes == 1]
     together = [one for one in chosen if one.processes == 2]

@@ -1,6 +1,6 @@
-"""Default monitors on Megatron Core over two processes: right gradients are verified, planted defects are seen.
+"""Training runs on Megatron Core: right ones, and real defects of it planted as their reports describe them.
 
-    python benchmarks/stack_megatron.py --package FOLDER      # of `pip install --no-deps --target FOLDER megatron-core`
+    PYTHONPATH=FOLDER python benchmarks/stack_table.py --stack stack_megatron      # FOLDER has megatron-core, --no-deps
 
 Megatron Core asks for CUDA in a few places. The modules that do get a stand-in for `torch` here that makes such tensors
 on the processor; nothing of torch itself is replaced, except the current device and waiting for it.
@@ -8,48 +8,46 @@ on the processor; nothing of torch itself is replaced, except the current device
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import json
-import sys
-import tempfile
-import time
 import types
-from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 import conserved
-from measure import RESULTS, save
+from stack_configurations import Training, configuration
 
-WORLD, STEPS, VOCABULARY, LENGTH = 2, 2, 64, 16
+# Before Megatron is prepared: both import modules of torch that are compiled.
+_ = conserved.Monitor, conserved.recognize
+
+CORE = "megatron.core."
+VOCABULARY, LENGTH, MICRO = 64, 16, 2
 ON_DEVICE = (
     "utils",
     "optimizer.optimizer",
     "optimizer.clip_grads",
     "optimizer.grad_scaler",
+    "optimizer.distrib_optimizer",
     "pipeline_parallel.schedules",
     "pipeline_parallel.p2p_communication",
+    "transformer.moe.moe_utils",
+    "transformer.moe.router",
+    "transformer.moe.token_dispatcher",
+    "transformer.moe.experts",
+    "transformer.attention",
+    "transformer.multi_latent_attention",
+    "models.common.embeddings.rotary_pos_embedding",
+    "models.common.embeddings.yarn_rotary_pos_embedding",
+    "distributed.param_and_grad_buffer",
+    "distributed.distributed_data_parallel",
 )
-TENSOR = {"tensor_model_parallel_size": 2}
-CASES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
-    "data parallel": ({}, {}),
-    "TP": (TENSOR, {}),
-    "TP+SP": (TENSOR, {"sequence_parallel": True}),
-    "TP, query and key norms": (TENSOR, {"qk_layernorm": True}),
-}
-DEFECTS = {
-    "TP+SP": "final norm not marked sequence_parallel (Megatron-LM #1446)",
-    "TP": "input gradient of column-parallel layers not reduced",
-    "TP, query and key norms": "query and key norms not reduced over TP (NeMo-RL #3716)",
-    "data parallel": "gradients not reduced over data parallelism",
-}
+"""Modules that make tensors on the device "cuda"; releases differ in which of them they have."""
+
+DEFECTS: dict[str, str] = {}
+"""By name of a configuration with a defect, that of its correct twin."""
 
 
 class OnProcessor(types.ModuleType):
@@ -57,7 +55,7 @@ class OnProcessor(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         original = getattr(torch, name)
-        if name not in ("tensor", "zeros", "empty", "ones", "full"):
+        if name not in ("tensor", "zeros", "empty", "ones", "full", "arange", "zeros_like", "empty_like"):
             return original
 
         def make(*args: Any, **kwargs: Any) -> Any:
@@ -68,90 +66,180 @@ class OnProcessor(types.ModuleType):
         return make
 
 
-def prepare(package: str) -> None:
-    """Make Megatron Core importable and runnable on the processor."""
-    sys.path.insert(0, package)
+class NoStream:
+    """A stream of a device that is not there."""
+
+    def wait_stream(self, other: Any) -> None:
+        """Wait for nothing."""
+
+
+def _accept_processor(owner: type) -> None:
+    """Let methods of optimizers, which name types of CUDA tensors, accept those of the processor."""
+    for method in list(vars(owner).values()):
+        function = getattr(method, "__func__", method)
+        if isinstance(function, types.FunctionType):
+            function.__code__ = _without_cuda(function.__code__)
+
+
+def _without_cuda(value: Any) -> Any:
+    """Return a constant of a program with "torch.cuda." replaced by "torch."."""
+    if isinstance(value, str):
+        return value.replace("torch.cuda.", "torch.") if value.endswith("Tensor") else value
+    if isinstance(value, tuple):
+        return tuple(map(_without_cuda, value))
+    if isinstance(value, types.CodeType):
+        return value.replace(co_consts=tuple(map(_without_cuda, value.co_consts)))
+    return value
+
+
+def prepare() -> None:
+    """Make Megatron Core runnable on the processor."""
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None
     for name in ON_DEVICE:
-        vars(importlib.import_module(f"megatron.core.{name}"))["torch"] = OnProcessor("torch")
+        with contextlib.suppress(ImportError):
+            vars(importlib.import_module(CORE + name))["torch"] = OnProcessor("torch")
+    cuda: Any = torch.cuda
+    cuda.Stream = cuda.current_stream = lambda *_, **__: NoStream()
+    cuda.stream = lambda *_: contextlib.nullcontext()
+    random: Any = importlib.import_module(CORE + "tensor_parallel.random")
+    for name in ("_get_cuda_rng_state", "get_cuda_rng_state"):
+        setattr(random, name, lambda *_, **__: torch.get_rng_state())
+    random._set_cuda_rng_state = lambda state, *_, **__: None
+    for name in ("optimizer.distrib_optimizer", "optimizer.optimizer"):
+        for owner in vars(importlib.import_module(CORE + name)).values():
+            if isinstance(owner, type) and owner.__module__ == CORE + name:
+                _accept_processor(owner)
+    with contextlib.suppress(ImportError):
+        # Routers ask whether Transformer Engine has it, in a module that does not define it without.
+        vars(importlib.import_module(CORE + "transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
     tracker: Any = importlib.import_module("megatron.core.tensor_parallel.random").CudaRNGStatesTracker
     tracker.fork = lambda self, name=None: contextlib.nullcontext()
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
     norm: Any = importlib.import_module("megatron.core.transformer.torch_norm").WrappedTorchNorm
 
     def make_norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
-        made = torch.nn.RMSNorm(hidden_size, eps)
-        vars(made.weight)["sequence_parallel"] = config.sequence_parallel
+        made: torch.nn.Module = torch.nn.RMSNorm(hidden_size, eps)
+        if config.normalization == "LayerNorm":
+            made = torch.nn.LayerNorm(hidden_size, eps)
+        for parameter in made.parameters():
+            vars(parameter)["sequence_parallel"] = config.sequence_parallel
         return made
 
     norm.__new__ = staticmethod(make_norm)
 
 
-def build(parallel: dict[str, int], options: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Return configuration, model and optimizer of a small gated transformer."""
-    core = "megatron.core."
-    state = importlib.import_module(core + "parallel_state")
-    state.destroy_model_parallel()
-    state.initialize_model_parallel(**parallel)
-    config = importlib.import_module(core + "transformer.transformer_config").TransformerConfig(
-        num_layers=2,
-        hidden_size=32,
-        num_attention_heads=4,
-        num_query_groups=2,
-        ffn_hidden_size=48,
-        use_cpu_initialization=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        add_bias_linear=False,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        normalization="RMSNorm",
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-        pipeline_dtype=torch.float32,
-        **parallel,
-        **options,
+VERSION: str = importlib.import_module(CORE + "package_info").__version__
+prepare()
+
+
+def make_config(parallel: dict[str, int], options: dict[str, Any]) -> Any:
+    """Return the configuration of a small transformer."""
+    settings: dict[str, Any] = {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_query_groups": 2,
+        "ffn_hidden_size": 48,
+        "use_cpu_initialization": True,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "normalization": "RMSNorm",
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "apply_rope_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "persist_layer_norm": False,
+        "pipeline_dtype": torch.float32,
+    }
+    return importlib.import_module(CORE + "transformer.transformer_config").TransformerConfig(
+        **(settings | parallel | options)
     )
-    torch.manual_seed(0)
-    spec = importlib.import_module(core + "models.gpt.gpt_layer_specs").get_gpt_layer_local_spec(
-        qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
-    )
+
+
+def make_chunk(config: Any, chunk: int | None, *, shared: bool) -> Any:
+    """Return the model of this process, or one of its virtual stages."""
+    state = importlib.import_module(CORE + "parallel_state")
+    specs = importlib.import_module(CORE + "models.gpt.gpt_layer_specs")
+    experts = getattr(config, "num_moe_experts", None)
+    spec = specs.get_gpt_layer_local_spec(num_experts=experts, moe_grouped_gemm=False, qk_layernorm=config.qk_layernorm)
+    more: dict[str, Any] = {}
+    if chunk is not None:
+        state.set_virtual_pipeline_model_parallel_rank(chunk)
+        more = {"vp_stage": chunk} if "0.12" not in VERSION else {}
     stage, stages = state.get_pipeline_model_parallel_rank(), state.get_pipeline_model_parallel_world_size()
-    model = importlib.import_module(core + "models.gpt").GPTModel(
+    virtual = state.get_virtual_pipeline_model_parallel_world_size() or 1
+    first = stage == 0 and (chunk or 0) == 0
+    last = stage == stages - 1 and (chunk is None or chunk == virtual - 1)
+    return importlib.import_module(CORE + "models.gpt").GPTModel(
         config,
         spec,
         VOCABULARY,
         LENGTH,
-        pre_process=stage == 0,
-        post_process=stage == stages - 1,
+        pre_process=first,
+        post_process=last,
         position_embedding_type="rope",
-        share_embeddings_and_output_weights=False,
+        share_embeddings_and_output_weights=shared,
+        **more,
     )
-    distributed = importlib.import_module(core + "distributed")
-    wrapped = distributed.DistributedDataParallel(config, distributed.DistributedDataParallelConfig(), model)
-    optimizers = importlib.import_module(core + "optimizer")
-    settings = optimizers.OptimizerConfig(optimizer="adam", lr=1e-3, clip_grad=0.0)
+
+
+def build(
+    rank: int,
+    world: int,
+    parallel: dict[str, int],
+    options: dict[str, Any] | None = None,
+    *,
+    shared: bool = False,
+    distributed_optimizer: bool = False,
+    plant: Callable[[Any, list[Any]], None] | None = None,
+) -> Training:
+    """Return a run as Megatron's own training loop makes it."""
+    state = importlib.import_module(CORE + "parallel_state")
+    state.destroy_model_parallel()
+    state.initialize_model_parallel(**parallel)
+    config = make_config(parallel, options or {})
+    torch.manual_seed(0)
+    virtual = parallel.get("virtual_pipeline_model_parallel_size")
+    numbers: list[int | None] = [None] if virtual is None else list(range(virtual))
+    chunks = [make_chunk(config, number, shared=shared) for number in numbers]
+    distributed = importlib.import_module(CORE + "distributed")
+    settings = distributed.DistributedDataParallelConfig(use_distributed_optimizer=distributed_optimizer)
+    models = [
+        distributed.DistributedDataParallel(config, settings, chunk, disable_bucketing=number > 0)
+        for number, chunk in enumerate(chunks)
+    ]
+    optimizers = importlib.import_module(CORE + "optimizer")
+    adam = optimizers.OptimizerConfig(
+        optimizer="adam", lr=1e-3, clip_grad=0.0, use_distributed_optimizer=distributed_optimizer
+    )
+    optimizer = optimizers.get_megatron_optimizer(adam, models)
     config.finalize_model_grads_func = distributed.finalize_model_grads
-    return config, wrapped, optimizers.get_megatron_optimizer(settings, [wrapped])
+    if plant is not None:
+        plant(config, models)
+    schedule = importlib.import_module(CORE + "pipeline_parallel").get_forward_backward_func()
 
+    def step(number: int) -> None:
+        for model in models:
+            model.zero_grad_buffer()
+        optimizer.zero_grad()
+        data = [batches(number, state.get_data_parallel_rank()) for _ in models]
+        schedule(
+            forward_step_func=forward,
+            data_iterator=data if virtual else data[0],
+            model=models if virtual else models[:1],
+            num_microbatches=MICRO,
+            seq_length=LENGTH,
+            micro_batch_size=2,
+            forward_only=False,
+        )
+        optimizer.step()
 
-def plant(name: str, config: Any, model: Any) -> None:
-    """Plant the defect of a case."""
-    if name == "TP+SP":
-        model.module.decoder.final_layernorm.weight.sequence_parallel = False
-    elif name == "TP":
-        for module in model.modules():
-            if hasattr(module, "allreduce_dgrad"):
-                # Without the second, the layer falls back to a copy whose backward reduces.
-                module.allreduce_dgrad, module.disable_grad_reduce = False, True
-    elif name == "data parallel":
-        model.finish_grad_sync = lambda **_: None
-    else:
-        config.qk_layernorm = False
+    return Training(models[0] if len(models) == 1 else models, optimizer, step, MICRO)
 
 
 def batches(seed: int, rank: int) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -172,84 +260,193 @@ def forward(data: Iterator[tuple[torch.Tensor, ...]], model: Any) -> tuple[Any, 
     )
 
 
-def run(name: str, planted: bool, watched: bool = True) -> dict[str, Any]:
-    """Train a few steps and say what the monitor of this process saw."""
-    config, model, optimizer = build(*CASES[name])
-    if planted:
-        plant(name, config, model)
-    monitor = conserved.Monitor(model, optimizer) if watched else None
-    state = importlib.import_module("megatron.core.parallel_state")
-    schedule = importlib.import_module("megatron.core.pipeline_parallel").get_forward_backward_func()
-    seconds = []
-    for step in range(STEPS):
-        began = time.perf_counter()
-        model.zero_grad_buffer()
-        optimizer.zero_grad()
-        schedule(
-            forward_step_func=forward,
-            data_iterator=batches(step, state.get_data_parallel_rank()),
-            model=[model],
-            num_microbatches=2,
-            seq_length=LENGTH,
-            micro_batch_size=2,
-            forward_only=False,
-        )
-        optimizer.step()
-        if monitor is not None:
-            monitor.step()
-        seconds.append(time.perf_counter() - began)
-    if monitor is None:
-        return {"step_seconds": seconds[-1]}
-    audit = monitor.last_audit
-    record = {
-        "rank": dist.get_rank(),
-        "laws_tested": 0 if audit is None else audit.tested,
-        "coverage": None if audit is None else audit.coverage.parameters,
-        "verdict": None if audit is None else audit.verdict.status.value,
-        "bytes_sent": None if audit is None else audit.moved_bytes,
-        "step_seconds": seconds[-1],
-        "state": monitor.state,
-        "alarms": [{"step": a.step, "code": a.code, "law": a.law, "message": a.message} for a in monitor.alarms],
-    }
-    monitor.close()
-    return record
+def _unmarked(word: str) -> Callable[[Any, list[Any]], None]:
+    """Parameters of a name lose the mark that lets their gradients be summed over tensor parallelism."""
+
+    def plant(config: Any, models: list[Any]) -> None:
+        for model in models:
+            for name, parameter in model.named_parameters():
+                if word in name:
+                    parameter.sequence_parallel = False
+
+    return plant
 
 
-def work(rank: int, meeting: str, package: str, folder: str) -> None:
-    """Run all cases on one of the processes."""
-    torch.set_num_threads(1)
-    # Before Megatron is prepared: both import modules of torch that are compiled.
-    _ = conserved.Monitor, conserved.recognize
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=100)
-    )
-    prepare(package)
-    results: list[dict[str, Any]] = []
-    for name in CASES:
-        plain = run(name, planted=False, watched=False)["step_seconds"]
-        results.append({"case": name, "defect": None, "plain_step_seconds": plain} | run(name, planted=False))
-        if name in DEFECTS:
-            results.append({"case": name, "defect": DEFECTS[name]} | run(name, planted=True))
-        Path(folder, f"{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+def _keep_input_gradients(config: Any, models: list[Any]) -> None:
+    """Column-parallel layers do not sum the gradient of their input."""
+    for model in models:
+        for module in model.modules():
+            if hasattr(module, "allreduce_dgrad"):
+                # Without the second, the layer falls back to a copy whose backward reduces.
+                module.allreduce_dgrad, module.disable_grad_reduce = False, True
 
 
-def main() -> None:
-    """Run, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--package", required=True)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(work, args=(f"{folder}/meeting", options.package, folder), nprocs=WORLD)
-        rows = [row for rank in range(WORLD) for row in json.loads(Path(folder, f"{rank}.json").read_text())]
-    sys.path.insert(0, options.package)
-    version = importlib.import_module("megatron.core.package_info").__version__
-    for row in rows:
-        seen = "; ".join(f"step {a['step']} {a['code']} {a['law']}" for a in row["alarms"]) or "silent"
-        print(f"rank {row['rank']}  {row['case']:26} {row['defect'] or 'right':55} {row['verdict']}  {seen}")
-    print(save("stack_megatron", {"megatron_core": version, "processes": WORLD, "runs": rows}, options.out))
+def _skip_data_parallel(config: Any, models: list[Any]) -> None:
+    for model in models:
+        model.finish_grad_sync = lambda *_, **__: None
 
 
-if __name__ == "__main__":
-    main()
+def _forget_norms(config: Any, models: list[Any]) -> None:
+    config.qk_layernorm = False
+
+
+def _replace_finalizer(name: str) -> Callable[[Any, list[Any]], None]:
+    """One of the reductions at the end of a backward pass is left out."""
+
+    def plant(config: Any, models: list[Any]) -> None:
+        module = importlib.import_module(CORE + "distributed.finalize_model_grads")
+        assert hasattr(module, name), name
+        setattr(module, name, lambda *_, **__: None)
+
+    return plant
+
+
+def _reduce_before_embeddings(config: Any, models: list[Any]) -> None:
+    """Embedding gradients are summed over the pipeline after they were scattered over data parallelism (#844)."""
+    module = importlib.import_module(CORE + "distributed.finalize_model_grads")
+    finalize, summed = module.finalize_model_grads, module._allreduce_word_embedding_grads
+
+    def late(*args: Any, **kwargs: Any) -> None:
+        module._allreduce_word_embedding_grads = lambda *_, **__: None
+        finalize(*args, **kwargs)
+        module._allreduce_word_embedding_grads = summed
+
+    config.finalize_model_grads_func = late
+
+
+def _mark_experts(config: Any, models: list[Any]) -> None:
+    """Experts are taken for replicated parameters, before their gradients are reduced."""
+    for model in models:
+        for group in getattr(model, "expert_parallel_bucket_groups", ()):
+            group.gradient_scaling_factor = 1.0
+            for bucket in group.buckets:
+                bucket.gradient_scaling_factor = 1.0
+
+
+def _lose_hook(config: Any, models: list[Any]) -> None:
+    """One gradient is written again after it was reduced, from this process alone."""
+    finalize = config.finalize_model_grads_func
+
+    def late(*args: Any, **kwargs: Any) -> None:
+        finalize(*args, **kwargs)
+        parameter = next(p for n, p in models[0].named_parameters() if "norm" in n)
+        parameter.main_grad.mul_(1 + torch.distributed.get_rank())
+
+    config.finalize_model_grads_func = late
+
+
+def register(name: str, processes: int, defects: dict[str, Callable[[Any, list[Any]], None]], **options: Any) -> None:
+    """Register a right run and its defects."""
+    title = f"Megatron Core {VERSION}, {name}"
+    configuration(title, processes)(partial(build, **options))
+    for words, plant in defects.items():
+        DEFECTS[f"defect: {words} ({title})"] = title
+        configuration(f"defect: {words} ({title})", processes)(partial(build, **options, plant=plant))
+
+
+_TENSOR = {"tensor_model_parallel_size": 2}
+_RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+_PIPELINE = {"pipeline_model_parallel_size": 2}
+_MOE = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_token_dispatcher_type": "alltoall"}
+_MOE |= {"moe_router_load_balancing_type": "none", "moe_ffn_hidden_size": 48}
+register(
+    "DP",
+    2,
+    {"gradients not reduced over data parallelism": _skip_data_parallel, "a gradient changed afterwards": _lose_hook},
+    parallel={},
+)
+register(
+    "DP, distributed optimizer",
+    2,
+    {"gradients not reduced": _skip_data_parallel},
+    parallel={},
+    distributed_optimizer=True,
+)
+register("TP", 2, {"input gradients of columns not reduced": _keep_input_gradients}, parallel=_TENSOR)
+register(
+    "TP, LayerNorm, biases",
+    2,
+    {},
+    parallel=_TENSOR,
+    options={"normalization": "LayerNorm", "add_bias_linear": True, "gated_linear_unit": False},
+)
+register(
+    "TP+SP",
+    2,
+    {
+        "final norm not marked sequence_parallel, #1446": _unmarked("final_layernorm"),
+        "norms before feed-forward not marked": _unmarked("pre_mlp_layernorm"),
+    },
+    parallel=_TENSOR,
+    options={"sequence_parallel": True},
+)
+register(
+    "TP+SP, biases",
+    2,
+    {"biases of row-parallel layers not marked": _unmarked("linear_fc2.bias")},
+    parallel=_TENSOR,
+    options={"sequence_parallel": True, "add_bias_linear": True},
+)
+register(
+    "TP, query and key norms",
+    2,
+    {"query and key norms not reduced, NeMo-RL #3716": _forget_norms},
+    parallel=_TENSOR,
+    options={"qk_layernorm": True},
+)
+register("TP, shared embedding", 2, {}, parallel=_TENSOR, shared=True)
+register(
+    "TP, recomputation",
+    2,
+    {},
+    parallel=_TENSOR,
+    options={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+)
+register("PP", 2, {}, parallel=_PIPELINE)
+register(
+    "PP, shared embedding",
+    2,
+    {"embedding gradients not summed over the pipeline": _replace_finalizer("_allreduce_word_embedding_grads")},
+    parallel=_PIPELINE,
+    shared=True,
+)
+register(
+    "PP, virtual stages",
+    2,
+    {},
+    parallel=_PIPELINE | {"virtual_pipeline_model_parallel_size": 2},
+    options={"num_layers": 4},
+)
+register("TP x PP", 4, {}, parallel=_TENSOR | _PIPELINE)
+register("TP x DP", 4, {"gradients not reduced": _skip_data_parallel}, parallel=_TENSOR)
+register(
+    "TP+SP x DP, distributed optimizer",
+    4,
+    {},
+    parallel=_TENSOR,
+    options={"sequence_parallel": True},
+    distributed_optimizer=True,
+)
+register(
+    "PP x DP, shared embedding, distributed optimizer",
+    4,
+    {"embedding gradients summed after they were scattered, #844": _reduce_before_embeddings},
+    parallel=_PIPELINE,
+    shared=True,
+    distributed_optimizer=True,
+)
+register("MoE", 2, {}, parallel={}, options=_MOE)
+register(
+    "EP",
+    2,
+    {"gradients of experts not divided": _mark_experts},
+    parallel={"expert_model_parallel_size": 2},
+    options=_MOE,
+)
+register(
+    "EP x TP+SP",
+    4,
+    {"router not marked sequence_parallel": _unmarked("router")},
+    parallel=_TENSOR | {"expert_model_parallel_size": 2},
+    options=_MOE | {"sequence_parallel": True},
+)

@@ -1,9 +1,10 @@
 """A default monitor on parallel stacks: does every correct run stay silent, with the laws of one process?
 
-    python benchmarks/stack_table.py [PATTERN …] [--torchtitan]
+    python benchmarks/stack_table.py [PATTERN …] [--stack MODULE …] [--unwatched]
 
-Every configuration runs with two or four processes of gloo, each pair forked anew. Runs of torchtitan need it on the
-path (`pip install --no-deps --target FOLDER torchtitan==0.2.2`, and tyro, torchdata, datasets beside it).
+Every configuration runs with two or four processes of gloo, each pair forked anew. A stack is a module of this folder
+that registers configurations; those of a package need it on the path (`pip install --no-deps --target FOLDER
+torchtitan==0.2.2`, and what it imports beside it). Without a monitor, runs show what the package does by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 import conserved
-from measure import commit, machine, save
+from measure import RESULTS, commit, machine, save
 from stack_configurations import CONFIGURATIONS
 
 STEPS = 6
@@ -33,7 +34,7 @@ LONGEST = 120.0
 """Seconds after which a run counts as hanging."""
 
 
-def work(rank: int, world: int, name: str, folder: str, modules: list[str]) -> None:
+def work(rank: int, world: int, name: str, folder: str, modules: list[str], watched: bool) -> None:
     """Train with a default monitor as one of several processes, and write what it said to a file."""
     log = open(f"{folder}/{rank}.log", "w", buffering=1)  # noqa: SIM115
     os.dup2(log.fileno(), 1)
@@ -46,7 +47,7 @@ def work(rank: int, world: int, name: str, folder: str, modules: list[str]) -> N
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
         for module in modules:
             importlib.import_module(module)
-        result |= watch(name, rank, world)
+        result |= train(name, rank, world, watched=watched)
     except BaseException as problem:
         # A benchmark reports whatever a run raises.
         result["error"] = repr(problem)[:300]
@@ -56,38 +57,53 @@ def work(rank: int, world: int, name: str, folder: str, modules: list[str]) -> N
     os._exit(0)
 
 
-def watch(name: str, rank: int, world: int) -> dict[str, Any]:
-    """Train a configuration with the two lines of a default monitor."""
+def train(name: str, rank: int, world: int, *, watched: bool) -> dict[str, Any]:
+    """Train a configuration with the two lines of a default monitor, or without them."""
     training = CONFIGURATIONS[name][1](rank, world)
-    monitor = conserved.Monitor(training.model, training.optimizer)
+    monitor = conserved.Monitor(training.model, training.optimizer) if watched else None
     seconds = []
     for number in range(STEPS):
         began = time.perf_counter()
         training.step(number)
-        middle = time.perf_counter()
-        monitor.step()
-        seconds.append((middle - began, time.perf_counter() - middle))
+        if monitor is not None:
+            monitor.step()
+        seconds.append(time.perf_counter() - began)
+    median = sorted(seconds[1:])[len(seconds) // 2 - 1]
+    if monitor is None:
+        return {"step_seconds": median}
     last = monitor.last_audit
-    found = {
+    record = {
         "laws": len(monitor.laws),
-        "coverage": float(last.coverage.share) if last is not None and hasattr(last.coverage, "share") else None,
-        "tested": "" if last is None else str(last.coverage).splitlines()[0],
+        "tested": 0 if last is None else last.tested,
+        "coverage": None if last is None else last.coverage.parameters,
+        "summary": "" if last is None else str(last.coverage).splitlines()[0],
+        "bytes_sent": None if last is None else last.moved_bytes,
         "verdicts": [entry.status for entry in monitor.audits],
         "alarms": [
-            {"step": one.step, "code": one.code, "law": one.law, "message": one.message} for one in monitor.alarms
+            {
+                "step": alarm.step,
+                "code": alarm.code,
+                "law": alarm.law,
+                "tensor": alarm.tensor,
+                "rank": alarm.rank,
+                "message": alarm.message,
+            }
+            for alarm in monitor.alarms
         ],
         "state": monitor.state,
-        "last step, seconds": seconds[-1],
+        "step_seconds": median,
     }
     monitor.close()
-    return found
+    return record
 
 
-def run(name: str, world: int, modules: list[str]) -> dict[str, Any]:
+def run(name: str, world: int, modules: list[str], *, watched: bool = True) -> dict[str, Any]:
     """Run a configuration and return what its processes said; the first speaks for laws and verdict."""
     folder = tempfile.mkdtemp(prefix="stack-")
     context = multiprocessing.get_context("forkserver")
-    processes = [context.Process(target=work, args=(rank, world, name, folder, modules)) for rank in range(world)]
+    processes = [
+        context.Process(target=work, args=(rank, world, name, folder, modules, watched)) for rank in range(world)
+    ]
     for process in processes:
         process.start()
     end = time.time() + LONGEST
@@ -96,12 +112,16 @@ def run(name: str, world: int, modules: list[str]) -> dict[str, Any]:
     hangs = [rank for rank, process in enumerate(processes) if process.is_alive()]
     for process in processes:
         process.kill()
+    logs = {rank: Path(f"{folder}/{rank}.log") for rank in range(world)}
+    if hangs or os.environ.get("STACK_LOGS"):
+        for rank, log in logs.items():
+            print(f"--- rank {rank}\n{log.read_text()[-4000:] if log.exists() else ''}")
     files = [Path(f"{folder}/{rank}.json") for rank in range(world)]
     said: list[dict[str, Any]] = [
         json.loads(one.read_text()) if one.exists() else {"error": "no result"} for one in files
     ]
     errors = [one["error"] for one in said if "error" in one]
-    alarms = [alarm | {"rank": rank} for rank, one in enumerate(said) for alarm in one.get("alarms", [])]
+    alarms = [alarm | {"reported_by": rank} for rank, one in enumerate(said) for alarm in one.get("alarms", [])]
     return {"processes": world, "hangs": hangs, "errors": errors, **said[0], "alarms": alarms}
 
 
@@ -109,26 +129,34 @@ def main() -> None:
     """Run all configurations, or those whose names match a pattern, and save the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("patterns", nargs="*")
-    parser.add_argument("--torchtitan", action="store_true")
+    parser.add_argument("--stack", action="append", default=[], help="modules that register configurations")
+    parser.add_argument("--unwatched", action="store_true", help="train without a monitor")
     parser.add_argument("--name", default="stack_table")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    modules = ["stack_torchtitan"] if given.torchtitan else []
-    modules += ["stack_by_hand", *(["stack_defects"] if "defects" in given.name else [])]
+    modules = given.stack or ["stack_configurations", "stack_by_hand"]
     for module in modules:
         importlib.import_module(module)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stack_configurations", "conserved.tracking", "conserved.auditing", *modules])
+    context.set_forkserver_preload(["conserved.tracking", "conserved.auditing", *modules])
     rows: dict[str, Any] = {}
     for name, (world, _) in CONFIGURATIONS.items():
         if given.patterns and not any(fnmatch(name, pattern) for pattern in given.patterns):
             continue
-        row = rows[name] = run(name, world, modules)
+        row = rows[name] = run(name, world, modules, watched=not given.unwatched)
+        if not given.unwatched:
+            row["plain_step_seconds"] = run(name, world, modules, watched=False).get("step_seconds")
         status = "hangs" if row["hangs"] else "error" if row["errors"] else f"{len(row['alarms'])} alarms"
-        print(f"{name} [{world}]: {status}, {row.get('laws')} laws, {row.get('verdicts')}, {row.get('tested')}")
-        for alarm in row["alarms"][:2]:
-            print(f"    rank {alarm['rank']} step {alarm['step']} {alarm['code']}: {alarm['message'][:200]}")
+        print(f"{name} [{world}]: {status}, {row.get('laws')} laws, {row.get('verdicts')}, {row.get('summary')}")
+        for error in row["errors"][:1]:
+            print(f"    {error}", flush=True)
+        for alarm in row["alarms"][:3]:
+            print(
+                f"    rank {alarm['rank']} step {alarm['step']} {alarm['code']}: {alarm['message'][:200]}", flush=True
+            )
     record = {"commit": commit(), "machine": machine(), "steps": STEPS, "configurations": rows}
-    print(save(given.name, record))
+    given.out.mkdir(parents=True, exist_ok=True)
+    print(save(given.name, record, given.out))
 
 
 if __name__ == "__main__":

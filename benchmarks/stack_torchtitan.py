@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from stack_configurations import Training, configuration
 
@@ -21,12 +22,21 @@ _histc = torch.histc
 
 def _count(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
     """Count integers, which `torch.histc` refuses on a CPU: routers count tokens by it."""
-    return _histc(x.float(), bins, min, max) if not x.is_floating_point() else _histc(x, bins, min, max)
+    return _histc(x.float(), bins, min, max).to(x.dtype)
 
 
 setattr(torch, "histc", _count)  # noqa: B010
 
 VOCABULARY, LENGTH = 64, 16
+
+
+def _attend_on_pieces(forward: Any, q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """Attend on the heads that a process has, which is what a rule of DTensor would do."""
+    if not isinstance(q, DTensor):
+        return forward(q, k, v, **options)
+    placements, mesh = q.placements, q.device_mesh
+    local = [x.redistribute(mesh, placements).to_local(grad_placements=placements) for x in (q, k, v)]
+    return DTensor.from_local(forward(*local, **options), mesh, placements)
 
 
 def _spec(name: str) -> tuple[Any, Any]:
@@ -84,6 +94,10 @@ def _build(
     with torch.no_grad():
         model.init_weights(buffer_device=torch.device("cpu"))
     model.train()
+    for module in model.modules():
+        # DTensor has no rule for the flash attention of a processor.
+        if hasattr(module, "sdpa_backends"):
+            module.forward = partial(_attend_on_pieces, module.forward)
     optimizers = spec.build_optimizers_fn([model], config.optimizer, dims)
     data_rank = rank // (degrees["tp"] * degrees["cp"])
 

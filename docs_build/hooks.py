@@ -102,12 +102,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def _with_appendix(results: list[Any]) -> list[Any]:
     """The pages of results, with the pages of the appendix in the place that mkdocs.yml leaves for them."""
-    from conserved_papers.claims.appendix import NAMES
+    from conserved_papers.claims.appendix import NAMES, line_parts
 
-    found = []
+    found = [{"Arguments in full": "claims/appendix/arguments.md"}]
     for document, name in NAMES.items():
         found.append({name: f"claims/appendix/{document}.md"})
-        found.append({f"{name}, line by line": f"claims/appendix/{document}-lines.md"})
+        for part, first, last in line_parts(document):
+            found.append({f"{name}, lines {first} to {last}": f"claims/appendix/{document}-{part}.md"})
     return [{"Appendix": found} if item == {"Appendix": "claims/appendix/"} else item for item in results]
 
 

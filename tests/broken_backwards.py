@@ -559,7 +559,6 @@ CATALOGUE = [
         source="https://github.com/unslothai/unsloth/issues/3314",
         spoil=gated(lambda d, g, u: (d * u * g.sigmoid(), d * F.silu(g))),
         seen=REFERENCE | LOSS,
-        in_half=REFERENCE,
         why=NO_LAW,
     ),
     Broken(

@@ -40,7 +40,9 @@ class AlarmGroups:
             return False
         if alarm.code in _ACCOUNT and self._explained_by_step(alarm):
             return False
-        if alarm.code in STEP_CODES:
+        if alarm.code in _GRADIENT and self._replicas_apart(alarm.step):
+            return False
+        if alarm.code in STEP_CODES or alarm.code == "replicas":
             self._drop_explained(alarm)
         if alarm.code in _GRADIENT:
             alarm = self._absorbing(alarm)
@@ -68,9 +70,14 @@ class AlarmGroups:
 
     def _drop_explained(self, alarm: Alarm) -> None:
         """Forget what the account raised about the same step: the identity names the cause."""
+        explained = (*_ACCOUNT, *_GRADIENT) if alarm.code == "replicas" else _ACCOUNT
         for key, other in list(self._found.items()):
-            if key[0] in _ACCOUNT and abs(other.step - alarm.step) <= 1:
+            if key[0] in explained and abs(other.step - alarm.step) <= 1:
                 del self._found[key]
+
+    def _replicas_apart(self, step: int) -> bool:
+        """Whether replicas differ by now: then a gradient that was reduced over them belongs to no one's weights."""
+        return any(key[0] == "replicas" and other.step <= step for key, other in self._found.items())
 
     def _absorbing(self, alarm: Alarm) -> Alarm:
         """Return an alarm about wrong gradients with what the account had to say of the same laws before."""

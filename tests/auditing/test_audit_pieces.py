@@ -135,8 +135,8 @@ def a_gain_scaled_everywhere(rank: int, folder: Path) -> None:
 
 
 def monitored(rank: int, folder: Path) -> None:
-    """A default monitor is silent on right gradients and raises both alarms at the first step of the defect."""
-    for enter, codes in ((Copy, set[str]()), (Alone, {"gradient", "replicas"})):
+    """A default monitor is silent on right gradients and raises an alarm at the first step of the defect."""
+    for enter, codes in ((Copy, set[str]()), (Alone, {"replicas"})):
         model = CutNetwork(rank, enter)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         monitor = conserved.Monitor(model, optimizer)

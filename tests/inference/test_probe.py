@@ -137,3 +137,13 @@ def test_the_noise_of_a_function_is_that_of_its_arithmetic(bits: int) -> None:
     (noise,) = measure_output_noise(function, function.values, 2.0**-5)
     uniform = 2.0**-bits / 12**0.5
     assert 0.7 * uniform < float(noise.median()) / 2**0.5 < 1.5 * uniform
+
+
+@pytest.mark.parametrize("order", [[0, 2, 1], [2, 1, 0], [1, 0, 2]])
+def test_coordinates_that_a_function_exchanges_are_told_apart(order: list[int]) -> None:
+    """With few coordinates, random moves by a few powers of two often move two of them alike."""
+    index = torch.tensor(order)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        found = found_by(lambda x: x[index], torch.randn(6, 4), names=("x",), seed=seed)
+        assert not any("strided" in each for each in found)

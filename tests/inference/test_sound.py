@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import adversarial_held_out
 import adversarial_programs
 from adversarial_layers import Function
 from adversarial_models import Adversary, models
@@ -489,3 +490,63 @@ def test_an_inner_product_at_each_position_is_not_called_query_and_key() -> None
 
     laws = true_of(Function(scores, q=torch.randn(4, 3), k=torch.randn(4, 3)), torch.randn(2, 5, 4))
     assert {law.family for law in laws} == {"query_key"}
+
+
+@pytest.mark.parametrize("rows", [lambda p, i: p[: i.shape[1]], lambda p, i: p[-i.shape[1] :]], ids=["first", "last"])
+def test_laws_of_sliced_positions_hold_at_other_lengths(rows: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """As minGPT adds them: P[:t] with t the length of the inputs, of which the next batch has another."""
+    torch.manual_seed(0)
+
+    def forward(p: Any, tokens: Tensor) -> Tensor:
+        return (p.e[tokens] + rows(p.p, tokens)) @ p.w
+
+    model = Function(forward, e=torch.randn(5, 4), p=torch.randn(8, 4), w=torch.randn(4, 3))
+    laws = recognize(model, torch.randint(5, (3, 4)))
+    assert names(laws) == ["gain", "positions"]
+    assert [item.name for item in laws.dropped if "sizes of the inputs" in item.reason]
+    for length in (1, 4, 6, 8):
+        tokens = torch.randint(5, (2, length))
+        assert dict(check(laws, subject(partial(_built, model, (tokens,)))).wrong) == {}
+
+
+def test_laws_of_a_single_sample_are_not_listed() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        return (x @ p.a).flatten().softmax(0)
+
+    laws = recognize(Function(forward, a=torch.randn(4, 5)), torch.randn(1, 4))
+    assert not len(laws)
+    assert laws.checked is not None
+    assert laws.checked.refuted == {}
+    assert all("2 instead of 1" in words for words in laws.checked.one_size.values())
+    assert laws.checked.one_size
+
+
+def test_experts_that_no_token_chose_are_not_called_unused() -> None:
+    torch.manual_seed(0)
+
+    def forward(p: Any, x: Tensor) -> Tensor:
+        chosen = (x @ p.r).argmax(1)
+        out = torch.zeros(len(x), 2, dtype=x.dtype)
+        for expert in range(3):
+            (token,) = (chosen == expert).nonzero(as_tuple=True)
+            if len(token):
+                out = out.index_add(0, token, x[token] @ p.w[expert])
+        return out
+
+    model = Function(forward, r=torch.eye(3), w=torch.randn(3, 3, 2))
+    laws = recognize(model, torch.tensor([[1.0, 0.0, 0.0], [3.0, 1.0, 0.0]]))
+    assert not any("unused" in name for name in names(laws))
+    assert laws.checked is not None
+    assert laws.checked.refuted == {}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("start", range(2))
+def test_held_out_models_have_no_wrong_law_on_any_of_their_inputs(start: int) -> None:
+    """Every fiftieth model; `benchmarks/adversarial_laws.py --held-out` has all of them."""
+    for name, (model, inputs) in itertools.islice(adversarial_held_out.held_out(), 11 + 25 * start, None, 50):
+        laws = recognize(model, *inputs[0]).select(lambda law: law.source == "typed")
+        for args in inputs if len(laws) and "spectral" not in name else ():
+            assert dict(check(laws, subject(partial(_built, model, args))).wrong) == {}, name

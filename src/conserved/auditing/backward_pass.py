@@ -128,10 +128,10 @@ def layout_with(parts: ModelParts, given: GivenLayout | None = None) -> ModelLay
     """Return where the pieces of a model's parameters are; read once, as long as the model stays the same."""
     kept = kept_with(parts.model)
     known: tuple[Hashable, Any, ModelLayout, Any] | None = kept.layout
-    if known is not None and known[0] == parts.state and (given is None or given is known[1]):
+    if known is not None and known[0] == (parts.state, tuple(kept.held)) and (given is None or given is known[1]):
         return known[2]
-    layout = layout_of(parts.model, given)
-    kept.layout = (parts.state, given, layout, None)
+    layout = layout_of(parts.model, given, kept.held)
+    kept.layout = ((parts.state, tuple(kept.held)), given, layout, None)
     return layout
 
 

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from conserved.auditing.norm_calls import NormCall, listen_to_norms, over_last
+from conserved.auditing.reference_form import AS_RUN, PassForm
+from conserved.auditing.replay import Replay
 from conserved.boundary import guarded
 from conserved.inference import being_followed
 from conserved.inference.derivation import Derivation
@@ -130,7 +132,17 @@ class EpsilonTerms:
         if ratio is None:
             return {}
         # A pass of torch.autograd.grad, for an input or a penalty, reaches norms and adds to no gradient.
-        passes = max(self._accumulated.values(), default=0)
+        return self._known_sides(ratio, passes=max(self._accumulated.values(), default=0))
+
+    def replayed(
+        self, replay: Replay, parameters: Tensors, *, scale: float = 1.0, form: PassForm = AS_RUN
+    ) -> tuple[dict[str, Tensor], dict[str, RightHandSide]]:
+        """Run a pass again; return the gradients of some parameters, and the right-hand sides that are known."""
+        with self.watching():
+            gradients = replay.gradients(parameters, scale=scale, form=form)
+        return gradients, self._known_sides(1 / scale, passes=1) if self._calls else {}
+
+    def _known_sides(self, ratio: float, *, passes: int) -> dict[str, RightHandSide]:
         self._unknown |= {key for key, fired in self._fired.items() if fired != passes}
         sums = dict(zip(self._sums, to_host([*self._sums.values()]), strict=True))
         found = {name: self._side(some, sums, ratio) for name, some in self._laws.items()}

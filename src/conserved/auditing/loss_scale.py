@@ -1,34 +1,43 @@
-r"""Hold gradients against the derivative of the loss along them, which a factor on all of them does not survive.
+r"""Hold gradients against the derivative of the loss, which a factor on all of them does not survive.
 
 Every identity is linear in the gradient, and a replay starts from the output gradient of the run: neither sees a factor
-in the loss, such as an accumulation that is not divided. The loss itself does. With d = G/‖G‖,
+in the loss, such as an accumulation that is not divided. The loss itself does. With W the gradient of the pass in
+reference form, in float64, and d = W/‖W‖,
 
-    D(ε) = (L(θ + εd) − L(θ − εd)) / 2ε = ⟨∇L, d⟩ + O(ε²),     ‖G‖ / D = the factor on all gradients.
+    D(h) = (L(θ + hd) − L(θ − hd)) / 2h = ⟨∇L, d⟩ + O(h²),     factor = ⟨G, W⟩/⟨W, W⟩ · ‖W‖/D.
 
-Forward passes are made in float64, so that differences of losses are not rounding; parameters are replaced in flight,
-and not written to. Two step sizes and Richardson's extrapolation, (4 D(ε/2) − D(ε))/3, leave an error of O(ε⁴), of
-which the change from D(ε/2) is an upper estimate.
+The direction is W and not G, because W has no rounding to speak of: the second quotient is 1 up to the error of D. All
+rounding is in the first. There it is known: with A the gradient of the same pass run again, ⟨A, W⟩/⟨W, W⟩ is off 1 by
+rounding alone if the comparison with reference form has found nothing else.
+
+Forward passes are made in float64; parameters are replaced in flight, and not written to. D is taken at three step
+sizes, each four times the last: their differences show truncation, where the loss is curved, and rounding, where a part
+of the program computes in less than float64. Three times the largest is the error of D, and beyond 10 % nothing is said.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from conserved.auditing.call_log import CallLog
-from conserved.auditing.noise import SIGMAS
+from conserved.auditing.noise import ROOT_MEAN_SQUARE, SIGMAS
+from conserved.auditing.reference_comparison import SEEN, ReferenceComparison
 from conserved.auditing.reference_form import PassForm
-from conserved.auditing.replay import ClosureReplay
+from conserved.auditing.replay import ClosureReplay, ReplayError
 from conserved.plain_data import record_of
 from conserved.symmetry import Tensors
 from conserved.verdict import Evidence, Status, Verdict
 
 _MOVE = 1e-6
-"""The change of the loss that a step along the gradient should make, relative to the loss. Differences of losses in
-float64 then have ten digits, and saturated networks, whose gradient changes fast, are still in their linear range."""
+"""The change of the loss that the middle step along the gradient should make, relative to the loss. Differences of
+losses in float64 then have ten digits, and saturated networks, whose gradient changes fast, are in their linear range."""
+
+_RATIO = 4.0
+"""Ratio of one step size to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,50 +77,96 @@ class LossScale:
 
 
 @torch.no_grad()
-def loss_scale(replay: ClosureReplay, parameters: Tensors, gradients: Tensors, noise: float) -> LossScale:
-    """Compare gradients with the derivative of the loss along them.
+def loss_scale(
+    replay: ClosureReplay, parameters: Tensors, gradients: Tensors | None, comparison: ReferenceComparison
+) -> LossScale:
+    """Compare gradients with the derivative of the loss.
 
     Args:
         replay: the loss.
         parameters: the trained parameters, by name.
-        gradients: their gradients, which give the direction.
-        noise: the share of the gradient that is rounding.
+        gradients: their gradients, where they should be those of the loss; else those of the pass in reference form
+            are held against the loss alone.
+        comparison: the gradients of the pass beside those of its reference form.
 
     Returns:
-        The factor. It says in `obstacle` if the loss could not be evaluated in float64.
+        The factor. It says in `obstacle` why it could not be decided.
     """
-    norm = math.sqrt(sum(float(gradients[name].double().square().sum()) for name in parameters if name in gradients))
-    if not 0 < norm < math.inf:
-        return LossScale(factor=math.nan, error=math.inf, obstacle="all gradients are zero or one is not finite")
-    if SIGMAS * noise >= 1:
-        return LossScale(factor=math.nan, error=math.inf, obstacle="rounding is as large as the gradient")
     log = CallLog()
+    form = PassForm(eager=True, attention=True, functions=True, wide=torch.float64, log=log, trusted=set())
     try:
-        here = replay.loss(PassForm(log=log))
+        own = replay.gradients(parameters, form=PassForm(log=log))
         if log.opaque:
-            return LossScale(factor=math.nan, error=math.inf, obstacle=log.opaque)
-        step = _MOVE * max(abs(here), _MOVE) / norm
-
-        def loss(length: float) -> float:
-            moved = {
-                id(p): p.detach().double() + length / norm * gradients[name].double()
-                for name, p in parameters.items()
-                if name in gradients
-            }
-            form = PassForm(
-                eager=True, attention=True, functions=True, wide=torch.float64, log=log, trusted=set(), shifted=moved
-            )
-            return replay.loss(form)
-
-        coarse = (loss(step) - loss(-step)) / (2 * step)
-        fine = (loss(step / 2) - loss(-step / 2)) / step
+            return _undecided(log.opaque)
+        right = replay.gradients(parameters, form=form)
+        factor, error = 1.0, _stored(right)
+        if gradients is not None:
+            factor, rounding = _ratio(gradients, own, right, comparison)
+            error += rounding
+        del own
+        slopes = _slopes(replay, parameters, right, form)
     except Exception as problem:
         # The one boundary to the user's program: it may not run in float64.
-        reason = f"{type(problem).__name__}: {problem}".splitlines()[0][:200]
-        return LossScale(factor=math.nan, error=math.inf, obstacle=reason)
-    slope = (4 * fine - coarse) / 3
-    if slope == 0 or not math.isfinite(slope):
-        return LossScale(factor=math.nan, error=math.inf, obstacle="the loss does not change along the gradient")
-    # Rounding of relative size e makes ‖G‖² larger by e², and leaves at most e of it in the one direction of G.
-    error = noise + SIGMAS * noise**2 + abs(fine - coarse) / abs(slope) + torch.finfo(torch.float32).eps
-    return LossScale(factor=norm / slope, error=error)
+        return _undecided(f"{type(problem).__name__}: {problem}".splitlines()[0][:200])
+    fine, middle, coarse = slopes
+    # Richardson's extrapolation: the error of central differences is a series in h².
+    slope = (_RATIO**2 * fine - middle) / (_RATIO**2 - 1)
+    if not math.isfinite(slope) or slope == 0:
+        return _undecided("the loss does not change along the gradient")
+    error += 3 * max(abs(fine - middle), abs(middle - coarse)) / abs(slope) + torch.finfo(torch.float32).eps
+    if not error <= SEEN:
+        reason = f"the factor is known to {error:.1g} only, because rounding, or the curvature of the loss, is large"
+        return _undecided(reason)
+    return LossScale(factor=factor * _length(right) / slope, error=error)
+
+
+def _undecided(reason: str) -> LossScale:
+    return LossScale(factor=math.nan, error=math.inf, obstacle=reason)
+
+
+def _slopes(replay: ClosureReplay, parameters: Tensors, along: Tensors, form: PassForm) -> list[float]:
+    """Return the derivative of the loss along some gradients by central differences, from the smallest step on."""
+    norm = _length(along)
+    if not 0 < norm < math.inf:
+        raise ReplayError("all gradients are zero, or one is not finite")
+
+    def loss(length: float) -> float:
+        moved = {id(p): p.detach().double() + length / norm * along[name].double() for name, p in parameters.items()}
+        return replay.loss(replace(form, shifted=moved))
+
+    step = _MOVE * max(abs(replay.loss(form)), _MOVE) / norm
+    return [(loss(h) - loss(-h)) / (2 * h) for h in (step / _RATIO, step, step * _RATIO)]
+
+
+def _ratio(gradients: Tensors, own: Tensors, right: Tensors, comparison: ReferenceComparison) -> tuple[float, float]:
+    """Return ⟨G, W⟩/⟨W, W⟩, and how far rounding may have moved it from what it should be."""
+    square = _product(right, right)
+    factor, repeated = _product(gradients, right) / square, _product(own, right) / square
+    # What the comparison calls rounding is known exactly. Beside a defect it is at most that of all directions.
+    rounding = abs(repeated - 1) if comparison.ok else comparison.noise
+    # Kernels that add in another order every time give other gradients when they are run again.
+    scale = _product(gradients, own) / _product(own, own)
+    apart = _product(gradients, gradients) / scale**2 - _product(own, own) if scale else math.inf
+    return factor, rounding + math.sqrt(max(apart, 0.0) / square)
+
+
+def _stored(gradients: Tensors) -> float:
+    """Return the error of ‖W‖² that rounding entries of W to the type of their parameter leaves, at six deviations.
+
+    An entry w has an error of mean square (uw)²/6, or a twelfth of the squared spacing where numbers are subnormal.
+    """
+    squares, total = 0.0, 0.0
+    for gradient in gradients.values():
+        kind, values = torch.finfo(gradient.dtype), gradient.double()
+        errors = (kind.eps / 2 * ROOT_MEAN_SQUARE * values).square() + (kind.smallest_normal * kind.eps) ** 2 / 12
+        squares += float((errors * values.square()).sum())
+        total += float(values.square().sum())
+    return SIGMAS * math.sqrt(squares) / total if total > 0 else math.inf
+
+
+def _product(a: Tensors, b: Tensors) -> float:
+    return sum(float((a[name].double() * b[name].double()).sum()) for name in b if name in a)
+
+
+def _length(gradients: Tensors) -> float:
+    return math.sqrt(_product(gradients, gradients))

@@ -20,6 +20,7 @@ from conserved.auditing.audit_result import Audit, GradientFinding, Judgement, R
 from conserved.auditing.backward_pass import BackwardPass, Residuals, precision_of, residuals_of
 from conserved.auditing.causes import step_size, suggestions
 from conserved.auditing.diagnosis import Diagnosis, Origin, Suspects, diagnose
+from conserved.auditing.epsilon_replay import decide_up_to_epsilon
 from conserved.auditing.explanations import EITHER, EXPLAINED, clipped_at, decay_in_gradient, lost_since, untrue
 from conserved.auditing.gradient_peaks import CorruptedEntry, PeakHistory, corruption_verdict
 from conserved.auditing.kernel_precision import explained_by_rounding
@@ -180,6 +181,8 @@ def _judged(
     finite = not any(item.trouble == "not finite" for item in findings)
     if finite and gradients is not None:
         case.suspect_factors()
+        if replay is not None and backward.together == ():
+            case.decide_up_to_epsilon(replay, used)
     if case.broken:
         case.set_aside(lost_since(backward, case.suspected), into=case.late)
         if case.broken and gradients is not None and finite:
@@ -196,7 +199,7 @@ def _judged(
         own = gradients if closed and accumulated == 1 and alone() else None
         comparison = compare_with_reference(replay, backward.points, used, gradients=own)
         if isinstance(replay, ClosureReplay) and not comparison.obstacle:
-            scale = loss_scale(replay, backward.points, gradients, comparison.noise)
+            scale = loss_scale(replay, backward.points, own, comparison)
         wrong = next((item.verdict for item in (comparison, scale) if item is not None and not item.ok), None)
         verdict = verdict if wrong is None or verdict == Status.REFUTED else wrong
     corrupted: tuple[CorruptedEntry, ...] = ()
@@ -300,6 +303,25 @@ class _Case:
         self.broken += more
         self.statuses |= dict.fromkeys(more, Status.REFUTED)
 
+    def decide_up_to_epsilon(self, replay: Replay, used: torch.dtype) -> None:
+        """Measure by a replay what ε leaves of identities beyond √ε, and hold them to rounding."""
+        left = self.left
+        places = [place for place in self.doubtful if left.nearly[place] and self.tested[place]]
+        if not places:
+            return
+        floors = self.limits[places] - self.backward.laws.plan.epsilons[places] ** 0.5
+        scales = left.balance.scales[places]
+        for place, exact in decide_up_to_epsilon(self.backward, places, floors, scales, replay, used).items():
+            left.residuals[place], self.limits[place], left.nearly[place] = exact.residual, exact.limit, False
+            self.diagnoses[place] = exact.diagnosis
+            if exact.diagnosis.wrong:
+                self.statuses[place] = Status.REFUTED
+                self.broken.append(place)
+            elif exact.diagnosis.origin is Origin.PRECISION:
+                self._mark_noisy([place])
+            else:
+                self._verify([place])
+
     def settle(
         self, used: torch.dtype, accumulated: int, replay: Replay | None, former: Mapping[str, Diagnosis]
     ) -> float | None:
@@ -346,7 +368,7 @@ class _Case:
     def _replay(self, replay: Replay, used: torch.dtype, accumulated: int, former: Mapping[str, Diagnosis]) -> None:
         """Run the pass again for the identities that are exact; laws up to ε keep what the gauge said of them."""
         exact = [place for place in self.broken if self.symmetries[place].exact]
-        self.diagnoses = {place: former[self.names[place]] for place in exact if self._decided(place, former)}
+        self.diagnoses |= {place: former[self.names[place]] for place in exact if self._decided(place, former)}
         places = [place for place in exact if place not in self.diagnoses]
         if places:
             self._diagnose(places, replay, used, accumulated)
@@ -556,6 +578,10 @@ def _verdict(
     missing = [item for item in findings if item.trouble == "missing"]
     if infinite:
         message = f"{len(infinite)} gradients are not finite, that of {infinite[0].parameter} among them."
+        if used == torch.float16:
+            # The largest number is 65,504: scaled losses overflow now and then, and a scaler skips such a step.
+            message += " In float16 a scaled loss may overflow, and a scaler skips the step: nothing is said of it."
+            return _said(Status.INCONCLUSIVE, message)
         return _said(
             Status.REFUTED, message, Evidence(what="gradients that are not finite", value=len(infinite), limit=0)
         )

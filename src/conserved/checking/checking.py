@@ -19,6 +19,7 @@ from conserved.checking.gradient_test import ROUNDING, Method, Tested
 from conserved.checking.identity_tests import identity_tests
 from conserved.checking.inner_precision import in_inner_precision
 from conserved.checking.input_regimes import regime_tests
+from conserved.checking.jax_functions import as_tensors, takes_jax_arrays, torch_form
 from conserved.checking.pass_under_test import Setting
 from conserved.checking.reference_form import FunctionForm, reference_setting
 from conserved.checking.relations import relation_tests
@@ -63,7 +64,8 @@ def check(
 
     Args:
         fn: any callable on tensors; of a module, the parameters are inputs too.
-        *tensors: its arguments in the precision and on the device it is meant for; integers are held fixed.
+        *tensors: its arguments in the precision and on the device it is meant for; integers are held fixed. Arrays of
+            JAX make `fn` a function of JAX, whose `jax.vjp` is checked.
         names: names of the floating-point inputs, where the signature has none.
         seed: the seed of all random numbers, including those the function draws: it is set before every call.
         seconds: time after which no further test is begun.
@@ -82,6 +84,8 @@ def check(
         Uncheckable: the function has no gradient to check, or cannot be run twice with the same result.
     """
     start = time.monotonic()
+    if takes_jax_arrays(tensors, keywords):
+        fn, tensors, keywords, grad = torch_form(fn), as_tensors(tensors), as_tensors(keywords), as_tensors(grad)
     with repeatable(device_of(tensors, keywords)):
         function = function_of(fn, tensors, {**keywords, **(arguments or {})}, names=names, seed=seed)
         compiler = "inductor" if compiled is True else compiled or ""

@@ -27,6 +27,7 @@ from conserved.inference.reading_progress import PROGRESS
 from conserved.inference.single_process import FLAT, has_flat_parameters, runs_on_several, single_process_copy
 from conserved.inference.symmetries import Assembly
 from conserved.inference.typing import Typing, typed
+from conserved.inference.unread_rows import over_unread_rows
 from conserved.laws import Dropped, LawSet
 from conserved.symmetry import Symmetry
 
@@ -140,7 +141,7 @@ def laws_of(program: CapturedProgram, parameters: Mapping[str, Tensor], *, class
     typing = typed(program, classes)
     PROGRESS.enter("solving for symmetries")
     assembly = Assembly(typing)
-    symmetries = named(assembly, assembly.found())
+    symmetries = over_unread_rows(named(assembly, assembly.found()), typing)
     partial = read_in_part(typing) if program.communicates else frozenset()
     if program.communicates:
         symmetries = [one for one in symmetries if partial.isdisjoint(one.parameters)]

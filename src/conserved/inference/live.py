@@ -29,6 +29,7 @@ from conserved.inference.infer import recognize
 from conserved.inference.local_laws import laws_of_one_process
 from conserved.inference.program_check import CHECKING
 from conserved.inference.program_state import undisturbed
+from conserved.inference.shared_values import Holding
 from conserved.laws import LawSet
 from conserved.laws.renaming import rename
 
@@ -225,6 +226,8 @@ class Kept:
         """The laws it was last audited with, as `auditing` keeps them."""
         self.layout: Any = None
         """Where the pieces of its parameters are, and how its laws are put together from them."""
+        self.held: Mapping[str, Holding] = {}
+        """How processes hold its parameters, where only their values say so."""
         self.wrapper: weakref.ref[nn.Module] | None = None
         """The module around it that is called in training."""
 
@@ -295,7 +298,7 @@ def laws_of_model(
     try:
         # The model may be called within hooks on what autograd saves, such as those of checkpointing, which count.
         with saved_tensors_hooks(Tensor.detach, _same), _as_written(), undisturbed(model):
-            found = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
+            found, kept_with(model).held = laws_of_one_process(recognize(model, *args, loss=loss, **kwargs), model)
     except NoExample as problem:
         raise NoExample(
             f"The laws of this {type(model).__name__} cannot be inferred without knowing how it is called; "

@@ -2,12 +2,14 @@
 
 A law between a replicated parameter and parameters in pieces is an identity of sums over all processes: a gain against
 the columns of readers that are spread over a group. Tested by one process, right gradients seem wrong and wrong ones
-right. Without a layout it is not known which parameters are in pieces. What one process can test are laws among maps
-whose space neither enters nor leaves a function that exchanges tensors: heads and hidden units that it holds alone.
+right. Without a layout, values say which parameters are in pieces; where they do not, what one process can test are
+laws among maps whose space neither enters nor leaves a function that exchanges tensors: heads and hidden units that it
+holds alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -15,9 +17,10 @@ import numpy as np
 from torch import nn
 
 from conserved.inference.derivation import Derivation
+from conserved.inference.shared_values import Holding, holdings
 from conserved.inference.typing import Typing
 from conserved.laws import Dropped, LawSet
-from conserved.symmetry import Symmetry, View
+from conserved.symmetry import Leg, Symmetry, View
 
 SPREAD = "it is an identity of sums over several processes, and which parameters are in pieces is not known"
 """Why a law is not tested by one process."""
@@ -26,31 +29,65 @@ _LAYOUT_ATTRIBUTES = ("tensor_model_parallel", "partition_dim", "full_tensor")
 """Attributes by which a stack tells which parameters are in pieces."""
 
 
-def laws_of_one_process(laws: LawSet, model: nn.Module) -> LawSet:
-    """Return the laws that a process can test alone, if nothing says which parameters are in pieces.
+def laws_of_one_process(laws: LawSet, model: nn.Module) -> tuple[LawSet, dict[str, Holding]]:
+    """Return the laws that processes can test, alone or together, if nothing on parameters says which are in pieces.
+
+    Which parameters are replicated is then told by their values. A law of a space that is exchanged, as the residual
+    stream, is one of sums over processes if some leg is replicated. A law of a space that is not, as heads and hidden
+    units, is one of this process if all legs are its own.
 
     Args:
         laws: the laws of the model.
         model: the model.
 
     Returns:
-        All laws of a program that exchanges no tensors, or whose parameters tell their layout. Otherwise those of the
-        process's own heads and hidden units; the others are in `dropped`.
+        All laws of a program that exchanges no tensors, or whose parameters tell their layout. Otherwise those that can
+        be tested; the others are in `dropped`. By name, how parameters are held, where values were asked.
     """
     derivation = laws.derivation
     if not isinstance(derivation, Derivation) or not derivation.typing.program.communicates:
-        return laws
+        return laws, {}
     if any(hasattr(p, name) for p in model.parameters() for name in _LAYOUT_ATTRIBUTES):
-        return laws
+        return laws, {}
     arrays = [one.reshape(-1) for several in derivation.typing.assumed.values() for one in several]
     exchanged = np.unique(np.abs(np.concatenate(arrays))) if arrays else np.zeros(0, dtype=np.int64)
-    spread = [one for one in laws if not _is_local(one, derivation.typing, exchanged)]
-    names = {one.name for one in spread}
-    return replace(
+    held = holdings(model) or {}
+    typing = derivation.typing
+    whole = {one.name for one in laws if held and any(_is_exchanged(leg, typing, exchanged) for leg in one.legs)}
+    for one in laws:
+        for leg in one.legs:
+            # A vector along an exchanged space has no axis that could be cut.
+            if one.name in whole and len(leg.view.shape) == 1 and held.get(leg.view.parameter) == "constant":
+                held[leg.view.parameter] = "replica"
+    kept = {
+        one.name
+        for one in laws
+        if (_can_be_summed(one, held, one.name in whole) if held else _is_local(one, typing, exchanged))
+    }
+    spread = sorted(one.name for one in laws if one.name not in kept)
+    few = replace(
         laws,
-        symmetries=tuple(one for one in laws if one.name not in names),
-        dropped=(*laws.dropped, *(Dropped(name, SPREAD) for name in sorted(names))),
+        symmetries=tuple(one for one in laws if one.name in kept),
+        dropped=(*laws.dropped, *(Dropped(name, SPREAD) for name in spread)),
     )
+    return few, held
+
+
+def _can_be_summed(symmetry: Symmetry, held: Mapping[str, Holding], exchanged: bool) -> bool:
+    """Whether it is known which legs of a law are added up over processes."""
+    roles = {held.get(leg.view.parameter, "constant") for leg in symmetry.legs}
+    # Pieces alone in a space that is exchanged may be cut along it, as the classes of a head are.
+    return "constant" not in roles and ("replica" in roles or not exchanged)
+
+
+def _is_exchanged(leg: Leg, typing: Typing, exchanged: np.ndarray) -> bool:
+    """Whether the rows of a leg run over a space that enters or leaves a function that exchanges tensors."""
+    faced = _faced_axes(leg.view)
+    for region in typing.engine.regions.get(leg.view.parameter, []):
+        atoms = [one.atoms.reshape(-1) for one in region.type.factors if faced.intersection(one.dims)]
+        if atoms and np.isin(np.abs(np.concatenate(atoms)), exchanged).any():
+            return True
+    return False
 
 
 def _is_local(symmetry: Symmetry, typing: Typing, exchanged: np.ndarray) -> bool:
@@ -58,11 +95,8 @@ def _is_local(symmetry: Symmetry, typing: Typing, exchanged: np.ndarray) -> bool
     for leg in symmetry.legs:
         if len(leg.view.shape) < 2 or len(symmetry.parameters) < 2:
             return False
-        faced = _faced_axes(leg.view)
-        for region in typing.engine.regions.get(leg.view.parameter, []):
-            atoms = [one.atoms.reshape(-1) for one in region.type.factors if faced.intersection(one.dims)]
-            if atoms and np.isin(np.abs(np.concatenate(atoms)), exchanged).any():
-                return False
+        if _is_exchanged(leg, typing, exchanged):
+            return False
     return True
 
 

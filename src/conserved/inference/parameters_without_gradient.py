@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conserved.inference.capture import ValueRef
+from conserved.inference.capture import CapturedProgram, ValueRef
 from conserved.inference.rules import base_name
 from conserved.inference.typing import Typing
 from conserved.symmetry import Leg, Symmetry, Translation, View
@@ -16,6 +16,7 @@ def inert(typing: Typing) -> list[Symmetry]:
     """Laws of what no gradient reaches: unused parameters, routers without a say, rows that are never looked up."""
     program = typing.program
     found = []
+    varies = _reads_vary(program)
     used = {value for operation in program.operations for value in operation.inputs()}
     for name, value in program.parameters.items():
         if (
@@ -26,11 +27,13 @@ def inert(typing: Typing) -> list[Symmetry]:
             continue
         shape = program.values[value].shape
         family = "frozen" if value in used else "unused"
+        if family == "unused" and varies:
+            continue
         found.append(_still(name, family, View.of(name, shape, grid=(1, *shape), axes=0)))
     for name, rows in _unread_rows(typing).items():
         shape = program.values[program.parameters[name]].shape
         found.append(_still(name, "unused", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: rows})))
-    for name, axis, run in _unused_slices(typing):
+    for name, axis, run in () if varies else _unused_slices(typing):
         shape = program.values[program.parameters[name]].shape
         found.append(
             _still(
@@ -46,6 +49,21 @@ def inert(typing: Typing) -> list[Symmetry]:
             _still(name, "inert_padding", View.of(name, shape, grid=(1, *shape), axes=0, pick={1: (row, row + 1)}))
         )
     return found
+
+
+_SHAPED_BY_VALUES = ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim")
+"""Operations whose results have as many entries as their inputs' values say."""
+
+
+def _reads_vary(program: CapturedProgram) -> bool:
+    """Whether numbers decide what a program reads: experts that no token chose may be chosen by the next."""
+    if program.branches or any(program.values[value].constant is None for value in program.read):
+        return True
+    return any(
+        base_name(operation.name) in _SHAPED_BY_VALUES
+        and any(program.values[value].constant is None for value in operation.results)
+        for operation in program.operations
+    )
 
 
 def read_in_part(typing: Typing) -> frozenset[str]:

@@ -28,6 +28,7 @@ from conserved.inference.double_precision import in_double_precision, widened
 from conserved.inference.epsilon_removal import WithoutEpsilon
 from conserved.inference.objective import judged
 from conserved.inference.random_points import Draw, draw_inputs, draw_parameters
+from conserved.inference.resized_inputs import resized
 from conserved.laws import LawSet, ProgramCheck
 from conserved.laws.verification import precision_of
 from conserved.symmetry import Symmetry
@@ -49,6 +50,12 @@ MOST_ENTRIES = 16_000_000
 
 MOST_SECONDS = 20.0
 """Further points are left out once the check has taken this long."""
+
+MOST_SIZES = 12
+"""Other sizes of the inputs that are tried; most are refused at once."""
+
+MOST_SECONDS_AT_OTHER_SIZES = 5.0
+"""Further sizes are left out once they have taken this long."""
 
 CHECKING: ContextVar[bool] = ContextVar("conserved_program_check", default=False)
 """Whether the forward pass that runs now is one of this check."""
@@ -92,15 +99,25 @@ def checked_on_program(laws: LawSet, program: CapturedProgram, run: ProgramRun, 
     # In lower precision, rounding is divided by norms that no ε keeps away from zero.
     sizes = {law.name: max(COARSE, 10 * second.limit, 100 * law.epsilon) for law in softened}
     refuted |= {name: worst for name, worst in second.worst.items() if worst > sizes[name]}
-    if refuted and (program.hooked or program.hooked_values or any(op.custom for op in program.operations)):
+    if refuted and _has_backward_of_author(program):
         # A backward or a hook of the author's may be wrong, which is what laws are there to see: the function decides.
         moved = {name: _moves_outputs(laws[name], program, run, classes) for name in refuted}
         refuted = {name: worst for name, worst in refuted.items() if moved[name]}
     residuals = {**first.worst, **{name: worst for name, worst in second.worst.items() if worst <= second.limit}}
+    standing = exact.select(lambda law: law.name not in refuted)
     check = ProgramCheck(
-        points=reached.points, limit=reached.limit, reason=reached.problem, refuted=refuted, residuals=residuals
+        points=reached.points,
+        limit=reached.limit,
+        reason=reached.problem,
+        refuted=refuted,
+        one_size=_Test(program, run, classes).failures_at_other_sizes(standing),
+        residuals=residuals,
     )
     return laws.with_check(check)
+
+
+def _has_backward_of_author(program: CapturedProgram) -> bool:
+    return bool(program.hooked or program.hooked_values or any(op.custom for op in program.operations))
 
 
 def _epsilons(laws: LawSet) -> frozenset[float]:
@@ -164,11 +181,41 @@ class _Test:
             return _relative(laws, gradients), limit
         return problem
 
-    def gradients(self, seed: int, draw: Draw, fresh_inputs: bool) -> _Gradients | None:
+    def failures_at_other_sizes(self, laws: LawSet) -> dict[str, str]:
+        """Return the laws whose identity fails on inputs of another size, each with that size in words.
+
+        A batch of one sample, or a length at which rows of a table are not read, has laws that no other size has.
+        """
+        found: dict[str, str] = {}
+        # A program that decides by its numbers may take another path there. A backward or a hook of the author's may
+        # be wrong, which is what laws are there to see.
+        if not len(laws) or self.program.branches or _has_backward_of_author(self.program):
+            return found
+        start = perf_counter()
+        for words, inputs in itertools.islice(resized(self.run.inputs), MOST_SIZES):
+            if perf_counter() - start > MOST_SECONDS_AT_OTHER_SIZES:
+                break
+            for draw, fresh_inputs in itertools.product((Draw.ANYWHERE, Draw.SAME_SIGNS), (True, False)):
+                try:
+                    gradients = self.gradients(POINTS, draw, fresh_inputs, inputs)
+                except Exception:
+                    # The program does not take this size, or user code raises whatever it likes.
+                    break
+                if gradients is None:
+                    continue
+                limit = EXACT if gradients.precision == torch.float64 else COARSE
+                for name, residual in _relative(laws, gradients).items():
+                    if residual > limit:
+                        found.setdefault(name, words)
+                break
+        return found
+
+    def gradients(self, seed: int, draw: Draw, fresh_inputs: bool, given: Any = None) -> _Gradients | None:
         """Return parameters and gradients of randomly weighted outputs; None where they are not finite."""
         run, generator = self.run, torch.Generator().manual_seed(seed)
         values = draw_parameters(self.program, run.parameters, draw, generator)
-        inputs = draw_inputs(run.inputs, generator) if fresh_inputs else run.inputs
+        given = run.inputs if given is None else given
+        inputs = draw_inputs(given, generator) if fresh_inputs else given
         trained = {name: tensor for name, tensor in run.parameters.items() if tensor.requires_grad}
         tensors = [*run.parameters.values(), *run.buffers]
         removal = WithoutEpsilon(self.epsilons) if self.epsilons else nullcontext()

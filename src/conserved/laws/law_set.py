@@ -162,9 +162,9 @@ class LawSet:
         return replace(self, symmetries=tuple(filter(keep, self.symmetries)))
 
     def with_check(self, check: ProgramCheck) -> LawSet:
-        """Return the set without the laws that the check refuted; each is named in `dropped`, with the reason."""
-        kept = tuple(symmetry for symmetry in self.symmetries if symmetry.name not in check.refuted)
-        words = tuple(Dropped(name, check.words(name)) for name in check.refuted)
+        """Return the set without the laws that the check left out; each is named in `dropped`, with the reason."""
+        kept = tuple(symmetry for symmetry in self.symmetries if symmetry.name not in check.left_out)
+        words = tuple(Dropped(name, check.words(name)) for name in check.left_out)
         return replace(self, symmetries=kept, dropped=(*self.dropped, *words), checked=check)
 
     def explain(self, name: str) -> str:

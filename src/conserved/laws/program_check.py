@@ -17,6 +17,8 @@ class ProgramCheck:
     """Why there are no points, or fewer than usual."""
     refuted: Mapping[str, float] = field(default_factory=dict)
     """Laws that were inferred and failed, with their largest residual. Each is a defect of the inference."""
+    one_size: Mapping[str, str] = field(default_factory=dict)
+    """Laws that hold at the given sizes of the inputs only, with a size at which they fail. They are not listed."""
     residuals: Mapping[str, float] = field(default_factory=dict)
     """The largest relative residual of every law that was tested; of laws up to ε, with ε at zero."""
 
@@ -30,10 +32,19 @@ class ProgramCheck:
         text = f"checked on the program in float64 at {where}, to {self.limit:g}"
         if self.refuted:
             text += f"; {len(self.refuted)} inferred laws failed and were left out"
+        if self.one_size:
+            text += f"; {len(self.one_size)} hold at one size of the inputs only and were left out"
         return f"{text} ({self.reason})" if self.reason else text
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The laws that are not listed because of this check."""
+        return (*self.refuted, *self.one_size)
+
     def words(self, name: str) -> str:
-        """Return why a refuted law is not listed."""
+        """Return why a law was left out."""
+        if name in self.one_size:
+            return f"it holds at the given sizes of the inputs only, and fails with {self.one_size[name]}"
         return (
             f"inferred, and left out: on the program in float64 its identity is off by {self.refuted[name]:.1e}. "
             "This is a defect of conserved's inference; please report it"

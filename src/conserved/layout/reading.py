@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch.distributed as dist
 from torch import nn
 
@@ -12,7 +14,7 @@ from conserved.layout.megatron import carries_attributes, megatron_layout
 from conserved.layout.table import ModelLayout, ParameterLayout
 
 
-def layout_of(model: nn.Module, given: GivenLayout | None = None) -> ModelLayout:
+def layout_of(model: nn.Module, given: GivenLayout | None = None, held: Mapping[str, str] | None = None) -> ModelLayout:
     """Return where the pieces of every parameter of a model are.
 
     What is written by hand counts first, then the placements of DTensors, then the attributes of Megatron Core. A plain
@@ -21,6 +23,7 @@ def layout_of(model: nn.Module, given: GivenLayout | None = None) -> ModelLayout
     Args:
         model: the model, inside its wrappers or with them.
         given: a layout by hand, by patterns of names; see `given_layout`.
+        held: how processes hold parameters, as their values say: "replica", "piece" or "constant".
 
     Returns:
         The table; empty outside a distributed run.
@@ -39,13 +42,16 @@ def layout_of(model: nn.Module, given: GivenLayout | None = None) -> ModelLayout
     plain = ParameterLayout() if world is None else ParameterLayout(replicated=(world,))
     placed = {name: layout for name, p in parameters.items() if (layout := dtensor_layout(p)) is not None}
     table |= placed
+    if held and world is not None:
+        roles = {"replica": plain, "piece": ParameterLayout(own=(world,)), "constant": ParameterLayout()}
+        table |= {name: roles[word] for name, word in held.items()}
     by_hand = given_layout([*parameters], given) if given else {}
     table |= by_hand
     return ModelLayout(
         {name: table.get(name, plain) for name in parameters},
         gathered=frozenset(placed).difference(by_hand),
-        joint=marked or bool(placed) or bool(by_hand),
-        meshes=() if marked or by_hand else mesh_ranks(parameters.values()),
+        joint=marked or bool(placed) or bool(by_hand) or "piece" in (held or {}).values(),
+        meshes=() if marked or by_hand or held else mesh_ranks(parameters.values()),
     )
 
 

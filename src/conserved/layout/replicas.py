@@ -72,7 +72,7 @@ def compare_replicas(
         counts = group.gather(torch.tensor([len(tensors)], device=device))
         if not tensors or bool((counts != len(tensors)).any()):
             continue
-        prints = torch.stack([_fingerprint(local(tensor)) for *_, tensor in tensors])
+        prints = torch.stack([projections(local(tensor)) for *_, tensor in tensors])
         every = group.gather(prints)
         moved += (group.size - 1) * prints.numel() * prints.element_size()
         sizes = every[..., 0].amax(0).clamp_min(1e-300)
@@ -95,7 +95,7 @@ def compare_replicas(
     return sorted(differing, key=lambda item: (item.what != "gradient", -item.spread)), moved
 
 
-def _fingerprint(tensor: Tensor) -> Tensor:
+def projections(tensor: Tensor) -> Tensor:
     """Return the norm, and two sums with fixed irregular weights that see a change of any entry."""
     flat = tensor.detach().flatten().double()
     place = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64)

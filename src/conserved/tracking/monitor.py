@@ -389,6 +389,9 @@ class Monitor(RunResults):
 
         Without a closure the monitor does it by itself, just before an optimizer uses them.
         """
+        if self._identities is not None:
+            self._identities.gradients_ready()
+            self._looked = self._looked or self._identities.spoiled
         if not self._looked:
             self._looked = True
             self._boundary.attempt(AUDIT, self._audit, self.count + 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 from collections.abc import Iterator
 
 from conserved_papers.claims.claim_record import Claim
@@ -18,12 +21,42 @@ NAMES = {
 }
 """Short names of the sources, for navigation."""
 
+ARGUMENTS = {
+    "paper_global": "Constancy on components, and Theorem 4.6 for all sizes",
+    "paper_depth": "Pre-norm networks of any depth and size",
+}
+"""Modules that open with an argument, and what it shows."""
+
+LINE_PARTS = {"paper": (("lines", 1, 453), ("proofs-lines", 454, 1334))}
+"""Pages that the lines of a long source are divided into: the end of their names, the first and the last line."""
+
 
 def appendix_pages() -> Iterator[tuple[str, str]]:
     """The pages of the appendix: their places below docs/ and their contents."""
+    yield "claims/appendix/arguments.md", arguments()
     for document in DOCUMENTS:
         yield f"claims/appendix/{document}.md", claims_in_full(document)
-        yield f"claims/appendix/{document}-lines.md", lines_page(document)
+        for name, first, last in line_parts(document):
+            yield f"claims/appendix/{document}-{name}.md", lines_page(document, first, last)
+
+
+def arguments() -> str:
+    """The arguments that no machine checks, from the modules whose claims rest on them."""
+    parts = [
+        "# Arguments in full\n\nClaims of the class *argued* rest on these, beside the steps that a machine checks. "
+        "Each stands at the top of the file of its claims."
+    ]
+    for module, heading in ARGUMENTS.items():
+        text = inspect.getdoc(importlib.import_module(f"conserved_papers.claims.{module}")) or ""
+        # The first paragraph says what the file is for. The others open with their subject, as emphasis.
+        paragraphs = [re.sub(r"\\\*([^*\\]+)\\\*", r"*\1*", typeset(part)) for part in text.split("\n\n")[1:]]
+        parts.append(f"## {heading}\n\n" + "\n\n".join(paragraphs))
+    return "\n\n".join(parts) + "\n"
+
+
+def line_parts(document: str) -> tuple[tuple[str, int, int], ...]:
+    """The pages on which the lines of a source are listed: the end of their names, the first and the last line."""
+    return LINE_PARTS.get(document, (("lines", 1, DOCUMENTS[document].lines),))
 
 
 def claims_in_full(document: str) -> str:
@@ -79,16 +112,16 @@ def relations(claim: Claim) -> list[str]:
     return found
 
 
-def lines_page(document: str) -> str:
-    """What every line of a source says, in our words, with the claims that judge it or the reason why none does."""
+def lines_page(document: str, first: int, last: int) -> str:
+    """What these lines of a source say, in our words, with the claims that judge them or the reason why none does."""
     about = DOCUMENTS[document]
     parts = [
-        f"# {NAMES[document]}: line by line\n\n{about.title}, {about.lines} lines. Every line is in one of these rows, "
-        "which a test checks. What is said there is in our words; then come the claims that judge it, or the reason "
-        "why none does.\n\n| lines | says | judged by |\n|---|---|---|\n"
+        f"# {NAMES[document]}: lines {first} to {last}\n\n{about.title}, {about.lines} lines. Every line is in one "
+        "row, which a test checks. The second column is in our words. The third has the claims that judge it, or the "
+        "reason why none does.\n\n| lines | says | judged by |\n|---|---|---|\n"
     ]
-    parts += [_row(sentence) for sentence in sentences() if sentence.document == document]
-    return "".join(parts)
+    chosen = (row for row in sentences() if row.document == document and first <= row.lines[0][0] <= last)
+    return "".join(parts + [_row(row) for row in chosen])
 
 
 def _row(sentence: Sentence) -> str:

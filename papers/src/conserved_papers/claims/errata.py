@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from conserved_papers.claims.appendix import NAMES
 from conserved_papers.claims.claim_record import Standing
 from conserved_papers.claims.passages import DOCUMENTS
 from conserved_papers.claims.tally import tally_table
@@ -38,11 +39,17 @@ ALLOWED: dict[str, frozenset[Standing]] = {
 HEAD = """\
 # What the five documents claim, and what holds
 
-Each sheet says what an author would want to know first. Codes name claims: `conserved claims note.L10` computes one
-again, with its evidence, and with a witness in NumPy where it is refuted. Each source has a page of its own, and the
-site has an appendix with every claim in full and every line of every source.
+| source | holds | does not hold |
+|---|---|---|
+{brief}
+
+The sheets below have the details. Links lead to claims, and `conserved claims paper.T4.2` computes one again: its
+verdict, the evidence, and a witness in NumPy if it is refuted. The appendix of the site has every claim and every line.
 
 """
+
+FOLDED_FROM = 5
+"""A line of slips with so many claims is folded: authors need it, other readers do not."""
 
 CLASSES = """\
 ## How claims are counted
@@ -83,28 +90,49 @@ class ErrataLine:
 def sheets() -> dict[str, tuple[ErrataLine, ...]]:
     """The lines of every sheet, by source."""
     return {
-        document: tuple(ErrataLine(label=label, text=words) for row in rows for label, words in row.items())
-        for document, rows in read_text("errata").items()
+        document: tuple(ErrataLine(label=label, text=words) for row in sheet["lines"] for label, words in row.items())
+        for document, sheet in read_text("errata").items()
     }
 
 
 def first_screen() -> str:
     """The page of errata sheets, with the classes and the tally below."""
-    parts = [HEAD]
+    brief = [
+        f"| [{NAMES[document]}](#{document}) | {typeset(sheet['in_brief']['holds'])} | "
+        f"{typeset(sheet['in_brief']['fails'])} |"
+        for document, sheet in read_text("errata").items()
+    ]
+    parts = [HEAD.format(brief="\n".join(brief))]
     for document, lines in sheets().items():
-        parts.append(f"## {DOCUMENTS[document].title} {{#{document}}}\n\n")
-        parts += [f"- **{LABELS[line.label]}.** {_linked(typeset(line.text))}\n" for line in lines]
-        parts.append(f"\n[All of its claims](claims/{document}.md)\n\n")
+        parts.append(f"## {NAMES[document]} {{#{document}}}\n\n{DOCUMENTS[document].title}. ")
+        parts.append(f"[All of its claims](claims/{document}.md).\n\n")
+        long = [line for line in lines if line.label == "slip" and len(line.codes) >= FOLDED_FROM]
+        parts += [_item(document, line) for line in lines if line not in long]
+        parts += [_folded(document, line) for line in long]
+        parts.append("\n")
     parts.append(CLASSES)
     for whose, title in (("source", "What the sources state"), ("ours", "What we state")):
         parts.append(f"{title}:\n\n{_table(*tally_table(whose))}\n\n")
     return "".join(parts).rstrip() + "\n"
 
 
-def _linked(text: str) -> str:
-    def link(found: re.Match[str]) -> str:
-        document = found[1].partition(".")[0]
-        return f"[`{found[1]}`](claims/{document}.md#{found[1]})" if document in DOCUMENTS else found[0]
+def _item(document: str, line: ErrataLine) -> str:
+    return f"- **{LABELS[line.label]}.** {_linked(typeset(line.text), document)}\n"
+
+
+def _folded(document: str, line: ErrataLine) -> str:
+    title = f"{LABELS[line.label]} ({len(line.codes)})"
+    return f'\n??? note "{title}"\n\n    {_linked(typeset(line.text), document)}\n'
+
+
+def _linked(text: str, document: str) -> str:
+    """Turn codes into links to their rows. A code of the sheet's own source is shown without the name of the source."""
+
+    def link(code: re.Match[str]) -> str:
+        source, _, place = code[1].partition(".")
+        if source not in DOCUMENTS:
+            return code[0]
+        return f"[{place if source == document else code[1]}](claims/{source}.md#{code[1]})"
 
     return re.sub(r"`([\w.]+)`", link, text)
 

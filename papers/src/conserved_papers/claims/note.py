@@ -69,7 +69,7 @@ def column_sums(*, axis: int = 0) -> Verdict:
 def energy_form(*, form: Callable[[Words, Words, Words], Words] = lambda x, q, k: x @ q @ k.T @ x.T) -> Verdict:
     x, q, k = matrices("XQK")
     same = (x @ q) @ (x @ k).T == form(x, q, k)
-    return by_steps("Both are the same product.", "They differ.", ("(XW_Q)(XW_K)ᵀ = XW_QW_KᵀXᵀ, word by word", same))
+    return by_steps("Both are the same product.", "They differ.", ("(XW_Q)(XW_K)ᵀ = XW_Q W_KᵀXᵀ, word by word", same))
 
 
 def lagrange_identity(most: int = 5) -> bool:

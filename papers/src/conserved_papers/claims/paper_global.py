@@ -1,24 +1,25 @@
 r"""Claims of ours about the paper's theorems: C¹ laws, constancy on components, every size, and Theorem 4.6 in full.
 
-*Orbits.* The equations of Theorems 4.2 and 4.3 say that the derivative of h vanishes along the boosts
-b_{ja}: (Q_j, K_a) ↦ (K_a, Q_j) of the 2d × r matrix X = (Q; K). Boosts generate so(d, d), the algebra of the form
-η = diag(1, −1), so h is constant on the orbits of its connected group, and XᵀηX = QᵀQ − KᵀK is the invariant.
+*Orbits.* The equations of Theorems 4.2 and 4.3 say that the derivative of h vanishes along the boosts b_{ja}: (Q_j,
+K_a) ↦ (K_a, Q_j) of the 2d × r matrix X = (Q; K). Boosts generate so(d, d), the algebra of the form η = diag(1, −1),
+so h is constant on the orbits of its connected group, and XᵀηX = QᵀQ − KᵀK is the invariant.
 
-*At most four values on a level set.* Let S be the column space of X and R = S ∩ S^⊥ its radical. A boost that scales R
-by e^{−t} and a dual of it by e^{t} keeps the rest of S, and X_t tends to a matrix X_∞ with the same Gram matrix G and
-with kernel ker G. By continuity h(X) = h(X_∞). Such X_∞ are the isometric embeddings of R^r/ker G, and by Witt's
-theorem O(d, d) acts transitively on them; it has four components, so h has at most four values where XᵀηX = G. A
-continuous function with finitely many values is constant on connected components.
+*At most four values on a level set.* Let S be the column space of X and R = S ∩ S^⊥ its radical. The group has
+elements that scale R by e^{−t}, a dual of R by e^{t}, and keep the rest of S; they move X to X_t, which tends to a
+matrix X_∞ with the same Gram matrix G and with kernel ker G. By continuity h(X) = h(X_∞). Such X_∞ are the isometric
+embeddings of R^r/ker G, and by Witt's theorem O(d, d) acts transitively on them; it has four components, so h has at
+most four values where XᵀηX = G. A continuous function with finitely many values is constant on connected components.
 
-*Rotary planes.* With J the fields generate su(d, d) on C^d ⊕ C^d. Its connected group is transitive on vectors of equal
-nonzero norm, and isotropic vectors contract to zero, so h is a function of ‖Q^(j)‖² − ‖K^(j)‖².
+*Rotary planes.* With J the fields generate su(d, d) on C^d ⊕ C^d. Its connected group is transitive on vectors of
+equal nonzero norm, and isotropic vectors contract to zero, so h is a function of ‖Q^(j)‖² − ‖K^(j)‖².
 
 *Theorem 4.6.* Fix x ≠ 0. Let P(m) say: wherever S, |S| = m, holds the m largest scores at x, the experts of S satisfy
-their equations and ∇_{W_i}h is the same for all i in S. P(k) is Theorem 4.5 for the experts of S, near θ. If P(m) holds
-and m ≥ 2, lower one row of S along x and raise another by as much until the score meets that of the next expert l.
-Until then h is a function of Σ_S W_i and of the other parameters, so its gradient does not change on the way. Beyond
-the wall P(m) holds for S with l in place of the lowered row. The gradient of h is continuous, so at the wall it obeys
-both; the two sets share m − 1 ≥ 1 rows, so it is P(m + 1), and it was so at the start. P(n) is the theorem.
+their equations and ∇_{W_i}h is the same for all i in S. P(k) is Theorem 4.5 for the experts of S, near θ. If P(m)
+holds and m ≥ 2, lower one row of S along x and raise another by as much until the score meets that of the next expert
+l. Until then h is a function of Σ_S W_i and of the other parameters, so its gradient does not change on the way.
+Beyond the wall P(m) holds for S with l in place of the lowered row. The gradient of h is continuous, so at the wall
+it obeys both; the two sets share m − 1 ≥ 1 rows, so it is P(m + 1), and it was so at the start. P(n) is the theorem
+where scores at x are distinct, hence everywhere by continuity.
 """
 
 from __future__ import annotations

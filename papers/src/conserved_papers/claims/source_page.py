@@ -17,17 +17,22 @@ PROOFS = "The proofs, step by step"
 SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "paper": (
         (PROOFS, r"paper\.T4\.\d\.proof$"),
-        ("Theorems 4.1 to 4.7", r"paper\.(T4|PE|global)"),
+        ("Theorems 4.1 to 4.7", r"paper\.(T4\.\d(\.(gelu|silu|all|complete|change|corrected|sparse|k))?$|PE)"),
         ("The framework", r"paper\.(eq2|loss|toy|R\d|scalar|C1)"),
         ("Discrete time, figures and experiments", r"paper\.(S6|eq9|eq10|Fig|E1|E2|D\.)"),
         ("What the paper leaves open", r"paper\.(S5|open)"),
-        ("Lemmas, sets and gradients of the proofs", r"paper\."),
+        ("Equations, lemmas and sets of the proofs", r"paper\."),
     ),
 }
 """Headings of the page of a source and the codes below each; a claim stands below the first that fits."""
 
-FOLDED = {"Lemmas, sets and gradients of the proofs", "Slips"}
-"""Sections that are folded, because few readers need them."""
+FOLDED = {
+    "The framework",
+    "Discrete time, figures and experiments",
+    "Equations, lemmas and sets of the proofs",
+    "Slips",
+}
+"""Sections that are folded, so that a page stays short on a small screen. A link to a row opens its section."""
 
 
 def source_page(document: str) -> str:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import re
 
-_SCRIPT = re.compile(r"([_^])(\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|:,\w+|\w+,:|\w+|⊥|\*|−1|⁺)")
-"""An index or a power: in braces or brackets, a row or a column (A_:,i and C_i,:), a word, or a sign."""
+_SCRIPT = re.compile(
+    r"(?<![a-z]{2})([_^])(\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|:,[a-z0-9]+|[a-z0-9]+,:"
+    r"|:,[α-ω]|[0-9]+L?|[a-zℓ]+|[α-ω]|[A-Z]+|⊥|∞|\*|−1|⁺)"
+)
+"""An index or a power: in braces or brackets, a row or a column (A_:,i and C_i,:), a number, letters, or a sign.
+
+Letters end where their case or alphabet changes, so that Q_iK_iᵀ is a product; other indices stand in braces.
+The underscore of a name such as query_key is none.
+"""
 
 
 def typeset(text: str) -> str:
@@ -15,7 +22,7 @@ def typeset(text: str) -> str:
 
 
 def _formulas(text: str) -> str:
-    escaped = re.sub(r"\*", r"\\*", text)
+    escaped = re.sub(r"\*", r"\\*", text).replace("<", "&lt;")
     return re.sub(r"[{}]", lambda brace: f"\\{brace[0]}", _scripts(escaped))
 
 

@@ -140,6 +140,9 @@ def judge(scanner: Scanner, symmetry: ProbedSymmetry, moved: Mapping[str, Tensor
 _UP, _BOTH = (1.0, 2.0), (-2.0, -1.0, 1.0, 2.0)
 """Powers of two to move by; none is zero, for an entry that does not move proves nothing."""
 
+_MOST_ROUNDS, _MANY_COORDINATES = 16, 64
+"""Random moves that confirm a symmetry; up to how many coordinates all pairs of them are told apart."""
+
 _SMALL_SHIFT, _SMALL_SHIFT_COARSE = 5 * 2.0**-12, 5 * 2.0**-6
 """A shift, relative to the size of an input, that is no power of two: thousands of roundings in single precision, ten
 in half precision."""
@@ -150,17 +153,22 @@ _FINE = (torch.float32, torch.float64)
 def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | None:
     """The symmetry with the error that more random moves leave, or None if one of them refutes it."""
     errors, exact = [], True
+    drawn: list[Tensor] = []
     # floor(x + 1) = floor(x) + 1: a shift that holds for moves of all powers of two must hold for small ones too.
     small = _SMALL_SHIFT if scanner.function.precision in _FINE else _SMALL_SHIFT_COARSE
     shifts = (0.5, 1.0, 2.0, 4.0, small)
-    for round_ in range(4 if symmetry.group is Group.SCALING else 5):
+    rounds = 4 if symmetry.group is Group.SCALING else 5
+    for round_ in range(_MOST_ROUNDS):
+        if round_ >= rounds and _separated(drawn):
+            break
         upwards = round_ < 2
         if symmetry.group is Group.SCALING:
-            moved = scaled(symmetry, scanner.tensors, scanner.field(symmetry.sizes, _UP if upwards else _BOTH))
+            drawn.append(scanner.field(symmetry.sizes, _UP if upwards else _BOTH))
+            moved = scaled(symmetry, scanner.tensors, drawn[-1])
         else:
-            size = _shift_size(scanner, symmetry) * shifts[round_]
-            amounts = scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)) * size
-            moved = shifted(symmetry, scanner.tensors, amounts)
+            drawn.append(scanner.field(symmetry.sizes, (-1.0, -0.5, 0.5, 1.0)))
+            size = _shift_size(scanner, symmetry) * shifts[round_ % len(shifts)]
+            moved = shifted(symmetry, scanner.tensors, drawn[-1] * size)
         found = judge(scanner, symmetry, moved)
         nearly = NEARLY if upwards else 16 * NEARLY
         if found is None or not (found[0] or (symmetry.group is Group.SCALING and found[1] <= nearly)):
@@ -168,6 +176,13 @@ def confirmed(scanner: Scanner, symmetry: ProbedSymmetry) -> ProbedSymmetry | No
         exact &= found[0]
         errors.append(found[1])
     return replace(symmetry, error=max(errors if exact else errors[:2]), exact=exact)
+
+
+def _separated(fields: Sequence[Tensor]) -> bool:
+    """Whether every two coordinates moved differently at least once: otherwise two that are exchanged look alike."""
+    moves = torch.stack([field.flatten() for field in fields], 1)
+    # Among many coordinates a function that exchanges some exchanges others too, and one pair is enough to see it.
+    return moves.shape[0] > _MANY_COORDINATES or moves.unique(dim=0).shape[0] == moves.shape[0]
 
 
 def _shift_size(scanner: Scanner, symmetry: ProbedSymmetry) -> float:

@@ -5,17 +5,40 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from conserved.boundary import Boundary, Hook
 from conserved.tracking.identities.finding import StepFinding
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, on_host
 
 _CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Modules whose products autocast computes in half precision."""
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+_SAID = "reported"
+
+
+class _DropoutSeen(TorchFunctionMode):
+    """Notes functions that drop entries while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if "dropout" in name:
+            rate = given.get("p", args[1] if len(args) > 1 else 0.5)
+            on = given.get("training", args[2] if len(args) > 2 else True)
+            self.seen = name if on and rate else self.seen
+        elif name == "scaled_dot_product_attention":
+            self.seen = name if given.get("dropout_p", args[4] if len(args) > 4 else 0.0) else self.seen
+        return func(*args, **given)
 
 
 class DeclaredModes(StepIdentity):
@@ -39,6 +62,12 @@ class DeclaredModes(StepIdentity):
         self._types: dict[str, torch.dtype] = {}
         self._handles: list[Any] = []
         self._without_effect = ""
+        self._random: Tensor | None = None
+        """The state of the random numbers before an evaluation."""
+        self._drops: _DropoutSeen | None = None
+        self._suspicious, self._dropped = False, ""
+        self._half_switched = False
+        """Whether an evaluation ran with all layers in train mode and the model itself not."""
 
     def begin(self, step: TrainingStep) -> None:
         hook = Hook(Boundary(logs=False), "modes", self._look_at_output)
@@ -61,15 +90,48 @@ class DeclaredModes(StepIdentity):
             self._without_effect = f"{type(module).__name__} gives float32 where autocast to {_name(wanted)} is on"
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        training = _effective_mode(step.model, declared=module.training)
         if not torch.is_grad_enabled():
-            self._ungraded += bool(module.training)
+            self._ungraded += training
+            self._half_switched |= training and not module.training
+            self._begin_evaluation(step, module)
             return
-        self._modes.add(module.training)
+        self._modes.add(training)
         device = next((p.device.type for p in module.parameters()), "cpu")
         enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         self._seen_autocast.add(torch.get_autocast_dtype(device) if enabled else None)
 
+    def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
+        """Notice dropout in an evaluation: first that it draws random numbers, in the next one what draws them."""
+        if self._drops is not None:
+            drops, self._drops = self._drops, None
+            drops.__exit__(None, None, None)
+            self._dropped = self._dropped or drops.seen
+        if self._random is not None:
+            self._suspicious = not torch.equal(self._random, torch.get_rng_state())
+            self._random = None
+
+    def _begin_evaluation(self, step: TrainingStep, module: nn.Module) -> None:
+        if self._dropped or self._drops is not None or any(m.training for m in step.model.modules()):
+            return
+        if self._suspicious and not hasattr(module, "_orig_mod"):
+            self._suspicious = False
+            self._drops = _DropoutSeen()
+            self._drops.__enter__()
+        elif on_host(next(step.model.parameters(), torch.empty(0))):
+            self._random = torch.get_rng_state()
+
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        if self._dropped and self._dropped != _SAID:
+            text, self._dropped = self._dropped, _SAID
+            step.report(
+                StepFinding(
+                    code="mode",
+                    message=f"The model was evaluated in eval mode before step {step.number}, and "
+                    f"{text} dropped entries: "
+                    "its outputs are random. Pass training=self.training, or dropout_p=0 in eval mode.",
+                )
+            )
         self._look_at_switches(step)
         self._look_at_types(step)
         if self._without_effect:
@@ -103,8 +165,12 @@ class DeclaredModes(StepIdentity):
                     code="mode",
                     message="The model ran without gradients in train mode before step "
                     f"{step.number}: {sensitive} acts "
-                    "in that evaluation, and running statistics take it in. Call model.eval() before "
-                    "and train() after.",
+                    "in that evaluation, and running statistics take it in. "
+                    + (
+                        "model.training = False does not reach its layers: call model.eval()."
+                        if self._half_switched
+                        else "Call model.eval() before and train() after."
+                    ),
                 )
             )
         self._quiet = self._quiet and not ungraded
@@ -172,6 +238,25 @@ def _switches() -> dict[str, Any]:
         "torch.get_default_dtype()": torch.get_default_dtype(),
         "torch.is_deterministic()": torch.are_deterministic_algorithms_enabled(),
     }
+
+
+def _effective_mode(model: nn.Module, *, declared: bool) -> bool:
+    """Return whether a model acts as in training.
+
+    All layers whose mode matters may be in another mode than the model itself. Some of them may be so on purpose, as
+    frozen batch norms are, and dropout that is left on to sample.
+    """
+    children = [m.training for m in model.modules() if m is not model]
+    layers = [m.training for m in model.modules() if _is_sensitive(m)]
+    if not declared and children and all(children):
+        return True
+    return declared and (not layers or any(layers))
+
+
+def _is_sensitive(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    return isinstance(module, _NORMS) and bool(module.track_running_stats)
 
 
 def _mode_matters(model: nn.Module) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from conserved.laws.identities import TOLERANCE
+from conserved.layout.replicas import projections
+from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.fingerprints import fingerprints
 from conserved.tracking.identities.rank_exchange import RankExchange
@@ -19,6 +23,12 @@ from conserved.tracking.identities.step_identity import StepIdentity, TrainingSt
 
 _EVERY_ON_DEVICE = 10
 """Steps from one comparison to the next on a GPU, where numbers have to come to the host."""
+
+_ROUNDING = TOLERANCE[torch.bfloat16]
+"""Relative difference of gradients that rounding explains in any precision a program may compute in."""
+
+_BUFFER = 1 << 16
+"""Entries of a buffer up to which it is compared."""
 
 _LAST = 2.0
 """Seconds to wait at the end for what other processes say of the last step."""
@@ -28,7 +38,9 @@ class EqualReplicas(StepIdentity):
     """Compares fingerprints of every tensor between processes, through the store that they met by.
 
     A model in `DistributedDataParallel` has to agree from its first step on. Plain tensors without a wrapper have to
-    once they were equal at the start: then either all of their gradients are reduced, or the loop forgot to.
+    once they were equal at the start: then either all of their gradients are reduced, or the loop forgot to. If some
+    tensors were equal at the start and others not, as in tensor or expert parallelism by hand, those that were equal
+    are replicas and have to stay equal. A tensor of equal entries, as a gain of ones, says nothing about that.
     Parameters that are sharded or placed by a mesh are left to `check_replicas`.
     """
 
@@ -39,15 +51,29 @@ class EqualReplicas(StepIdentity):
         self._exchange: RankExchange | None = None
         self._names: list[str] = []
         self._gradients: Tensor | None = None
+        self._sums: Tensor | None = None
+        """Norm of every gradient and two weighted sums, where some tensors only are replicas."""
         self._called = False
         """Whether the module that the monitor was given ran since the last step."""
         self._equal_start: bool | None = None
+        self._common: dict[int, list[str]] = {}
+        """By process, tensors that it shared with this one at the start, if it did not share all."""
         self._agreed: set[int] = set()
         """Processes with which all tensors agreed after some step."""
         self._different: dict[int, StepFinding] = {}
         """By process, a step in which none of the gradients agreed."""
         self._reported = False
         self._digest = 0
+        self._received = False
+        """Whether the model was ever called on tensors that need a gradient, as a stage of a pipeline is."""
+        self._inputs: list[int] = []
+        """Fingerprints of the inputs of this step's pass."""
+        self._shared: dict[int, list[list[int]]] = {}
+        """By process, inputs of steps in a row that were the same there and here."""
+        self._buffers: dict[int, set[str]] = {}
+        """By process, buffers that agreed in all steps so far."""
+        self._buffer_names: list[str] = []
+        self._said_inputs = False
 
     def begin(self, step: TrainingStep) -> None:
         if not distributed():
@@ -60,13 +86,17 @@ class EqualReplicas(StepIdentity):
         self._exchange = RankExchange("replicas")
         self._digest = _digest([f"{name}{tuple(p.shape)}" for name, p in named])
         start = fingerprints([p for _, p in named]).tolist()
-        self._exchange.show(0, {"parameters": start, "names": self._digest})
+        varied = [_varies(p) for _, p in named]
+        self._exchange.show(0, {"parameters": start, "names": self._digest, "varied": varied})
 
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         self._called = True
 
-    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Take fingerprints of the gradients that are about to be used."""
+        self._received |= step.differentiable
+        if self._exchange is not None and self._due(step) and not self._inputs:
+            self._inputs = fingerprints([one for one in step.inputs if one.numel() > 1]).tolist()
         if self._exchange is None or not self._due(step):
             return
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -76,6 +106,11 @@ class EqualReplicas(StepIdentity):
         ]
         prints = fingerprints(gradients)
         self._gradients = prints if self._gradients is None else torch.where(prints != 0, prints, self._gradients)
+        if self._exchange.behind(0):
+            self._compare(step)
+        if self._common:
+            sums = _projections(gradients)
+            self._sums = sums if self._sums is None else torch.where(sums != 0, sums, self._sums)
 
     def after_step(self, step: TrainingStep) -> None:
         exchange = self._exchange
@@ -86,12 +121,16 @@ class EqualReplicas(StepIdentity):
             record: dict[str, Any] = {
                 "parameters": fingerprints(list(step.model.parameters())).tolist(),
                 "gradients": None if self._gradients is None else self._gradients.tolist(),
+                "sums": None if self._sums is None else self._sums.tolist(),
+                "buffers": self._fingerprints_of_buffers(step),
+                "inputs": self._inputs,
                 "names": self._digest,
                 "called": self._called,
+                "received": self._received,
                 "sync": None if wrapper is None else bool(wrapper.require_backward_grad_sync),
             }
             exchange.show(step.number, record)
-        self._gradients, self._called = None, False
+        self._gradients, self._sums, self._called, self._inputs = None, None, False, []
         self._compare(step)
 
     def close(self, step: TrainingStep) -> None:
@@ -106,7 +145,7 @@ class EqualReplicas(StepIdentity):
             self._compare(step)
 
     def restart(self) -> None:
-        self._gradients = None
+        self._gradients = self._sums = None
 
     def _due(self, step: TrainingStep) -> bool:
         first = next(iter(step.model.parameters()), None)
@@ -122,12 +161,17 @@ class EqualReplicas(StepIdentity):
             if number == 0:
                 equal = theirs["parameters"] == own["parameters"]
                 self._equal_start = equal if self._equal_start is None else self._equal_start and equal
+                if not equal:
+                    apart = {*_apart(theirs["parameters"], own["parameters"], self._names)}
+                    varied = [name for name, varies in zip(self._names, own["varied"], strict=True) if varies]
+                    self._common[rank] = [name for name in varied if name not in apart]
                 if not equal and _wrapper(step.called) is not None:
                     # The wrapper sends the first process's parameters to all when it is made.
                     self._reported = True
                     names = _apart(theirs["parameters"], own["parameters"], self._names)
                     step.report(self._finding("parameters", names, rank, 1, own))
                 continue
+            self._look_at_inputs(step, rank, number, theirs, own)
             for finding in self._judge(step, rank, number, theirs, own):
                 if not self._reported:
                     self._reported = True
@@ -137,8 +181,15 @@ class EqualReplicas(StepIdentity):
         self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
     ) -> Iterator[StepFinding]:
         wrapped = _wrapper(step.called) is not None
-        if not wrapped and self._equal_start is not True:
+        if not wrapped and (theirs["received"] or own["received"]):
+            # Stages of a pipeline: other parameters, even if names, shapes and seeds are the same.
             return
+        if not wrapped and rank in self._common:
+            yield from self._judge_common(rank, number, theirs, own)
+        if not wrapped and self._equal_start is not True:
+            yield from self._different_starts(rank, number, theirs, own)
+            return
+        yield from self._look_at_buffers(rank, number, theirs, own)
         parameters = _apart(theirs["parameters"], own["parameters"], self._names)
         gradients = (
             _apart(theirs["gradients"], own["gradients"], self._names)
@@ -150,10 +201,105 @@ class EqualReplicas(StepIdentity):
             return
         what, names = ("gradients", gradients) if gradients else ("parameters", parameters)
         finding = self._finding(what, names, rank, number, own)
+        if not wrapped and not parameters:
+            # An optimizer that reduces gradients within its step leaves equal parameters.
+            return
         if wrapped or rank in self._agreed:
             yield finding
         elif gradients and len(gradients) == sum(map(bool, own["gradients"])):
             yield from self._forgotten(rank, finding)
+
+    def _judge_common(
+        self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> Iterator[StepFinding]:
+        """Yield tensors that two processes shared at the start and whose gradients and values differ now.
+
+        The program that computes their gradients may differ by process, so that rounding does; an optimizer may reduce
+        gradients within its step, which leaves equal parameters.
+        """
+        moved = {*_apart(theirs["parameters"], own["parameters"], self._names)}.intersection(self._common[rank])
+        if not moved or not theirs["sums"] or not own["sums"]:
+            return
+        differing = [
+            name
+            for name, one, other in zip(self._names, own["sums"], theirs["sums"], strict=True)
+            if name in moved and one[0] and other[0] and math.dist(one, other) > _ROUNDING * max(one[0], other[0])
+        ]
+        if differing:
+            yield self._finding("gradients", differing, rank, number, own)
+
+    def _different_starts(
+        self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> Iterator[StepFinding]:
+        """Yield a finding if all gradients are equal to the bit and all parameters with one are not.
+
+        Only a reduction makes gradients of different weights equal, and what is reduced is meant to be replicated.
+        """
+        gradients = [(a, b) for a, b in zip(theirs["gradients"] or (), own["gradients"] or (), strict=False) if a or b]
+        apart = _apart(theirs["parameters"], own["parameters"], self._names)
+        if len(gradients) > 1 and all(a == b for a, b in gradients) and 2 * len(apart) > len(self._names):
+            assert self._exchange is not None
+            ranks = tuple(sorted((self._exchange.rank, rank)))
+            yield StepFinding(
+                code="replicas",
+                tensor=apart[0],
+                others=tuple(apart[1:]),
+                step=number,
+                ranks=ranks,
+                message=f"The parameter {name_tensors(apart)} differs between ranks {ranks[0]} and {ranks[1]}, and the "
+                "gradients are reduced over them: replicas did not start from the same weights. Broadcast them first.",
+            )
+
+    def _fingerprints_of_buffers(self, step: TrainingStep) -> list[int]:
+        named = [(n, b) for n, b in step.model.named_buffers() if is_plain(b) and 0 < b.numel() <= _BUFFER]
+        self._buffer_names = [name for name, _ in named]
+        return fingerprints([b for _, b in named]).tolist()
+
+    def _look_at_buffers(
+        self, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> Iterator[StepFinding]:
+        """Yield buffers that agreed up to now and differ; running statistics differ from the first step on."""
+        names = self._buffer_names
+        if len(theirs["buffers"]) != len(names) or len(own["buffers"]) != len(names):
+            return
+        apart = set(_apart(theirs["buffers"], own["buffers"], names))
+        agreed = self._buffers.get(rank)
+        self._buffers[rank] = set(names) - apart if agreed is None else agreed - apart
+        changed = [name for name in names if agreed and name in agreed and name in apart]
+        if changed:
+            assert self._exchange is not None
+            ranks = tuple(sorted((self._exchange.rank, rank)))
+            yield StepFinding(
+                code="replicas",
+                tensor=changed[0],
+                others=tuple(changed[1:]),
+                step=number,
+                ranks=ranks,
+                message=f"The buffer {name_tensors(changed)} differs between ranks {ranks[0]} and "
+                f"{ranks[1]} since step "
+                f"{number} and agreed before: it was written to on one process only.",
+            )
+
+    def _look_at_inputs(
+        self, step: TrainingStep, rank: int, number: int, theirs: dict[str, Any], own: dict[str, Any]
+    ) -> None:
+        """Report data-parallel processes that run the same batches, two different ones in a row."""
+        same = bool(own["inputs"]) and theirs["inputs"] == own["inputs"]
+        row = self._shared[rank] = [*self._shared.get(rank, []), own["inputs"]][-2:] if same else []
+        if _wrapper(step.called) is None or self._said_inputs or len(row) < 2 or row[0] == row[1]:
+            return
+        self._said_inputs = True
+        assert self._exchange is not None
+        ranks = tuple(sorted((self._exchange.rank, rank)))
+        step.report(
+            StepFinding(
+                code="same data",
+                step=number - 1,
+                ranks=ranks,
+                message=f"Ranks {ranks[0]} and {ranks[1]} run the same batches: more processes bring no more data. Is "
+                "DistributedSampler missing, or is every process seeded alike?",
+            )
+        )
 
     def _forgotten(self, rank: int, finding: StepFinding) -> Iterator[StepFinding]:
         """Yield what was found once no process agrees: then a loop without a wrapper has forgotten to reduce.
@@ -224,6 +370,21 @@ def _apart(theirs: list[int], own: list[int], names: list[str]) -> list[str]:
     if len(theirs) != len(own):
         return list(names)
     return [name for name, a, b in zip(names, theirs, own, strict=True) if a != b]
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Return whether a tensor has entries of different values."""
+    flat = local(tensor.detach()).flatten()
+    return bool((flat != flat[:1]).any())
+
+
+def _projections(tensors: Sequence[Tensor | None]) -> Tensor:
+    """Return the norm of every tensor and two weighted sums of its entries; zeros for tensors that are not there."""
+    rows = [
+        torch.zeros(3, dtype=torch.float64) if tensor is None or not is_plain(tensor) else projections(local(tensor))
+        for tensor in tensors
+    ]
+    return torch.stack([row.cpu() for row in rows])
 
 
 def _digest(names: list[str]) -> int:

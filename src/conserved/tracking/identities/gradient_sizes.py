@@ -42,14 +42,15 @@ class GradientSizes(StepIdentity):
     def __init__(self) -> None:
         self._history: dict[str, deque[float]] = {}
         self._zeros: dict[str, int] = {}
-        self._seen = 0
+        self._nothing = 0
+        """Steps in a row in which every gradient was exactly zero."""
 
     def restart(self) -> None:
         self._history.clear()
         self._zeros.clear()
 
-    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        if step.closure or not step.thorough:
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        if not step.thorough:
             return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         rows = [
@@ -94,7 +95,18 @@ class GradientSizes(StepIdentity):
 
     def _dead(self, norms: dict[str, float], number: int) -> Iterator[StepFinding]:
         """Yield tensors whose gradient became zero and stays zero while others have one."""
-        if not any(norms.values()):
+        self._nothing = 0 if any(norms.values()) else self._nothing + 1
+        if self._nothing:
+            # A margin that all examples keep leaves zeros for a while; a run that never had a gradient has no margin.
+            if self._nothing == (_ZEROS if self._history else 2):
+                yield StepFinding(
+                    code="zero gradient",
+                    tensor=next(iter(norms)),
+                    step=number - self._nothing + 1,
+                    message="Every gradient has been exactly zero since step "
+                    f"{number - self._nothing + 1}: the loss does "
+                    "not depend on the weights. Are all labels ignored, or is the loss detached or multiplied by zero?",
+                )
             return
         dead = []
         for name, norm in norms.items():

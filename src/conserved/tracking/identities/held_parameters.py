@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ class HeldParameters(StepIdentity):
         """Tensors with a gradient that no watched optimizer holds, with some of their entries."""
         self._ties: list[tuple[str, ...]] = []
         self._unused: list[str] = []
+        self._unregistered: set[str] = set()
         self._idle = 0
         """Tensors that optimizers hold, that the model does not have, and that have no gradient."""
 
@@ -46,8 +48,9 @@ class HeldParameters(StepIdentity):
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_ties(step)
-        if not step.closure:
-            self._look_at_groups(step)
+
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        self._look_at_groups(step)
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         if step.closure:
@@ -69,7 +72,10 @@ class HeldParameters(StepIdentity):
         groups = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in step.optimizers))
         message = f"{name_tensors(lost)} {'has' if len(lost) == 1 else 'have'} a gradient and no optimizer steps "
         message += "it. " if len(lost) == 1 else "them. "
-        if self._idle:
+        if all(name in self._unregistered for name in lost):
+            message += "The model does not know them: they are kept in a list or an attribute. Use nn.ModuleList or "
+            message += "nn.Parameter, then make the optimizer."
+        elif self._idle:
             message += (
                 f"{groups} holds {self._idle} tensors that the model does not have: it was made before parameters were "
                 "replaced (moved, wrapped, loaded or given a new head). Make it again."
@@ -81,13 +87,16 @@ class HeldParameters(StepIdentity):
         step.report(StepFinding(code="not held", tensor=lost[0], others=tuple(lost[1:]), message=message))
 
     def _look_at_groups(self, step: TrainingStep) -> None:
-        own = {id(p): (name, p) for name, p in step.model.named_parameters()}
+        own: dict[int, tuple[str, Tensor]] = {id(p): (name, p) for name, p in step.model.named_parameters()}
+        registered = set(own)
+        own |= {id(p): (name, p) for name, p in unregistered_tensors(step.model) if id(p) not in own}
         groups = [p for optimizer in step.optimizers for p in grouped_parameters(optimizer)]
         signature = (*(key for key, (_, p) in own.items() if p.requires_grad), -1, *map(id, groups))
         if signature == self._signature:
             return
         first, self._signature = self._signature is None, signature
         held = {id(p) for p in groups}
+        self._unregistered = {name for key, (name, _) in own.items() if key not in registered}
         self._idle = sum(id(p) not in own and p.grad is None for p in groups)
         self._unused = (
             [own[id(p)][0] for p in groups if id(p) in own] if not any(p.grad is not None for p in groups) else []
@@ -95,7 +104,12 @@ class HeldParameters(StepIdentity):
         self._open = [
             (name, p, _some(p).clone())
             for key, (name, p) in own.items()
-            if key not in held and p.grad is not None and is_plain(p) and is_plain(p.grad) and _is_nonzero(p.grad)
+            if key not in held
+            and p.is_leaf
+            and p.grad is not None
+            and is_plain(p)
+            and is_plain(p.grad)
+            and _is_nonzero(p.grad)
         ]
         if first:
             self._look_at_copies(step)
@@ -127,6 +141,9 @@ class HeldParameters(StepIdentity):
                 continue
             if not (on_host(a) and is_plain(a) and is_plain(b)) or not torch.equal(_some(a), _some(b)):
                 continue
+            if not local(a).numel():
+                # Another process has all of it.
+                continue
             shared = local(a).data_ptr() == local(b).data_ptr()
             step.report(
                 StepFinding(
@@ -148,6 +165,25 @@ def _tied_names(model: nn.Module) -> list[tuple[str, ...]]:
     for name, p in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(p), []).append(name)
     return [tuple(own) for own in names.values() if len(own) > 1]
+
+
+def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield trained tensors in attributes of modules that `parameters()` does not list: in lists, or not parameters."""
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key.startswith("_"):
+                continue
+            values = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            )
+            several = not isinstance(value, Tensor | nn.Module)
+            for index, each in enumerate(values):
+                name = ".".join(part for part in (path, f"{key}[{index}]" if several else key) if part)
+                # By type: `isinstance` asks proxies, which may raise.
+                if issubclass(type(each), Tensor) and each.requires_grad:
+                    yield name, each
+                elif issubclass(type(each), nn.Module):
+                    yield from ((f"{name}.{own}", p) for own, p in each.named_parameters() if p.requires_grad)
 
 
 def _parameter(model: nn.Module, name: str) -> Tensor | None:

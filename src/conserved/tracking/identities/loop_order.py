@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from conserved.symmetry.view import local
 from conserved.tracking.identities.finding import StepFinding
-from conserved.tracking.identities.run_objects import RunObjects, parameter_ids
+from conserved.tracking.identities.run_objects import RunObjects, parameter_ids, wrapped_ids
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
     TrainingStep,
@@ -23,6 +23,13 @@ from conserved.tracking.identities.step_identity import (
 _SCALED = 100.0
 """A gradient norm above which a scaler is looked for whose factor is still in it."""
 
+_FAST = 2
+"""Steps in a row in which a scheduler was stepped more than once, after which it is said."""
+
+_COARSE = 1e-3
+_MOVED = 0.25
+"""The share of entries of a coarse average that move in a step, below which it swallows its updates."""
+
 _SKIPPED = 2
 """Steps in a row without an optimizer step, gradients cleared in between, after which it is said."""
 
@@ -30,7 +37,13 @@ _ENTRIES = 16
 """Entries of each weight that say whether it moved."""
 
 _RATELESS = 2
-"""Steps in a row at a rate of exactly zero, after steps at another, after which it is said."""
+"""Steps in a row at a rate of exactly zero after which it is said; a warm-up has one."""
+
+_FOLLOWED = 1e-6
+"""The share of its way to the model that an average goes in a step, below which it does not follow the model."""
+
+_APART = 1e-3
+"""How far, relative to the weights, a model has to be from its average before that is asked."""
 
 
 class LoopOrder(StepIdentity):
@@ -44,12 +57,16 @@ class LoopOrder(StepIdentity):
         self._missed = 0
         self._counts: dict[int, tuple[int, float]] = {}
         """By optimizer, how many tensors have state, and the largest step count."""
-        self._rated: dict[int, bool] = {}
         self._rateless: dict[int, int] = {}
         self._objects: RunObjects | None = None
         self._advance: dict[int, int] = {}
         self._averaged: dict[int, tuple[int, float]] = {}
         self._gradients: tuple[int, ...] = ()
+        self._pace: dict[int, tuple[int, int]] = {}
+        """By scheduler, its count, and steps in a row in which it was stepped more than once."""
+        self._copied: dict[int, tuple[int, Tensor, Tensor]] = {}
+        """By copy of the model, how often it was written to, and entries of it and of the model."""
+        self._standing: dict[int, int] = {}
         self._weights: Tensor | None = None
         """Some entries of the weights at the last step that no optimizer made."""
 
@@ -58,8 +75,9 @@ class LoopOrder(StepIdentity):
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._look_at_state(step, optimizer)
-        if not step.closure:
-            self._look_at_scale(step, optimizer)
+
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        self._look_at_scale(step, optimizer)
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         self._stepped.add(id(optimizer))
@@ -67,25 +85,26 @@ class LoopOrder(StepIdentity):
         rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group and _readable(group["lr"])]
         zero = bool(rates) and not any(rates)
         self._rateless[id(optimizer)] = self._rateless.get(id(optimizer), 0) + 1 if zero else 0
-        if rates and any(rates):
-            self._rated[id(optimizer)] = True
-        if self._rateless[id(optimizer)] == _RATELESS and self._rated.get(id(optimizer)):
+        if self._rateless[id(optimizer)] == _RATELESS:
             step.report(
                 StepFinding(
                     code="rate",
                     step=step.number - _RATELESS + 1,
                     message=f"The learning rate of {type(optimizer).__name__} is zero since step "
-                    f"{step.number - _RATELESS + 1}: steps move nothing. Is the schedule shorter than the run?",
+                    f"{step.number - _RATELESS + 1}: steps move nothing. Is the schedule shorter than "
+                    "the run, or never stepped?",
                 )
             )
 
     def after_step(self, step: TrainingStep) -> None:
         self._look_at_missing_steps(step)
         if self._objects is None and self._stepped:
-            self._objects = RunObjects.search()
+            self._objects = RunObjects.search(step.model)
         if self._objects is not None:
             self._look_at_schedulers(step, self._objects)
+            self._look_at_pace(step, self._objects)
             self._look_at_averages(step, self._objects)
+            self._look_at_copies(step, self._objects)
         self._stepped = set()
 
     def _look_at_missing_steps(self, step: TrainingStep) -> None:
@@ -144,7 +163,7 @@ class LoopOrder(StepIdentity):
             return
         scaler = self._scaler()
         if scaler is None and norm > _SCALED and self._objects is None:
-            self._objects = RunObjects.search()
+            self._objects = RunObjects.search(step.model)
             scaler = self._scaler()
         if scaler is None:
             return
@@ -184,7 +203,7 @@ class LoopOrder(StepIdentity):
         for index, reference in enumerate(objects.schedulers):
             scheduler = reference()
             other = getattr(scheduler, "optimizer", None)
-            if scheduler is None or not isinstance(other, Optimizer) or id(other) in own:
+            if scheduler is None or not isinstance(other, Optimizer) or not own.isdisjoint(wrapped_ids(other)):
                 continue
             count = int(scheduler.last_epoch) if isinstance(scheduler.last_epoch, int) else 0
             before = self._advance.get(index)
@@ -198,6 +217,70 @@ class LoopOrder(StepIdentity):
                         f"{type(other).__name__} than the one that steps: the rate of this run does "
                         "not follow it. Make "
                         "the scheduler from the optimizer that is used.",
+                    )
+                )
+
+    def _look_at_pace(self, step: TrainingStep, objects: RunObjects) -> None:
+        """Report a scheduler that is stepped several times for every step of its optimizer."""
+        stepped = {id(one) for one in step.optimizers} & self._stepped
+        for index, reference in enumerate(objects.schedulers):
+            scheduler = reference()
+            count = getattr(scheduler, "_step_count", None)
+            if not isinstance(count, int) or stepped.isdisjoint(wrapped_ids(getattr(scheduler, "optimizer", None))):
+                continue
+            before, fast = self._pace.get(index, (count, 0))
+            fast = fast + 1 if count - before > 1 else 0
+            self._pace[index] = (count, fast)
+            if fast == _FAST:
+                step.report(
+                    StepFinding(
+                        code="rate",
+                        step=step.number - _FAST + 1,
+                        message=f"{type(scheduler).__name__}.step() was called {count - before} times "
+                        "for one step of the "
+                        "optimizer, again and again: the learning rate runs ahead of the steps. Call it once, after "
+                        "optimizer.step().",
+                    )
+                )
+
+    def _look_at_copies(self, step: TrainingStep, objects: RunObjects) -> None:
+        """Report a copy of the model that is written to in every step and does not come nearer to the model."""
+        for index, reference in enumerate(objects.copies):
+            copy = reference()
+            if copy is None:
+                continue
+            pairs = [
+                (a, b)
+                for a, b in zip(copy.parameters(), step.model.parameters(), strict=False)
+                if is_plain(a) and is_plain(b) and a.shape == b.shape and on_host(a) and a is not b
+            ]
+            version = sum(a._version for a, _ in pairs)
+            entries = torch.cat([*(_entries(a) for a, _ in pairs), torch.zeros(0)])
+            own = torch.cat([*(_entries(b) for _, b in pairs), torch.zeros(0)])
+            before = self._copied.get(index)
+            self._copied[index] = (version, entries, own)
+            if before is None or version == before[0] or len(entries) != len(before[1]) or not self._stepped:
+                continue
+            way, gone = own - before[1], entries - before[1]
+            moving = way != 0
+            coarse = any(torch.finfo(a.dtype).eps > _COARSE for a, _ in pairs)
+            swallowed = coarse and float((gone[moving] != 0).double().mean()) < _MOVED
+            far = float(way.norm()) > _APART * float(own.norm())
+            stands = far and float(gone @ way) < _FOLLOWED * float(way @ way)
+            count = self._standing[index] = self._standing.get(index, 0) + 1 if swallowed or stands else 0
+            if count == 2:
+                cause = (
+                    f"its {str(pairs[0][0].dtype).removeprefix('torch.')} is too coarse for such small changes"
+                    if swallowed and not stands
+                    else "is its decay 1, or is it averaged with itself?"
+                )
+                step.report(
+                    StepFinding(
+                        code="average",
+                        step=step.number - 1,
+                        message="A copy of the model is written to in every step, as an average is, "
+                        "and does not follow "
+                        f"the model: {cause}",
                     )
                 )
 
@@ -225,6 +308,11 @@ class LoopOrder(StepIdentity):
                             "model did. Is its decay 1, or is it averaged with itself?",
                         )
                     )
+
+
+def _entries(tensor: Tensor) -> Tensor:
+    values = local(tensor.detach()).reshape(-1)
+    return values[:: max(1, values.numel() // 256)].double()
 
 
 def _some_weights(step: TrainingStep) -> Tensor:

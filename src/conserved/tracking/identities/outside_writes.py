@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from conserved.symmetry.view import local
 from conserved.tracking.identities.entry_samples import EntrySample, largest_by_tensor
 from conserved.tracking.identities.finding import StepFinding, name_tensors
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_plain, on_host
 
 _SPACINGS = 16.0
 """Spacings of a tensor's largest weight that it may move without a step.
@@ -25,6 +25,13 @@ _COARSE_SPACINGS = 2.0
 
 _CHECKSUMS = 1 << 21
 """Weights whose stored bits are added up in one step, in turns."""
+
+
+_BUFFER = 1 << 16
+"""Entries of a buffer up to which its bits are added up."""
+
+_CONSTANT = 2
+"""Steps for which a buffer has to be the same before a change is said."""
 
 
 class OutsideWrites(StepIdentity):
@@ -49,6 +56,12 @@ class OutsideWrites(StepIdentity):
         self._turn = 0
         self._frozen: tuple[list[str], EntrySample, Tensor] | None = None
         self.notes: list[str] = []
+        self._buffers: dict[str, tuple[Tensor, Tensor, int]] = {}
+        """Buffers, their checksums after the last step, and their versions."""
+        self._constant: dict[str, int] = {}
+        """Steps in a row for which a buffer has had the same bits."""
+        self._counts: dict[str, int] = {}
+        """By batch norm, how many batches it has seen."""
 
     def restart(self) -> None:
         self._sample, self._after, self._sums, self._frozen = None, None, [], None
@@ -75,6 +88,51 @@ class OutsideWrites(StepIdentity):
         self.restart()
         if step.thorough:
             self._remember(step)
+            self._remember_buffers(step)
+
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Look at buffers: those that never change, and the counts of running statistics."""
+        for name, (buffer, old, version) in self._buffers.items():
+            same = bool(_checksum(buffer) == old)
+            silent = not same and buffer._version == version and self._constant.get(name, 0) >= _CONSTANT
+            self._constant[name] = self._constant.get(name, 0) + 1 if same else 0
+            if silent:
+                step.report(
+                    StepFinding(
+                        code="bits changed",
+                        tensor=name,
+                        message=f"Stored bits of the buffer {name} changed before step {step.number}, and no operation "
+                        "of torch wrote to it: a bit flip, or a write from elsewhere.",
+                    )
+                )
+        self._buffers = {}
+        counts = {
+            name: int(m.num_batches_tracked)
+            for name, m in step.model.named_modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm)
+            and m.num_batches_tracked is not None
+            and on_host(m.num_batches_tracked)
+        }
+        reset = [name for name, count in counts.items() if count < self._counts.get(name, 0)]
+        self._counts = counts
+        if reset:
+            step.report(
+                StepFinding(
+                    code="statistics",
+                    tensor=f"{reset[0]}.running_mean",
+                    others=tuple(f"{name}.running_mean" for name in reset[1:]),
+                    message=f"The running statistics of {name_tensors(reset)} were reset before step {step.number}: "
+                    "evaluations use almost nothing of the run so far.",
+                )
+            )
+
+    def _remember_buffers(self, step: TrainingStep) -> None:
+        found = {
+            name: b
+            for name, b in step.model.named_buffers()
+            if is_plain(b) and on_host(b) and 0 < b.numel() <= _BUFFER and not b.is_shared()
+        }
+        self._buffers = {name: (b, _checksum(b), b._version) for name, b in found.items()}
 
     def after_step(self, step: TrainingStep) -> None:
         """Look at once if the versions of weights say that something wrote to them after the step."""
@@ -88,7 +146,13 @@ class OutsideWrites(StepIdentity):
         self.restart()
 
     def _remember(self, step: TrainingStep) -> None:
-        pairs = [(name, p) for name, p in step.model.named_parameters() if _comparable(p)]
+        # Trained tensors that no watched optimizer holds are moved by someone else, as copies of master weights are.
+        held = step.held()
+        pairs = [
+            (name, p)
+            for name, p in step.model.named_parameters()
+            if _comparable(p) and (id(p) in held or not p.requires_grad)
+        ]
         if not pairs:
             return
         device = pairs[0][1].device

@@ -54,7 +54,19 @@ class _Listener:
     """Whether they were added to a gradient that was used already."""
     ever: int = 0
     arrived: Tensor | None = None
-    """The largest entry of the last that came."""
+    """Some entries of the last that came."""
+    cleared: int = 0
+    """Gradients that were cleared before they were used, since the last step of its optimizer."""
+    emptied: bool = False
+    """Whether there was none when a further one came."""
+    version: int = -1
+    """The version of the parameter when the last gradient came: sharpness-aware optimizers move it in between."""
+    kept: int = 0
+    """Gradients that came before another optimizer stepped and were there after it."""
+    mixed: bool = False
+    """Whether others were added to those."""
+    discarding: int = 0
+    """Steps in a row in which gradients were cleared before they were used."""
 
 
 class OwnGradients(StepIdentity):
@@ -72,6 +84,10 @@ class OwnGradients(StepIdentity):
         self._listeners: dict[int, _Listener] = {}
         self._handles: list[Any] = []
         self._optimizer: dict[int, int] = {}
+        self._evaluations: dict[int, int] = {}
+        """By optimizer that counts them, evaluations of its closure."""
+        self._others: dict[int, int] = {}
+        """By optimizer, steps of other optimizers since its own."""
 
     def begin(self, step: TrainingStep) -> None:
         self._listen(step)
@@ -100,6 +116,13 @@ class OwnGradients(StepIdentity):
         """Look at a parameter's `.grad` just before a gradient is added to it."""
         listener = self._listeners[key]
         old = parameter.grad
+        if on_host(parameter) and listener.arrivals:
+            empty = old is None or not bool(local(old).any())
+            nonzero = listener.arrived is not None and bool(listener.arrived.any())
+            listener.emptied |= empty
+            listener.cleared += empty and nonzero and parameter._version == listener.version
+            listener.mixed |= not empty and listener.kept == listener.arrivals
+        listener.version = parameter._version
         if listener.arrivals == 0 or old is None:
             listener.stale = old is not None and _is_used(listener.used, old)
         elif listener.stale and not on_host(old):
@@ -110,11 +133,9 @@ class OwnGradients(StepIdentity):
         listener.arrivals += 1
         listener.since += 1
         listener.ever += 1
-        listener.arrived = local(gradient.detach()).abs().amax() if gradient.numel() and is_plain(gradient) else None
+        listener.arrived = _entries(gradient).clone() if gradient.numel() and is_plain(gradient) else None
 
-    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
-        if step.closure:
-            return
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
         own = self._own(optimizer)
         stale = [one for one, _ in own if one.stale and one.arrivals]
         if stale:
@@ -130,8 +151,92 @@ class OwnGradients(StepIdentity):
                     f"step {step.number}. Clear gradients before every backward pass.",
                 )
             )
+        self._notice_none(step, optimizer, own)
         self._notice_cleared(step, optimizer, own)
-        self._notice_second_use(step, optimizer, own)
+        self._notice_discarded(step, optimizer, own)
+        if not step.holds_nothing_of_model(optimizer):
+            self._notice_second_use(step, optimizer, own)
+        if not stale:
+            self._notice_mixed(step, optimizer, own)
+
+    def _notice_none(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report an optimizer whose parameters no backward pass has ever reached."""
+        if any(one.ever for one, _ in own) or not step.passes or step.holds_nothing_of_model(optimizer):
+            return
+        if any(p.grad is not None for p in grouped_parameters(optimizer)) or id(optimizer) in self._optimizer:
+            return
+        self._optimizer[id(optimizer)] = step.number
+        name = type(optimizer).__name__
+        step.report(
+            StepFinding(
+                code="no gradient",
+                tensor=own[0][0].name if own else "",
+                message=f"{name}.step() has no gradient to use: the model ran, and no backward pass reached any tensor "
+                f"that {name} holds. Is the loss detached, or backward() called on something else?",
+            )
+        )
+
+    def _notice_discarded(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report a step that uses only the last of several backward passes, twice in a row.
+
+        Adversarial training clears gradients too, of passes whose inputs require one, and some loops those of a first
+        pass over the same batch. Loops that combine gradients by hand step with something else than the last one.
+        """
+        came = [(one, p) for one, p in own if one.arrivals]
+        last = came and all(
+            one.cleared and p.grad is not None and is_plain(p.grad) and _is_parallel(one.arrived, _entries(p.grad))
+            for one, p in came
+        )
+        usual = last and not step.differentiable and step.passes >= came[0][0].arrivals and not step.repeats_batches
+        for one, _ in own:
+            one.discarding = one.discarding + 1 if usual else 0
+        if usual and came[0][0].discarding == 2:
+            cleared, number = came[0][0].cleared, came[0][0].arrivals
+            step.report(
+                StepFinding(
+                    code="thrown away",
+                    tensor=came[0][0].name,
+                    step=step.number - 1,
+                    message=f"Gradients of {cleared} of {number} backward passes were cleared before "
+                    f"{type(optimizer).__name__}.step(): only the last counts. To accumulate, call zero_grad() after "
+                    "step() only.",
+                )
+            )
+
+    def _notice_mixed(self, step: TrainingStep, optimizer: Optimizer, own: list[tuple[_Listener, Tensor]]) -> None:
+        """Report gradients of a pass that was another optimizer's, in a loop where both step in turns."""
+        mixed = [one.name for one, _ in own if one.mixed]
+        if mixed and self._others.get(id(optimizer)) == 1:
+            step.report(
+                StepFinding(
+                    code="stale gradient",
+                    tensor=mixed[0],
+                    others=tuple(mixed[1:]),
+                    message=f"The gradient of {mixed[0]} has parts of a pass after which another optimizer stepped: "
+                    f"zero_grad() was not called before the backward pass of {type(optimizer).__name__}'s own step "
+                    f"{step.number}.",
+                )
+            )
+
+    def _notice_closure(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Report a closure that is evaluated several times and does not clear gradients."""
+        states = [state for state in optimizer.state.values() if isinstance(state, dict) and "func_evals" in state]
+        if not states:
+            return
+        total = int(states[0]["func_evals"])
+        before = self._evaluations.get(id(optimizer), 0)
+        self._evaluations[id(optimizer)] = total
+        own = [one for one, _ in self._own(optimizer) if one.arrivals]
+        if total - before > 1 and own and not any(one.emptied for one in own):
+            step.report(
+                StepFinding(
+                    code="stale gradient",
+                    tensor=own[0].name,
+                    message="optimizer.zero_grad() was not called in the closure of "
+                    f"{type(optimizer).__name__}: it was "
+                    f"evaluated {total - before} times in step {step.number}, and the gradients were added up.",
+                )
+            )
 
     def _own(self, optimizer: Optimizer) -> list[tuple[_Listener, Tensor]]:
         return [(self._listeners[id(p)], p) for p in grouped_parameters(optimizer) if id(p) in self._listeners]
@@ -147,7 +252,7 @@ class OwnGradients(StepIdentity):
                 and on_host(p.grad)
                 and is_plain(p.grad)
                 and one.arrived is not None
-                and float(one.arrived) > 0
+                and bool(one.arrived.any())
                 and not bool(local(p.grad).any())
             ]
             if not came or len(gone) < len(came):
@@ -179,8 +284,15 @@ class OwnGradients(StepIdentity):
             )
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        if step.closure:
+            self._notice_closure(step, optimizer)
+        own = {id(listener) for listener, _ in self._own(optimizer)}
+        for listener in self._listeners.values():
+            listener.kept = 0 if id(listener) in own else listener.arrivals
+        self._others = {id(one): self._others.get(id(one), 0) + 1 for one in step.optimizers if one is not optimizer}
         for listener, p in self._own(optimizer):
             listener.arrivals, listener.since, listener.stale = 0, 0, False
+            listener.cleared, listener.emptied, listener.mixed = 0, False, False
             gradient = p.grad
             listener.used = None
             if gradient is not None and is_plain(gradient):
@@ -218,6 +330,15 @@ def _entries(gradient: Tensor) -> Tensor:
     values = local(gradient.detach())
     flat = values.view(-1) if values.is_contiguous() else values.reshape(-1)
     return flat[:: max(1, flat.numel() // _SAMPLE)]
+
+
+def _is_parallel(a: Tensor | None, b: Tensor) -> bool:
+    """Return whether two vectors point the same way, as before and after scaling or clipping by the norm."""
+    if a is None or a.shape != b.shape:
+        return False
+    a, b = a.double(), b.double()
+    length = float(a.norm() * b.norm())
+    return length > 0 and float(a @ b) > (1 - 1e-5) * length
 
 
 def _is_used(used: _Use | None, gradient: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,11 +10,13 @@ from torch.optim import Optimizer
 
 from conserved.tracking.identities.finding import StepFinding, name_tensors
 from conserved.tracking.identities.fingerprints import fingerprints
+from conserved.tracking.identities.run_objects import RunObjects, wrapped_ids
 from conserved.tracking.identities.step_identity import (
     StepIdentity,
     TrainingStep,
     grouped_parameters,
     is_plain,
+    named_tensors,
     on_host,
 )
 
@@ -33,12 +35,29 @@ class RestoredState(StepIdentity):
         """Return fingerprints of weights, buffers, optimizer state and rates, as plain numbers."""
         return {
             "tensors": _tensors(step.model),
-            "optimizers": [_optimizer(optimizer) for optimizer in step.optimizers],
+            "optimizers": [_optimizer(optimizer, named_tensors(step.model)) for optimizer in step.optimizers],
+            "schedules": _schedules(step),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Expect these fingerprints at the next step."""
         self._saved = state
+
+    def weights_loaded(self, step: TrainingStep, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+        """Report tensors that were not loaded because the checkpoint has them under another prefix."""
+        known = {name.partition(".")[2]: name for name in unexpected}
+        found = [name for name in missing if name in known or name.partition(".")[2] in unexpected]
+        if found and 2 * len(found) > len(missing):
+            there = known.get(found[0], found[0].partition(".")[2])
+            step.report(
+                StepFinding(
+                    code="not restored",
+                    tensor=found[0],
+                    others=tuple(found[1:]),
+                    message=f"{name_tensors(found)} was not loaded: the checkpoint calls it {there}. Strip or add the "
+                    "prefix of its keys, and load with strict=True.",
+                )
+            )
 
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         saved, self._saved = self._saved, None
@@ -65,16 +84,37 @@ class RestoredState(StepIdentity):
             )
         for one, before, after in zip(step.optimizers, saved["optimizers"], now["optimizers"], strict=False):
             self._compare(step, type(one).__name__, before, after)
+        for before, after in zip(saved.get("schedules", ()), now["schedules"], strict=False):
+            if before != after and before[0] == after[0]:
+                step.report(
+                    StepFinding(
+                        code="not restored",
+                        message=f"{after[0]} is at {after[1]:g} and was at {before[1]:g} when the "
+                        "checkpoint was saved: "
+                        "it was not restored. Load its state_dict as well.",
+                    )
+                )
 
     def _compare(self, step: TrainingStep, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        if before["count"] != after["count"] or before["tensors"] != after["tensors"]:
-            step.report(
-                StepFinding(
-                    code="not restored",
-                    message=f"The state of {name} is not what the checkpoint was saved with: its step count was "
-                    f"{before['count']:g} and is {after['count']:g}. Load the optimizer's state_dict as well.",
-                )
+        if before["count"] == after["count"] and before["tensors"] == after["tensors"]:
+            return
+        own = before["tensors"]
+        wrong = [key for key in own if key in after["tensors"] and own[key] != after["tensors"][key]]
+        prints = [sorted(map(tuple, one["tensors"].values())) for one in (before, after)]
+        cause = (
+            f"{name_tensors(wrong)} has that of another tensor. Were parameters given to it in another order?"
+            if wrong and prints[0] == prints[1]
+            else f"its step count was {before['count']:g} and is {after['count']:g}. Load the "
+            "optimizer's state_dict as "
+            "well."
+        )
+        step.report(
+            StepFinding(
+                code="not restored",
+                tensor=wrong[0] if wrong and prints[0] == prints[1] else "",
+                message=f"The state of {name} is not what the checkpoint was saved with: {cause}",
             )
+        )
 
 
 def _tensors(model: nn.Module) -> dict[str, int]:
@@ -83,14 +123,29 @@ def _tensors(model: nn.Module) -> dict[str, int]:
     return dict(zip(plain, fingerprints(list(plain.values())).tolist(), strict=True))
 
 
-def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    states = [optimizer.state[p] for p in grouped_parameters(optimizer) if p in optimizer.state]
-    tensors = [
-        value
-        for state in states
-        for key, value in sorted(state.items())
-        if key != "step" and isinstance(value, Tensor) and is_plain(value) and not hasattr(value, "device_mesh")
-    ]
-    counts = [state.get("step") for state in states]
+def _optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return the largest step count, and fingerprints of the state of every tensor by its name."""
+    counts, prints = [], {}
+    for index, p in enumerate(grouped_parameters(optimizer)):
+        state = optimizer.state.get(p, {})
+        tensors = [
+            value
+            for key, value in sorted(state.items())
+            if key != "step" and isinstance(value, Tensor) and is_plain(value) and not hasattr(value, "device_mesh")
+        ]
+        prints[names.get(id(p), str(index))] = fingerprints(tensors).tolist()
+        counts.append(state.get("step"))
     readable = [float(one) for one in counts if one is not None and (not isinstance(one, Tensor) or on_host(one))]
-    return {"count": max(readable, default=0.0), "tensors": fingerprints(tensors).tolist()}
+    return {"count": max(readable, default=0.0), "tensors": prints}
+
+
+def _schedules(step: TrainingStep) -> list[tuple[str, float]]:
+    """Return how far schedulers of these optimizers and gradient scalers are."""
+    own = {id(optimizer) for optimizer in step.optimizers}
+    objects = RunObjects.search()
+    schedulers = [one for one in (ref() for ref in objects.schedulers) if one is not None]
+    return [
+        (type(one).__name__, float(one.last_epoch))
+        for one in schedulers
+        if isinstance(one.last_epoch, int) and not own.isdisjoint(wrapped_ids(getattr(one, "optimizer", None)))
+    ]

@@ -15,13 +15,24 @@ from conserved.boundary import Boundary
 from conserved.inference import being_followed
 from conserved.tracking.identities.declared_modes import DeclaredModes
 from conserved.tracking.identities.equal_replicas import EqualReplicas
+from conserved.tracking.identities.gradient_reach import GradientReach
 from conserved.tracking.identities.gradient_sizes import GradientSizes
+from conserved.tracking.identities.gradient_underflow import GradientUnderflow
 from conserved.tracking.identities.held_parameters import HeldParameters
+from conserved.tracking.identities.kept_state import KeptState
+from conserved.tracking.identities.learnable_starts import LearnableStarts
 from conserved.tracking.identities.loop_order import LoopOrder
+from conserved.tracking.identities.output_loss import OutputLoss
 from conserved.tracking.identities.outside_writes import OutsideWrites
 from conserved.tracking.identities.own_gradients import OwnGradients
 from conserved.tracking.identities.restored_state import RestoredState
-from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, is_outermost_step
+from conserved.tracking.identities.settings_in_effect import SettingsInEffect
+from conserved.tracking.identities.step_identity import (
+    StepIdentity,
+    TrainingStep,
+    is_outermost_step,
+    tensors_in,
+)
 from conserved.tracking.identities.update_rule import UpdateRule
 
 FORWARD = "passes of identities"
@@ -54,19 +65,29 @@ class StepIdentities:
         """Seconds that each identity took so far."""
         self.spoiled = False
         """Whether the gradients of the step under way do not belong to it, so that no law of theirs can hold."""
+        self._under_way: dict[int, Optimizer] = {}
+        """Optimizers that are stepping with a closure and whose gradients were not looked at yet."""
         self._boundary, self._began = boundary, time.perf_counter()
         self._handles = [
-            called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward)),
+            called.register_forward_pre_hook(boundary.hook(FORWARD, self._before_forward), with_kwargs=True),
+            # Also after a pass that raised, so that what was begun before it ends.
+            called.register_forward_hook(boundary.hook(FORWARD, self._after_forward), always_call=True),
             model.register_load_state_dict_post_hook(boundary.hook(FORWARD, self._weights_loaded)),
         ]
         self._ask("begin")
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not being_followed():
-            self.step.passes += torch.is_grad_enabled()
+            if torch.is_grad_enabled():
+                self.step.note_inputs(tuple(tensors_in((args, kwargs))))
             self._ask("before_forward", module)
 
+    def _after_forward(self, module: nn.Module, args: Any, outputs: Any) -> None:
+        if not being_followed():
+            self._ask("after_forward", module, outputs)
+
     def _weights_loaded(self, module: nn.Module, incompatible: Any) -> None:
+        self._ask("weights_loaded", incompatible.missing_keys, incompatible.unexpected_keys)
         self.restart()
 
     def before_optimizer(self, optimizer: Optimizer, *, closure: bool) -> None:
@@ -74,10 +95,20 @@ class StepIdentities:
         if is_outermost_step(optimizer):
             self.step.closure, self.step.thorough = closure, self._within_budget()
             self._ask("before_optimizer", optimizer)
+            if closure:
+                self._under_way[id(optimizer)] = optimizer
+            else:
+                self._ask("with_gradients", optimizer)
+
+    def gradients_ready(self) -> None:
+        """Gradients were computed inside the step under way, by a closure that is called once."""
+        while self._under_way:
+            self._ask("with_gradients", self._under_way.popitem()[1])
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
         if is_outermost_step(optimizer):
+            self._under_way.pop(id(optimizer), None)
             self._ask("after_optimizer", optimizer)
 
     def after_step(self) -> None:
@@ -86,6 +117,8 @@ class StepIdentities:
         self.step.receive()
         self.step.number += 1
         self.step.passes, self.spoiled = 0, False
+        self.step.inputs, self.step.differentiable, self.step.batches = (), False, []
+        self._under_way.clear()
 
     def restart(self) -> None:
         """Weights were loaded: forget what was remembered of them."""
@@ -150,7 +183,13 @@ def standard_identities() -> list[StepIdentity]:
         DeclaredModes(),
         EqualReplicas(),
         RestoredState(),
+        GradientReach(),
         GradientSizes(),
+        GradientUnderflow(),
+        LearnableStarts(),
+        OutputLoss(),
+        SettingsInEffect(),
+        KeptState(),
         OutsideWrites(),
         UpdateRule(),
     ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,12 @@ _OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
 
 Decide = Callable[[Tensor], Iterable[StepFinding]]
 """Given numbers that have arrived on the host, yields findings about them."""
+
+
+_BATCHES = 8
+"""Passes of a step whose inputs are told apart."""
+
+_BATCH_ENTRIES = 64
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,6 +46,12 @@ class TrainingStep:
     """Whether checks that cost time are made in this step."""
     passes: int = 0
     """Forward passes with gradients since the last step."""
+    inputs: tuple[Tensor, ...] = ()
+    """The tensors that the last forward pass with gradients got, until the step ends."""
+    batches: list[Tensor] = field(default_factory=list)
+    """Some entries of the first input of every such pass of this step, of the first few."""
+    differentiable: bool = False
+    """Whether inputs of a pass of this step require a gradient, as those of adversarial training do."""
     findings: list[StepFinding] = field(default_factory=list)
     _awaited: list[tuple[int, HostCopy, Decide]] = field(default_factory=list)
 
@@ -63,6 +76,27 @@ class TrainingStep:
             number, copy, decide = self._awaited.pop(0)
             for finding in decide(copy.read()):
                 self.report(finding if finding.step is not None else replace(finding, step=number))
+
+    def note_inputs(self, inputs: tuple[Tensor, ...]) -> None:
+        """Note what a forward pass with gradients got."""
+        self.passes += 1
+        self.inputs = inputs
+        self.differentiable |= any(one.requires_grad for one in inputs)
+        first = next((one for one in inputs if one.numel() > 1 and one.layout == torch.strided), None)
+        if first is not None and len(self.batches) < _BATCHES:
+            values = first.detach().reshape(-1)
+            self.batches.append(values[:: max(1, values.numel() // _BATCH_ENTRIES)].clone())
+
+    @property
+    def repeats_batches(self) -> bool:
+        """Whether two passes of this step got the same input, or it is not known what they got."""
+        pairs = itertools.combinations(self.batches, 2)
+        return len(self.batches) < min(self.passes, _BATCHES) or any(torch.equal(a, b) for a, b in pairs)
+
+    def holds_nothing_of_model(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer has no tensor that the model has and that is trained."""
+        own = {id(p) for p in self.model.parameters() if p.requires_grad}
+        return own.isdisjoint(map(id, grouped_parameters(optimizer)))
 
     def held(self) -> set[int]:
         """Return the identities of all tensors that the watched optimizers step."""
@@ -91,8 +125,18 @@ class StepIdentity:
     def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
         """Called before the model runs, with gradients or without."""
 
+    def after_forward(self, step: TrainingStep, module: nn.Module, outputs: Any) -> None:
+        """Called after the model ran, with gradients or without."""
+
     def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Called before an optimizer steps."""
+
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Called when the gradients are those that the optimizer is about to use.
+
+        That is right after `before_optimizer`, or inside the step of an optimizer whose closure computes them if the
+        loop says so; never for closures that are called several times.
+        """
 
     def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
         """Called after an optimizer has stepped."""
@@ -102,6 +146,9 @@ class StepIdentity:
 
     def close(self, step: TrainingStep) -> None:
         """Called once, when watching ends; leaves nothing on the model or the optimizers."""
+
+    def weights_loaded(self, step: TrainingStep, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+        """Called when a state dict was loaded, with the keys that did not fit."""
 
     def restart(self) -> None:
         """Called when weights were loaded: what was remembered of them no longer counts."""
@@ -149,3 +196,15 @@ def on_host(tensor: Tensor) -> bool:
 def is_plain(tensor: Tensor) -> bool:
     """Return whether entries of a tensor can be sampled: real, dense, and held by this process alone."""
     return tensor.layout == torch.strided and not tensor.is_complex() and tensor.is_floating_point()
+
+
+def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Yield the tensors in arguments or outputs: in tuples, lists and mappings up to some depth."""
+    if isinstance(values, Tensor):
+        yield values
+    elif depth and isinstance(values, Mapping):
+        for value in values.values():
+            yield from tensors_in(value, depth - 1)
+    elif depth and isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_in(value, depth - 1)

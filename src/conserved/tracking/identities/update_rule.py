@@ -59,6 +59,8 @@ class UpdateRule(StepIdentity):
     def __init__(self) -> None:
         self._groups: dict[int, list[_Group]] = {}
         self._unmoved: dict[int, tuple[EntrySample, Tensor, list[float]]] = {}
+        self._uphill: dict[int, int] = {}
+        """By optimizer without a rule, the steps in a row in which every tensor moved along its gradient."""
         self._suspects: dict[str, int] = {}
         """By tensor of an optimizer without a rule, the steps in a row in which it did not move."""
         self._rates: dict[tuple[int, int], tuple[float, float]] = {}
@@ -158,8 +160,10 @@ class UpdateRule(StepIdentity):
         sample, before, rates = self._unmoved.pop(id(optimizer))
         if any(p.grad is None or not is_plain(p.grad) for p in sample.tensors):
             return
-        moved = largest_by_tensor(sample.read() - before, sample)
-        gradient = largest_by_tensor(sample.read([p.grad for p in sample.tensors if p.grad is not None]), sample)
+        made = sample.read() - before
+        moved = largest_by_tensor(made, sample)
+        slope = sample.read([p.grad for p in sample.tensors if p.grad is not None])
+        gradient = largest_by_tensor(slope, sample)
         spacing = largest_by_tensor(before, sample) * torch.finfo(torch.float32).eps
         rate = torch.tensor(rates, dtype=torch.float64, device=moved.device)
         # Steps are about the rate, or the rate times the gradient; far above the spacing, either would show.
@@ -176,6 +180,27 @@ class UpdateRule(StepIdentity):
                 yield _lost(lost, len(own_names), type(optimizer).__name__)
 
         step.read((moved == 0) & visible, decide)
+        if not step.closure and not any(group.get("maximize") for group in optimizer.param_groups):
+            along = [part.sum() for part in sample.per_tensor(made * slope)]
+            uphill = torch.stack(along) > 0
+            step.read(uphill.double(), lambda arrived: self._look_uphill(arrived, own_names, optimizer, step.number))
+
+    def _look_uphill(
+        self, numbers: Tensor, names: Sequence[str], optimizer: Optimizer, number: int
+    ) -> Iterator[StepFinding]:
+        """Yield a finding if every tensor moves along its gradient twice in a row: no rule that descends does."""
+        key = id(optimizer)
+        self._uphill[key] = self._uphill.get(key, 0) + 1 if bool(numbers.all()) else 0
+        if self._uphill[key] == 2:
+            yield StepFinding(
+                code="not the rule's",
+                tensor=names[0],
+                others=tuple(names[1:]),
+                step=number - 1,
+                message=f"{type(optimizer).__name__} moves every tensor along its gradient, uphill: "
+                "the loss grows. Is a "
+                "sign missing, or is maximize=True meant?",
+            )
 
 
 def _skips(optimizer: Optimizer) -> bool:

@@ -1,0 +1,104 @@
+"""Do gradients reach what is trained? Parts of a model that run in every pass and never get a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from conserved.boundary import Boundary, Hook
+from conserved.tracking.identities.finding import StepFinding, name_tensors
+from conserved.tracking.identities.step_identity import StepIdentity, TrainingStep, grouped_parameters
+
+_SHARE = 0.25
+"""Share of an optimizer's entries without a gradient from which on a part is not just an output that nobody uses."""
+
+
+class GradientReach(StepIdentity):
+    """Follows parameters that an optimizer holds and that have no gradient in the first step.
+
+    Nothing is put on the model if all have one. Otherwise their modules are listened to in the second step. A head
+    whose output is not used may have none on purpose; a part that runs with gradients disabled, or a large part that
+    runs and is cut off, has not.
+    """
+
+    name = "reach"
+    question = "Do gradients reach what is trained?"
+
+    def __init__(self) -> None:
+        self._suspects: dict[int, tuple[str, Tensor, nn.Module]] = {}
+        """By parameter without a gradient in the first step: name, tensor, module."""
+        self._handles: list[Any] = []
+        self._graded = False
+        """Whether the pass under way was begun with gradients."""
+        self._ran: set[int] = set()
+        """Modules of suspects that ran in such a pass."""
+        self._disabled: set[int] = set()
+        """Those of them that ran with gradients disabled."""
+        self._steps: dict[int, int] = {}
+
+    def before_forward(self, step: TrainingStep, module: nn.Module) -> None:
+        self._graded = torch.is_grad_enabled()
+
+    def with_gradients(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        count = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+        held = {id(p) for p in grouped_parameters(optimizer)}
+        if count == 1:
+            self._suspect(step, held)
+        elif count == 2:
+            self._decide(step, optimizer, held)
+
+    def close(self, step: TrainingStep) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _suspect(self, step: TrainingStep, held: set[int]) -> None:
+        owners = {id(p): m for m in step.model.modules() for p in m.parameters(recurse=False)}
+        trained = [(name, p) for name, p in step.model.named_parameters() if p.requires_grad and id(p) in held]
+        found = {id(p): (name, p, owners[id(p)]) for name, p in trained if p.grad is None}
+        if len(found) == len(trained):
+            # Nothing has a gradient: the step itself is at fault, not a part of the model.
+            return
+        self._suspects |= found
+        hook = Hook(Boundary(logs=False), "reach", self._note)
+        for module in {id(m): m for _, _, m in found.values()}.values():
+            self._handles.append(module.register_forward_hook(hook))
+
+    def _note(self, module: nn.Module, args: Any, outputs: Any) -> None:
+        if self._graded:
+            self._ran.add(id(module))
+            if not torch.is_grad_enabled():
+                self._disabled.add(id(module))
+
+    def _decide(self, step: TrainingStep, optimizer: Optimizer, held: set[int]) -> None:
+        suspects, self._suspects = self._suspects, {}
+        self.close(step)
+        ran = [
+            (name, p, module)
+            for key, (name, p, module) in suspects.items()
+            if key in held and p.grad is None and p.requires_grad and id(module) in self._ran
+        ]
+        disabled = [row for row in ran if id(row[2]) in self._disabled]
+        entries = sum(p.numel() for p in grouped_parameters(optimizer))
+        cut = ran if sum(p.numel() for _, p, _ in ran) >= _SHARE * entries else []
+        names = [name for name, _, _ in disabled or cut]
+        if not names or not step.passes:
+            return
+        cause = (
+            "Their modules run inside torch.no_grad()."
+            if disabled
+            else "What they compute is detached, or passes through something that autograd does not follow."
+        )
+        step.report(
+            StepFinding(
+                code="no gradient",
+                tensor=names[0],
+                others=tuple(names[1:]),
+                step=step.number - 1,
+                message=f"{name_tensors(names)} run in every pass, {type(optimizer).__name__} holds them, and they "
+                f"never get a gradient. {cause} Set requires_grad=False if that is meant.",
+            )
+        )

@@ -1,0 +1,124 @@
+"""Is the optimizer's state what its last step left? Moments that are lost, cleared or corrupted between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from conserved.symmetry.view import local
+from conserved.tracking.identities.entry_samples import EntrySample
+from conserved.tracking.identities.finding import StepFinding, name_tensors
+from conserved.tracking.identities.step_identity import (
+    StepIdentity,
+    TrainingStep,
+    grouped_parameters,
+    is_plain,
+    named_tensors,
+)
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """Entries of an optimizer's state after a step."""
+
+    labels: list[tuple[str, str]]
+    """Name of the parameter and key of each tensor."""
+    sample: EntrySample
+    after: Tensor
+
+
+class KeptState(StepIdentity):
+    """Compares a sample of the optimizer's state after a step with that before the next."""
+
+    name = "optimizer state"
+    question = "Is the optimizer's state what its last step left?"
+    free = False
+
+    def __init__(self) -> None:
+        self._states: dict[int, _State] = {}
+        self._owners: dict[int, set[int]] = {}
+        """By optimizer, the parameters that have state."""
+
+    def restart(self) -> None:
+        self._states.clear()
+
+    def before_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        self._look_at_lost(step, optimizer)
+        kept = self._states.pop(id(optimizer), None)
+        if kept is None or not kept.sample.matches([t for _, _, t in _tensors(optimizer, {})]):
+            # Loaded, moved or converted: other tensors, of which nothing is known.
+            return
+        now = kept.sample.read()
+        numbers = torch.stack(
+            [
+                torch.stack((((a != b) & ~(a.isnan() & b.isnan())).sum().double(), a.any().double(), b.any().double()))
+                for a, b in zip(kept.sample.per_tensor(kept.after), kept.sample.per_tensor(now), strict=True)
+            ]
+        )
+        step.read(numbers, lambda arrived: _judge(arrived, kept.labels, type(optimizer).__name__))
+
+    def after_optimizer(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        names = named_tensors(step.model, step.optimizers)
+        self._owners[id(optimizer)] = {id(p) for p in grouped_parameters(optimizer) if optimizer.state.get(p)}
+        rows = list(_tensors(optimizer, names)) if step.thorough else []
+        if rows:
+            sample = EntrySample.of([t for _, _, t in rows], step.number)
+            labels = [(name, key) for name, key, _ in rows]
+            self._states[id(optimizer)] = _State(labels, sample, sample.read())
+
+    def _look_at_lost(self, step: TrainingStep, optimizer: Optimizer) -> None:
+        """Report parameters whose state is gone while that of others is there."""
+        before = self._owners.pop(id(optimizer), set())
+        own = [p for p in grouped_parameters(optimizer) if id(p) in before]
+        lost = [p for p in own if not optimizer.state.get(p)]
+        if lost and len(lost) < len(own):
+            names = named_tensors(step.model, step.optimizers)
+            listed = [names[id(p)] for p in lost]
+            step.report(
+                StepFinding(
+                    code="state lost",
+                    tensor=listed[0],
+                    others=tuple(listed[1:]),
+                    message=f"The state of {type(optimizer).__name__} for {name_tensors(listed)} was lost before step "
+                    f"{step.number}, while that of other tensors is kept.",
+                )
+            )
+
+
+def _tensors(optimizer: Optimizer, names: dict[int, str]) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield the moments of an optimizer's parameters: tensors of the parameter's shape, of one device."""
+    device = None
+    for p in grouped_parameters(optimizer):
+        for key, value in optimizer.state.get(p, {}).items():
+            if isinstance(value, Tensor) and value.shape == p.shape and is_plain(value) and local(value).numel() > 1:
+                device = device or value.device
+                if value.device == device:
+                    yield names.get(id(p), ""), key, value
+
+
+def _judge(numbers: Tensor, labels: Sequence[tuple[str, str]], optimizer: str) -> Iterator[StepFinding]:
+    rows = [(int(n), bool(a), bool(b), *label) for (n, a, b), label in zip(numbers.tolist(), labels, strict=True)]
+    cleared = [row for row in rows if row[1] and not row[2]]
+    changed = [row for row in rows if row[0]]
+    if cleared:
+        listed = [name for *_, name, _ in cleared]
+        yield StepFinding(
+            code="state lost",
+            tensor=listed[0],
+            others=tuple(dict.fromkeys(listed[1:])),
+            message=f"The state of {optimizer} was cleared between two steps: {cleared[0][4]} of "
+            f"{name_tensors(list(dict.fromkeys(listed)))} is zero.",
+        )
+    elif len(changed) == 1 and changed[0][0] == 1:
+        *_, name, key = changed[0]
+        yield StepFinding(
+            code="bits changed",
+            tensor=name,
+            message=f"One entry of {key} of {name}, the state of {optimizer}, changed between two "
+            "steps: a bit flip, or a "
+            "write from elsewhere.",
+        )

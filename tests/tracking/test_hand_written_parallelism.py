@@ -1,0 +1,193 @@
+"""Default monitors on parallelism by hand: values say which parameters are replicas, and which are pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import conserved
+from two_processes import Scene, assert_played
+
+WIDTH, HIDDEN, CLASSES = 12, 16, 7
+
+
+class Exchange(torch.autograd.Function):
+    """The identity or a sum over processes, in each direction."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sums: bool, sums_back: bool) -> Tensor:
+        ctx.sums_back = sums_back
+        x = x.clone()
+        if sums:
+            dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        gradient = gradients[0].clone()
+        if ctx.sums_back:
+            dist.all_reduce(gradient)
+        return gradient, None, None
+
+
+class Layer(nn.Module):
+    """A gated layer behind a norm; in pieces, each process has some hidden units."""
+
+    def __init__(self, hidden: int, *, in_pieces: bool = False, reduces: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH)
+        self.up, self.gate = nn.Linear(WIDTH, hidden, bias=False), nn.Linear(WIDTH, hidden, bias=False)
+        self.down = nn.Linear(hidden, WIDTH, bias=False)
+        self.in_pieces, self.reduces = in_pieces, reduces
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        if self.in_pieces:
+            h = Exchange.apply(h, False, self.reduces)
+        out = self.down(F.silu(self.gate(h)) * self.up(h))
+        return x + (Exchange.apply(out, True, False) if self.in_pieces else out)
+
+
+class Classifier(nn.Module):
+    """Two layers between an embedding and a head that all processes have alike."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.norm = nn.Linear(5, WIDTH, bias=False), nn.RMSNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES, bias=False)
+        if options.get("in_pieces"):
+            torch.manual_seed(1 + dist.get_rank())
+        self.layers = nn.Sequential(*(Layer(HIDDEN, **options) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.layers(self.embed(x))))
+
+
+def _batch(step: int, rank: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(9, 5, generator=generator), torch.randint(0, CLASSES, (9,), generator=generator)
+
+
+def _watch(model: nn.Module, optimizer: Any, step: Callable[[int], None], steps: int = 4) -> dict[str, Any]:
+    monitor = conserved.Monitor(model, optimizer, audit=1)
+    for number in range(steps):
+        step(number)
+        monitor.step()
+        dist.barrier()
+    audit = monitor.last_audit
+    monitor.close()
+    return {
+        "coverage": 0.0 if audit is None else audit.coverage.parameters,
+        "verdict": "" if audit is None else audit.verdict.status.value,
+        "alarms": [(alarm.code, alarm.tensor, alarm.message) for alarm in monitor.alarms],
+    }
+
+
+def _tensor_parallel(rank: int, *, reduces: bool, norms: bool = True) -> dict[str, Any]:
+    model = Classifier(in_pieces=True, reduces=reduces)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> None:
+        x, y = _batch(number)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        if not norms and rank:
+            for layer in model.layers:
+                layer.norm.weight.grad *= 0.5
+        optimizer.step()
+
+    return _watch(model, optimizer, step)
+
+
+def _sharded_optimizer(rank: int) -> dict[str, Any]:
+    model = Classifier()
+    every = list(model.parameters())
+    optimizer = torch.optim.AdamW(every[rank::2], lr=1e-2)
+
+    def step(number: int) -> None:
+        x, y = _batch(number, rank)
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        for p in every:
+            dist.all_reduce(p.grad)
+        optimizer.step()
+        for place, p in enumerate(every):
+            dist.broadcast(p.data, place % 2)
+
+    return _watch(model, optimizer, step)
+
+
+def _stages(rank: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(Layer(HIDDEN), Layer(HIDDEN))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(number))
+        if rank:
+            dist.recv(x, 0)
+            x.requires_grad_()
+            model(x).square().mean().backward()
+            dist.send(x.grad, 0)
+        else:
+            out = model(x)
+            dist.send(out.detach(), 1)
+            gradient = torch.empty_like(out)
+            dist.recv(gradient, 1)
+            out.backward(gradient)
+        optimizer.step()
+
+    return _watch(model, optimizer, step)
+
+
+CASES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "tensor parallel": lambda rank: _tensor_parallel(rank, reduces=True),
+    "input gradients not reduced": lambda rank: _tensor_parallel(rank, reduces=False),
+    "norm gradients not reduced": lambda rank: _tensor_parallel(rank, reduces=True, norms=False),
+    "sharded optimizer": _sharded_optimizer,
+    "stages of one seed": _stages,
+}
+
+
+def hand_written(rank: int, folder: Path) -> None:
+    found = {name: case(rank) for name, case in CASES.items()}
+    (folder / f"hand_written.{rank}.json").write_text(json.dumps(found))
+
+
+SCENES: list[Scene] = [hand_written]
+
+
+@pytest.fixture
+def seen(two_processes: Path) -> list[dict[str, Any]]:
+    assert_played(hand_written, two_processes)
+    return [json.loads((two_processes / f"hand_written.{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", ["tensor parallel", "sharded optimizer", "stages of one seed"])
+def test_correct_runs_are_silent_and_verified(seen: list[dict[str, Any]], name: str) -> None:
+    for rank in seen:
+        assert rank[name]["alarms"] == []
+        assert rank[name]["verdict"] == "verified"
+        assert rank[name]["coverage"] > 0.8
+
+
+def test_a_replica_whose_gradient_is_a_part_of_a_sum_is_named(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        alarms = rank["input gradients not reduced"]["alarms"]
+        assert any(code == "replicas" and tensor == "embed.weight" for code, tensor, _ in alarms)
+
+
+def test_a_gain_of_ones_is_a_replica_where_its_space_is_exchanged(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        alarms = rank["norm gradients not reduced"]["alarms"]
+        assert any(code == "replicas" and "norm.weight" in message for code, _, message in alarms)
