@@ -19,6 +19,8 @@ class AlarmGroups:
 
     def __init__(self, alarms: Iterable[Alarm] = ()) -> None:
         self._found: dict[tuple[str, str], Alarm] = {}
+        # Those that explain others, in order: a broken account may raise an alarm for each of thousands of laws.
+        self._causes: dict[tuple[str, str], None] = {}
         for alarm in alarms:
             self.add(alarm)
 
@@ -46,8 +48,15 @@ class AlarmGroups:
             self._drop_explained(alarm)
         if alarm.code in _GRADIENT:
             alarm = self._absorbing(alarm)
-        self._found[_key(alarm)] = alarm if known is None else known.merged(alarm)
+        key = _key(alarm)
+        self._found[key] = alarm if known is None else known.merged(alarm)
+        if alarm.code in STEP_CODES or alarm.code in (*_GRADIENT, "replicas"):
+            self._causes[key] = None
         return known is None
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        del self._found[key]
+        self._causes.pop(key, None)
 
     def explaining(self, alarm: Alarm) -> tuple[str, str] | None:
         """Return the key of the alarm about wrong gradients that explains one of the account."""
@@ -65,7 +74,7 @@ class AlarmGroups:
             other.code in STEP_CODES
             and other.step - 1 <= alarm.step
             and (other.kind == "update" or alarm.step <= max(other.step, other.last) + 1)
-            for other in self._found.values()
+            for other in map(self._found.__getitem__, self._causes)
         )
 
     def _drop_explained(self, alarm: Alarm) -> None:
@@ -73,11 +82,11 @@ class AlarmGroups:
         explained = (*_ACCOUNT, *_GRADIENT) if alarm.code == "replicas" else _ACCOUNT
         for key, other in list(self._found.items()):
             if key[0] in explained and abs(other.step - alarm.step) <= 1:
-                del self._found[key]
+                self._forget(key)
 
     def _replicas_apart(self, step: int) -> bool:
         """Whether replicas differ by now: then a gradient that was reduced over them belongs to no one's weights."""
-        return any(key[0] == "replicas" and other.step <= step for key, other in self._found.items())
+        return any(key[0] == "replicas" and self._found[key].step <= step for key in self._causes)
 
     def _absorbing(self, alarm: Alarm) -> Alarm:
         """Return an alarm about wrong gradients with what the account had to say of the same laws before."""
@@ -86,7 +95,7 @@ class AlarmGroups:
             # Gradients that are wrong in one audit after the other were no hardware fault in the first.
             superseded = key[0] in _ACCOUNT or (key[0] == "hardware" and alarm.code == "gradient")
             if superseded and {other.law, *other.laws} & mine:
-                del self._found[key]
+                self._forget(key)
                 alarm = replace(alarm, step=min(alarm.step, other.step), last=max(alarm.step, other.last))
         return alarm
 

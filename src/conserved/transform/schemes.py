@@ -216,7 +216,8 @@ def fit_to_scheme(
         report(f"trying {name}")
         moves[name] = _elements(source, known.symmetries, objective, skipped)
     moves["best of each group"] = _best_of_groups(moves, judge)
-    symmetries, folds = list(known.symmetries), {}
+    symmetries = list(known.symmetries)
+    folds: dict[Symmetry, Tensor] = {}
     if isinstance(target, nn.Module) and (args or kwargs or calls):
         call = example_call(target, args, kwargs) if args or kwargs else calls[0]
         streams, folds = rotatable(target, call, known)
@@ -253,8 +254,11 @@ def _best_of_groups(moves: dict[str, Move], judge: _Judge) -> Move:
     groups = [{name for s, _ in group for name in s.parameters} for group in sharing_tensors(every)]
     chosen: Move = []
     for names in groups:
-        options = [[step for step in steps if names.issuperset(step[0].parameters)] for steps in moves.values()]
-        chosen += min(options, key=lambda steps: sum(v**2 for v in judge.errors(steps, names).values()))
+        options: list[Move] = [
+            [step for step in steps if names.issuperset(step[0].parameters)] for steps in moves.values()
+        ]
+        costs = [sum(error**2 for error in judge.errors(steps, names).values()) for steps in options]
+        chosen += options[costs.index(min(costs))]
     return chosen
 
 
