@@ -430,7 +430,8 @@ class TestStores:
         store_document(store, "claim", "note.L10", refuted("note.L10"))
         page = page_of(store, tmp_path)
         assert "1 refuted; each as recorded" in page.text
-        assert not [one for one in page.all("li") if "tile" in (one.get("class") or "")]
+        tiles = [attributes["class"] for attributes in page.all("li") if "tile" in (attributes.get("class") or "")]
+        assert tiles == ["tile plain"]
 
     def test_two_runs_are_shown_side_by_side(self, tmp_path: Path) -> None:
         store = tmp_path / "store.db"

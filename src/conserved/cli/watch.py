@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from conserved.cli.app import RUNS, Usage, command, say
+from conserved.cli.app import RUNS, Usage, command, in_a_folder, say
 from conserved.output.terminal import Console
 
 HOST = "127.0.0.1"
@@ -26,11 +26,18 @@ def watch(
     every: Annotated[float, typer.Option(help="seconds between two looks at the store", min=0.5)] = 5.0,
     terminal: Annotated[bool, typer.Option("--terminal", help="Show a table here; no browser is needed.")] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write the page as it is to this file, and stop.", callback=in_a_folder),
+    ] = None,
 ) -> None:
     """Follow a running job: its report on localhost, refreshing, or a table in the terminal; read-only."""
     from conserved.report.contents import check
 
     check(store)
+    if output is not None:
+        output.write_text(live_page(store, every), encoding="utf-8", errors="replace")
+        return
     if terminal:
         _in_terminal(store, every)
         return

@@ -97,8 +97,9 @@ def rendered(contents: Contents, *, title: str, command: str, refresh: float = 0
 
 
 def breakable(cell: object) -> Markup:
-    """A cell whose dotted names may break after a dot and nowhere else."""
-    return Markup(re.sub(r"(?<=\w)([._])(?=\w*[a-z])", r"\1<wbr>", str(escape(cell))))
+    """A cell whose long dotted names may break after a dot and nowhere else."""
+    text = str(escape(cell))
+    return Markup(re.sub(r"[\w.\[\]]{20,}", lambda name: re.sub(r"([._])(?=[a-z])", r"\1<wbr>", name[0]), text))
 
 
 def in_numbers(plot: Plot) -> ReportTable:

@@ -137,7 +137,7 @@ class Fitted(PrintableResult):
     tried: dict[str, float]
     """By objective, the measure over all layers, "left alone" among them."""
     layers: dict[str, tuple[float, float]]
-    """For every rounded layer, the relative error of its weight before and after."""
+    """For every rounded layer, the relative error of its weight, output by output, before and after."""
     elements: Move
     skipped: dict[str, str] = field(default_factory=dict)
     moved: MovedWeights | None = None
@@ -279,13 +279,16 @@ class _Judge:
         return moved
 
     def errors(self, elements: Move, names: Iterable[str] | None = None) -> dict[str, float]:
-        """The relative error of every rounded weight, by layer."""
+        """The relative error of every rounded weight: root mean square over its outputs."""
         moved, found = self._moved(elements), {}
         for layer in self.layers:
             if names is None or layer.parameter in names:
                 weight = moved.read(layer.parameter).float()
-                error = float((layer.rounded(weight, self.scheme) - weight).norm())
-                found[layer.module] = error / max(float(weight.norm()), 1e-30)
+                axis = -2 if layer.transposed else -1
+                error = (layer.rounded(weight, self.scheme) - weight).norm(dim=axis)
+                # Output by output: a large row must not hide that all others were rounded to nothing.
+                shares = error / weight.norm(dim=axis).clamp_min(1e-30)
+                found[layer.module] = float(shares.square().mean().sqrt())
         return found
 
     def total(self, elements: Move) -> float:
