@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conserved.cli.app import DOES_NOT_HOLD, WEIGHTS, AsJson, Output, Usage, command, deliver, did_you_mean, say
+from conserved.cli.app import DOES_NOT_HOLD, WEIGHTS, AsJson, Output, UsageError, command, deliver, did_you_mean, say
 from conserved.cli.app import progress as reporter
 from conserved.cli.models import load_model
 
@@ -29,9 +29,9 @@ SAME = 1e-3
 def checked_folder(folder: Path) -> Path:
     """Refuse a folder that holds no checkpoint."""
     if not folder.is_dir():
-        raise Usage(f"There is no folder {folder}.")
+        raise UsageError(f"There is no folder {folder}.")
     if not any(folder.glob("*.safetensors")):
-        raise Usage(f"{folder} holds no safetensors files. Name a folder with config.json and a model's weights.")
+        raise UsageError(f"{folder} holds no safetensors files. Name a folder with config.json and a model's weights.")
     return folder
 
 
@@ -54,7 +54,7 @@ def mappings(
     from conserved.transform.mapping import in_format, missing_form
 
     if form not in FORMATS:
-        raise Usage(f"Unknown format {form!r}; expected one of {', '.join(FORMATS)}.{did_you_mean(form, FORMATS)}")
+        raise UsageError(f"Unknown format {form!r}; expected one of {', '.join(FORMATS)}.{did_you_mean(form, FORMATS)}")
     described = load_model(model or str(checked_folder(folder)), [], weights=False)
     found: list[Any] = found_mappings(described)
     left = [] if form == "plain" else [one for one in found if missing_form(one)]
@@ -190,7 +190,7 @@ def _loaded(folder: Path) -> nn.Module:
 def _free(out: Path | None) -> None:
     """Refuse a folder that has something in it before any work is done."""
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Usage(f"{out} is not an empty folder; name another.")
+        raise UsageError(f"{out} is not an empty folder; name another.")
 
 
 def _save(model: nn.Module, folder: Path, out: Path | None) -> None:

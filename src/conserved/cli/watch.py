@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from conserved.cli.app import RUNS, Usage, command, in_a_folder, say
+from conserved.cli.app import RUNS, UsageError, command, in_a_folder, say
 from conserved.output.terminal import Console
 
 HOST = "127.0.0.1"
@@ -44,7 +44,9 @@ def watch(
     try:
         server = report_server(store, port, every)
     except OSError as problem:
-        raise Usage(f"Port {port} cannot be used: {problem.strerror or problem}. Name another with --port.") from None
+        raise UsageError(
+            f"Port {port} cannot be used: {problem.strerror or problem}. Name another with --port."
+        ) from None
     address = f"http://{HOST}:{server.server_address[1]}/"
     say(f"{store} is at {address}; the page looks again every {every:g} s. Stop with Ctrl-C.")
     if show and not webbrowser.open(address):
