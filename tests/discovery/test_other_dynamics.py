@@ -31,7 +31,7 @@ def pair() -> FeedForward:
         ({"up.weight": torch.tensor([[1.0, 2.0, 3.0], [2.0, 5.0, 1.0]])}, 2),
         ({"up.weight": entropy, "down.weight": entropy}, 2),
     ],
-    ids=["Euclidean", "one number", "a number an entry", "entropy"],
+    ids=["Euclidean", "one number", "one number per entry", "entropy"],
 )
 def test_laws_in_another_metric_are_counted_and_certified(metric: dict[str, Any], count: int) -> None:
     found = discover(pair(), EXAMPLE, metric=metric, forms=False)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conserved.verdict import Evidence, Verdict, Witness
-from conserved_papers.claims.judging import judged
+from conserved_papers.claims.judging import decide
 from conserved_papers.claims.polynomials import Letters, Matrix, fractions
 from conserved_papers.claims.registry import claim
 
@@ -42,7 +42,7 @@ def agreement(
             if name in printed:
                 size = float(exact.norm() + printed[name].norm())
                 worst = max(worst, float((printed[name] - exact).norm()) / size if size else 0.0)
-    return judged(
+    return decide(
         worst < 1e-13,
         "Printed and automatic gradients agree.",
         "Printed and automatic gradients differ.",
@@ -388,7 +388,7 @@ def misprint(slip: Slip) -> Callable[..., Verdict]:
 
     def check(*, printed: Callable[[], Fraction] = slip.printed) -> Verdict:
         found, meant = printed(), slip.meant()
-        return judged(
+        return decide(
             found == meant,
             "The formula is right.",
             slip.repair,

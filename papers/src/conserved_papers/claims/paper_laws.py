@@ -25,7 +25,7 @@ from conserved_papers.claims.certified import (
     laws_hold,
     named,
 )
-from conserved_papers.claims.judging import by_steps, judged, together
+from conserved_papers.claims.judging import by_steps, decide, together
 from conserved_papers.claims.matrix_words import matrices
 from conserved_papers.claims.paper_blocks import EXPERTS, FFN, TWO_HEADS, TWO_PLANES, TWO_ROTARY_HEADS
 from conserved_papers.claims.polynomials import Letters, identical, rank, times
@@ -202,7 +202,7 @@ def assumptions(*, dim: int = 1, experts: int = 4, active: int = 2) -> Verdict:
     ever = {tuple(sorted(sorted(range(experts), key=lambda i: -s * router[i, 0])[:active])) for s in (1, -1)}
     data = {"d": dim, "n": experts, "k": active, "W": "within 0.3 of (3, 2, 1, 0)"}
     found = f"only {len(ever)} of {len(sets)} pairs are ever active, for all W near it"
-    return judged(
+    return decide(
         independent == experts,
         "The rows of a generic W are independent, so every set of experts is active somewhere.",
         "The proof of Theorem 4.6 uses d > n.",
@@ -249,7 +249,7 @@ def narrow(*, after: Sequence[tuple[int, int]] = ((0, 2), (1, 3))) -> Verdict:
 def rotary_changes(*, quantities: Quantities = lambda theta: block.gram_differences(theta, count=1)) -> Verdict:
     verdict = laws_hold(block.rotary_attention, (5, 4), quantities, size=TWO_PLANES)
     says, otherwise = "Some entries change: balls exclude zero.", "The whole matrix is conserved."
-    return judged(verdict == Verdict.REFUTED, says, otherwise, *verdict.evidence, scope=f"at {TWO_PLANES}")
+    return decide(verdict == Verdict.REFUTED, says, otherwise, *verdict.evidence, scope=f"at {TWO_PLANES}")
 
 
 SHIFTED = """\

@@ -11,7 +11,7 @@ import flint
 
 from conserved.certificates.arithmetic import precision
 from conserved.verdict import Evidence, Verdict, Witness
-from conserved_papers.claims.judging import InWords, by_steps, judged
+from conserved_papers.claims.judging import InWords, by_steps, decide
 from conserved_papers.claims.polynomials import Letters, Matrix, arranged, determinant, identical
 from conserved_papers.claims.registry import claim
 
@@ -203,7 +203,7 @@ assert abs(1 + np.exp(-z)) < 1e-12 and abs(1 + np.exp(-3 * z)) < 1e-12"""
 def distinct_poles(*, share: Callable[[Fraction, Fraction], bool] = share_a_pole) -> Verdict:
     pairs = [(Fraction(a), Fraction(b)) for a in range(1, 8) for b in range(a + 1, 8)]
     bad = [(a, b) for a, b in pairs if share(a, b)]
-    return judged(
+    return decide(
         not bad,
         "No two of them share a pole.",
         "Slopes whose ratio is a quotient of odd numbers share poles. The density that the proof needs can be had from "

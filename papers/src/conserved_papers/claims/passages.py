@@ -73,7 +73,7 @@ class Passage:
     fingerprint: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place}, {shown(self.lines)}" if self.lines else self.place
+        return f"{self.place}, {format_lines(self.lines)}" if self.lines else self.place
 
 
 def spans(text: str) -> Spans:
@@ -87,7 +87,7 @@ def spans(text: str) -> Spans:
     return tuple(found)
 
 
-def shown(lines: Spans) -> str:
+def format_lines(lines: Spans) -> str:
     """Line ranges in words."""
     single = len(lines) == 1 and lines[0][0] == lines[0][1]
     return ("line " if single else "lines ") + ", ".join(f"{a}–{b}" if a != b else f"{a}" for a, b in lines)
@@ -120,7 +120,7 @@ def fingerprints() -> dict[str, str]:
 
 def key(document: str, lines: Spans) -> str:
     """Return how a passage is called among the fingerprints."""
-    return f"{document} {shown(lines)}"
+    return f"{document} {format_lines(lines)}"
 
 
 def passage(document: str, place: str, lines: str) -> Passage:

@@ -93,9 +93,9 @@ def fractions(rows: Any) -> Matrix:
     return np.asarray(convert(found), dtype=object)
 
 
-def written(array: Matrix) -> str:
+def format_matrix(array: Matrix) -> str:
     """Exact numbers as a person writes them: (1, 1/2), or ((1, 0), (0, 1)) for a matrix."""
-    parts = [written(part) if isinstance(part, np.ndarray) else str(part) for part in array]
+    parts = [format_matrix(part) if isinstance(part, np.ndarray) else str(part) for part in array]
     return f"({', '.join(parts)})"
 
 

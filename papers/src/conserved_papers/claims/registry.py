@@ -34,19 +34,6 @@ ClaimProgress = Callable[[Claim, int, int], None]
 
 _registered: dict[str, Claim] = {}
 
-RENAMED = {
-    "blog.T1.descent": "blog.T1.wording",
-    "note.T3.conserved": "note.T3.title",
-    "paper.S6.qwen3.corrected": "paper.S6.qwen3.complete",
-    "paper.T4.6.width": "paper.S5.assumptions",
-    "paper.eq10": "paper.eq10.balanced",
-    "paper.eq10.corrected": "paper.eq10.balanced",
-    "paper.loss.corrected": "paper.loss.crossentropy",
-    "paper.loss.experiments": "paper.loss.crossentropy",
-    "softmax.causal.corrected": "softmax.causal",
-}
-"""Codes of the first version whose statements were corrected, and those that took their place."""
-
 
 class NoSuchClaimError(InvalidInputError, ValueError):
     """A pattern matches no claim; the message says what there is."""
@@ -121,8 +108,7 @@ def claims(pattern: str | None = None) -> list[Claim]:
     everything = sorted(_registered.values(), key=_order)
     if pattern is None:
         return everything
-    renamed = {old.lower(): new for old, new in RENAMED.items()}
-    wanted = renamed.get(pattern.lower(), pattern).lower()
+    wanted = pattern.lower()
     exact = [claim for claim in everything if claim.code.lower() == wanted]
     result = exact or [
         claim

@@ -18,7 +18,7 @@ class ForeignError(ConservedError, ValueError):
     """A checkpoint that is damaged or was made by another run."""
 
 
-def saved(state: Mapping[str, object], path: Path) -> None:
+def save(state: Mapping[str, object], path: Path) -> None:
     """Write tensors and plain data; an interrupted write leaves the former file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -29,7 +29,7 @@ def saved(state: Mapping[str, object], path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def restored(path: Path, *, like: Mapping[str, object], keys: Sequence[str]) -> dict[str, Any]:
+def restore(path: Path, *, like: Mapping[str, object], keys: Sequence[str]) -> dict[str, Any]:
     """Read what `saved` wrote; under `keys` it must hold what `like` holds."""
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from conserved.plain_data import record_of
 from conserved_papers.blocks import Attention, VisionTransformer
-from conserved_papers.lab.checkpoint import restored, saved
+from conserved_papers.lab.checkpoint import restore, save
 from conserved_papers.lab.data import Examples
 from conserved_papers.lab.recipes import Recipe, build
 from conserved_papers.lab.step_account import PARTS, RunLedger
@@ -317,11 +317,11 @@ class _Long:
         state = self.state()
         # The reference follows from the seed; of millions of numbers it would be the largest part of the file.
         del state["reference"]
-        saved(state, path)
+        save(state, path)
 
     def load(self, path: Path) -> None:
         """Go on from a state saved by a run of the same recipe, step size, seed, data and arithmetic."""
-        state = restored(path, like=self.state(), keys=("recipe", "rate", "seed", "arithmetic", "examples"))
+        state = restore(path, like=self.state(), keys=("recipe", "rate", "seed", "arithmetic", "examples"))
         self.done, self.spent = state["done"], state["spent"]
         self.time, self.squares = state["sums"]
         for name, weight in self.weights.items():

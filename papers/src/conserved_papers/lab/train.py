@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from conserved.errors import ConservedError
-from conserved_papers.lab.checkpoint import restored, saved
+from conserved_papers.lab.checkpoint import restore, save
 from conserved_papers.lab.data import Examples
 from conserved_papers.lab.data.examples import LossName
 from conserved_papers.lab.memory import micro_batch
@@ -91,11 +91,11 @@ def train(
             if final:
                 break
             if limits.checkpoint is not None and time.perf_counter() - last_saved > limits.every:
-                saved(run.state(), limits.checkpoint)
+                save(run.state(), limits.checkpoint)
                 last_saved = time.perf_counter()
     except KeyboardInterrupt:
         if limits.checkpoint is not None:
-            saved(run.state(), limits.checkpoint)
+            save(run.state(), limits.checkpoint)
         raise
     run.spent = time.perf_counter() - began
     result = run.trajectories()
@@ -233,7 +233,7 @@ class _Run:
 
     def load(self, path: Path) -> None:
         """Go on from a state that was saved by a run of the same recipe, step size, seeds and data."""
-        state = restored(path, like=self.state(), keys=("recipe", "rate", "seeds", "examples"))
+        state = restore(path, like=self.state(), keys=("recipe", "rate", "seeds", "examples"))
         device = self.examples.inputs.device
         self.done, self.spent = state["done"], state["spent"]
         self.time, self.squares = state["sums"]
