@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*")
     parser.add_argument("--stack", action="append", default=[], help="modules that register configurations")
     parser.add_argument("--unwatched", action="store_true", help="train without a monitor")
+    parser.add_argument("--ratio", action="store_true", help="train without a monitor as well, for the ratio of steps")
     parser.add_argument("--name", default="stack_table")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -144,7 +145,7 @@ def main() -> None:
         if given.patterns and not any(fnmatch(name, pattern) for pattern in given.patterns):
             continue
         row = rows[name] = run(name, world, modules, watched=not given.unwatched)
-        if not given.unwatched:
+        if given.ratio:
             row["plain_step_seconds"] = run(name, world, modules, watched=False).get("step_seconds")
         status = "hangs" if row["hangs"] else "error" if row["errors"] else f"{len(row['alarms'])} alarms"
         print(f"{name} [{world}]: {status}, {row.get('laws')} laws, {row.get('verdicts')}, {row.get('summary')}")
